@@ -43,6 +43,10 @@ ADVICE: dict[Reason, Advice] = {
     Reason.NO_ENTRY_POINT: _rejected(
         "Define the class or function that the prompt names: `ModelNew` for a class `Model`."
     ),
+    Reason.CUDA_SOURCE: _rejected(
+        "Write a Triton kernel in a Python module. If it is frequent, say in `prompt.system` that "
+        "CUDA C++ is not judged."
+    ),
     Reason.UNCLOSED_THINKING: _rejected(
         "Close the thinking before the answer. Often the completion was cut off; `prompt.thinking` "
         "must be the model's tag."

@@ -85,7 +85,7 @@ def _examine_source(problem: ReferenceModule, answer: str) -> tuple[Extraction, 
     """The code of an answer, and the verdict if it needs no judge."""
     found = find_code(answer, entry_point=problem.entry_point)
     if not found.is_ok:
-        return found, verdict_without_code(found.reason)
+        return found, verdict_without_code(problem, found.reason)
     return found, refuse(problem, found.code)
 
 

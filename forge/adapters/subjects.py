@@ -7,12 +7,10 @@ machine, for example one with a correct kernel.
 
 from __future__ import annotations
 
-import ast
 import logging
 import os
 import re
 import sys
-import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.config.schema.problems import SourceTable
-from forge.data.answers import Extraction, extract
+from forge.data.answers import Extraction, defines, extract, is_cuda, parse
 from forge.data.pairs.rows import SUFFIXES
 from forge.data.problem_files import (
     Overrides,
@@ -62,7 +60,7 @@ MAX_SHOWN = 80
 """Characters of a user's text in a message."""
 _SOURCE = re.compile(r"\n|^(?:import|from|class|def)\s")
 """Signs of a problem's source, rather than a path or a name."""
-_MARKUP = re.compile(r"^[ \t]*(?:```|~~~)|</?(?:think|triton)>", re.MULTILINE)
+_MARKUP = re.compile(r"```|^[ \t]*~~~|</?(?:think|triton)>", re.MULTILINE)
 """Signs of a model's answer around its code."""
 _DEFINITION = re.compile(r"^(?:class|def)[ \t]+\w", re.MULTILINE)
 
@@ -118,7 +116,7 @@ def _parse_problem(source: str, entry_point: str, precision: str) -> ReferenceMo
     try:
         file = parse_source(source, path=Path("problem.py"), entry_point=entry_point)
     except ConfigError:
-        if entry_point != "Model" or not _is_python(source):
+        if entry_point != "Model" or parse(source) is None:
             raise
         made = from_source(source, name="problem")
     else:
@@ -169,21 +167,17 @@ def _require_text(name: str, given: object) -> None:
 
 
 def find_code(answer: str, *, entry_point: str) -> Extraction:
-    """The code in a model's answer, or the answer itself if it is code without a fence."""
+    """The code in a model's answer, or the answer itself if it is code without a fence: a module of
+    Python, whatever its strings hold, or a text with a definition and without marks of an answer.
+    """
+    name = f"{entry_point}New"
+    has_code = _DEFINITION.search(answer) is not None or defines(answer, name)
+    if has_code and (parse(answer) is not None or not _MARKUP.search(answer)):
+        return Extraction(code=answer, reason=Reason.OK)
     found = extract(answer, entry_point=entry_point)
-    if found.is_ok or not _DEFINITION.search(answer):
-        return found
-    is_code = not _MARKUP.search(answer) or _is_python(answer[:MAX_SOURCE])
-    return Extraction(code=answer, reason=Reason.OK) if is_code else found
-
-
-def _is_python(text: str) -> bool:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    if found.reason is Reason.NO_CODE_BLOCK and is_cuda(answer):
+        return Extraction(code="", reason=Reason.CUDA_SOURCE)
+    return found
 
 
 class KnownProblems:

@@ -283,7 +283,7 @@ def judge_attempts(
     return [
         Exchange(
             completion_text=text,
-            verdict=next(verdicts) if each.is_ok else verdict_without_code(each.reason),
+            verdict=next(verdicts) if each.is_ok else verdict_without_code(problem, each.reason),
         )
         for text, each in zip(texts, found, strict=True)
     ]

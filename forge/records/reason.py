@@ -48,7 +48,9 @@ class Reason(StrEnum):
     NO_CODE_BLOCK = "no_code_block"
     """No complete fenced code block."""
     NO_ENTRY_POINT = "no_entry_point"
-    """No class or function with the required name."""
+    """Nothing has the required name."""
+    CUDA_SOURCE = "cuda_source"
+    """C++ or CUDA C++, which is not judged."""
     UNCLOSED_THINKING = "unclosed_thinking"
     """The thinking never ends, so there is no answer."""
 

@@ -50,11 +50,13 @@ if TYPE_CHECKING:
 
     from forge.config.schema import RewardTable
     from forge.records import Prompt
+    from forge.records.problem import ReferenceModule
     from forge.rollout.ports import Ports
 
 NO_ANSWER_WORDS: dict[str, str] = {
     Reason.NO_CODE_BLOCK: "no complete fenced code block in the answer",
-    Reason.NO_ENTRY_POINT: "no code block defines the class ModelNew",
+    Reason.NO_ENTRY_POINT: "no code block defines {name}New",
+    Reason.CUDA_SOURCE: "CUDA C++ is not judged; write a Triton kernel",
     Reason.UNCLOSED_THINKING: "the thinking was never closed",
 }
 """Detail of the verdict, which the model reads, if there is no candidate to judge."""
@@ -94,9 +96,9 @@ class TimedCompletion:
     generate_s: float
 
 
-def verdict_without_code(reason: Reason) -> Verdict:
+def verdict_without_code(problem: ReferenceModule, reason: Reason) -> Verdict:
     """The verdict on an answer without a candidate."""
-    detail = NO_ANSWER_WORDS.get(reason, reason)
+    detail = NO_ANSWER_WORDS.get(reason, reason).format(name=problem.entry_point)
     return Verdict(status=Status.REJECTED, reason=reason, detail=detail)
 
 
@@ -254,7 +256,7 @@ class _Game:
         if code:
             verdict = await self.ports.judge(self.problem, code)
         else:
-            verdict = verdict_without_code(reason)
+            verdict = verdict_without_code(self.problem, reason)
         turn = Turn(
             group_id=self.place.group_id,
             rollout=rollout,

@@ -25,6 +25,8 @@ CODE = {
     "whole answer": (ANSWER, RIGHT),
     "fence": (FENCED, RIGHT),
     "code with a fence in a comment": (f'"""\n```\nx\n```\n"""\n{RIGHT}', None),
+    "code with an answer in a string": (f"""{RIGHT}\nEXAMPLE = '''\n{ANSWER}\n'''\n""", None),
+    "code with its name alone": ("import torch\nModelNew = torch.nn.ReLU\n", None),
     "code with a mistake": ("class ModelNew(:\n", None),
     "code without the entry point": ("class Other: ...\n", None),
 }
@@ -33,6 +35,8 @@ NO_CODE = {
     "nothing": ("", Reason.NO_CODE_BLOCK),
     "half a block": (FENCED[:-4], Reason.NO_CODE_BLOCK),
     "thinking without end": (f"<think>\n{FENCED}", Reason.UNCLOSED_THINKING),
+    "CUDA": ("Kernel: ```cuda\n__global__ void f() {}\n```", Reason.CUDA_SOURCE),
+    "CUDA without a fence": ("__global__ void f() {}", Reason.CUDA_SOURCE),
     "another class": ("```python\nclass Other: ...\n```\n", Reason.NO_ENTRY_POINT),
     "bare code behind thinking": (f"<think>\nx\n</think>\n{RIGHT}", Reason.NO_CODE_BLOCK),
 }

@@ -150,7 +150,10 @@ def test_an_attempt_is_judged_and_the_next_turn_is_shown(
         shown(capsys, file, "--attempt", str(none), "--attempt", str(some), "--json")
     )
     attempts = [
-        Exchange(completion_text="no code", verdict=verdict_without_code(Reason.NO_CODE_BLOCK)),
+        Exchange(
+            completion_text="no code",
+            verdict=verdict_without_code(from_source(SOURCE), Reason.NO_CODE_BLOCK),
+        ),
         Exchange(completion_text=some.read_text(), verdict=WRONG),
     ]
     contents = [each["content"] for each in found["messages"]]

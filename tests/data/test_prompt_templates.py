@@ -177,7 +177,7 @@ def test_the_answer_shown_in_a_prompt_is_one_that_counts(preset: str) -> None:
     """A model that copies the example's form is read as it was meant."""
     prompts = prompts_with(preset=preset)
     text = "\n".join(message.content for message in prompts.first_messages(PROBLEM))
-    shown = [code for _, code in fenced_blocks(text) if "class ModelNew" in code]
+    shown = [one.code for one in fenced_blocks(text) if "class ModelNew" in one.code]
     assert len(shown) == (0 if preset == "tiny" else 1)
     for code in shown:
         assert extract(f"{prompts.thought('so')}```python\n{code}```").code == code

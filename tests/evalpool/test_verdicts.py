@@ -95,6 +95,14 @@ def test_code_that_does_not_import_is_a_compile_error(bench: Any) -> None:
     assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "import_error")
 
 
+@pytest.mark.parametrize("function", ["load_inline('add', '', cuda_sources='')", "load('x', [])"])
+def test_a_cuda_extension_is_refused_by_name(bench: Any, function: str) -> None:
+    code = f"from torch.utils.cpp_extension import load, load_inline\nops = {function}\n"
+    verdict = bench.judge(code + relu_kernel())
+    assert (verdict.status, verdict.reason) == (Status.REJECTED, "unsupported")
+    assert verdict.detail.startswith(f"line 2: ops = {function}\nCUDA C++ is not judged")
+
+
 def test_an_output_never_written_is_wrong_and_not_compiled(bench: Any) -> None:
     code = relu_kernel().replace("mask=i < n)\n\nclass", "mask=i < 0)\n\nclass")
     code = code.replace("torch.empty_like(x)", "torch.full_like(x, float('nan'))")

@@ -89,7 +89,7 @@ def test_every_reason_of_the_judge_is_a_member():
 def test_every_member_is_used_by_the_judge_the_extractor_or_the_pool():
     used = {Reason.of(code) for _, code in used_by_the_judge()}
     used |= named_by_the_judge() | OF_THE_POOL
-    used |= {Reason.NO_CODE_BLOCK, Reason.UNCLOSED_THINKING}
+    used |= {Reason.NO_CODE_BLOCK, Reason.UNCLOSED_THINKING, Reason.CUDA_SOURCE}
     assert answers.extract("").reason is Reason.NO_CODE_BLOCK
     assert used == set(Reason)
 

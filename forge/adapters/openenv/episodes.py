@@ -183,8 +183,8 @@ def answer_in(text: str, *, entry_point: str) -> str:
     if found.is_ok:
         return _renamed(found.code, entry_point)
     if found.reason is Reason.NO_ENTRY_POINT:
-        for _, code in reversed(fenced_blocks(text)):
-            if (renamed := _renamed(code, entry_point)) != code:
+        for block in reversed(fenced_blocks(text)):
+            if (renamed := _renamed(block.code, entry_point)) != block.code:
                 return renamed
     return text
 

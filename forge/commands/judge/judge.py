@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.adapters.answering import refuse
+from forge.adapters.answering import NOT_RUN, refuse
 from forge.adapters.settings import MAX_JUDGES
-from forge.adapters.subjects import STDIN, KnownProblems, holds_several, read_source
+from forge.adapters.subjects import STDIN, KnownProblems, find_code, holds_several, read_source
 from forge.commands.counter import open_counter
 from forge.commands.explained import explain_packed
-from forge.data.answers import extract
 from forge.data.problem_files import Overrides, find_files
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_private_pool
-from forge.records import Status, Verdict
+from forge.records import Reason, Status, Verdict
+from forge.rollout.play import verdict_without_code
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -112,10 +112,8 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool =
     table, gpus = settings.table(), settings.gpus()
     read = read_jobs(request)
     jobs = read.judged
-    refused: dict[int, Verdict] = {}
-    if not settings.url:
-        found = ((index, refuse(job.problem, job.code)) for index, job in enumerate(jobs))
-        refused = {index: verdict for index, verdict in found if verdict is not None}
+    found = ((index, _refused(job, is_here=not settings.url)) for index, job in enumerate(jobs))
+    refused = {index: verdict for index, verdict in found if verdict is not None}
     others = [job for index, job in enumerate(jobs) if index not in refused]
     most = min(settings.workers or MAX_JUDGES, len(others))
     judged: list[Verdict] = []
@@ -125,6 +123,13 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool =
     rest = iter(judged)
     verdicts = [refused[i] if i in refused else next(rest) for i in range(len(jobs))]
     return Judged(jobs=jobs, verdicts=verdicts, request=request, skipped=read.skipped)
+
+
+def _refused(job: JudgeJob, *, is_here: bool) -> Verdict | None:
+    """The verdict on a candidate that no judge needs to see."""
+    if job.reason is not Reason.OK:
+        return replace(verdict_without_code(job.problem, job.reason), isolation=NOT_RUN)
+    return refuse(job.problem, job.code) if is_here else None
 
 
 async def _judge_all(
@@ -194,7 +199,9 @@ class JudgeJob:
     """Name of the candidate: its path below the given directory, its file name, or `stdin`."""
     problem: Problem
     code: str
-    """Code in the text if it is a model's answer, else the text itself."""
+    """Code in the text if it is a model's answer, else the text itself; empty without code."""
+    reason: Reason = Reason.OK
+    """Why there is no code."""
 
 
 def require_sources(problem: Path | None, candidate: str | None) -> tuple[Path, str]:
@@ -240,11 +247,11 @@ def read_jobs(request: JudgingRequest) -> Jobs:
         except ConfigError as error:
             skipped[name] = str(error)
             continue
-        judged.append(JudgeJob(name=name, problem=_problem(answered, file, request), code=code))
+        judged.append(_job(name, _problem(answered, file, request), code))
     if skipped and not judged:
         raise ConfigError("\n".join(skipped.values()))
     answered.check(request.overrides, request.shapes)
-    return Jobs(judged=[_extracted(job) for job in judged], skipped=skipped)
+    return Jobs(judged=judged, skipped=skipped)
 
 
 def _problem(answered: KnownProblems, file: ProblemFile, request: JudgingRequest) -> Problem:
@@ -253,9 +260,12 @@ def _problem(answered: KnownProblems, file: ProblemFile, request: JudgingRequest
     )
 
 
-def _extracted(job: JudgeJob) -> JudgeJob:
-    found = extract(job.code, entry_point=job.problem.entry_point)
-    return replace(job, code=found.code) if found.is_ok else job
+def _job(name: str, problem: Problem, text: str) -> JudgeJob:
+    """A candidate: the code in a text. A Python file without an answer in it is code."""
+    found = find_code(text, entry_point=problem.entry_point)
+    if found.is_ok or name.endswith(".py"):
+        return JudgeJob(name=name, problem=problem, code=found.code or text)
+    return JudgeJob(name=name, problem=problem, code="", reason=found.reason)
 
 
 def require_path(path: Path) -> None:

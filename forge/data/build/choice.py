@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from forge.data.answers import parse
 from forge.data.build.near import Families, SignatureIndex, signature, similarity
 from forge.data.build.rows import normalise_text
-from forge.data.build.steps import Dropped, Step, parse
+from forge.data.build.steps import Dropped, Step
 from forge.data.pairs.rows import SUFFIXES
 from forge.data.sources.loading import read_mixed
 from forge.data.sources.normal_form import normal_digest

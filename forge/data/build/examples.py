@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from forge.data.answers import extract
+from forge.data.answers import defines, extract, fenced_blocks
 from forge.data.build.rows import normalise_row, normalise_text
 from forge.data.pairs.conversations import THOUGHTS, thinking_of
 from forge.data.pairs.files import (
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 4
 """Entry points that are tried, the last ones of an answer: each takes a pass over it."""
-_NEW = re.compile(r"^(?:class|def)[ \t]+(\w+)New\b", re.MULTILINE)
-_FENCED = re.compile(r"^```[^\n`]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_NEW = re.compile(r"^[ \t]*+(?:class[ \t]+|def[ \t]+)?(\w+)New\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ def _trace(pair: Pair, row: Mapping[str, Any], code: str) -> Example:
 
 def _conversation(pair: Pair) -> Example:
     asked = next((one.content for one in pair.messages if one.role == "user"), "")
-    fenced = _FENCED.findall(asked)
+    fenced = [one.code for one in fenced_blocks(asked)]
     answers_to, code = _found_code(pair.messages[-1].content)
     return _example(pair, source=fenced[-1] if fenced else asked, answers_to=answers_to, code=code)
 
@@ -136,8 +135,8 @@ def _found_code(answer: str) -> tuple[str, str]:
         found = extract(answer, entry_point=name)
         if found.is_ok:
             return f"{name}New", found.code
-    fenced = _FENCED.findall(answer)
-    if fenced and re.search(rf"^def[ \t]+{WRAPPER}\b", fenced[-1], re.MULTILINE):
+    fenced = [one.code for one in fenced_blocks(answer)]
+    if fenced and defines(fenced[-1], WRAPPER):
         return WRAPPER, fenced[-1]
     return "", fenced[-1] if fenced else ""
 

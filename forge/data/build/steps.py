@@ -11,7 +11,6 @@ as text.
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from forge.data.answers import binds, parse
 from forge.data.build.examples import Example, to_example
 from forge.data.build.near import signature
 from forge.data.inductor import NotRewritten, rewrite
@@ -231,22 +231,11 @@ MAX_NESTING = 200
 """Maximum nesting of blocks that is searched for kernels."""
 
 
-def parse(code: str) -> ast.Module | None:
-    """The syntax tree; None for a text that is no Python."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a wrong escape in a string
-            return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
 def find_fault(tree: ast.Module | None, *, answers_to: str) -> str | None:
     """The first reason against an answer; None for a good one."""
     if tree is None:
         return "no Python"
-    defined = {node.name for node in tree.body if isinstance(node, _DEFINITIONS)}
-    if not answers_to or answers_to not in defined:
+    if not answers_to or not binds(tree, answers_to):
         return "without the entry point"
     kernels, compiled = _kernels(tree)
     if not kernels:

@@ -178,8 +178,7 @@ def _first(content: str, tags: Sequence[tuple[str, str]]) -> tuple[str, str] | N
 
 
 def _is_in_code(content: str, at: int) -> bool:
-    blocks = ((content.index("\n", start) + 1, code) for start, code in fenced_blocks(content))
-    return any(start <= at < start + len(code) for start, code in blocks)
+    return any(block.start <= at < block.end for block in fenced_blocks(content))
 
 
 def _bare(thinking: str, tags: Sequence[tuple[str, str]] = TAGS) -> str:

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from forge.data.answers import defines
 from forge.data.pairs.conversations import conversation, retag, thinking_of, with_thinking
 from forge.data.pairs.rows import (
     KEY,
@@ -58,7 +58,7 @@ def kernelbook_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) 
         Unfit: the answer does not define `<entry_point>New`, which no judge accepts.
     """
     entry_point, code = text_of(row, "entry_point"), code_of(row, "triton_code")
-    if not re.search(rf"^class[ \t]+{re.escape(entry_point)}New\b", code, flags=re.MULTILINE):
+    if not defines(code, f"{entry_point}New"):
         raise Unfit("without the class that a judge calls")
     problem = Problem(
         problem_id=f"kernelbook/{_id(row, 'uuid', number)}",
@@ -113,9 +113,9 @@ def _pair(problem: Problem, prompt: tuple[Message, ...], answer: str) -> Pair:
 
 def answer_name(code: str) -> str:
     """The name that a trace's code defines. Raises Unfit if it is unknown."""
-    if re.search(r"^(?:class|def)[ \t]+ModelNew\b", code, flags=re.MULTILINE):
+    if defines(code, "ModelNew"):
         return "ModelNew"
-    if not re.search(rf"^def[ \t]+{WRAPPER}\b", code, flags=re.MULTILINE):
+    if not defines(code, WRAPPER):
         raise Unfit(f"without ModelNew or {WRAPPER}")
     return WRAPPER
 

@@ -243,7 +243,7 @@ def _example(table: PromptTable) -> dict[str, str] | None:
     if table.example is False:
         return None
     path = table.example or PRESETS / "example.md"
-    blocks = [code.strip("\n") for _, code in fenced_blocks(_read(path, key="prompt.example"))]
+    blocks = [one.code.strip("\n") for one in fenced_blocks(_read(path, key="prompt.example"))]
     if len(blocks) != 2:
         raise ConfigError(
             f"prompt.example: {path}: found {len(blocks)} fenced blocks; two, a problem and its "

@@ -50,7 +50,7 @@ _HARDWARE = {
     "tflops": {"fp32": 62, "fp16": 989},
 }  # fmt: skip
 _BARE = {**_HARDWARE, "bandwidth_gbps": None, "num_multiprocessors": None, "tflops": {}}
-_NO_ANSWER = ("no_code_block", "no_entry_point", "unclosed_thinking")
+_NO_ANSWER = ("no_code_block", "no_entry_point", "cuda_source", "unclosed_thinking")
 
 
 @cache

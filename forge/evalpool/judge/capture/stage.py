@@ -5,11 +5,13 @@ Made once, in the zygote before any fork; each child begins its capture with the
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from forge.evalpool.judge.capture.failures import Unsupported
 from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
 from forge.evalpool.judge.capture.pretence import card as cards
 from forge.evalpool.judge.capture.pretence import inductor
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.capture.pretence.card import Card
     from forge.evalpool.judge.capture.recorder import Recorder
     from forge.evalpool.judge.capture.tuning import Tuning
+
+
+CPP = "cpp_extension"
+"""Module of torch that compiles C++ and CUDA C++, with the compilers of this machine."""
+
+
+def refuse_cpp(*args: object, **kwargs: object) -> None:
+    """Stands for the functions of that module. Raises Unsupported."""
+    raise Unsupported("CUDA C++ is not judged; write a Triton kernel")
 
 
 class Stage:
@@ -62,6 +73,10 @@ class Stage:
         """Makes ready what a source names and few others need."""
         for owner, name, value in inductor.patches(code, tuning.choose, folder=folder):
             self._pretence.set(owner, name, value)
+        if CPP in code:
+            builder: Any = importlib.import_module(f"torch.utils.{CPP}")
+            for name in ("load", "load_inline"):
+                self._pretence.set(builder, name, refuse_cpp)
 
     def end(self) -> None:
         """Torch and Triton answer as they did before."""
