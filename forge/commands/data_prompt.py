@@ -28,6 +28,7 @@ from forge.rollout.play import verdict_without_code
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import judge_cards
+from forge.runner.prepare.gguf import find_made
 from forge.runner.prepare.prompt_facts import prompts_of, prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.store.reader import open_run
@@ -35,7 +36,7 @@ from forge.store.reader import open_run
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forge.config.schema import Experiment
+    from forge.config.schema import Experiment, ModelTable
     from forge.data.prompts.prompt_set import PromptSet
     from forge.process.devices import Gpu
     from forge.records import Problem, Verdict
@@ -193,18 +194,21 @@ def _chat_template(
             return None, str(error)
     if experiment.model.path is None:
         return None, "a random model has a tokenizer once a run has made it; --run names one"
-    folder = _local(experiment.model.path, revision=experiment.model.revision)
+    folder = _local(experiment.model)
     if folder is None:
         return None, f"{experiment.model.path} is not on this machine, so its tokenizer is unknown"
     model = experiment.model
     return ChatTemplate.load(folder, chat_template=model.chat_template, thinking=thinking), ""
 
 
-def _local(name: str, *, revision: str | None) -> Path | None:
-    """The directory of a model, or its files in the hub's cache; nothing is downloaded."""
+def _local(model: ModelTable) -> Path | None:
+    """The directory of a model, or its files in a cache; nothing is downloaded or made."""
+    name, revision = model.path or "", model.revision
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if model.is_gguf:
+        return find_made(model)
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "tokenizer.json", revision=revision)

@@ -169,7 +169,7 @@ def _write(paths: RunPaths, kind: ModelForm, weights: Weights, out: Path) -> dic
         **ask,
         "model_dir": str(weights.full),
         "adapter": weights.adapter and str(weights.adapter),
-        "base_name": experiment.model.path,
+        "base_name": str(weights.full) if experiment.model.is_gguf else experiment.model.path,
         "trust_remote_code": experiment.model.trust_remote_code,
     }
     merged = out / ".merged" if kind is ModelForm.GGUF else out

@@ -168,6 +168,11 @@ def find_template(
         name, source = f'{KEY} = "{CHATML}"', _chatml(tokenizer, end)
     else:
         name, source = asked if names_file(asked) else KEY, text_of(asked) or ""
+    return try_template(name, source, variables)
+
+
+def try_template(name: str, source: str, variables: Mapping[str, Any]) -> Template:
+    """The template with this text, tried. Raises ConfigError if it cannot be used."""
     given = {"tools": None, "documents": None, **variables}
     return _within(TRIAL_S, lambda: compiled(name, source).tried(given), name=name)
 
@@ -208,9 +213,12 @@ def _own(model_dir: Path, config: Mapping[str, Any]) -> tuple[str, str]:
                 raise ConfigError(f'{name}: has several templates, and none is named "default"')
         if isinstance(found, str):
             return name, found
-    raise ConfigError(
-        f'{model_dir}: no chat template; [model] chat_template = "{CHATML}" or a file'
-    )
+    raise absent_template(model_dir)
+
+
+def absent_template(path: Path) -> ConfigError:
+    """The error for a model without a template."""
+    return ConfigError(f'{path}: no chat template; [model] chat_template = "{CHATML}" or a file')
 
 
 def read_object(path: Path) -> dict[str, Any]:

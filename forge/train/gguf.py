@@ -47,7 +47,7 @@ FORMATS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 """Formats of struct of the fixed-size types of metadata."""
-STRING, ARRAY = 8, 9
+FLOAT32, STRING, ARRAY = 6, 8, 9
 MAX_DIMENSIONS = 4
 
 
@@ -98,6 +98,13 @@ class GgufModel:
         """The chat template."""
         return self.metadata.get("tokenizer.chat_template")
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Texts of special tokens, by the name that templates use."""
+        texts = self.metadata["tokenizer.ggml.tokens"]
+        numbers = {name: self._token(name) for name in TOKENS}
+        return {name: texts[number] for name, number in numbers.items() if number is not None}
+
     def value(self, key: str, default: Any = None) -> Any:
         """A value of metadata that belongs to the architecture."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
@@ -105,7 +112,6 @@ class GgufModel:
     def config(self) -> dict[str, Any]:
         """The values of transformers' `config.json`."""
         heads, hidden = self.value("attention.head_count"), self.value("embedding_length")
-        token = {name: self.metadata.get(f"tokenizer.ggml.{key}") for name, key in TOKENS.items()}
         return {
             "model_type": MODEL_TYPES[self.architecture],
             "hidden_size": hidden,
@@ -119,17 +125,22 @@ class GgufModel:
             "rms_norm_eps": self.value("attention.layer_norm_rms_epsilon"),
             "tie_word_embeddings": "output.weight" not in self.tensors,
             "rope_parameters": self._positions(),
-            **{f"{name}_id": number for name, number in token.items()},
+            **{f"{name}_id": self._token(name) for name in ("bos_token", "eos_token", "pad_token")},
             **self._own_values(),
         }
 
+    def _token(self, name: str) -> int | None:
+        return self.metadata.get(f"tokenizer.ggml.{TOKENS[name]}")
+
     def _own_values(self) -> dict[str, Any]:
-        """What only some architectures have."""
-        has_bias = "blk.0.attn_q.bias" in self.tensors
+        """Values of some architectures alone."""
         window = self.value("attention.sliding_window")
         match self.architecture:
-            case "llama" | "qwen3" | "smollm3":
-                return {"attention_bias": has_bias}
+            case "llama" | "smollm3":
+                kinds = {"attention_bias": "attn_q", "mlp_bias": "ffn_gate"}
+                return {key: f"blk.0.{kind}.bias" in self.tensors for key, kind in kinds.items()}
+            case "qwen3":
+                return {"attention_bias": "blk.0.attn_q.bias" in self.tensors}
             case "phi3":
                 original = self.value("rope.scaling.original_context_length")
                 return {
@@ -349,6 +360,8 @@ class _Header:
     def _value(self, kind: int) -> Any:
         if kind == STRING:
             return self._string()
+        if kind == FLOAT32:
+            return float(f"{self._unpack('f')[0]:.7g}")  # as it was written: 1e-6, not 9.9999999e-7
         if kind != ARRAY:
             return self._unpack(_format(kind))[0]
         kind, num = self._unpack("IQ")
@@ -397,7 +410,8 @@ def _require_kind(path: Path, metadata: Mapping[str, Any], num_tensors: int) -> 
         )
     if not num_tensors:
         raise ConfigError(f"{where}: a vocabulary without weights; a GGUF file of a model")
-    if not metadata.get("tokenizer.ggml.tokens"):
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise ConfigError(f"{where}: weights without a vocabulary; tokenizer.ggml.tokens in it")
     if (model := metadata.get("tokenizer.ggml.model")) not in ("gpt2", "llama"):
         raise ConfigError(f'{where}: found tokenizer.ggml.model "{model}"; "gpt2" or "llama"')
@@ -410,6 +424,12 @@ def _require_model(model: GgufModel) -> None:
         if not isinstance(found := model.value(key), int | float) or not found:
             text = "lists a value for each layer" if isinstance(found, list) else "lacks a value"
             raise ConfigError(f"{where}: {model.architecture}.{key} {text}; a number")
+    tokens = model.metadata["tokenizer.ggml.tokens"]
+    for key in TOKENS.values():
+        number = model.metadata.get(f"tokenizer.ggml.{key}", 0)
+        if not isinstance(number, int) or not 0 <= number < len(tokens):
+            text = f"found tokenizer.ggml.{key} = {number}; a token of {len(tokens)}"
+            raise ConfigError(f"{where}: {text}")
     if "token_embd.weight" not in model.tensors:
         raise ConfigError(f"{where}: lacks token_embd.weight; a GGUF file of a model")
     if model.value("expert_count"):

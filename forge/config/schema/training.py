@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, TypeGuard
 
 from pydantic import Field
@@ -106,7 +107,8 @@ class ModelTable(Table):
     @property
     def is_gguf(self) -> bool:
         """True if `path` is a GGUF file, which may be missing."""
-        return self.path is not None and self.path.lower().endswith(".gguf")
+        path = Path(self.path or "").expanduser()
+        return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 class EvalStage(Table):

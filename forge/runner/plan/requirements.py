@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage, Experiment, SftStage
 from forge.config.schema.problems import is_hub_name
+from forge.config.schema.training import CHATML
 from forge.data.chat import ChatTemplate
 from forge.data.generator import is_ample
 from forge.data.problems import in_split, load_problems
 from forge.data.prompts.prompt_set import make_prompts
+from forge.data.template import KEY, absent_template, text_of, try_template
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import require_installed
 from forge.records import Message, Split
@@ -23,12 +25,14 @@ from forge.runner.plan.attention import PACKAGE, flash_refusal
 from forge.runner.plan.model_shape import config_dir, lora_rank, model_shape
 from forge.runner.plan.needs import needs_serving, num_ranks, turns_played
 from forge.serve.engines import ENGINES, check_adapters, check_engine
+from forge.train.gguf import read_gguf
 from forge.train.refusals import refusals
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
-    from forge.config.schema import ClusterTable, JudgeTable
+    from forge.config.schema import ClusterTable, JudgeTable, ModelTable
     from forge.config.schema.experiment import SinksTable
+    from forge.data.template import Template
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
 
@@ -117,6 +121,9 @@ def require_template(experiment: Experiment) -> tuple[str, ...]:
     """
     model = experiment.model
     folder = config_dir(model)
+    if folder is None and model.is_gguf:
+        template = _gguf_template(model)
+        return (template.note,) if template and template.note else ()
     is_partial = model.path is not None and not Path(model.path).expanduser().is_dir()
     if folder is None or (is_partial and not (folder / "tokenizer.json").is_file()):
         return ()
@@ -126,6 +133,17 @@ def require_template(experiment: Experiment) -> tuple[str, ...]:
     if needs_serving(experiment) and turns_played(experiment) > 1:
         chat.prompt([question, answer, question])
     return (chat.template.note,) if chat.template.note else ()
+
+
+def _gguf_template(model: ModelTable) -> Template | None:
+    """The template of a GGUF file that no model directory was made of; None for ChatML."""
+    source = read_gguf(Path(model.path or "").expanduser())
+    name, text = f"{source.path}: tokenizer.chat_template", source.chat_template
+    if model.chat_template is not None:
+        name, text = KEY, text_of(model.chat_template)
+    if text is None:
+        raise absent_template(source.path)
+    return None if text == CHATML else try_template(name, text, source.special_tokens)
 
 
 def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import shutil
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -64,6 +65,15 @@ def locate_gguf(table: ModelTable, *, say: Callable[[str], None] | None) -> Mode
     return table.model_copy(update={"path": str(folder), "revision": digest})
 
 
+def find_made(table: ModelTable) -> Path | None:
+    """The model directory of a GGUF file, if there is one."""
+    path, digest = Path(table.path or "").expanduser(), table.revision
+    if digest is None and path.is_file():
+        digest = _digest(path)
+    found = made_dir(digest or "")
+    return found if found.is_dir() else None
+
+
 def _make(model: GgufModel, folder: Path, *, say: Callable[[str], None] | None) -> None:
     needed, free = model.num_params * WIDTH_BYTES, free_bytes(folder.parent)
     if needed * FREE_FACTOR > free:
@@ -76,7 +86,10 @@ def _make(model: GgufModel, folder: Path, *, say: Callable[[str], None] | None) 
         say(f"{model.path.name}: {facts}: dequantized once, into {folder}")
     began = time.monotonic()
     threads = min(MAX_THREADS, count_cores())
-    anyio.run(partial(run_from_gguf, model.path, out_dir=folder, threads=threads))
+    try:
+        anyio.run(partial(run_from_gguf, model.path, out_dir=folder, threads=threads))
+    finally:  # what a child that ended left
+        shutil.rmtree(folder.with_name(f".{folder.name}.partial"), ignore_errors=True)
     if say:
         sizes = f"{size(model.num_bytes)} → {size(needed)} in bf16"
         say(f"{model.path.name}: {facts}, {sizes}, {duration(time.monotonic() - began)}")

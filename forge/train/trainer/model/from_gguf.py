@@ -19,13 +19,13 @@ from forge.errors import ConfigError
 from forge.process.lease import collector_paused, hold_lease
 from forge.process.machine import is_disk_full
 from forge.train.checkpoints import whole_dir
-from forge.train.gguf import TOKENS, GgufModel, read_gguf
+from forge.train.gguf import GgufModel, read_gguf
 
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 4 << 30
 GPT2_PIECES = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
+DIGITS = ("smollm", "starcoder", "refact", "command-r")
 """Pre-tokenizers that take each digit alone, then pieces of GPT-2."""
 WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o", "llama4", "falcon3", "pixtral")
 """Pre-tokenizers whose pieces are tokens where the vocabulary has them, whatever the merges."""
@@ -38,6 +38,8 @@ SAMPLES = (
     "if (a!=b&&c||!d) { return a->b[0x1F] <<= 3; } /* ~`^ */ \\n \\\\ <|x|> </think> [INST] <s>",
 )
 """Texts whose tokens must be those of llama.cpp."""
+LIKE = {"gemma": "gemma2", "smollm3": "llama"}
+"""Architectures with the layout of another, which transformers' loader does not know."""
 MIN_CORRELATION = 0.97
 """Least mean correlation with llama.cpp's logits. Its arithmetic on quantized weights costs 0.01;
 a wrong layout gives less than 0.9."""
@@ -57,11 +59,21 @@ def main() -> None:
             make_model(Path(config["path"]), Path(config["model_dir"]), threads=config["threads"])
         except ConfigError as error:
             result = {"refused": str(error)}
-        except Exception as error:  # safetensors has an error of its own
-            if not is_disk_full(error):
-                raise
-            result = {"disk": str(error)}
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a library raises for a file that no one has tried
+            logger.exception("%s", config["path"])
+            result = _named(config["path"], error)
     Path(config["result_path"]).write_text(json.dumps(result))
+
+
+def _named(path: str, error: Exception) -> dict[str, str]:
+    """The result for an error of a library."""
+    words = " ".join(str(error).split())[:300]
+    if is_disk_full(error) or "os error 28" in words:  # safetensors has an error of its own
+        return {"disk": words}
+    kind = type(error).__name__
+    return {"refused": f"model.path: {path}: cannot be made into a model: {kind}: {words}"}
 
 
 def make_model(path: Path, model_dir: Path, *, threads: int) -> None:
@@ -86,22 +98,21 @@ def _write_texts(source: GgufModel, folder: Path, *, ends: list[int]) -> None:
     """Write the template and the configs of tokenizer and generation."""
     if source.chat_template is not None:
         (folder / "chat_template.jinja").write_text(source.chat_template, encoding="utf-8")
-    tokens, found = source.metadata["tokenizer.ggml.tokens"], source.config()
-    numbers = {name: found[f"{name}_id"] for name in TOKENS}
+    found = source.config()
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **{name: None if at is None else tokens[at] for name, at in numbers.items()},
+        **source.special_tokens,
         "add_bos_token": bool(source.metadata.get("tokenizer.ggml.add_bos_token", False)),
         "clean_up_tokenization_spaces": False,
         "model_max_length": found["max_position_embeddings"],
     }
-    eos = numbers["eos_token"]
+    eos = found["eos_token_id"]
     order = [eos, *(end for end in ends if end != eos)] if eos is not None else ends
     if not order:
         raise ConfigError(f"model.path: {source.path}: no token ends an answer; eos_token_id in it")
     generation = {
         "do_sample": True, "eos_token_id": order,
-        "bos_token_id": numbers["bos_token"], "pad_token_id": numbers["pad_token"],
+        "bos_token_id": found["bos_token_id"], "pad_token_id": found["pad_token_id"],
     }  # fmt: skip
     for name, values in (("tokenizer_config", config), ("generation_config", generation)):
         (folder / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n")
@@ -196,8 +207,9 @@ def _tensors(source: GgufModel, model: Any) -> Iterator[tuple[str, Any]]:
     )
 
     where, architecture = f"model.path: {source.path}", source.architecture
-    processors: Mapping[str, Any] = {**TENSOR_PROCESSORS, "gemma": TENSOR_PROCESSORS["gemma2"]}
-    processor = processors.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    processors: Mapping[str, Any] = TENSOR_PROCESSORS
+    kind = processors.get(LIKE.get(architecture, architecture), TensorProcessor)
+    processor = kind(config=model.config.to_dict())
     names = get_gguf_hf_weights_map(model, processor, architecture, source.value("block_count"))
     shapes = {name: tuple(each.shape) for name, each in model.state_dict().items()}
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
@@ -210,9 +222,9 @@ def _tensors(source: GgufModel, model: Any) -> Iterator[tuple[str, Any]]:
             continue  # in the config
         if name not in names:
             raise ConfigError(f"{where}: {name}: not a tensor of {type(model).__name__}")
-        kind = gguf.GGMLQuantizationType(tensor.type_id)
+        quantization = gguf.GGMLQuantizationType(tensor.type_id)
         raw = data[tensor.offset : tensor.offset + tensor.num_bytes]
-        values = gguf.dequantize(raw, kind).reshape(tensor.shape)
+        values = gguf.dequantize(raw, quantization).reshape(tensor.shape)
         values = processor.process(weights=values, name=name).weights
         if tuple(values.shape) != shapes[names[name]]:
             expected = list(shapes[names[name]])
