@@ -136,6 +136,8 @@ def _export_model(
     if as_json:
         return print_json(found.to_json())
     print_text(f"{found.path}: {size(found.num_bytes)}; verified: {found.answer!r}")
+    if found.note:
+        print_text(f"{found.path}: {found.note}")
     if found.url:
         print_text(found.url)
 

@@ -88,11 +88,14 @@ class ExportedModel:
     """Text that the exported weights generated."""
     url: str = ""
     """Address on the hub."""
+    note: str = ""
+    """What a program that loads the export does otherwise than the run."""
 
     def to_json(self) -> dict[str, Any]:
         """The output of `forge export model --json`."""
         found = {"path": str(self.path), "bytes": self.num_bytes, "answer": self.answer}
-        return {**found, "url": self.url} if self.url else found
+        more = {"url": self.url, "note": self.note}
+        return found | {key: value for key, value in more.items() if value}
 
 
 def export_model(
@@ -126,7 +129,10 @@ def export_model(
         (partial / "README.md").write_text(render_card(lineage, name=push_to or out.name))
     url = push(out, push_to) if push_to else ""
     num_bytes = sum(each.stat().st_size for each in out.rglob("*") if each.is_file())
-    return ExportedModel(path=out, num_bytes=num_bytes, answer=verified["answer"], url=url)
+    return ExportedModel(
+        path=out, num_bytes=num_bytes, answer=verified["answer"], url=url,
+        note=verified.get("note", ""),
+    )  # fmt: skip
 
 
 @contextmanager
@@ -158,8 +164,8 @@ def _require(paths: RunPaths, kind: ModelForm, weights: Weights) -> None:
 
 def _write(paths: RunPaths, kind: ModelForm, weights: Weights, out: Path) -> dict[str, Any]:
     """Write the weights; returns the facts of their verification."""
-    chat = ChatTemplate.load(weights.full)
     experiment = load_experiment(paths.experiment, is_here=False)
+    chat = ChatTemplate.load(weights.full, chat_template=experiment.model.chat_template)
     ask = {
         "prompt_ids": list(chat.prompt([Message(role="user", content=PROMPT)]).ids),
         "stop_ids": list(chat.stop_token_ids),
@@ -177,7 +183,14 @@ def _write(paths: RunPaths, kind: ModelForm, weights: Weights, out: Path) -> dic
     module = "forge.train.trainer.publish.export"
     found = anyio.run(run_child, module, {**job, "kind": form, "out_dir": str(merged)})
     if kind is ModelForm.GGUF:
-        job = {**ask, "model_dir": str(merged), "path": str(out / f"{paths.name}.gguf")}
+        job = {
+            **ask,
+            "model_dir": str(merged),
+            "path": str(out / f"{paths.name}.gguf"),
+            "name": paths.name,
+            "template": chat.template.source,
+            "question": PROMPT,
+        }
         found = anyio.run(run_child, "forge.serve.llama.export", job)
         _keep_tokenizer(merged, out)
     if not found["ids"]:
@@ -187,7 +200,7 @@ def _write(paths: RunPaths, kind: ModelForm, weights: Weights, out: Path) -> dic
 
 
 def _keep_tokenizer(merged: Path, out: Path) -> None:
-    """Keep the tokenizer beside a GGUF file, which holds none."""
+    """Keep the tokenizer next to a GGUF file, for programs that tokenise themselves."""
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (merged / name).is_file():
             (merged / name).rename(out / name)
@@ -346,7 +359,9 @@ def _notes(lineage: Mapping[str, Any]) -> Iterator[str]:
     yield "## Notes"
     yield ""
     if lineage["kind"] == "gguf":
-        yield "- The GGUF file holds no vocabulary: tokenise with tokenizer.json."
+        yield "- The GGUF file holds the vocabulary and the chat template."
+    if note := lineage["verified"].get("note"):
+        yield f"- {note}: tokenise with tokenizer.json."
     if lineage["quantized_base_in_training"]:
         yield "- Trained on a base in 4 bits; these weights belong to the base in full precision."
     yield f"- Verified by generating {lineage['verified']['num_tokens']} tokens with them."

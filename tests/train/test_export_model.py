@@ -179,7 +179,7 @@ def test_a_gguf_file_generates_what_the_merged_weights_generate(
         "lineage.json", "README.md",
     }  # fmt: skip
     assert found.answer == merged.answer
-    assert "holds no vocabulary" in (found.path / "README.md").read_text()
+    assert "holds the vocabulary" in (found.path / "README.md").read_text()
 
 
 def test_an_export_that_cannot_be_made_leaves_nothing(

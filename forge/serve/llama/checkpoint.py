@@ -344,20 +344,26 @@ def arrays(checkpoint: Checkpoint, precision: Precision) -> Iterator[tuple[str, 
         yield name, tensor.read(precision)
 
 
-def write_model(checkpoint: Checkpoint, path: Path, precision: Precision) -> None:
-    """Write a whole model."""
+def write_model(
+    checkpoint: Checkpoint,
+    path: Path,
+    precision: Precision,
+    *,
+    describe: Callable[[gguf.GGUFWriter], None] = lambda w: w.add_tokenizer_model("none"),
+) -> None:
+    """Write a whole model. `describe` adds its name and vocabulary; by default it has none."""
     layout = checkpoint.layout
-    with _written(path, gguf.GGUFType.MODEL, layout.architecture.name) as writer:
+    with written(path, gguf.GGUFType.MODEL, layout.architecture.name) as writer:
         for key, value in layout.metadata.items():
             _add_value(writer, f"{writer.arch}.{key}", value)
-        writer.add_tokenizer_model("none")
+        describe(writer)
         for name, array in arrays(checkpoint, precision):
             _add_tensor(writer, name, array)
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:
     """Write a LoRA adapter in f32. With alpha 0 llama.cpp applies A and B without scaling."""
-    with _written(path, gguf.GGUFType.ADAPTER, adapter.architecture) as writer:
+    with written(path, gguf.GGUFType.ADAPTER, adapter.architecture) as writer:
         writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
         writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 0.0)
         for pair in adapter.pairs:
@@ -368,7 +374,7 @@ def write_adapter(adapter: Adapter, path: Path) -> None:
 
 
 @contextmanager
-def _written(path: Path, kind: str, architecture: str) -> Iterator[gguf.GGUFWriter]:
+def written(path: Path, kind: str, architecture: str) -> Iterator[gguf.GGUFWriter]:
     """Complete or absent: a temporary name, then rename."""
     part = path.with_suffix(".part")
     writer = gguf.GGUFWriter(str(part), architecture)

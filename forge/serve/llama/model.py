@@ -79,8 +79,6 @@ class ModelSettings:
     gpu_layers: int = 0
     allow_in_place: bool = True
     """Write new weights over the old if the build allows it; off means reload."""
-    gguf: Path | None = None
-    """A file that was written from `model_dir`, to load in place of a temporary one."""
 
 
 class LlamaModel:
@@ -126,10 +124,8 @@ class LlamaModel:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         """Load the new model and its context, then free the old one."""
-        given = self.settings.gguf
-        path = given or self.settings.work_dir / f"model-{os.getpid()}.gguf"
-        if given is None:
-            write_model(checkpoint, path, self.settings.precision)
+        path = self.settings.work_dir / f"model-{os.getpid()}.gguf"
+        write_model(checkpoint, path, self.settings.precision)
         try:
             params = self._c.llama_model_default_params()
             params.n_gpu_layers = self.settings.gpu_layers
@@ -137,8 +133,7 @@ class LlamaModel:
             params.load_mode, params.use_extra_bufts = 0, False
             model = self._c.llama_model_load_from_file(os.fsencode(path), params)
         finally:
-            if given is None:
-                path.unlink()
+            path.unlink()
         if not model:
             raise failure(f"llama.cpp cannot load {checkpoint.path}")
         context = self._c.llama_init_from_model(model, self._context_params())
