@@ -75,6 +75,7 @@ def test_a_system_text_and_alpacas_input_are_read() -> None:
         asked(reasoning_details=[{"type": "reasoning.text", "text": "why"}]),
         asked("<think>why</think>" + CODE, reasoning="why"),
         asked(reasoning="<think>\nwhy\n</think>"),
+        asked(reasoning="why</think>"),
         asked("<thinking>why</thinking>" + CODE),
         asked("why</think>\n\n" + CODE),
         asked("<think><think>why</think></think>" + CODE),
@@ -91,7 +92,9 @@ def test_thinking_is_read_wherever_it_stands(row: dict[str, Any]) -> None:
     assert answer_of(row, tag="") == CODE
 
 
-@pytest.mark.parametrize("answer", ["x = '<think>'\n" + CODE, "```python\n# </think>\n```"])
+@pytest.mark.parametrize(
+    "answer", ["x = '<think>'\n" + CODE, "```python\n# </think>\n```", "It ends `</think>`." + CODE]
+)
 def test_tags_in_code_or_after_words_are_no_thinking(answer: str) -> None:
     assert answer_of(asked(answer)) == answer
 

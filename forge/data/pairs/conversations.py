@@ -104,7 +104,7 @@ def with_thinking(content: str, thoughts: Sequence[str], *, tag: str) -> str:
         BadThinking: two different texts of thinking, or one that does not end.
     """
     inside, answer = _split(content, tag)
-    texts = [*map(str.strip, map(_bare, thoughts)), *inside]
+    texts = [*(_bare(text, _tags(tag)) for text in thoughts), *inside]
     distinct = {" ".join(text.split()): text for text in reversed(texts) if text}
     if len(distinct) > 1:
         raise BadThinking("two different texts of thinking in one answer")
@@ -147,9 +147,13 @@ def _retagged(content: str, tag: str, *, is_kept: bool) -> str:
     return content if answer is None else answer
 
 
+def _tags(tag: str) -> tuple[tuple[str, str], ...]:
+    return (*TAGS, (f"<{tag}>", f"</{tag}>")) if tag else TAGS
+
+
 def _split(content: str, tag: str) -> tuple[list[str], str | None]:
     """The texts of thinking at the start of an answer, and the answer; None if there is none."""
-    tags = (*TAGS, (f"<{tag}>", f"</{tag}>")) if tag else TAGS
+    tags = _tags(tag)
     texts: list[str] = []
     answer = None
     while (found := _first(content if answer is None else answer, tags)) is not None:
@@ -172,21 +176,23 @@ def _first(content: str, tags: Sequence[tuple[str, str]]) -> tuple[str, str] | N
             return thinking, rest
     for opened, closed in tags:  # the template opened it
         thinking, end, rest = content.partition(closed)
-        if end and opened not in thinking and not _is_in_code(content, len(thinking)):
+        if end and opened not in thinking and not _is_quoted(content, len(thinking)):
             return thinking, rest
     return None
 
 
-def _is_in_code(content: str, at: int) -> bool:
+def _is_quoted(content: str, at: int) -> bool:
+    """True for a tag in a block of code or in quotes: words about it."""
+    if content[max(at - 1, 0) : at] in ("`", "'", '"'):
+        return True
     return any(block.start <= at < block.end for block in fenced_blocks(content))
 
 
-def _bare(thinking: str, tags: Sequence[tuple[str, str]] = TAGS) -> str:
+def _bare(thinking: str, tags: Sequence[tuple[str, str]]) -> str:
     """Thinking without tags around it: some data sets have them inside of the field, too."""
     text = thinking.strip()
     for opened, closed in tags:
-        if text.startswith(opened):
-            text = text.removeprefix(opened).removesuffix(closed).strip()
+        text = text.removeprefix(opened).removesuffix(closed).strip()
     return text
 
 
@@ -290,7 +296,7 @@ def _content(message: Mapping[str, Any]) -> tuple[str, list[str]]:
 def _part_kind(part: Any) -> Any:
     if isinstance(part, str):
         return "text"
-    return part.get("type", "text") if isinstance(part, Mapping) else kind_of(part)
+    return part.get("type") or "text" if isinstance(part, Mapping) else kind_of(part)
 
 
 def _thought(part: Mapping[str, Any], name: str) -> str:
