@@ -265,6 +265,8 @@ class ChatTemplate:
         """The content of the message that a completion makes: what `training_row` takes, with the
         thinking in its tag, and the start of it that the prompt held."""
         form, tags = self.form, {f"<{self.tag}>", f"</{self.tag}>"}
+        end = self._tokenize(form.end)
+        ids = ids[: -len(end)] if list(ids[-len(end) :]) == end else ids
         if form.in_fields:
             return self._read_fields(self._marked(ids))
         if tags.isdisjoint(self._special_ids):

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from forge.data.answers import extract
-from forge.data.chat import ChatTemplate
+from forge.data.chat import ChatTemplate, split_thinking
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Reason
 from forge.runner.stages.sft import write_rows
@@ -43,6 +43,12 @@ CHANNELS = (
     "{% if add_generation_prompt %}<|turn|>assistant{% endif %}"
 )
 """As gpt-oss: thinking and answer are messages of their own."""
+HEADER = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}><|over|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}"
+)
+"""A header that looks like a tag, white space that the whole conversation does not have, and words
+before the end."""
 SPECIAL = (
     "<eos>",
     "<|over|>",
@@ -62,8 +68,9 @@ def load(tmp_path: Path) -> Callable[..., ChatTemplate]:
     def made(
         template: str, *, stops: Any = "<eos>", is_special: bool = False, **options: Any
     ) -> ChatTemplate:
-        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-        tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+        letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ĊĊ"]  # two line ends are a token
+        vocab = {c: i for i, c in enumerate(letters)}
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("Ċ", "Ċ")]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
@@ -152,7 +159,7 @@ def test_channels_hold_thinking_and_answer(load: Any) -> None:
     assert chat.answer_text(forged) == "<|next|>", "letters are no token"
 
 
-@pytest.mark.parametrize("template", [PLAIN, OPENED, SWITCH, CHANNELS])
+@pytest.mark.parametrize("template", [PLAIN, OPENED, SWITCH, CHANNELS, HEADER])
 @pytest.mark.parametrize("answer", [CODE, THINKING])
 def test_a_stream_only_grows_and_ends_with_the_whole_text(
     load: Any, template: str, answer: str
@@ -161,11 +168,11 @@ def test_a_stream_only_grows_and_ends_with_the_whole_text(
     row = chat.training_row(asked(answer))
     ids = row.input_ids[row.completion_mask.index(1) :]
     reads = [chat.answer_text(ids[:end]) for end in range(1, len(ids) + 1)]
-    assert all(later.startswith(earlier) for earlier, later in pairwise(reads))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(reads[:-1]))
     deltas = Deltas(chat)
     shown = "".join(deltas.add(0, [one], is_last=False) for one in ids)
-    assert shown == reads[-1]
-    assert reads[-1].endswith(CODE)
+    assert shown.startswith(reads[-1])
+    assert split_thinking(reads[-1], tag="think") == split_thinking(answer, tag="think")
 
 
 def test_an_answer_ends_with_the_token_that_the_template_writes(load: Any) -> None:
