@@ -83,6 +83,8 @@ def _stage_of(past: EarlierAttempts, parent: RunPaths, experiment: Experiment, s
 
 
 def _require_same_stages(experiment: Experiment, before: Experiment, stage: int, step: int) -> None:
+    if experiment.data != before.data:
+        raise ConfigError("--set data: a fork keeps its parent's rows; a new run trains on others")
     kinds = [[each.kind for each in e.stage[: stage + 1]] for e in (experiment, before)]
     if kinds[0] != kinds[1]:
         raise ConfigError(

@@ -61,6 +61,12 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         # over all problems, by the rule of v_best_kernels; without times, the hardest problem
         "best_kernel": reader.one("SELECT * FROM v_best_kernels ORDER BY rank LIMIT 1"),
         "counters": load_counters(reader),
+        "rows": [
+            row["message"]
+            for row in reader.rows(
+                "SELECT message FROM events WHERE kind = 'sft_rows' ORDER BY event_id"
+            )
+        ],
         "verdicts": dict(
             reader.query(
                 "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
@@ -134,6 +140,7 @@ def render_show(data: dict[str, Any]) -> RichGroup:
         ),
         Text("verdicts: " + (", ".join(f"{k} {v}" for k, v in data["verdicts"].items()) or "none")),
     ]
+    parts += [Text(f"sft: {message}") for message in data["rows"]]
     for stage, shares in data["idle"].items():
         words = ", ".join(f"{role} {percent(share)}" for role, share in shares.items())
         parts.append(Text(f"idle in {stage}: {words}"))

@@ -1,4 +1,4 @@
-"""Checks of `[problems]`: several sources, levels, rows of files, and paths."""
+"""Checks of `[problems]` and `[data]`: several sources, levels, rows of files, and paths."""
 
 from __future__ import annotations
 
@@ -111,6 +111,55 @@ def test_set_changes_a_key_of_one_source(folder: Path) -> None:
 def test_a_mistake_is_one_line_with_its_key(problems: str, words: str, folder: Path) -> None:
     (line,) = mistakes(folder, problems)
     assert words in line
+
+
+MIX = """[[data.sources]]
+source = "generated"
+weight = 1
+[[data.sources]]
+source = "file"
+path = "rows.jsonl"
+"""
+SFT = '[[stage]]\nkind = "sft"\nsteps = 1\nlearning_rate = 1e-3\n'
+
+
+def test_rows_of_several_sources_have_weights_and_paths_beside_the_experiment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    experiment = load_experiment(write(folder, MIX, stages=SFT))
+    assert experiment.data.weights == {0: 1.0}
+    assert [part.path for part in experiment.data.parts()] == [None, folder / "rows.jsonl"]
+    (folder / "resolved.toml").write_text(dump_experiment(experiment))
+    assert load_experiment(folder / "resolved.toml") == experiment
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (MIX.replace("= 1", "= 0"), "data.sources.0.weight: found 0; a number, above 0"),
+        (MIX.replace("= 1", "= -1"), "data.sources.0.weight: found -1; a number, above 0"),
+        (MIX.replace("= 1", "= inf"), "data.sources.0.weight: found inf; a"),
+        (MIX.replace('"generated"', '"web"'), 'data.sources.0.source: found "web"; one of "gen'),
+        (MIX.replace("rows", "no"), "data.sources.1.path: found"),
+        (MIX.replace('path = "rows.jsonl"', ""), 'data.sources.1.source: found source = "file" w'),
+        ('[data]\nsource = "file"\n' + MIX, "data.source: set together with data.sources"),
+        (MIX + '[[data.sources]]\nsource = "generated"\n', 'data.sources.2.source: found "gen'),
+        (
+            MIX + '[[data.sources]]\nsource = "file"\npath = "rows.jsonl"\n',
+            "data.sources.2.path: found",
+        ),
+        (f"{BENCH}{MIX}", 'stage.0.kind: found "sft", which needs answers'),
+    ],
+)
+def test_a_mistake_in_the_sources_of_rows_is_one_line(data: str, words: str, folder: Path) -> None:
+    (line,) = mistakes(folder, data, stages=SFT)
+    assert words in line
+
+
+def test_packing_is_refused_with_weights(folder: Path) -> None:
+    (line,) = mistakes(folder, MIX, stages=f"{SFT}packing = true\n")
+    assert "stage.0.packing: found true with weights of data.sources" in line
 
 
 def test_a_missing_kernelbench_comes_with_the_command_that_fetches_it(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -180,6 +181,33 @@ def test_batches_hold_rows_of_similar_length_and_every_row_once_in_a_pass() -> N
     assert sum(spreads) / len(spreads) < 100
     assert order == list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=3))
     assert order != list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=4))
+
+
+def test_each_source_has_its_share_of_the_rows_and_its_rows_take_turns() -> None:
+    from forge.train.trainer.sft.trainer import BatchOrder
+
+    draw = random.Random(1)
+    lengths = [draw.randrange(10, 400) for _ in range(50)]
+    sources = [0] * 43 + [1] * 7
+
+    def order(num_batches: int) -> list[int]:
+        weights = {0: 1.0, 1: 3.0}
+        return list(
+            BatchOrder(
+                lengths, batch_size=8, num_batches=num_batches, seed=3, sources=sources,
+                weights=weights,
+            )
+        )  # fmt: skip
+
+    rows = order(30)
+    for end in range(48, len(rows) + 1, 48):  # an epoch of whole batches
+        assert sum(sources[row] for row in rows[:end]) == end * 3 // 4
+    times = Counter(rows)
+    assert set(times) == set(range(50))
+    for source in (0, 1):
+        uses = [times[row] for row in range(50) if sources[row] == source]
+        assert max(uses) - min(uses) <= 1
+    assert rows[:96] == order(12), "a longer stage begins in the same order"
 
 
 @pytest.mark.filterwarnings("ignore")

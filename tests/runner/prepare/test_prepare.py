@@ -98,6 +98,35 @@ async def test_rows_of_a_file_are_trained_on_even_if_a_later_stage_has_judges(
 
 
 @pytest.mark.anyio
+async def test_rows_of_several_sources_keep_their_source_and_an_empty_one_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(ROW) + "\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps({**ROW, "id": "other"}) + "\n")
+    sources = [{"source": "file", "path": tmp_path / f"{name}.jsonl"} for name in "ab"]
+    mixed = Experiment.model_validate(
+        {
+            "name": "x", "model": {"path": "m"}, "problems": {"num_problems": 64},
+            "data": {"sources": sources}, "stage": [SFT],
+        }
+    )  # fmt: skip
+
+    async def prepared(number: int) -> list[Pair]:
+        return await prepare_pairs(
+            mixed, [], prompts=PROMPTS, paths=create_run(f"x{number}", store_dir=tmp_path),
+            judge=None, progress=Progress(run="x", num_stages=1),
+        )  # fmt: skip
+
+    assert [(pair.source, pair.problem_id) for pair in await prepared(0)] == [
+        (0, "mine"),
+        (1, "other"),
+    ]
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"^data.sources.1.path: .*b.jsonl: no row to train on"):
+        await prepared(1)
+
+
+@pytest.mark.anyio
 async def test_the_live_line_counts_judged_broken_answers(tmp_path: Path) -> None:
     file = tmp_path / "few.toml"
     file.write_text(
