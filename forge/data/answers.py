@@ -45,8 +45,10 @@ _FENCE = re.compile(
 )
 """Possessive quantifiers: backtracking over characters that two parts match would take quadratic
 time."""
-_INFO_AFTER_WORDS = re.compile(r"\s*(?:(?:python3?|py|triton|cuda|cu|cpp|c\+\+)(?:[\s{:].*)?)?")
-"""Rest of a line whose fence follows words; any other line speaks about fences."""
+_LANGUAGE = re.compile(
+    r"\s*(?:(?:python3?|py|triton|cuda|cu|cpp|c\+\+)(?:[\s{:].*)?)?", re.IGNORECASE
+)
+"""Rest of a line whose fence follows words; most other lines speak about fences."""
 _STATEMENT = re.compile(r"^([ \t]*+)[^\s#]", re.MULTILINE)
 _CPP = re.compile(r"\s*(?:cuda|cu|cpp|c\+\+|c)\b", re.IGNORECASE)
 _CUDA = re.compile(r"__global__|__device__|^[ \t]*#[ \t]*include\b|<<<", re.MULTILINE)
@@ -71,8 +73,9 @@ class Block(NamedTuple):
     """A closed block of a text."""
 
     start: int
-    """Position of the line of its opening fence, or of its opening tag."""
+    """Position after its opening fence or tag."""
     end: int
+    """Position of its closing fence or tag."""
     code: str
     info: str
     """Words of the opening fence, as `python`."""
@@ -213,7 +216,7 @@ def _blocks(text: str) -> list[Block]:
         fence
         for fence in _fences(text)
         if not (at := bisect_left(starts, fence.start("marks")))
-        or modules[at - 1].end < fence.end()
+        or modules[at - 1].end < fence.start("marks")
     ]
     return sorted([*_fenced(text, outside), *tagged], key=lambda block: block.end)
 
@@ -229,9 +232,11 @@ def _fences(text: str) -> list[re.Match[str]]:
 
 
 def _is_fence(line: re.Match[str]) -> bool:
-    if not line["before"].strip():
+    words, info = line["before"].rstrip(), line["info"]
+    if not words:
         return True
-    return line["marks"][0] == "`" and _INFO_AFTER_WORDS.fullmatch(line["info"]) is not None
+    is_named = _LANGUAGE.fullmatch(info) or (words[-1] in ":>" and len(info.split()) == 1)
+    return line["marks"][0] == "`" and bool(is_named)
 
 
 def _overlooked(text: str, name: str, *, after: int) -> Block | None:
@@ -245,7 +250,7 @@ def _overlooked(text: str, name: str, *, after: int) -> Block | None:
             if _closes(closed, opened) and tries.parses(opened.end(), _end(closed)):
                 code = _between(text, opened, closed)
                 if defines(code, name):
-                    return Block(opened.start(), closed.end(), code, opened["info"])
+                    return Block(opened.end(), closed.start(), code, opened["info"])
     return None
 
 
@@ -258,7 +263,7 @@ def _fenced(text: str, fences: Sequence[re.Match[str]]) -> list[Block]:
         if close is not None:
             closed, index = fences[close], close + 1
             code = _between(text, opened, closed)
-            blocks.append(Block(opened.start(), closed.end(), code, opened["info"]))
+            blocks.append(Block(opened.end(), closed.start(), code, opened["info"]))
     return blocks
 
 
@@ -338,6 +343,6 @@ def _triton_blocks(text: str) -> list[Block]:
         code = _dedented(text[opened.end() : closed.start()].strip("\n"))
         if last is not None or "```" not in code:
             info = "" if last is None else PYTHON
-            blocks.append(Block(opened.start(), closed.end(), code, info))
+            blocks.append(Block(opened.end(), closed.start(), code, info))
         index = (ends[0] if last is None else last) + 1
     return blocks

@@ -37,7 +37,12 @@ DEFINITIONS = [
     "from torch.nn import ReLU as ModelNew\n",
 ]
 THINKING = [
-    *("", "<think>\nhm</think>\n", "no <think> needed: ```python\nx\n```\n</think></think>\n"),
+    *(
+        "",
+        "<think>\nhm</think>",
+        "<think>\nhm</think>\n",
+        "no <think> needed: ```python\nx\n```\n</think></think>\n",
+    ),
     "<think>\n```python\nA = '</think>'\nclass ModelNew: draft\n```\n</think>\n",
 ]
 BEFORE = [
