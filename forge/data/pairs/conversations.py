@@ -185,7 +185,8 @@ def _is_quoted(content: str, at: int) -> bool:
     """True for a tag in a block of code or in quotes: words about it."""
     if content[max(at - 1, 0) : at] in ("`", "'", '"'):
         return True
-    return any(block.start <= at < block.end for block in fenced_blocks(content))
+    blocks = fenced_blocks(content)  # words may stand before an opening fence
+    return any(content.find("\n", block.start) < at < block.end for block in blocks)
 
 
 def _bare(thinking: str, tags: Sequence[tuple[str, str]]) -> str:
