@@ -20,6 +20,7 @@ from forge.runner.plan.needs import needs_pairs
 from forge.runner.prepare.prepare import delete_damaged, prepare_model, prepare_pairs
 from forge.runner.prepare.prompt_facts import prompts_of, recorded_prompts, to_event
 from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
+from forge.runner.stages.sft import require_roles
 from forge.runner.weights.resume import find_starting_weights
 from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.serve.weights import Weights
@@ -69,6 +70,7 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
     run.weights = await _weights(run, model_dir, state)
     run.progress.policy_version = run.weights.version
     run.prompter = _prompter(run, model_dir)
+    require_roles(pairs, run.prompter.chat)
     run.group_ids = count_from(state.group_id if state else -1)
     run.sample_ids = count_from(state.sample_id if state else -1)
 

@@ -126,6 +126,13 @@ def write_rows(
     return counts
 
 
+def require_roles(pairs: Sequence[Pair], chat: ChatTemplate) -> None:
+    """Render a row of each order of roles. Raises ConfigError for one that the template refuses."""
+    orders = {tuple(message.role for message in pair.messages): pair for pair in reversed(pairs)}
+    for _ in _rows(list(orders.values()), chat, loss_turns="last"):
+        pass
+
+
 def _rows(
     pairs: Sequence[Pair], chat: ChatTemplate, *, loss_turns: str
 ) -> Iterator[tuple[int, TrainingRow]]:

@@ -142,15 +142,12 @@ def model_class(model_dir: Path, *, trust_remote_code: bool) -> Any:
 
 
 def load_tokenizer(settings: TrainerSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer for TRL. One without a padding token gets another token for it: ids and labels
-    come from the host."""
-    from transformers import AutoTokenizer
+    """The tokenizer for TRL, which needs a padding token. Ids and labels come from the host, so any
+    token will do, and the settings of the model's tokenizer are not read."""
+    from transformers import PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        settings.model_dir, trust_remote_code=settings.model["trust_remote_code"]
-    )
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(PADDING)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(settings.model_dir / "tokenizer.json"))
+    tokenizer.pad_token = tokenizer.eos_token = tokenizer.convert_ids_to_tokens(PADDING)
     return tokenizer
 
 
