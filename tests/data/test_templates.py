@@ -144,8 +144,8 @@ def test_chatml_ends_messages_with_the_end_of_sequence_and_begins_as_the_tokeniz
     prompt = chat.prompt(messages("system s", "user q"))
     text = "<|im_start|>system\ns</s>\n<|im_start|>user\nq</s>\n<|im_start|>assistant\n"
     assert prompt.text == text
-    end = chat.tokenizer.token_to_id("</s>")
-    assert (list(prompt.ids).count(end), chat.stop_token_ids) == (2, (end,))
+    (end,) = chat.stop_token_ids
+    assert (list(prompt.ids).count(end), chat.decode([end], skip_special=False)) == (2, "</s>")
     begin = chat.tokenizer.token_to_id("<s>")
     chat.tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", begin)])
     chat.tokenizer.save(str(model / "tokenizer.json"))

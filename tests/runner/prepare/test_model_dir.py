@@ -79,11 +79,11 @@ def test_a_run_reads_the_template_from_a_directory_of_links(
     own = {path.name: path.read_bytes() for path in model.iterdir()}
     question = [Message(role="user", content="q")]
     want = ChatTemplate.load(model, chat_template=asked).prompt(question)
+    made = tmp_path / "run/init"
     for _ in range(2):  # an attempt, and its resume
-        made = with_template(table, tmp_path / "run/init")
-        assert made.path is not None
-        assert ChatTemplate.load(Path(made.path)).prompt(question) == want
-    assert {path.name for path in Path(made.path).iterdir()} == own.keys()
+        assert with_template(table, made).path == str(made)
+        assert ChatTemplate.load(made).prompt(question) == want
+    assert {path.name for path in made.iterdir()} == own.keys()
     assert {path.name: path.read_bytes() for path in model.iterdir()} == own
     plain = ModelTable(path=str(model))
     assert with_template(plain, tmp_path / "none") is plain
