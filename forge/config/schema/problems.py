@@ -190,6 +190,8 @@ class DataSourceTable(Table):
     its columns: messages (role, content), conversations (from, value: ShareGPT), prompt and
     completion or response, or instruction, input and output (Alpaca). "forge data build" makes
     such a file of KernelBook or of reasoning traces."""
+    format: Literal["messages"] = "messages"
+    """Kind of the rows: conversations, the only one."""
 
 
 class DataSource(DataSourceTable):
