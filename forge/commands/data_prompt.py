@@ -196,7 +196,8 @@ def _chat_template(
         return None, "a random model has a tokenizer once a run has made it; --run names one"
     folder = _local(experiment.model)
     if folder is None:
-        return None, f"{experiment.model.path} is not on this machine, so its tokenizer is unknown"
+        why = "no run has made a model of it" if experiment.model.is_gguf else "not on this machine"
+        return None, f"{experiment.model.path}: {why}, so its tokenizer is unknown"
     model = experiment.model
     return ChatTemplate.load(folder, chat_template=model.chat_template, thinking=thinking), ""
 

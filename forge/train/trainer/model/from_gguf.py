@@ -24,7 +24,6 @@ from forge.train.gguf import GgufModel, read_gguf
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 4 << 30
-GPT2_PIECES = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DIGITS = ("smollm", "starcoder", "refact", "command-r")
 """Pre-tokenizers that take each digit alone, then pieces of GPT-2."""
 WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o", "llama4", "falcon3", "pixtral")
@@ -120,7 +119,7 @@ def _write_texts(source: GgufModel, folder: Path, *, ends: list[int]) -> None:
 
 def make_tokenizer(source: GgufModel) -> Any:
     """The tokenizer of the file's vocabulary, as `tokenizers` has it."""
-    from tokenizers import Regex, pre_tokenizers
+    from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
     def value(key: str) -> Any:
@@ -141,8 +140,7 @@ def make_tokenizer(source: GgufModel) -> Any:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.Split(Regex(GPT2_PIECES), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
     tokenizer.model.ignore_merges = pre in WHOLE
