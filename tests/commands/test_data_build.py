@@ -27,13 +27,14 @@ from forge.config.load import load_build
 from forge.config.schema import Experiment
 from forge.config.schema.build import DataBuild
 from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
-from forge.data.pairs.files import kernelbook_pair, read_pairs
+from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
-from forge.records import Problem, Split, Status, Verdict
+from forge.records import Pair, Problem, Split, Status, Verdict
 from forge.runner.prepare.prepare import without_heldout
 from tests.data.build.samples import (
     MODULE,
     build_of,
+    example,
     kernelbook_row,
     likeness,
     make_rows,
@@ -116,7 +117,7 @@ def test_a_run_refuses_no_row_that_a_build_has_kept(tmp_path: Path) -> None:
     pairs = read_pairs(tmp_path / "out" / "train.jsonl", prompts=PROMPTS)
     assert without_heldout(pairs, [problem], experiment, place="rows") == pairs
 
-    raw = kernelbook_pair(planted, number=2, prompts=PROMPTS)
+    raw = Pair(problem_id="2", messages=example(planted, "kernelbook").messages, num_turns=1)
     with pytest.raises(ConfigError, match="is held out"):
         without_heldout([raw], [problem], experiment, place="rows")
 

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.data.answers import extract
-from forge.data.pairs.files import kernelbook_pair, read_pairs, trinity_pair
+from forge.data.pairs.files import read_pairs
 from forge.data.pairs.rows import BadRow, Unfit
 from forge.errors import ConfigError
-from tests.data.build.samples import kernelbook_row, write_rows
+from tests.data.build.samples import example, kernelbook_row, write_rows
 from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forge.records import Pair
 
 DEEP = "[" * 100_000
@@ -46,7 +44,7 @@ def read(path: Path, rows: Any) -> list[Pair]:
 
 def test_a_kernelbook_row_has_the_played_prompt_and_an_answer_that_the_judge_takes() -> None:
     row = kernelbook_row()
-    pair = kernelbook_pair(row, number=1, prompts=PROMPTS)
+    pair = example(row, "kernelbook")
     assert (pair.problem_id, pair.num_turns) == ("kernelbook/relu-1", 1)
     assert [m.role for m in pair.messages] == ["system", "user", "assistant"]
     assert "ReluPlus1New" in pair.messages[0].content
@@ -58,7 +56,7 @@ def test_a_kernelbook_row_has_the_played_prompt_and_an_answer_that_the_judge_tak
 def test_an_answer_without_the_required_class_must_not_be_trained_on() -> None:
     row = kernelbook_row(triton_code="def call(args): ...")
     with pytest.raises(Unfit, match="without the class that a judge calls"):
-        kernelbook_pair(row, number=1, prompts=PROMPTS)
+        example(row, "kernelbook")
 
 
 def test_a_row_that_is_left_out_is_counted_with_its_place(
@@ -73,7 +71,7 @@ def test_a_row_that_is_left_out_is_counted_with_its_place(
 
 
 def test_a_trace_becomes_thinking_and_a_kernel_in_the_block_that_prompts_ask_for() -> None:
-    pair = trinity_pair(trinity_row(), number=1, prompts=PROMPTS)
+    pair = example(trinity_row(), "trinity")
     answer = pair.messages[-1].content
     assert answer.startswith("<think>\none program a row\n</think>\n\n```python\nimport triton")
     assert extract(answer).is_ok
@@ -89,13 +87,13 @@ def test_a_trace_becomes_thinking_and_a_kernel_in_the_block_that_prompts_ask_for
     ],
 )
 def test_a_trace_of_a_wrong_kernel_must_not_be_trained_on(result: Any) -> None:
-    with pytest.raises(Unfit, match="wrong kernel"):
-        trinity_pair(trinity_row(result=result), number=1, prompts=PROMPTS)
+    with pytest.raises(Unfit, match="result below fast_0"):
+        example(trinity_row(result=result), "trinity")
 
 
 def test_the_prompt_of_a_trace_names_its_entry_point() -> None:
     row = trinity_row(triton_code="def triton_kernel_wrapper(x):\n    return x")
-    pair = trinity_pair(row, number=1, prompts=PROMPTS)
+    pair = example(row, "trinity")
     assert pair.messages[0].content == "Write triton_kernel_wrapper with Triton."
 
 
@@ -125,21 +123,21 @@ def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("to_pair", "row", "words"),
+    ("format", "row", "words"),
     [
-        (kernelbook_pair, {"text": "x"}, "entry_point: found nothing; a text"),
-        (kernelbook_pair, kernelbook_row(python_code=3), "python_code: found int"),
-        (trinity_pair, trinity_row(result={}), "no correctness"),
-        (trinity_pair, trinity_row(result=DEEP), "no correctness"),
-        (trinity_pair, trinity_row(model_reasoning=3), "model_reasoning: found int; a text"),
-        (trinity_pair, trinity_row(model_reasoning="", thinking=7), "thinking: found int; a text"),
+        ("kernelbook", {"text": "x"}, "entry_point: found nothing; a text"),
+        ("kernelbook", kernelbook_row(python_code=3), "python_code: found int"),
+        ("trinity", trinity_row(result={}), "no correctness"),
+        ("trinity", trinity_row(result=DEEP), "no correctness"),
+        ("trinity", trinity_row(model_reasoning=3), "model_reasoning: found int; a text"),
+        ("trinity", trinity_row(model_reasoning="", thinking=7), "thinking: found int; a text"),
     ],
 )
 def test_a_row_of_other_columns_names_what_was_found(
-    to_pair: Callable[..., Pair], row: dict[str, Any], words: str
+    format: str, row: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(BadRow, match=words):
-        to_pair(row, number=1, prompts=PROMPTS)
+        example(row, format)
 
 
 @pytest.mark.parametrize(

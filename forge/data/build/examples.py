@@ -1,16 +1,26 @@
 """Rows of each format as examples: a module, a conversation that ends with the answer, its code.
 
-The conversations are made by the readers of `forge/data/pairs/`, so a built file holds the same
-prompts as a run that reads the data set itself.
+`messages`: a conversation in any of the columns of `forge/data/pairs/conversations.py`.
 
-A multi-turn trace has `turns`: thinking, `triton_code` and `result` of each attempt (`correctness`,
-`error`, `speedup`, `fast_0` to `fast_2`), or the text `feedback_given`. The row ends with its best
-attempt. Earlier attempts stand before it, each followed by the judge's message, in the words of
-forge's own judge, so that a run continues as the row was trained.
+`kernelbook`: a PyTorch module and the Triton code that torch.compile made from it. Columns used:
+`entry_point`, the name of the module; `python_code`, which defines it with `get_inputs` and
+`get_init_inputs`; `triton_code`, which defines `<entry_point>New`; `uuid`. The prompt is the same
+as in a run, so the judge accepts what is trained.
+
+`trinity`: PyTorch code, thinking and a Triton kernel. Columns used: `pytorch_code`,
+`model_reasoning` or another field of thinking, `triton_code`, `result` with `correctness` and
+`fast_0` (an object, or the same as JSON text), `sample_key`. If the kernel's entry point has
+another name than the judge's, the prompt asks for that name.
+
+`traces`: several turns. `turns` has thinking, `triton_code` and `result` of each attempt
+(`correctness`, `error`, `speedup`, `fast_0` to `fast_2`), or the text `feedback_given`. The row
+ends with its best attempt. Earlier attempts stand before it, each followed by the judge's message,
+in the words of forge's own judge, so that a run continues as the row was trained.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -19,19 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 from forge.data.answers import defines, extract, fenced_blocks
 from forge.data.build.rows import normalise_row, normalise_text
-from forge.data.pairs.conversations import THOUGHTS, thinking_of
-from forge.data.pairs.files import (
-    WRAPPER,
-    answer_name,
-    answer_text,
-    kernelbook_pair,
-    messages_pair,
-    parsed,
-    result_of,
-    trinity_pair,
-)
-from forge.data.pairs.rows import BadRow, Unfit, text_of
-from forge.records import Message, Pair, Reason, Status, Timing, Verdict
+from forge.data.pairs.conversations import thinking_of, with_thinking
+from forge.data.pairs.files import id_of, messages_pair
+from forge.data.pairs.rows import BadRow, Unfit, code_of, columns_of, kind_of, text_of
+from forge.records import Message, Pair, Problem, Reason, Split, Status, Timing, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from forge.config.schema.build import DataBuild
     from forge.data.prompts.prompt_set import PromptSet
 
+WRAPPER = "triton_kernel_wrapper"
+"""Entry point of the benchmark that Trinity's traces come from."""
 MAX_NAMES = 4
 """Entry points that are tried, the last ones of an answer: each takes a pass over it."""
 _NEW = re.compile(r"^[ \t]*+(?:class[ \t]+|def[ \t]+)?(\w+)New\b", re.MULTILINE)
@@ -89,43 +92,95 @@ def to_example(
         case "messages":
             found = _conversation(messages_pair(row, number=number, prompts=prompts))
         case "trinity":
-            pair = single_pair(row, number=number, wanted=build.filters.result, prompts=prompts)
-            found = _trace(pair, row, text_of(row, "triton_code"))
+            found = _trinity(row, number, build.filters.result, prompts)
         case "traces":
-            pair, code = trace_pair(
-                row, number=number, wanted=build.filters.result, prompts=prompts
-            )
-            found = _trace(pair, row, code)
+            found = _turns(row, number, build.filters.result, prompts)
     # Texts that were JSON inside a column have not been normalised yet.
     messages = tuple(replace(one, content=normalise_text(one.content)) for one in found.messages)
     return replace(found, messages=messages, code=normalise_text(found.code))
 
 
 def _kernelbook(
-    row: dict[str, Any], number: int, prompts: PromptSet, rewrite: Callable[[str, str], str] | None
+    row: Mapping[str, Any],
+    number: int,
+    prompts: PromptSet,
+    rewrite: Callable[[str, str], str] | None,
 ) -> Example:
-    entry_point = text_of(row, "entry_point")
-    if rewrite is not None:
-        row["triton_code"] = rewrite(text_of(row, "triton_code"), entry_point)
-    pair = kernelbook_pair(row, number=number, prompts=prompts)
-    source, code = text_of(row, "python_code"), text_of(row, "triton_code")
-    if not source.strip():
-        raise Unfit("without code")
-    return _example(pair, source=source, answers_to=f"{entry_point}New", code=code)
+    """One turn: the module, and its answer without thinking, which the data set lacks."""
+    entry_point, code = text_of(row, "entry_point"), code_of(row, "triton_code")
+    code = code if rewrite is None else rewrite(code, entry_point)
+    if not defines(code, f"{entry_point}New"):
+        raise Unfit("without the class that a judge calls")
+    problem = Problem(
+        problem_id=f"kernelbook/{id_of(row, 'uuid', number)}",
+        source=code_of(row, "python_code"),
+        family="kernelbook",
+        level=1,
+        split=Split.SFT,
+        entry_point=entry_point,
+    )
+    messages = (*prompts.first_messages(problem), _answer(code, (), prompts))
+    return Example(
+        problem_id=problem.problem_id, source=problem.source, answers_to=f"{entry_point}New",
+        messages=messages, num_turns=1, code=code,
+    )  # fmt: skip
 
 
-def _trace(pair: Pair, row: Mapping[str, Any], code: str) -> Example:
-    source = text_of(row, "pytorch_code")
-    if not source.strip() or not code.strip():
-        raise Unfit("without code")
-    return _example(pair, source=source, answers_to=answer_name(code), code=code)
+def _trinity(row: Mapping[str, Any], number: int, wanted: str, prompts: PromptSet) -> Example:
+    """One turn: the module, the thinking if there is any, and the kernel."""
+    code, result = code_of(row, "triton_code"), result_of(row.get("result"))
+    if not passes(result, wanted=wanted):
+        raise Unfit(f"result below {wanted}")
+    only = TraceTurn(thoughts=thinking_of(row), code=code, result=result, feedback="")
+    return _trace(row, number, [only], prompts)
+
+
+def _trace(
+    row: Mapping[str, Any], number: int, attempts: Sequence[TraceTurn], prompts: PromptSet
+) -> Example:
+    """A conversation that ends with the last attempt."""
+    *earlier, last = attempts
+    problem = Problem(
+        problem_id=f"trinity/{id_of(row, 'sample_key', number)}",
+        source=code_of(row, "pytorch_code"),
+        family="trinity",
+        level=1,
+        split=Split.SFT,
+    )
+    name = _answer_name(last.code)
+    messages = [*prompts.first_messages(problem, answer_name=name)]
+    for each in earlier:
+        messages += [_answer(each.code, each.thoughts, prompts), _words(each, prompts)]
+    messages.append(_answer(last.code, last.thoughts, prompts))
+    return Example(
+        problem_id=problem.problem_id, source=problem.source, answers_to=name,
+        messages=tuple(messages), num_turns=len(attempts), code=last.code,
+    )  # fmt: skip
+
+
+def _answer(code: str, thoughts: Sequence[str], prompts: PromptSet) -> Message:
+    """An answer in the form that prompts ask for: its thinking, then a fenced block."""
+    content = with_thinking(f"```python\n{code.strip()}\n```", thoughts, tag=prompts.thinking)
+    return Message(role="assistant", content=content)
+
+
+def _answer_name(code: str) -> str:
+    """The name that a trace's code defines. Raises Unfit if it is unknown."""
+    if defines(code, "ModelNew"):
+        return "ModelNew"
+    if not defines(code, WRAPPER):
+        raise Unfit(f"without ModelNew or {WRAPPER}")
+    return WRAPPER
 
 
 def _conversation(pair: Pair) -> Example:
     asked = next((one.content for one in pair.messages if one.role == "user"), "")
     fenced = [one.code for one in fenced_blocks(asked)]
     answers_to, code = _found_code(pair.messages[-1].content)
-    return _example(pair, source=fenced[-1] if fenced else asked, answers_to=answers_to, code=code)
+    return Example(
+        problem_id=pair.problem_id, source=fenced[-1] if fenced else asked, answers_to=answers_to,
+        messages=pair.messages, num_turns=pair.num_turns, code=code,
+    )  # fmt: skip
 
 
 def _found_code(answer: str) -> tuple[str, str]:
@@ -141,19 +196,6 @@ def _found_code(answer: str) -> tuple[str, str]:
     return "", fenced[-1] if fenced else ""
 
 
-def _example(pair: Pair, *, source: str, answers_to: str, code: str) -> Example:
-    return Example(
-        problem_id=pair.problem_id,
-        source=source,
-        answers_to=answers_to,
-        messages=pair.messages,
-        num_turns=pair.num_turns,
-        code=code,
-    )
-
-
-PASSED = {"correctness": True, "fast_0": True}
-"""Result given to `trinity_pair` for a kernel that `passes` has accepted."""
 FAST = {"fast_1": lambda speedup: speedup > 1.0, "fast_2": lambda speedup: speedup >= 2.0}
 _WRONG = re.compile(r"mismatch|incorrect|not close|not equal|differ|tolerance", re.IGNORECASE)
 _COMPILE = re.compile(r"compil|syntax|indentation|invalid", re.IGNORECASE)
@@ -190,22 +232,8 @@ def speedup_of(result: Mapping[str, Any]) -> float | None:
     return float(found) if math.isfinite(found) else None
 
 
-def single_pair(row: Mapping[str, Any], *, number: int, wanted: str, prompts: PromptSet) -> Pair:
-    """A trace of one turn. Raises BadRow, and Unfit if its result is not good enough."""
-    if not passes(result_of(row.get("result")), wanted=wanted):
-        raise Unfit(f"result below {wanted}")
-    return trinity_pair({**row, "result": PASSED}, number=number, prompts=prompts)
-
-
-def trace_pair(
-    row: Mapping[str, Any], *, number: int, wanted: str, prompts: PromptSet
-) -> tuple[Pair, str]:
-    """A trace of several turns, and the code of its last attempt.
-
-    Raises:
-        BadRow: a column is missing, or of another kind.
-        Unfit: no attempt is good enough.
-    """
+def _turns(row: Mapping[str, Any], number: int, wanted: str, prompts: PromptSet) -> Example:
+    """A trace of several turns up to its best one. Raises Unfit if none is good enough."""
     attempts = _attempts(row)
     good = [
         (speedup_of(each.result) or 0.0, -index)
@@ -215,31 +243,41 @@ def trace_pair(
     if not good:
         raise Unfit(f"result below {wanted}")
     best = -max(good)[1]
-    last = attempts[best]
-    pair = trinity_pair(
-        {
-            "pytorch_code": row.get("pytorch_code"), "triton_code": last.code, "result": PASSED,
-            "sample_key": row.get("sample_key"), **dict(zip(THOUGHTS, last.thoughts, strict=False)),
-        },
-        number=number, prompts=prompts,
-    )  # fmt: skip
-    earlier = attempts[:best][-1 if prompts.attempts == "last" else 0 :]
-    before = [message for each in earlier for message in _exchange(each, prompts)]
-    messages = (*pair.messages[:-1], *before, pair.messages[-1])
-    return replace(pair, messages=messages, num_turns=1 + len(before) // 2), last.code
+    first = max(best - 1, 0) if prompts.attempts == "last" else 0
+    return _trace(row, number, attempts[first : best + 1], prompts)
+
+
+def result_of(value: Any) -> Mapping[str, Any]:
+    """A result, also if it is JSON text. Raises BadRow if it says nothing about correctness."""
+    found = _parsed(value)
+    if not isinstance(found, dict) or "correctness" not in found:
+        raise BadRow(
+            "result: found no correctness in it; it must hold the benchmark's result for the kernel"
+        )
+    return found
+
+
+def _parsed(value: Any) -> Any:
+    """The value, or what it holds as JSON text; None for a text that is no JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _attempts(row: Mapping[str, Any]) -> list[TraceTurn]:
     """Attempts with code, the one of the final columns last."""
-    turns = parsed(row.get("turns"))
+    turns = _parsed(row.get("turns"))
     if not isinstance(turns, list):
-        raise BadRow(f"turns: found {type(turns).__name__}; a list (columns: {', '.join(row)})")
+        raise BadRow(f"turns: found {kind_of(turns)}; a list (columns here: {columns_of(row)})")
     found: list[TraceTurn] = []
     for turn in turns:
         if not isinstance(turn, Mapping):
             raise BadRow(f"turns: found {type(turn).__name__} in it; objects")
         if text := _text(turn, "triton_code"):
-            result = parsed(turn.get("result"))
+            result = _parsed(turn.get("result"))
             found.append(
                 TraceTurn(
                     thoughts=thinking_of(turn),
@@ -262,11 +300,6 @@ def _with_final(row: Mapping[str, Any], attempts: Sequence[TraceTurn]) -> list[T
             found[index] = replace(each, result=each.result or final)
             return found
     return [*found, TraceTurn(thoughts=(), code=code, result=final, feedback="")]
-
-
-def _exchange(attempt: TraceTurn, prompts: PromptSet) -> tuple[Message, Message]:
-    answer = answer_text(attempt.code, attempt.thoughts, prompts=prompts)
-    return Message(role="assistant", content=answer), _words(attempt, prompts)
 
 
 def _words(attempt: TraceTurn, prompts: PromptSet) -> Message:

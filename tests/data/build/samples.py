@@ -12,8 +12,10 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from forge.config.schema.build import DataBuild
+from forge.data.build.examples import Example, to_example
 from forge.data.build.near import signature, similarity
 from forge.data.build.steps import parse
+from tests.prompting import PROMPTS
 
 ROOT = Path(__file__).parents[3]
 
@@ -102,6 +104,11 @@ def build_of(folder: Path = Path("/nowhere"), **tables: dict[str, Any]) -> DataB
     for name, table in tables.items():
         values[name] = {**values.get(name, {}), **table}
     return DataBuild.model_validate(values)
+
+
+def example(row: dict[str, Any], format: str) -> Example:
+    """A row of a format as an example, with the prompts of the tests."""
+    return to_example(row, number=1, build=build_of(input={"format": format}), prompts=PROMPTS)
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:

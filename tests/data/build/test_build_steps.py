@@ -237,7 +237,7 @@ def test_columns_that_are_missing_are_named_with_what_was_found() -> None:
     found = prepare({"pytorch_code": "x"}, **TRACES)
     assert isinstance(found, Dropped)
     assert found.is_broken
-    assert found.detail == "turns: found NoneType; a list (columns: pytorch_code)"
+    assert found.detail == "turns: found nothing; a list (columns here: pytorch_code)"
 
 
 def test_lengths_are_those_of_the_models_training_rows(tmp_path: Path) -> None:
