@@ -100,9 +100,11 @@ def run(
     elif detach:
         from forge.commands.detach import run_detached
         from forge.config.load import load_experiment
+        from forge.runner.from_run import with_run
         from forge.runner.prepare.hub import locate_model, locate_rows
 
         experiment = load_experiment(file, overrides=overrides or ())
+        experiment = with_run(experiment, say=None if as_json else say)
         locate_model(experiment.model, say=None if as_json else say)  # while the user is watching
         locate_rows(experiment, say=None if as_json else say)
         wait_s = experiment.devices.wait_s if wait_s is None else wait_s
@@ -165,9 +167,11 @@ def plan(
 ) -> None:
     """Check an experiment and the machine; print placement and time."""
     from forge.config.load import load_experiment
+    from forge.runner.from_run import with_run
     from forge.runner.plan.plan import plan as make_plan
 
     experiment = load_experiment(file, overrides=overrides or (), is_here=assumed is None)
+    experiment = with_run(experiment, merges=False)
     machine = None
     if assumed is not None:
         from forge.runner.plan.machine import assume, this_machine

@@ -26,6 +26,7 @@ from forge.evalpool.pool import open_private_pool
 from forge.records import Prompt, Status
 from forge.rollout.play import verdict_without_code
 from forge.rollout.prompter import TemplatePrompter
+from forge.runner.from_run import with_run
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import judge_cards
 from forge.runner.prepare.gguf import find_made
@@ -161,7 +162,8 @@ def _experiment(request: PromptRequest) -> Experiment | None:
         open_run(request.run).close()  # first: of another version, its keys may be unknown too
     # Of a run, what a command shows needs none of its other files.
     is_here = request.run is None and request.assumed is None
-    return load_experiment(path, overrides=request.overrides, is_here=is_here)
+    experiment = load_experiment(path, overrides=request.overrides, is_here=is_here)
+    return experiment if request.run is not None else with_run(experiment, merges=False)
 
 
 def _prompts(request: PromptRequest, experiment: Experiment) -> tuple[PromptSet, Sequence[Gpu]]:

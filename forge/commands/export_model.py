@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import sys
-import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,9 +27,7 @@ from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError
-from forge.process.child import ChildSpec, open_child
-from forge.process.environment import child_env
-from forge.records import Message
+from forge.runner.from_run import PROMPT, export_job, run_child
 from forge.runner.plan.model_shape import model_type
 from forge.runner.weights.resume import find_weights
 from forge.serve.architectures import ARCHITECTURES, served_by_llama
@@ -47,14 +42,6 @@ if TYPE_CHECKING:
     from forge.serve.weights import Weights
     from forge.store.layout import RunPaths
 
-PROMPT = "Write a Triton kernel that adds two vectors."
-"""Asked of the exported weights to verify them."""
-NUM_TOKENS = 16
-"""Maximum tokens of the answer."""
-
-TIMEOUT_S = 7200.0
-"""Maximum duration of a job: a large model is read, merged and written on the CPU."""
-QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
 EVALUATIONS = """
 SELECT stage, step, policy_version, num_problems, num_samples, max_turns, pass_at_1, ci_low,
     ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate
@@ -166,25 +153,14 @@ def _write(paths: RunPaths, kind: ModelForm, weights: Weights, out: Path) -> dic
     """Write the weights; returns the facts of their verification."""
     experiment = load_experiment(paths.experiment, is_here=False)
     chat = ChatTemplate.load(weights.full, chat_template=experiment.model.chat_template)
-    ask = {
-        "prompt_ids": list(chat.prompt([Message(role="user", content=PROMPT)]).ids),
-        "stop_ids": list(chat.stop_token_ids),
-        "num_tokens": NUM_TOKENS,
-    }
-    job: dict[str, Any] = {
-        **ask,
-        "model_dir": str(weights.full),
-        "adapter": weights.adapter and str(weights.adapter),
-        "base_name": str(weights.full) if experiment.model.is_gguf else experiment.model.path,
-        "trust_remote_code": experiment.model.trust_remote_code,
-    }
+    job = export_job(weights, experiment.model)
     merged = out / ".merged" if kind is ModelForm.GGUF else out
     form = "adapter" if kind is ModelForm.ADAPTER else "merge"
     module = "forge.train.trainer.publish.export"
     found = anyio.run(run_child, module, {**job, "kind": form, "out_dir": str(merged)})
     if kind is ModelForm.GGUF:
         job = {
-            **ask,
+            **{key: job[key] for key in ("prompt_ids", "stop_ids", "num_tokens")},
             "model_dir": str(merged),
             "path": str(out / f"{paths.name}.gguf"),
             "name": paths.name,
@@ -235,35 +211,6 @@ def push(folder: Path, name: str) -> str:
 def _refused(name: str, error: Exception, *, saved: str = "") -> MachineError:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
     return MachineError(f"--push {name}: the hub cannot be used: {line}{saved}")
-
-
-async def run_child(module: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Run `python -m MODULE` with a config; returns the JSON of its result file.
-
-    Raises:
-        ChildDied: it ended without a result; the message has the last lines of its log.
-        Stalled: it took longer than two hours.
-    """
-    name = module.rpartition(".")[2]
-    threads = len(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory(prefix="forge-export-") as folder:
-        result = Path(folder, "result.json")
-        spec = ChildSpec(
-            name=name,
-            argv=(sys.executable, "-m", module),
-            log_path=Path(folder, f"{name}.log"),
-            env=child_env(threads=threads, extra=QUIET),
-            socket_path=None,
-            config={**job, "threads": threads, "result_path": str(result)},
-        )
-        async with open_child(spec) as child:
-            with anyio.move_on_after(TIMEOUT_S) as scope:
-                await child.wait()
-            if scope.cancelled_caught:
-                raise child.stalled(asked="an exported model", silent_s=TIMEOUT_S)
-            if not result.is_file():
-                raise child.died(doing="exporting the model")
-        return json.loads(result.read_text())
 
 
 def lineage_of(

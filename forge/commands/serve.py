@@ -23,6 +23,7 @@ from forge.errors import ConfigError
 from forge.process.server.listening import open_listener, url_of
 from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.process.sockets import open_private_dir, open_socket_dir
+from forge.runner.from_run import with_run
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
@@ -133,7 +134,7 @@ def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
             f'{request.source}: model.init = "{experiment.model.init}" has learned nothing yet;'
             ' "forge serve RUN" serves the model of a run'
         )
-    model = locate_model(experiment.model, say=say)
+    model = locate_model(with_run(experiment, say=say).model, say=say)
     assert model.path is not None
     return _ServedModel(
         experiment=experiment,

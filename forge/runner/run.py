@@ -31,6 +31,7 @@ from forge.process.machine import collect_less_often, use_one_heap
 from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
 from forge.runner.attempt import describe_attempt, keep_status, log_to, record_end, record_status
 from forge.runner.control import ControlServer, serve_control
+from forge.runner.from_run import with_run
 from forge.runner.live.console import Console
 from forge.runner.live.held_directory import hold_directory
 from forge.runner.live.observer import StoreObserver
@@ -88,6 +89,7 @@ def run_experiment(
 
     console = Console(quiet=quiet)
     experiment = load_experiment(path, overrides=overrides)
+    experiment = with_run(experiment, say=None if quiet else console.say)
     experiment = locate_rows(experiment, say=None if quiet else console.say)
     with (
         report_at_end(console) as begun,

@@ -13,8 +13,10 @@ import pytest
 
 from forge.cli import run_command
 from forge.commands import export_model as exporting
+from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, PolicyVersion
+from forge.runner import from_run
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, evaluation, write_run
@@ -82,6 +84,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return importlib.import_module(module).export({**job, "threads": 1})
 
     monkeypatch.setattr(exporting, "run_child", run_child)
+    monkeypatch.setattr(from_run, "run_child", run_child)
 
 
 def export(run: RunPaths, kind: str, out: Path, **keys: str) -> exporting.ExportedModel:
@@ -119,6 +122,33 @@ def test_merged_weights_and_an_adapter_compute_what_the_run_computed(
     assert config["base_model_name_or_path"] == "org/base"
     ours = json.loads((run.weights / "grpo-000004" / "adapter_config.json").read_text())
     assert ours["base_model_name_or_path"] == str(tiny_model), "the run's file is unchanged"
+
+
+def test_a_run_is_the_model_of_the_next_with_its_adapter_merged_once(
+    run: RunPaths,
+    tiny_model: Path,
+    tmp_path: Path,
+    in_this_process: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "next.toml").write_text(EXPERIMENT.replace("org/base", str(run.root)))
+
+    def start(*overrides: str, **keys: bool) -> Path:
+        file = tmp_path / "next.toml"
+        experiment = load_experiment(file, overrides=overrides, is_here=False)
+        return Path(from_run.with_run(experiment, **keys).model.path or "")
+
+    assert start(merges=False) == tiny_model
+    merged = start()
+    want = logits(tiny_model, run.weights / "grpo-000004")
+    assert torch.allclose(logits(merged), want, atol=1e-4)
+    monkeypatch.delattr(from_run, "run_child")
+    assert start(f"model.path={run.root}:4") == merged, "not merged again"
+    with pytest.raises(ConfigError, match=r"toy-1@2: no weights .* there are: 4"):
+        start(f"model.path={run.root}:2")
 
 
 def test_an_adapter_on_the_experts_of_a_mixture_is_merged(tiny_model: Path, tmp_path: Path) -> None:

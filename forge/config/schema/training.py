@@ -78,8 +78,10 @@ class ModelTable(Table):
     init: Literal["tiny"] | None = None
     """Make a random model, with the sizes of [model.tiny], instead of loading one."""
     path: str | None = None
-    """Local directory, GGUF file or hub name of the model. Exactly one of init and path; neither
-    with serve.url: the server is asked by messages, and forge needs no tokenizer."""
+    """Local directory, GGUF file or hub name of the model, or the directory of a run, "runs/x-1" or
+    "runs/x-1:40": its newest weights or those of a step, with their adapter merged. Exactly one of
+    init and path; neither with serve.url: the server is asked by messages, and forge needs no
+    tokenizer."""
     revision: str | None = None
     """Hub revision of the model, or SHA-256 of a GGUF file; recorded with the run."""
     adapter: PathValue | None = None
@@ -103,6 +105,12 @@ class ModelTable(Table):
     def is_absent(self) -> bool:
         """True if only a server has the model."""
         return self.init is None and self.path is None
+
+    @property
+    def run_and_step(self) -> tuple[str, str]:
+        """`path` as the directory of a run and a step; the step is empty for the newest weights."""
+        name, _, step = (self.path or "").rpartition(":")
+        return (name, step) if name and step.isdecimal() else (self.path or "", "")
 
     @property
     def is_gguf(self) -> bool:

@@ -59,7 +59,7 @@ def locate_gguf(table: ModelTable, *, say: Callable[[str], None] | None) -> Mode
             "the same file"
         )
     folder = made_dir(digest)
-    with _alone(folder):
+    with alone(folder):
         if not folder.is_dir():
             _make(model, folder, say=say)
     return table.model_copy(update={"path": str(folder), "revision": digest})
@@ -96,7 +96,7 @@ def _make(model: GgufModel, folder: Path, *, say: Callable[[str], None] | None) 
 
 
 @contextmanager
-def _alone(folder: Path) -> Generator[None]:
+def alone(folder: Path) -> Generator[None]:
     """No other process makes this directory. Raises Stalled if one does for an hour."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
