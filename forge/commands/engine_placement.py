@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage
-from forge.runner.plan.model_shape import model_type
+from forge.runner.plan.model_shape import refusal_of
 from forge.runner.plan.placement import place
 from forge.serve.engines import choose_engine
 
@@ -49,7 +49,7 @@ def place_on(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Pl
 def place_engine(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:
     """Chooses the engine for a model, and places it as `[devices]` asks."""
     gpus = machine.gpus if experiment.devices.serve else ()
-    engine, _ = choose_engine(
-        experiment.serve, gpus=gpus, installed=machine.engines, model_type=model_type(model_dir)
-    )
+    serve = experiment.serve
+    refused = refusal_of(model_dir, context_tokens=serve.context_tokens)
+    engine, _ = choose_engine(serve, gpus=gpus, installed=machine.engines, no_llama=refused)
     return place(experiment, machine, engine=engine)

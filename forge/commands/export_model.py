@@ -30,7 +30,7 @@ from forge.errors import ConfigError, MachineError
 from forge.runner.from_run import PROMPT, export_job, run_child
 from forge.runner.plan.model_shape import model_type
 from forge.runner.weights.resume import find_weights
-from forge.serve.architectures import ARCHITECTURES, served_by_llama
+from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES
 from forge.store.identity import read_identity
 from forge.store.reader import open_run
@@ -76,7 +76,7 @@ class ExportedModel:
     url: str = ""
     """Address on the hub."""
     note: str = ""
-    """What a program that loads the export does otherwise than the run."""
+    """Differences of a program that loads the export from the run."""
 
     def to_json(self) -> dict[str, Any]:
         """The output of `forge export model --json`."""
@@ -145,8 +145,8 @@ def _require(paths: RunPaths, kind: ModelForm, weights: Weights) -> None:
             if importlib.util.find_spec(name) is None:
                 advice = ENGINES["llama"].advice
                 raise MachineError(f"--gguf needs {name}, which is not installed; {advice}")
-        if (found := model_type(weights.full)) not in ARCHITECTURES:
-            raise ConfigError(f"--gguf: model_type is {found!r}; {served_by_llama()}; --merge")
+        if refused := no_llama(str(model_type(weights.full))):
+            raise ConfigError(f"--gguf: {refused}; --merge")
 
 
 def _write(paths: RunPaths, kind: ModelForm, weights: Weights, out: Path) -> dict[str, Any]:

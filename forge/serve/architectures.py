@@ -199,6 +199,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }  # fmt: skip
 """By `model_type` of config.json."""
+WITH_IMAGES = {"gemma3": "gemma3_text"}
+"""Models whose text alone is served, with the `model_type` of their `text_config`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +229,14 @@ class Layout:
         """Rows of the embedding."""
         return self.metadata["vocab_size"]
 
+    def check_context(self, context_tokens: int, *, where: str) -> None:
+        """Raise ConfigError for a context in which llama.cpp computes something else."""
+        if self.exact_tokens is not None and context_tokens > self.exact_tokens:
+            raise ConfigError(
+                f"{where}: llama.cpp computes this model as transformers does up to"
+                f" {self.exact_tokens} tokens; serve.context_tokens is {context_tokens}"
+            )
+
     def heads_of(self, gguf_name: str) -> int:
         """Number of heads whose rows of a tensor are reordered; 0 for none."""
         kind = gguf_name.split(".")[-2]
@@ -235,23 +245,41 @@ class Layout:
         return self.metadata["attention.head_count" + ("_kv" if kind == "attn_k" else "")]
 
 
-def read_layout(config: Facts, *, kinds: Mapping[str, Sequence[str]], where: str) -> Layout:
+def read_layout(
+    config: Facts, *, where: str, kinds: Mapping[str, Sequence[str]] | None = None
+) -> Layout:
     """Read a transformers config (keys of 4.x and 5.x).
 
     Args:
-        kinds: GGUF names of all tensors of each of llama.cpp's architectures, with `{bid}`.
         where: prefix of error messages.
+        kinds: GGUF names of all tensors of each of llama.cpp's architectures, with `{bid}`; without
+            them the layout has no shapes.
     """
-    found = config.get("model_type")
-    architecture = ARCHITECTURES.get(str(found))
-    if architecture is None:
-        raise ConfigError(f"{where}: model_type is {found!r}; {served_by_llama()}")
-    return _ConfigReader(architecture, config, where).layout(kinds[architecture.name])
+    found = str(config.get("model_type"))
+    if found in WITH_IMAGES:
+        config, found = {**config, **config.get("text_config", {})}, WITH_IMAGES[found]
+    if (architecture := ARCHITECTURES.get(found)) is None:
+        raise ConfigError(f"{where}: {no_llama(found)}")
+    names = kinds[architecture.name] if kinds else ()
+    return _ConfigReader(architecture, config, where).layout(names)
 
 
-def served_by_llama() -> str:
-    """All values of model_type that the llama engine serves, for error messages."""
-    return f"the llama engine serves {', '.join(sorted(ARCHITECTURES))}; hf and vllm serve others"
+def no_llama(model_type: str) -> str | None:
+    """The reason why the llama engine serves no model of a type, or None if it does."""
+    served = sorted({*ARCHITECTURES, *WITH_IMAGES})
+    if model_type in served:
+        return None
+    return f"model_type is {model_type!r}; llama serves {', '.join(served)}; hf and vllm others"
+
+
+def why_not_llama(config: Facts, *, context_tokens: int) -> str | None:
+    """The reason why the llama engine does not serve a model, from its config.json, or None if it
+    does."""
+    try:
+        read_layout(config, where="config.json").check_context(context_tokens, where="config.json")
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 class _ConfigReader:

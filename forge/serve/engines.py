@@ -22,7 +22,6 @@ from forge.errors import ConfigError, MachineError, pip_install
 from forge.process.devices import Vendor, inventory
 from forge.process.environment import child_env
 from forge.serve import interpreter
-from forge.serve.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
     from forge.config.schema import ServeTable
@@ -108,23 +107,22 @@ def choose_engine(
     *,
     gpus: Sequence[object],
     installed: frozenset[str],
-    model_type: str | None = None,
+    no_llama: str | None = None,
 ) -> tuple[str, str]:
     """Name of the engine and the reason for people. For "auto": the fastest one that is `installed`
     and serves the model on these devices.
 
     Args:
-        model_type: value of the model's config.json; None if unknown.
+        no_llama: reason why llama does not serve the model; None if it does, or if it is unknown.
     """
     if table.engine != "auto":
         return table.engine, "as serve.engine says"
-    serves_model = model_type is None or model_type in ARCHITECTURES
     if gpus and "vllm" in installed:
         return "vllm", "the fastest on GPUs"
     why_not_vllm = "vllm is not installed" if gpus else "no GPU for it"
     if "llama" in installed or "hf" not in installed:
-        if not serves_model and "hf" in installed:
-            return "hf", f"{why_not_vllm}, and llama does not serve {model_type}; hf is slow"
+        if no_llama is not None and "hf" in installed:
+            return "hf", f"{why_not_vllm}, and llama does not serve the model: {no_llama}"
         if not gpus:
             return "llama", "the fastest on a CPU"
         if "hf" not in installed or read_interpreter(table).has_gpu_llama:
@@ -133,14 +131,12 @@ def choose_engine(
     return "hf", f"{why_not_vllm}, llama is not installed either; hf is slow"
 
 
-def resolve(
-    table: ServeTable, *, gpus: Sequence[object], model_type: str | None = None
-) -> ServeTable:
+def resolve(table: ServeTable, *, gpus: Sequence[object]) -> ServeTable:
     """The table with an engine in place of "auto". Raises MachineError like `installed_engines`."""
     if table.engine != "auto":
         return table
     installed = installed_engines(table)
-    name, _ = choose_engine(table, gpus=gpus, installed=installed, model_type=model_type)
+    name, _ = choose_engine(table, gpus=gpus, installed=installed)
     return table.model_copy(update={"engine": name})
 
 

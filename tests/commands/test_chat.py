@@ -144,11 +144,17 @@ def test_a_chat_takes_one_gpu_for_each_role_of_the_run_except_training(tmp_path:
     assert (on_cpu.gpus, on_cpu.engine) == ((), "llama")
 
 
-@pytest.mark.parametrize(("kind", "engine"), [("llama", "hf"), ("qwen3", "llama")])
+SIZES = {
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8,
+    "vocab_size": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("afmoe", "hf"), ("qwen3", "llama")])
 def test_a_chat_chooses_the_engine_by_the_type_of_the_model(
     kind: str, engine: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": kind}))
     both = with_engines("llama", "hf")
     placement = place_on(small(load_experiment(QUICKSTART)), both, model_dir=tmp_path)
     assert placement.engine == engine
@@ -158,13 +164,13 @@ class Opened(Exception):
     """Raised at the point where engines would start."""
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["afmoe", "qwen3"])
 def test_a_chat_converts_its_model_inside_its_own_store_and_cleans_up(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, seen = tmp_path / "model", []
     model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": kind}))
+    (model / "config.json").write_text(json.dumps({**SIZES, "model_type": kind}))
     paths = run_with(tmp_path / "toy-1", start=Weights(full=model))
     paths.experiment.write_text(
         f'name = "toy"\n[model]\npath = "{model}"\n[[stage]]\nkind = "eval"\n'
@@ -185,7 +191,7 @@ def test_a_chat_converts_its_model_inside_its_own_store_and_cleans_up(
     with pytest.raises(Opened):
         forge.solve(FUNCTION, run="toy-1", store_dir=tmp_path)
     store = tmp_path / "chats" / "toy-1-1"
-    assert seen == [("hf" if kind == "llama" else "llama", store, True)]
+    assert seen == [("hf" if kind == "afmoe" else "llama", store, True)]
     assert not list(store.glob(".chat-*"))
     with open_run(RunPaths(store)) as reader:
         assert run_state(reader) == "failed"

@@ -3,15 +3,19 @@ random models, weights written in place, and adapters."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError
-from forge.serve.architectures import ARCHITECTURES
+from forge.serve.architectures import ARCHITECTURES, why_not_llama
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
 
@@ -120,6 +124,53 @@ def largest_gap(engine: LlamaEngine, reference: Reference, num_prompt: int) -> f
     prompt, completion = np.split(np.random.default_rng(0).integers(0, 512, num_prompt + 50), [-50])
     expected = reference.logprobs(prompt.tolist(), completion.tolist())
     return float(np.abs(engine.score(prompt, completion) - expected).max())
+
+
+def test_a_model_of_images_and_texts_is_served_without_its_images(
+    make_random: Callable[..., Reference], tmp_path: Path
+) -> None:
+    """The names of Gemma 3's own checkpoints."""
+    text = make_random("gemma3_text", seed=0, query_pre_attn_scalar=16)
+    tensors = load_file(text.path / "model.safetensors")
+    named = {
+        f"model.language_model.{name.removeprefix('model.')}": t for name, t in tensors.items()
+    }
+    named["model.vision_tower.vision_model.head.weight"] = torch.ones(3)
+    save_file(named, text.path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((text.path / "config.json").read_text())
+    whole = {"model_type": "gemma3", "text_config": config, "tie_word_embeddings": True}
+    (text.path / "config.json").write_text(json.dumps(whole))
+    settings = ModelSettings(model_dir=text.path, work_dir=tmp_path, context_tokens=CONTEXT)
+    engine = LlamaEngine(settings, num_slots=1)
+    assert largest_gap(engine, text, 40) < GELU_GAP
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "said"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 24}, "query_pre_attn_scalar is 24"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("llama", {"rope_parameters": {**YARN, "rope_type": "dynamic"}}, "rope_type is 'dynamic'"),
+        ("gpt_oss", {"rope_parameters": {**YARN, "truncate": False}}, "truncate is False"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob is False"),
+        ("smollm3", {"no_rope_layers": [1, 1]}, None),
+        ("smollm3", {"no_rope_layers": [0, 1]}, "no_rope_layers is"),
+        ("gemma3", {"text_config": {"hidden_activation": "silu"}}, "hidden_act is 'silu'"),
+        ("rwkv", {}, "model_type is 'rwkv'; llama serves arcee, .* hf and vllm others"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 64}, "up to 64 tokens"),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_named(
+    model_type: str, values: dict[str, Any], said: str | None
+) -> None:
+    config = {
+        "model_type": model_type, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512,
+        "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6, "head_dim": 16, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    found = why_not_llama({**config, **values}, context_tokens=CONTEXT)
+    assert found == said if said is None else re.search(said, str(found))
 
 
 def test_every_architecture_is_tested() -> None:

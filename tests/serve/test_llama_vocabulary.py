@@ -148,7 +148,7 @@ def test_a_vocabulary_with_a_token_for_each_byte_is_exported(
 
 
 def test_an_answer_ends_at_the_end_of_the_turn(speaking: Callable[..., Path]) -> None:
-    """Of a model that says nothing else."""
+    """The model says nothing else."""
     path = speaking(byte_level(SPLITS["qwen2"]), model_type="phi", tie_word_embeddings=False)
     tensors = load_file(path / "model.safetensors")
     end = ChatTemplate.load(path).stop_token_ids[0]

@@ -101,21 +101,17 @@ def test_auto_is_the_fastest_engine_for_model_and_devices(
 ) -> None:
     auto, gpu = ServeTable(engine="auto"), ("GPU-1",)
 
-    def chosen(gpus: tuple[str, ...], *names: str, model_type: str | None = None) -> str:
-        name, reason = choose_engine(
-            auto, gpus=gpus, installed=frozenset(names), model_type=model_type
-        )
+    def chosen(gpus: tuple[str, ...], *names: str, no_llama: str | None = None) -> str:
+        name, reason = choose_engine(auto, gpus=gpus, installed=frozenset(names), no_llama=no_llama)
         assert reason
         return name
 
     assert chosen((), *ALL) == "llama"
-    assert chosen((), *ALL, model_type="qwen3") == "llama"
-    assert chosen((), *ALL, model_type="llama") == "llama"
-    assert chosen((), *ALL, model_type="rwkv") == "hf"
+    assert chosen((), *ALL, no_llama="rwkv") == "hf"
     assert chosen((), "hf") == "hf"
     assert chosen(()) == "llama", "whose advice says how to install it"
     assert chosen(gpu, *ALL) == "vllm"
-    assert chosen(gpu, "llama", "hf", model_type="afmoe") == "hf"
+    assert chosen(gpu, "llama", "hf", no_llama="afmoe") == "hf"
     monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: LLAMA)
     assert chosen(gpu, "llama", "hf") == "hf"
     built = replace(LLAMA, llama_backends=frozenset({"cpu", "vulkan"}))

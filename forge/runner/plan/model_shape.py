@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge.serve.architectures import no_llama, why_not_llama
 from forge.train.gguf import made_dir, read_gguf
 
 if TYPE_CHECKING:
@@ -242,6 +243,25 @@ def model_type(model_dir: Path) -> str | None:
         return json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def llama_refusal(model: ModelTable, *, context_tokens: int) -> str | None:
+    """The reason why the llama engine does not serve a model; None if it does, or if the model is
+    not on this machine and unknown."""
+    if folder := config_dir(model):
+        return refusal_of(folder, context_tokens=context_tokens)
+    shape = model_shape(model)
+    return no_llama(shape.model_type) if shape and shape.model_type else None
+
+
+def refusal_of(model_dir: Path, *, context_tokens: int) -> str | None:
+    """The same for a directory."""
+    try:
+        config = dict[str, Any](json.loads((model_dir / "config.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+    is_named = "model_type" in config
+    return why_not_llama(config, context_tokens=context_tokens) if is_named else None
 
 
 def lora_rank(model: ModelTable, *, adapter: Path | None = None) -> int:

@@ -15,7 +15,7 @@ from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.attention import attention_reasons
 from forge.runner.plan.machine import Machine, this_machine
-from forge.runner.plan.model_shape import model_shape
+from forge.runner.plan.model_shape import llama_refusal
 from forge.runner.plan.needs import makes_pairs, needs_judges, needs_serving, needs_training
 from forge.runner.plan.nodes.layout import NodePlan, plan_nodes
 from forge.runner.plan.placement import Placement, place
@@ -183,10 +183,8 @@ def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, .
     if not needs_serving(experiment) or serve.url or experiment.cluster.serve:
         return "llama" if serve.engine == "auto" else serve.engine, ()
     gpus = machine.gpus if devices.gpus and devices.serve else ()
-    shape = model_shape(experiment.model)
-    name, why = choose_engine(
-        serve, gpus=gpus, installed=machine.engines, model_type=shape and shape.model_type
-    )
+    refused = llama_refusal(experiment.model, context_tokens=serve.context_tokens)
+    name, why = choose_engine(serve, gpus=gpus, installed=machine.engines, no_llama=refused)
     return name, (f"serve.engine = auto: {name} ({why})",) if serve.engine == "auto" else ()
 
 

@@ -22,7 +22,7 @@ from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import require_installed
 from forge.records import Message, Split
 from forge.runner.plan.attention import PACKAGE, flash_refusal
-from forge.runner.plan.model_shape import config_dir, lora_rank, model_shape
+from forge.runner.plan.model_shape import config_dir, llama_refusal, lora_rank, model_shape
 from forge.runner.plan.needs import needs_serving, num_ranks, turns_played
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
@@ -58,6 +58,9 @@ def require_engine(experiment: Experiment, machine: Machine, placement: Placemen
         return
     chosen = serve.model_copy(update={"engine": placement.engine})
     check_adapters(chosen, max_lora_rank=lora_rank(experiment.model))
+    refused = llama_refusal(experiment.model, context_tokens=serve.context_tokens)
+    if placement.engine == "llama" and refused:
+        raise ConfigError(f'serve.engine = "llama": {refused}')
     if experiment.cluster.serve:
         return  # nodes check their own installation
     if machine.is_here:

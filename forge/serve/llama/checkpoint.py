@@ -43,6 +43,8 @@ EXPERT = re.compile(r"^(?P<before>.+\.experts)\.(?P<index>\d+)(?P<rest>\..+)$")
 """A tensor of one expert; GGUF files hold those of all experts as one."""
 FUSED = re.compile(r"^(?P<before>.+\.experts\.)gate_up_proj(?P<rest>.*)$")
 """Gates and inputs of all experts in one tensor; GGUF files hold two."""
+OF_IMAGES = re.compile(r"(?:^|\.)(?:vision_tower|multi_modal_projector)\.")
+"""Weights that no text needs."""
 
 Pick = Callable[[np.ndarray], np.ndarray]
 """The part of a stored tensor that a GGUF tensor needs, in its order."""
@@ -172,7 +174,7 @@ def _open_checkpoint(path: Path, served: Layout | None) -> Checkpoint:
     names: dict[str, str] = {}
     for file in weight_files(path):
         for name, stored in list_tensors(file).items():
-            if name == "lm_head.weight" and layout.is_tied:
+            if (name == "lm_head.weight" and layout.is_tied) or OF_IMAGES.search(name):
                 continue
             for target, index, source in _sources(stored, layout):
                 found.setdefault(target, {})[index] = source
@@ -246,7 +248,7 @@ def _row_order(layout: Layout, target: str) -> Pick | None:
 
 def _target(names: gguf.TensorNameMap, name: str) -> str:
     """GGUF name of a tensor; its own name if it has none."""
-    name = re.sub(r"_bias$", ".bias", name)
+    name = re.sub(r"_bias$", ".bias", name).replace("language_model.", "", 1)
     if not name.endswith((".weight", ".bias")):
         name = f"{name}.weight"
     return names.get_name(name, try_suffixes=(".weight", ".bias")) or name

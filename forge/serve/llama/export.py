@@ -107,7 +107,7 @@ def _chat(config: Mapping[str, Any], *, is_exact: bool) -> tuple[list[int], list
 
 
 def _differences(config: Mapping[str, Any], model: llama_cpp.Llama, ids: list[int]) -> list[str]:
-    """What plain llama-cpp-python does otherwise than forge."""
+    """The differences of plain llama-cpp-python from forge."""
     vocab = model._model.vocab
     endless = [t for t in config["stop_ids"] if not llama_cpp.llama_vocab_is_eog(vocab, t)]
     notes = [f"llama.cpp does not end an answer at token {token}" for token in endless]

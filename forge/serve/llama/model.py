@@ -91,7 +91,8 @@ class LlamaModel:
             )
         checkpoint = open_weights(settings.model_dir, served=None)
         assert isinstance(checkpoint, Checkpoint)
-        _check_context(checkpoint, settings.context_tokens)
+        where = str(checkpoint.path)
+        checkpoint.layout.check_context(settings.context_tokens, where=where)
         self.settings = settings
         self.layout = checkpoint.layout
         self.num_vocab = checkpoint.layout.vocab_size
@@ -266,15 +267,6 @@ class LlamaModel:
             self._c.llama_adapter_lora_free(self._adapter)
         self._c.llama_model_free(self._model)
         self._context = self._adapter = self._model = None
-
-
-def _check_context(checkpoint: Checkpoint, context_tokens: int) -> None:
-    longest = checkpoint.layout.exact_tokens
-    if longest is not None and context_tokens > longest:
-        raise ConfigError(
-            f"{checkpoint.path}: llama.cpp computes this model as transformers does up to {longest}"
-            f" tokens, and a context has {context_tokens}; a shorter one, or another serve.engine"
-        )
 
 
 class DecodeBatch:
