@@ -180,8 +180,8 @@ def test_lines_of_json_end_only_at_newlines(mark: str, end: str, tmp_path: Path)
     ("name", "content", "words"),
     [
         ("rows.csv", b"a,b", "found .csv; \\*.json"),
-        ("rows.json", b"[{", "row 1: broken JSON: .*; a JSON list of objects, or"),
-        ("rows.jsonl", DEEP.encode(), "row 1: broken JSON: .*; a JSON list of objects, or"),
+        ("rows.json", b"[{", "row 1: broken JSON: the rest of the list cannot"),
+        ("rows.jsonl", DEEP.encode(), "row 1: broken JSON: the rest of the list cannot"),
         ("rows.jsonl", b'{"a": "\xff"}', "rows.jsonl, row 1: no text in UTF-8"),
         ("rows.parquet", b"PAR1", "no Parquet file"),
     ],

@@ -18,7 +18,7 @@ class InputTable(Table):
     """File of rows (JSON, JSON lines or Parquet), directory of them, or data set on the hub, such
     as "GPUMODE/KernelBook"; relative to this file."""
     format: Literal["messages", "kernelbook", "trinity", "traces"] = "messages"
-    """Columns of the rows. messages: conversations, in the columns that data.format lists.
+    """Columns of the rows. messages: conversations, in the columns that data.path lists.
     kernelbook, trinity: the columns of these data sets. traces: several turns with results
     (sample_key, pytorch_code, turns, final_triton_code, final_result, full_messages)."""
     rewrite: bool = True

@@ -26,6 +26,7 @@ KEY = "data.path"
 """Key that messages name."""
 MARK = b"\xef\xbb\xbf"
 """Byte order mark that some editors write first."""
+OBJECTS = "a JSON list of objects, or an object a line"
 MAX_NAMES = 12
 """Columns that a message names."""
 
@@ -148,8 +149,7 @@ def rows_of(file: Path, *, key: str = KEY) -> Iterator[Mapping[str, Any]]:
         for number, raw in enumerate(stream_rows(file), start=1):
             row = parse_row(raw)
             if isinstance(row, Broken):
-                said = f"{row.reason}: {row.detail}; a JSON list of objects, or an object a line"
-                raise ConfigError(f"{key}: {file}, row {number}: {said}")
+                raise ConfigError(f"{key}: {file}, row {number}: {row.reason}: {row.detail}")
             yield row
     except OSError as err:
         raise _unreadable(file, err, key=key) from None
@@ -179,9 +179,9 @@ def parse_row(raw: Any) -> Row:
         except UnicodeDecodeError as err:
             return Broken(reason="no text in UTF-8", detail=str(err))
         except (ValueError, RecursionError) as err:
-            return Broken(reason="broken JSON", detail=str(err))
+            return Broken(reason="broken JSON", detail=f"{err}; {OBJECTS}")
     if not isinstance(raw, dict):
-        return Broken(reason="no object", detail=f"found {type(raw).__name__}")
+        return Broken(reason="no object", detail=f"found {kind_of(raw)}; {OBJECTS}")
     return raw
 
 
