@@ -396,8 +396,9 @@ def lacks_tokenizer(model_dir: Path) -> str:
     found = next((name for name in others if (model_dir / name).is_file()), None)
     if found is None:
         return "a model directory needs tokenizer.json"
-    command = f"t = AutoTokenizer.from_pretrained('{model_dir}'); t.save_pretrained('{model_dir}')"
-    return f'found {found} alone; python -c "from transformers import *; {command}" converts it'
+    command = f"AutoTokenizer.from_pretrained('{model_dir}').save_pretrained('{model_dir}')"
+    code = f"from transformers import AutoTokenizer; {command}"
+    return f'found {found} alone; python -c "{code}" converts it'
 
 
 def _special_names(model_dir: Path, config: Mapping[str, Any]) -> dict[str, str]:

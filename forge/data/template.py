@@ -225,7 +225,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty without the file. Raises ConfigError."""
     try:
         found = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: not a JSON object")
