@@ -27,6 +27,8 @@ class AnswerForm:
 
     in_fields: bool
     """True if thinking is a field of its own: the template does not read tags in the content."""
+    has_headers: bool
+    """True if an answer has more around it than the tags of forge's own messages."""
     can_think: bool
     """True if an answer with thinking continues the generation prompt."""
     opened: str
@@ -42,10 +44,45 @@ class AnswerForm:
     """Text between thinking and answer."""
     before: str
     """Text before an answer without thinking."""
+    is_spaced: bool
+    """True if the template puts white space before an answer."""
     tail: str
     """Text after an answer."""
     end: str
     """The tail up to the token that ends an answer, which may be the start of the next message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Renderings of the sample."""
+
+    prompt: str
+    plain: str
+    """The whole conversation without thinking."""
+    thinking: str
+    """The same with thinking, in a field or in the content."""
+    in_fields: bool
+    following: str
+    """Text between the answer and a second question."""
+
+    @classmethod
+    def of(cls, render: Render, tag: str) -> _Sample:
+        question = {"role": "user", "content": QUESTION}
+
+        def written(text: str, *following: Any, **fields: str) -> str:
+            answer = {"role": "assistant", "content": text, **fields}
+            return render([question, answer, *following], False)
+
+        inline = written(f"<{tag}>\n{THOUGHT}\n</{tag}>\n\n{ANSWER}")
+        fields = written(ANSWER, **dict.fromkeys(FIELDS, THOUGHT))
+        in_fields = THOUGHT in fields and "".join(fields.split()) != "".join(inline.split())
+        return cls(
+            prompt=render([question], True),
+            plain=written(ANSWER),
+            thinking=fields if in_fields else inline,
+            in_fields=in_fields,
+            following=written(ANSWER, question).rpartition(ANSWER)[2].partition(QUESTION)[0],
+        )
 
 
 def find_form(
@@ -61,38 +98,39 @@ def find_form(
     Raises:
         ValueError: the template leaves out an answer, or never ends one.
     """
-    question, answered = {"role": "user", "content": QUESTION}, {"role": "assistant"}
-
-    def written(text: str, *, following: Sequence[Any] = (), **fields: str) -> str:
-        return render([question, {**answered, "content": text, **fields}, *following], False)
-
-    prompt, plain = render([question], True), written(ANSWER)
-    inline = written(f"<{tag}>\n{THOUGHT}\n</{tag}>\n\n{ANSWER}")
-    fields = written(ANSWER, **dict.fromkeys(FIELDS, THOUGHT))
-    in_fields = THOUGHT in fields and "".join(fields.split()) != "".join(inline.split())
-    rest, thought = continued(plain, prompt), continued(fields if in_fields else inline, prompt)
-    before, found, tail = plain.rpartition(ANSWER) if rest is None else rest.rpartition(ANSWER)
+    sample = _Sample.of(render, tag)
+    prompt, (whole, found, tail) = sample.prompt, sample.plain.rpartition(ANSWER)
     if not found:
         raise ValueError("leaves out the text of an answer")
-    following = written(ANSWER, following=[question]).rpartition(ANSWER)[2]
+    before = continued(whole, prompt)
+    before_thought, between = _around(continued(sample.thinking, prompt))
     opening = _LAST_TAG.search(prompt)
     close = f"</{opening[1]}>" if opening else ""
-    if opening and rest is not None and close not in before:
+    if before is not None and close not in before:
         opening = None  # a header of the answer, not of its thinking
-    can_think = thought is not None and -1 < thought.find(THOUGHT) < thought.find(ANSWER)
-    around = re.split(f"{THOUGHT}|{ANSWER}", thought or "") if can_think else ["", "", ""]
+    header = whole.rpartition(QUESTION)[2]
+    closing = header[header.index(close) :] if close in header else between or f"\n{close}\n\n"
+    words = re.sub(f"</?{tag}>", "", before_thought + between + (before or ""))
     return AnswerForm(
-        in_fields=in_fields,
-        can_think=can_think or opening is not None,
+        in_fields=sample.in_fields,
+        has_headers=sample.in_fields or bool(words.strip()),
+        can_think=bool(between or opening),
         opened=opening[0] if opening else "",
         tag=opening[1] if opening else "",
-        closing=before[before.rindex(close) :] if close in before else f"\n{close}\n\n",
-        before_thought=around[0],
-        between=around[1],
-        before="" if rest is None else before,
+        closing=closing,
+        before_thought=before_thought,
+        between=between,
+        before=before or "",
+        is_spaced=bool(before) and before[:1].isspace() and opening is None,
         tail=tail,
-        end=_end(tail, following.partition(QUESTION)[0], special, stops),
+        end=_end(tail, sample.following, special, stops),
     )
+
+
+def _around(thinking: str | None) -> tuple[str, str]:
+    """Texts before a thought, and between it and its answer; empty if either is not there."""
+    found = re.fullmatch(f"(.*){THOUGHT}(.*){ANSWER}.*", thinking or "", re.DOTALL)
+    return (found[1], found[2]) if found else ("", "")
 
 
 def continued(written: str, prompt: str) -> str | None:

@@ -48,6 +48,11 @@ _SWITCHES = ("enable_thinking", "thinking")
 """Variables with which templates turn thinking on or off."""
 
 
+NO_PLACE = (
+    "its prompt has no place for the thinking of this answer; prompt.thinking = its tag turns it on"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
     """A conversation ready for SFT."""
@@ -194,12 +199,16 @@ class ChatTemplate:
         rest = continued(written, prompt)
         content = self._guarded(messages[-1].content, is_answer=True)
         thinking, answer = self._split(content)
+        is_closed = prompt.rstrip().endswith(f"</{self.tag}>")
+        if is_closed and thinking:
+            rest = None  # thinking a second time
         if rest is not None and rest.endswith(form.tail):
             body = rest.removesuffix(form.tail)
             if thinking.strip() in body and answer.strip() in body:
                 return prompt, body + form.end
-        if rest is None and not form.opened:
-            raise ConfigError(f"{self.template.name}: {_contradiction(prompt, written)}")
+        if rest is None and not form.opened and (thinking or not is_closed):
+            reason = NO_PLACE if is_closed else _contradiction(prompt, written)
+            raise ConfigError(f"{self.template.name}: {reason}")
         return prompt, self._put_together(content, thinking, answer) + form.end
 
     def _put_together(self, content: str, thinking: str, answer: str) -> str:
@@ -267,19 +276,21 @@ class ChatTemplate:
         form, tags = self.form, {f"<{self.tag}>", f"</{self.tag}>"}
         end = self._tokenize(form.end)
         ids = ids[: -len(end)] if list(ids[-len(end) :]) == end else ids
-        if form.in_fields:
-            return self._read_fields(self._marked(ids))
+        if form.has_headers:
+            return self._read_headers(self._marked(ids))
         if tags.isdisjoint(self._special_ids):
-            return form.opened + self.decode(ids)
-        return form.opened + self._unmarked(self._marked(ids), kept=tags)
+            text = self.decode(ids)
+        else:
+            text = self._unmarked(self._marked(ids), kept=tags)
+        return form.opened + (text.lstrip() if form.is_spaced else text)
 
-    def _read_fields(self, text: str) -> str:
+    def _read_headers(self, text: str) -> str:
         """The content for a completion with the template's own headers around thinking and answer.
         The text ends before a header that is not complete, so that a stream only grows."""
         form, text = self.form, text.lstrip()
         before_thought, before = form.before_thought.strip(), form.before.strip()
         if before and text.startswith(before):
-            return self._unmarked(text.removeprefix(before)).lstrip("\n")
+            return self._unmarked(text.removeprefix(before)).lstrip()
         if not form.between:  # a prompt that leaves no place for thinking
             return self._unmarked(text)
         thinking, closed, rest = text.partition(form.between.strip())
@@ -288,8 +299,8 @@ class ChatTemplate:
         if not closed and not (text.startswith(before_thought) if before_thought else form.opened):
             return self._unmarked(text)
         thinking = thinking.removeprefix(before_thought)
-        shown = thinking if closed else self._special_pattern.split(thinking)[0]
-        shown, rest = self._unmarked(shown).strip(), self._unmarked(rest).lstrip("\n")
+        shown = thinking if closed else _without_start_of(form.between.strip(), thinking)
+        shown, rest = self._unmarked(shown).strip(), self._unmarked(rest).lstrip()
         if not shown:
             return rest
         return f"<{self.tag}>\n{shown}" + (f"\n</{self.tag}>\n\n{rest}" if closed else "")
@@ -357,14 +368,20 @@ class ChatTemplate:
         )
 
 
+def _without_start_of(header: str, text: str) -> str:
+    """The text without the beginning of a header at its end."""
+    lengths = range(min(len(header), len(text)), 0, -1)
+    return text[: len(text) - next((n for n in lengths if text.endswith(header[:n])), 0)]
+
+
 def _contradiction(prompt: str, written: str) -> str:
     """The error of a rendering that does not continue its prompt."""
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, written, strict=False))
     num = sum(1 for _ in same)
     found, begun = (text[num : num + 40].replace(_GUARD, "") for text in (written, prompt))
     return (
-        f"an answer must continue its prompt, which ends with {begun!r}; found "
-        f"{found!r} (prompt.thinking turns thinking on and off)"
+        f"an answer must continue its prompt, which ends with {begun!r}; found {found!r} "
+        "(prompt.thinking turns thinking on and off)"
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from forge.config.schema import DataTable, SftStage
 from forge.data.answers import extract
 from forge.data.chat import ChatTemplate, split_thinking
 from forge.errors import ConfigError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|over|>{% endfor %}"
 ASKED = "{% if add_generation_prompt %}[assistant]"
 PLAIN = TURNS + ASKED + "{% endif %}"
+SPACED = PLAIN.replace("]{{ m.content }}", "] {{ m.content }}")
 OPENED = TURNS + ASKED + "<think>\n{% endif %}"
 SWITCH = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
@@ -43,6 +45,18 @@ CHANNELS = (
     "{% if add_generation_prompt %}<|turn|>assistant{% endif %}"
 )
 """As gpt-oss: thinking and answer are messages of their own."""
+AT_ONCE = PLAIN.replace(
+    "[assistant]{%", "[assistant]{% if not thinking %}<think></think>{% endif %}{%"
+)
+"""As Hunyuan: the empty thinking of a prompt is no part of the conversation."""
+RESPONSE = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
+    "{% set parts = m.content.split('</think>') %}"
+    "{% if parts[1:] %}<think>{{ parts[0].split('<think>')[-1] }}</think>{% endif %}"
+    "<response>{{ parts[-1].strip() }}</response>{% else %}{{ m.content }}{% endif %}<|over|>"
+    "{% endfor %}" + ASKED + "<think>\n{% endif %}"
+)
+"""As ERNIE: words around the answer that follows its thinking."""
 HEADER = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}><|over|>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>\n{% endif %}"
@@ -135,10 +149,23 @@ def test_the_templates_own_switch_turns_thinking_on_and_off(load: Any, tmp_path:
     assert texts(on, THINKING)[1] == f"\nplan\n</think>\n\n{CODE}<|over|>"
     assert texts(on, CODE)[1] == f"</think>{CODE}<|over|>"
     assert texts(off, CODE) == ("[user]Q<|over|>[assistant]</think>", f"{CODE}<|over|>")
-    stage: Any = type("Stage", (), {"loss_turns": "last", "max_length": 999})
+    stage = SftStage(kind="sft", steps=1, learning_rate=1e-3)
     pair = Pair(problem_id="my-row", messages=tuple(asked(THINKING)), num_turns=1)
     with pytest.raises(ConfigError, match=r"my-row.*prompt\.thinking"):
-        write_rows([pair], off, stage=stage, path=tmp_path / "rows")
+        write_rows([pair], off, stage=stage, path=tmp_path / "rows", data=DataTable())
+
+
+def test_a_prompt_that_closes_thinking_takes_answers_without_it(load: Any) -> None:
+    chat = load(AT_ONCE, thinking="")
+    assert texts(chat, CODE) == ("[user]Q<|over|>[assistant]<think></think>", f"{CODE}<|over|>")
+    with pytest.raises(ConfigError, match=r"no place for the thinking.*prompt\.thinking"):
+        chat.training_row(asked(THINKING))
+
+
+def test_words_around_an_answer_follow_its_thinking(load: Any) -> None:
+    chat = load(RESPONSE)
+    assert texts(chat, CODE)[1] == f"\n</think><response>{CODE}</response><|over|>"
+    assert texts(chat, THINKING)[1] == f"plan\n</think><response>{CODE}</response><|over|>"
 
 
 def test_channels_hold_thinking_and_answer(load: Any) -> None:
@@ -159,7 +186,7 @@ def test_channels_hold_thinking_and_answer(load: Any) -> None:
     assert chat.answer_text(forged) == "<|next|>", "letters are no token"
 
 
-@pytest.mark.parametrize("template", [PLAIN, OPENED, SWITCH, CHANNELS, HEADER])
+@pytest.mark.parametrize("template", [PLAIN, OPENED, SWITCH, CHANNELS, RESPONSE, HEADER, SPACED])
 @pytest.mark.parametrize("answer", [CODE, THINKING])
 def test_a_stream_only_grows_and_ends_with_the_whole_text(
     load: Any, template: str, answer: str
@@ -172,6 +199,7 @@ def test_a_stream_only_grows_and_ends_with_the_whole_text(
     deltas = Deltas(chat)
     shown = "".join(deltas.add(0, [one], is_last=False) for one in ids)
     assert shown.startswith(reads[-1])
+    assert not reads[-1].startswith(" ")
     assert split_thinking(reads[-1], tag="think") == split_thinking(answer, tag="think")
 
 
