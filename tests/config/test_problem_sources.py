@@ -142,6 +142,10 @@ def test_rows_of_several_sources_have_weights_and_paths_beside_the_experiment(
         (MIX.replace("= 1", "= inf"), "data.sources.0.weight: found inf; a"),
         (MIX.replace('"generated"', '"web"'), 'data.sources.0.source: found "web"; one of "gen'),
         (MIX.replace("rows", "no"), "data.sources.1.path: found"),
+        (
+            MIX + 'format = "kernelbook"\n',
+            'data.sources.1.format: found "kernelbook"; "messages"; `f',
+        ),
         (MIX.replace('path = "rows.jsonl"', ""), 'data.sources.1.source: found source = "file" w'),
         ('[data]\nsource = "file"\n' + MIX, "data.source: set together with data.sources"),
         (MIX + '[[data.sources]]\nsource = "generated"\n', 'data.sources.2.source: found "gen'),

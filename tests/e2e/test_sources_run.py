@@ -69,6 +69,8 @@ BUILD = """\
 [input]
 path = "book.parquet"
 format = "kernelbook"
+[prompt]
+preset = "tiny"
 [filters]
 length = false
 judged = true

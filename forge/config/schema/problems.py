@@ -190,7 +190,13 @@ class DataSourceTable(Table):
     its columns: messages (role, content), conversations (from, value: ShareGPT), prompt and
     completion or response, or instruction, input and output (Alpaca). "forge data build" makes
     such a file of KernelBook or of reasoning traces."""
-    format: Literal["messages"] = "messages"
+    format: Literal["messages"] = Field(
+        default="messages",
+        json_schema_extra={
+            "allowed": '"messages"; `forge data build X.toml` makes conversations of KernelBook '
+            "and of traces, with input.format"
+        },
+    )
     """Kind of the rows: conversations, the only one."""
 
 
