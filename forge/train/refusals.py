@@ -24,6 +24,7 @@ SHARING = frozenset({
 })  # fmt: skip
 """Values of model_type for which `tests/train/test_architectures.py` compares losses and gradients
 of shared prefixes."""
+OWN_CODE = "a model whose code is in its directory (auto_map), not in transformers"
 STATEFUL = "a model with states (linear attention, Mamba, convolutions)"
 
 
@@ -50,6 +51,8 @@ def refusals(
     is_adapted = model.lora is not None or model.adapter is not None
     if (method := _quantized_by(model_dir)) and not (is_adapted and method == "bitsandbytes"):
         found.append(f"model.path: found weights that {method} quantized; the model in bf16")
+    if has_own_code(model_dir) and not model.trust_remote_code:
+        found.append(f"model.path: found {OWN_CODE}; model.trust_remote_code = true runs it")
     if isinstance(stage, SftStage) and stage.packing and has_states(model_dir):
         found.append(f"packing: found true for {STATEFUL}, which leak from row to row; false")
     if isinstance(stage, GrpoStage) and stage.share_prefixes is True:
@@ -94,6 +97,15 @@ def has_states(model_dir: Path) -> bool:
     return any(key.startswith("mamba_") for key in config) or any(
         kind.startswith(("linear", "conv", "mamba", "hybrid", "recurrent")) for kind in kinds
     )
+
+
+def has_own_code(model_dir: Path) -> bool:
+    """True if config.json names code for a `model_type` that transformers does not have."""
+    config, installed = _config(model_dir), find_spec("transformers")
+    if "auto_map" not in config or installed is None or not installed.origin:
+        return False
+    kind = str(config.get("model_type")).replace("-", "_")
+    return not Path(installed.origin).with_name("models").joinpath(kind).is_dir()
 
 
 def _quantized_by(model_dir: Path) -> str:

@@ -18,7 +18,7 @@ from forge.records import Message, Sample
 from forge.serve.architectures import ARCHITECTURES as IN_LLAMA
 from forge.serve.port import Request
 from forge.train.batch import write_batch
-from forge.train.refusals import SHARING, has_windows, refusals
+from forge.train.refusals import SHARING, has_own_code, has_windows, refusals
 from tests.architectures import ARCHITECTURES, make_architecture
 from tests.train.samples import make_group
 from tests.train.trained import OneBatch, grpo_trainer, settings_of, train_grpo, weights_of
@@ -260,3 +260,54 @@ def assert_prefixes_shared(base: Path, at: Path) -> None:
     for name, gradient in gradients.items():
         if gradient is not None:
             np.testing.assert_allclose(shared[name], gradient, atol=5e-6, rtol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("keys", "stage", "line"),
+    [
+        ({"layers_block_type": ["mamba", "moe"]}, SFT, "packing: found true for a model with"),
+        ({"mamba_d_ssm": 64}, SFT, "packing: found true for a model with"),
+        ({"layer_types": ["conv"]}, GRPO, "share_prefixes: found true for a model with states"),
+        ({"model_type": "nemotron"}, GRPO, "share_prefixes: found true for a model of type"),
+        ({"model_type": "mine", "auto_map": {}}, SFT, "model.path: found a model whose code is"),
+        ({"quantization_config": {"quant_method": "gptq"}}, GRPO, "model.path: found weights"),
+    ],
+)
+def test_a_config_that_cannot_be_trained_so_is_refused_before_the_start(
+    tmp_path: Path, keys: dict[str, Any], stage: SftStage | GrpoStage, line: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | keys))
+    found = {
+        asked: refusals(
+            stage.model_copy(update={"packing": asked, "share_prefixes": asked}),
+            model=ModelTable(path=str(tmp_path)), model_dir=tmp_path, num_gpus=1,
+        )
+        for asked in (False, True)
+    }  # fmt: skip
+    assert [each[: len(line)] for each in found[True]] == [line]
+    assert found[False] == (found[True] if line.startswith("model.") else [])
+
+
+def test_code_in_the_directory_of_a_model_that_transformers_has_is_not_needed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3", "auto_map": {}}))
+    assert not has_own_code(tmp_path)
+
+
+def test_a_model_without_one_of_its_tensors_and_an_attention_it_lacks_are_refused(
+    tmp_path: Path,
+) -> None:
+    from safetensors.torch import save_file
+
+    from forge.train.trainer.model.load import load_model
+
+    base = make_architecture("gpt_oss", tmp_path / "model")
+    stage = SFT.model_copy(update={"attention": "sdpa"})
+    with pytest.raises(ConfigError, match='attention: found "sdpa", which GptOssForCausalLM does'):
+        load_model(settings_of(stage, base, tmp_path))
+    tensors = weights_of({"path": base})
+    tensors.pop("model.layers.1.self_attn.q_proj.weight")
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"no tensor for 1 of its parameters, as model"):
+        load_model(settings_of(SFT, base, tmp_path))

@@ -26,7 +26,7 @@ from forge.runner.plan.model_shape import config_dir, llama_refusal, lora_rank, 
 from forge.runner.plan.needs import needs_serving, num_ranks, turns_played
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
-from forge.train.refusals import refusals
+from forge.train.refusals import OWN_CODE, has_own_code, refusals
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ def require_engine(experiment: Experiment, machine: Machine, placement: Placemen
     serve = experiment.serve
     if not needs_serving(experiment) or serve.url:
         return
+    folder = config_dir(experiment.model)
+    if folder is not None and has_own_code(folder):
+        raise ConfigError(f"model.path: found {OWN_CODE}; no engine runs it")
     chosen = serve.model_copy(update={"engine": placement.engine})
     check_adapters(chosen, max_lora_rank=lora_rank(experiment.model))
     refused = llama_refusal(experiment.model, context_tokens=serve.context_tokens)

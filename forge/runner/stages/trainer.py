@@ -95,7 +95,8 @@ async def own_trainer(
         if fault is None:
             return
         if desk.refused:
-            raise ConfigError(f"stage.{desk.stage}.{desk.refused}") from fault.error
+            where = "" if desk.refused.startswith("model.") else f"stage.{desk.stage}."
+            raise ConfigError(f"{where}{desk.refused}") from fault.error
         if desk.failure is not None:
             scale = next(scales, 0.0)
             words = memory_error(

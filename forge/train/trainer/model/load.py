@@ -47,8 +47,10 @@ def load_model(settings: TrainerSettings) -> PreTrainedModel | PeftModel:
             **in_4_bits(settings.model["quantize"]),
         )
     if missing := sorted(map(str, report["missing_keys"])):  # they would be random
-        raise ConfigError(f"{settings.model_dir}: no tensor for {len(missing)} of its parameters, "
-                          f"as {missing[0]}")  # fmt: skip
+        raise ConfigError(
+            f"model.path: {settings.model_dir} has no tensor for {len(missing)} of its "
+            f"parameters, as {missing[0]}"
+        )
     if settings.adapter is None:
         return model
     return _with_adapter(model, settings.adapter)
