@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from tests.cli.relu_kernel import KERNEL
+from tests.cli.relu_kernel import KERNEL, PROBLEM, WRONG
 
-PROBLEM = """import torch
-rows = 16
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(rows, 64)]
-def get_init_inputs():
-    return []
-"""
+__all__ = ["PROBLEM", "WRONG"]
+
 RIGHT = KERNEL
-WRONG = KERNEL.replace("tl.maximum(value, 0.0)", "value")
 BROKEN = KERNEL.replace("tl.maximum", "tl.maximun")
 CHEAT = KERNEL.replace("        return y\n", "        return torch.relu(x)\n")
 ANSWER = f"<think>\nA draft:\n```python\n{WRONG}```\n</think>\nHere it is:\n```python\n{RIGHT}```\n"

@@ -16,3 +16,14 @@ class ModelNew(torch.nn.Module):
         kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
         return y
 """
+WRONG = KERNEL.replace("tl.maximum(value, 0.0)", "value")
+PROBLEM = """import torch
+rows = 16
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(rows, 64)]
+def get_init_inputs():
+    return []
+"""

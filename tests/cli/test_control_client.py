@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import socket
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +15,7 @@ from forge.errors import ConfigError, Stalled
 from forge.process.control import ControlClient
 from forge.process.sockets import open_socket_dir
 from forge.views.run_state import PlayedSteps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.tui.supervisors import control_socket
 
 STATUS = {
     "ok": True, "run": "x-1", "stage": "grpo-3", "done": 4, "total": 16, "unit": "steps",
@@ -58,32 +53,6 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class UnixServer(HTTPServer):
-    address_family = socket.AF_UNIX
-
-    def server_bind(self) -> None:
-        self.socket.bind(self.server_address)
-
-    def get_request(self):
-        request, _ = self.socket.accept()
-        return request, ("", 0)
-
-
-@contextmanager
-def serving() -> Iterator[Path]:
-    with open_socket_dir() as folder:
-        path = folder / "control.sock"
-        server = UnixServer(str(path), Handler)  # pyright: ignore[reportArgumentType]
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield path
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-
 def test_a_run_of_another_user_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -94,7 +63,7 @@ def test_a_run_of_another_user_is_named_in_one_line(monkeypatch: pytest.MonkeyPa
 
 
 def test_status_is_one_line_and_survives_a_newer_runner():
-    with serving() as path:
+    with control_socket(Handler) as path:
         live = ControlClient(path).status()
     assert live_line(live, NO_STEPS) == (
         "grpo-3 4/16 steps  loss 0.5  900 tok/s  3.0 judged/s  idle trainer 25%  ETA 2:05"
@@ -102,7 +71,7 @@ def test_status_is_one_line_and_survives_a_newer_runner():
 
 
 def test_stop_posts_its_reason():
-    with serving() as path:
+    with control_socket(Handler) as path:
         ControlClient(path).stop(reason="enough")
     assert Handler.asked[-1] == ("/stop", '{"reason": "enough"}')
 
@@ -119,7 +88,7 @@ def test_an_ended_run_and_a_silent_one_give_different_errors():
 
 
 def test_an_accepted_request_and_a_refusal_are_one_line_each():
-    with serving() as path:
+    with control_socket(Handler) as path:
         assert ControlClient(path).save() == "grpo-1: saves"
         with pytest.raises(ConfigError, match=r"^sft-1: serves no policy$"):
             ControlClient(path).evaluate()
@@ -134,5 +103,8 @@ def test_a_supervisor_that_does_not_know_the_request_is_one_line(monkeypatch):
         self.wfile.write(b"Not Found")
 
     monkeypatch.setattr(Handler, "do_POST", unknown)
-    with serving() as path, pytest.raises(ConfigError, match=r"POST /save: Not Found$"):
+    with (
+        control_socket(Handler) as path,
+        pytest.raises(ConfigError, match=r"POST /save: Not Found$"),
+    ):
         ControlClient(path).save()

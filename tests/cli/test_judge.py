@@ -22,23 +22,12 @@ from forge.commands.judge.overrides import parse_overrides
 from forge.data.problem_files import find_problem
 from forge.errors import ConfigError
 from forge.records import Status, Verdict
-from tests.cli.relu_kernel import KERNEL
+from tests.cli.relu_kernel import KERNEL, PROBLEM, WRONG
 
 if TYPE_CHECKING:
     from forge.commands.judge.judge import JudgeJob
 
 ROOT = Path(__file__).parents[2]
-PROBLEM = """import torch
-rows = 16
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(rows, 64)]
-def get_init_inputs():
-    return []
-"""
-WRONG = KERNEL.replace("tl.maximum(value, 0.0)", "value")
 SURROGATE = KERNEL.replace("        y = ", "        raise ValueError('\\ud800')\n        y = ")
 
 

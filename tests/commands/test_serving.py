@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge.commands import serve as serving
+from forge.commands.judge.judge import JudgingRequest, read_jobs
 from forge.commands.serve import ServeRequest
 from forge.config.load import load_experiment
+from forge.data.problem_files import Overrides, find_problem
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
 from forge.runner.plan.machine import Machine
@@ -74,3 +78,79 @@ def test_a_run_takes_no_overrides(tmp_path: Path) -> None:
     request = ServeRequest(source="run-1", overrides=("serve.slots=4",), socket=tmp_path / "s")
     with pytest.raises(ConfigError, match="--set is for an experiment file"):
         serving.serve(request, store_dir=tmp_path, say=lambda _text: None)
+
+
+CANDIDATE = "class {}New: ...\n"
+
+
+def source(name: str, *, model: str = "Model") -> str:
+    return (
+        f"# {name}\nsize = 8\nclass {model}: ...\n"
+        "def get_inputs(): ...\ndef get_init_inputs(): ...\n"
+    )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Path:
+    for level, number, name in ((1, 19, "ReLU"), (2, 19, "Conv"), (1, 1, "Matmul")):
+        path = tmp_path / "bench" / f"level{level}" / f"{number}_{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source(name))
+    (tmp_path / "answer.py").write_text(CANDIDATE.format("Model"))
+    return tmp_path / "bench"
+
+
+def judged(problem: Path, chosen: str | None, **keys: Any) -> Any:
+    candidate = str(problem.parent / "answer.py")
+    (job,) = read_jobs(
+        JudgingRequest(problem=problem, candidate=candidate, chosen=chosen, **keys)
+    ).judged
+    return job.problem
+
+
+@pytest.mark.parametrize(
+    "chosen", ["level=1 problem_id=19", "level = 1, problem_id = 019", "level1/19_ReLU", "19_ReLU"]
+)
+def test_a_problem_of_a_directory_is_chosen_by_its_numbers_or_name(
+    chosen: str, bench: Path
+) -> None:
+    assert judged(bench, chosen).problem_id == "level1/19_ReLU"
+
+
+def test_a_problem_of_a_file_of_rows_is_chosen_too(bench: Path) -> None:
+    rows = [
+        {"code": source("ReLU"), "level": 1, "name": "19_ReLU", "problem_id": 19},
+        {"code": source("Conv"), "level": 2, "name": "19_Conv", "problem_id": 19},
+    ]
+    path = bench.parent / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = judged(path, "level=2 problem_id=19", overrides=Overrides(everywhere={"size": 3}))
+    assert (found.problem_id, found.level, found.family) == ("level2/19_Conv", 2, "level2")
+    assert "size = 3" in found.source
+
+
+def test_a_row_of_kernelbook_has_its_own_entry_point(bench: Path) -> None:
+    path = bench.parent / "book.json"
+    row = {"python_code": source("x", model="Net"), "entry_point": "Net", "uuid": 4}
+    path.write_text(json.dumps([row]))
+    (bench.parent / "answer.py").write_text(CANDIDATE.format("Net"))
+    assert judged(path, "kernelbook/4", format="kernelbook").entry_point == "Net"
+
+
+@pytest.mark.parametrize("chosen", ["level=3 problem_id=19", "level=1 problem_id=2", "19", "Gelu"])
+def test_a_name_without_a_single_problem_is_an_error(chosen: str, bench: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--problem {chosen}: .*no single problem of this name"):
+        judged(bench, chosen)
+
+
+def test_overrides_name_a_problem_by_its_numbers() -> None:
+    names = ["level1/19_ReLU.py", "level2/19_Conv.py"]
+    assert find_problem("level=2 problem_id=19", names) == "level2/19_Conv.py"
+    table = {"level=1 problem_id=19": {"size": 4}}
+    assert Overrides.from_table(table).of(names[0], among=names) == {"size": 4}
+    assert Overrides.from_table(table).of(names[1], among=names) == {}
+
+
+def test_a_candidate_on_stdin_needs_a_chosen_problem(bench: Path) -> None:
+    with pytest.raises(ConfigError, match="a directory; a candidate on stdin needs"):
+        read_jobs(JudgingRequest(problem=bench, candidate="-"))

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forge.cli import run_command
+from forge.cli.explaining import explain
+from forge.commands import detach, logs
+from forge.commands.detach import run_detached
+from forge.commands.logs import log_files, parse_filter, read_logs
+from forge.errors import ConfigError, ForgeError, Stalled
 from forge.process import control
 from forge.process.sockets import open_socket_dir
+from forge.store.layout import RunPaths, create_run
 from forge.store.ownership import open_run_lock, read_status, write_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from forge.store.layout import RunPaths
 
 
 @pytest.fixture
@@ -83,3 +88,201 @@ def test_a_run_is_listed_with_date_duration_and_its_best_evaluation(
     assert cells[1:4] == ["done", "2026-11-21 18:08", "6m23"]
     # grpo-3@10 has 62.5 %, of 16 problems: the lower end of its interval is below that of eval-4
     assert cells[-1] == "54.7 % (eval-4)"
+
+
+NO_GPU = "quickstart needs 9 GPUs (train 9); this machine has 0."
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "message"),
+    [
+        (3, f"a plan\nof lines\nforge: {NO_GPU}\n", f"forge: {NO_GPU}\n"),
+        (2, "x.toml:1: a\nx.toml:2: b\n", "x.toml:1: a\nx.toml:2: b\n"),
+        (70, "Traceback ...\nKeyError\nforge: this is a bug in", None),
+        (9, "", "forge: the run ended with 9\n"),
+    ],
+)
+def test_the_error_of_a_failed_start_is_printed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, log: str, message: str | None
+) -> None:
+    (tmp_path / "log").write_text(log)
+    error = detach._ended(code, tmp_path / "log")
+    assert not (tmp_path / "log").exists()
+    if message is None:
+        assert str(error) == log
+        return
+    assert explain(error) == code
+    assert capsys.readouterr().err == message
+
+
+def test_an_old_run_with_the_same_pid_is_not_mistaken_for_it(tmp_path: Path) -> None:
+    old, new = (create_run("x", store_dir=tmp_path) for _ in range(2))
+    write_status(old, {"pid": 7, "at": 100.0})
+    write_status(new, {"pid": 7, "at": 200.0})
+    assert detach._run_of(7, tmp_path, since=150.0) == new
+    assert detach._run_of(7, tmp_path, since=250.0) is None
+
+
+def test_a_command_that_makes_no_run_in_time_is_stopped_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detach, "START_TIMEOUT_S", 0.01)
+    with pytest.raises(Stalled, match="the detached run was silent"):
+        run_detached(["plan", "nothing.toml"], store_dir=tmp_path)
+
+
+def test_a_file_in_the_working_directory_is_not_imported_as_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('not the library')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ForgeError, match=r"nothing\.toml: no such file"):
+        run_detached(["plan", "nothing.toml"], store_dir=tmp_path / "runs")
+
+
+RUN = """#!{python}
+import json, os, pathlib, time
+root = pathlib.Path({store!r}, "x-1")
+(root / "logs").mkdir(parents=True)
+print("the plan", flush=True)
+status = {{"pid": os.getpid(), "sid": os.getsid(0), "at": time.time()}}
+(root / ".new").write_text(json.dumps(status))
+(root / ".new").rename(root / "STATUS.json")
+"""
+"""A stand-in for the supervisor: it writes only what its starter reads."""
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_started_run_has_its_own_session_and_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(RUN.format(python=sys.executable, store=str(tmp_path / "runs")))
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    paths = run_detached(["run", "x.toml"], store_dir=tmp_path / "runs")
+    assert paths.name == "x-1"
+    assert (paths.root / "logs" / "console.log").read_text() == "the plan\n"
+    status = read_status(paths)
+    assert status["sid"] == status["pid"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x-1"]
+
+
+TRAINER = """\
+2026-11-21 18:08:39,064 forge.train INFO imports took 3 s
+2026-11-21 18:08:40,000 forge.train WARNING memory is short
+Traceback (most recent call last):
+  File "x.py", line 1
+ValueError: \x1b[31mred
+2026-11-21 18:08:41,000 forge.train INFO step 1
+"""
+SERVE = "2026-11-21 18:08:40,500 ERROR forge.serve: died\n"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    made = create_run("x", store_dir=tmp_path)
+    (made.logs(1) / "trainer.log").write_text(TRAINER)
+    (made.logs(1) / "serve-0.log").write_text(SERVE)
+    return made
+
+
+def shown(
+    paths: RunPaths,
+    process: str | None = None,
+    *,
+    num: int = 20,
+    level: str | None = None,
+    pattern: str | None = None,
+) -> list[str]:
+    files = log_files(paths, process=process)
+    return list(read_logs(paths, files, num_lines=num, wanted=parse_filter(level, pattern)))
+
+
+def test_without_a_filter_the_last_lines_of_each_are_shown(paths: RunPaths) -> None:
+    assert shown(paths, num=1) == [
+        "serve-0      2026-11-21 18:08:40,500 ERROR forge.serve: died",
+        "trainer      2026-11-21 18:08:41,000 forge.train INFO step 1",
+    ]
+    assert len(shown(paths, "trainer")) == 6
+    with pytest.raises(ConfigError, match="no log of judge-0; found serve-0, trainer"):
+        shown(paths, "judge-0")
+
+
+def test_lines_are_chosen_by_level_with_their_continuation_lines(paths: RunPaths) -> None:
+    assert [line.split()[0] for line in shown(paths, level="error")] == ["serve-0"] + 3 * [
+        "trainer"
+    ]
+    assert len(shown(paths, "trainer", level="WARNING")) == 4
+    assert "ValueError: ␛[31mred" in shown(paths, "trainer", level="warning")
+
+
+def test_lines_are_chosen_by_pattern_and_the_last_matches_are_shown(paths: RunPaths) -> None:
+    assert shown(paths, "trainer", pattern=r"STEP \d")[0].endswith("INFO step 1")
+    assert len(shown(paths, pattern="forge")) == 4
+    assert len(shown(paths, num=1, pattern="forge")) == 2
+
+
+def test_a_pattern_that_takes_too_long_is_refused(paths: RunPaths) -> None:
+    (paths.logs(1) / "trainer.log").write_text("a" * 3000 + "!\n")
+    with pytest.raises(ConfigError, match="too slow for these lines"):
+        shown(paths, pattern="(a+)+$")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (("loud", None), "--level: found 'loud'; allowed are debug, info, warning, error"),
+        ((None, "("), "not a regular expression"),
+    ],
+)
+def test_an_invalid_filter_is_refused(wanted: tuple[str | None, str | None], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        parse_filter(*wanted)
+
+
+@pytest.mark.parametrize("level", [None, "info"])
+def test_new_lines_are_followed_until_the_run_ends(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, level: str | None
+) -> None:
+    log = paths.logs(1) / "serve-0.log"
+    looks = iter([True, True, False])
+    monkeypatch.setattr(logs, "is_owned", lambda paths: next(looks))
+
+    def write(seconds: float) -> None:
+        with log.open("a") as file:
+            file.write("2026-11-21 18:08:42,000 INFO forge.serve: again\n")
+
+    monkeypatch.setattr(logs.time, "sleep", write)
+    found = list(
+        read_logs(
+            paths, [log], process="serve-0", num_lines=1, wanted=parse_filter(level, None),
+            is_followed=True,
+        )
+    )  # fmt: skip
+    assert [line.rpartition(" ")[2] for line in found] == ["died", "again", "again"]
+
+
+@pytest.mark.parametrize("level", [None, "info"])
+def test_a_log_that_appears_later_is_followed_and_a_deleted_one_is_skipped(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, level: str | None
+) -> None:
+    looks = iter([True, True, False])
+    monkeypatch.setattr(logs, "is_owned", lambda paths: next(looks))
+
+    def begin(seconds: float) -> None:
+        (paths.logs(1) / "judge-0.log").write_text("INFO judge: here\n")
+        (paths.logs(1) / "serve-0.log").unlink(missing_ok=True)
+        (paths.logs(1) / "trainer.log").write_text("INFO trainer: cut off\n")
+
+    monkeypatch.setattr(logs.time, "sleep", begin)
+    files, wanted = log_files(paths), parse_filter(level, None)
+    found = list(read_logs(paths, files, num_lines=1, wanted=wanted, is_followed=True))
+    assert [line.split()[0] for line in found] == ["serve-0", "trainer", "trainer", "judge-0"]
+    assert found[2].endswith("cut off")
+
+
+def test_control_characters_in_the_name_of_a_log_are_escaped(paths: RunPaths) -> None:
+    (paths.logs(1) / "a\x1b[31m.log").write_text("INFO x\n")
+    assert shown(paths)[0] == "a\u241b[31m       INFO x"
+    assert shown(paths, level="info")[0] == "a\u241b[31m       INFO x"

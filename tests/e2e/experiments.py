@@ -44,6 +44,24 @@ vocab_size = 512
 """
 """A model for runs whose answers do not matter."""
 
+LITTLE = """\
+[problems]
+num_problems = 100
+num_heldout = 24
+sft_by_level = [0, 8]
+[data]
+repair_share = 0.0
+[rollout]
+max_completion_tokens = 8
+[judge]
+workers = 1
+[eval]
+samples = 1
+greedy = false
+max_turns = 1
+"""
+"""Tables of a run that does little."""
+
 GRPO_EXPERIMENT = """\
 name = "grpo"
 [prompt]

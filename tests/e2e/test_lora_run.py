@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.commands import forge, opened
-from tests.e2e.experiments import FUNCTION, TINY
+from tests.e2e.experiments import FUNCTION, LITTLE, TINY
 
 pytestmark = [
     pytest.mark.e2e,
@@ -22,21 +22,7 @@ EXPERIMENT = f"""\
 name = "lora"
 {TINY}[model.lora]
 r = 4
-[problems]
-num_problems = 100
-num_heldout = 24
-sft_by_level = [0, 8]
-[data]
-repair_share = 0.0
-[rollout]
-max_completion_tokens = 8
-[judge]
-workers = 1
-[eval]
-samples = 1
-greedy = false
-max_turns = 1
-[[stage]]
+{LITTLE}[[stage]]
 kind = "eval"
 num_problems = 1
 [[stage]]

@@ -8,27 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.commands import children_of_run, forge, opened, start, until
-from tests.e2e.experiments import TINY
+from tests.e2e.experiments import LITTLE, TINY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 
 EXPERIMENT = f"""\
 name = "small"
-{TINY}[problems]
-num_problems = 100
-num_heldout = 24
-sft_by_level = [0, 8]
-[data]
-repair_share = 0.0
-[rollout]
-max_completion_tokens = 8
-[judge]
-workers = 1
-[eval]
-samples = 1
-greedy = false
-max_turns = 1
-[[stage]]
+{TINY}{LITTLE}[[stage]]
 kind = "sft"
 steps = 60
 learning_rate = 1e-2

@@ -10,39 +10,16 @@ import torch
 
 from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.corpus.corpus import load
+from tests.evalpool import benches
+from tests.evalpool.benches import HEAD, RELU_KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.gpu
 
-HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
-RELU = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(x) * 2
-def get_inputs():
-    return [torch.randn(2048, 2048)]
-def get_init_inputs():
-    return []
-"""
-KERNEL = (
-    HEAD
-    + """
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
-        return y
-"""
-)
+KERNEL = RELU_KERNEL.replace("256", "1024")
+RELU = benches.RELU.replace("16, 64", "2048, 2048")
 LAUNCH = "        kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)\n"
 
 

@@ -6,12 +6,16 @@ import dataclasses
 import errno
 import os
 import resource
+import signal
 import socket
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
+from forge.config.schema import JudgeTable
 from forge.evalpool.judge import app
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.children.spawner import (
@@ -25,12 +29,17 @@ from forge.evalpool.judge.children.spawner import (
 from forge.evalpool.judge.children.zygote import reporting_refusals
 from forge.evalpool.judge.sandbox import enter, processes
 from forge.evalpool.judge.sandbox.enter import LimitTooLow
+from forge.evalpool.pool import Pool, open_pool
+from forge.process.sockets import open_socket_dir
+from forge.records.problem import Problem, Split
+from forge.records.verdict import Status
 from tests.evalpool.benches import ROOT, RUNNER_UID
+from tests.evalpool.judged import CODE, PROBLEM, SOURCE, Observer, wait_until_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Collection, Iterator
 
+    from forge.records.verdict import Verdict
 
 CORES = tuple(sorted(os.sched_getaffinity(0))[-2:])
 
@@ -151,3 +160,239 @@ def test_an_installation_that_cannot_be_used_is_not_taken_for_a_missing_sandbox(
     ):
         opened.wait_ready()
     opened.close()
+
+
+pytestmark = pytest.mark.anyio
+
+TABLE = JudgeTable(workers=2, compile_timeout_s=20.0, correct_timeout_s=20.0)
+BUSY = "for _ in range(15_000_000): pass"
+"""More than half a second of CPU time, in which a test finds the process and kills it."""
+BUSY_TICKS = 10
+"""A tenth of a second of CPU time, by which a process counts as in its loop."""
+LOOP = "    waste = value\n    for _ in range(n, 15_000):\n        waste = tl.sin(waste + value)\n"
+CANDIDATES = {
+    "capture": CODE + BUSY + "\n",
+    "correct": CODE.replace(
+        "    tl.store(y + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)",
+        "    value = tl.load(x + i, mask=i < n) + 1\n"
+        f"{LOOP}    tl.store(y + i, value + waste * 0.0, mask=i < n)",
+    ),
+}
+"""By the phase in which they take seconds: in the candidate's own code, or in its kernel."""
+OF_ITS_OWN = "torch.set_grad_enabled(True)\n"
+"""An oracle that draws for several problems would be taken for one at work."""
+SLOW_REFERENCE = SOURCE + OF_ITS_OWN + BUSY + "\n"
+
+
+@pytest.fixture(scope="module")
+def observer() -> Observer:
+    return Observer()
+
+
+@pytest.fixture(scope="module")
+async def pool(tmp_path_factory: pytest.TempPathFactory, observer: Observer) -> AsyncIterator[Pool]:
+    with open_socket_dir() as socket_dir:
+        log_dir = tmp_path_factory.mktemp("logs")
+        async with open_pool(
+            TABLE, socket_dir=socket_dir, log_dir=log_dir, observer=observer
+        ) as opened:
+            yield opened
+
+
+def chains(judge: int) -> list[list[int]]:
+    """Judge, launcher, zygote, and each runner or oracle that there is; shorter without."""
+    table = processes.read_table()
+
+    def longer(found: list[int]) -> list[list[int]]:
+        children = [row.pid for row in table if row.parent == found[-1]]
+        if not children or len(found) == 4:
+            return [found]
+        return [one for child in children for one in longer([*found, child])]
+
+    return longer([judge])
+
+
+def chain(judge: int) -> list[int]:
+    """Judge, launcher, zygote, and the youngest of their children."""
+    return max(chains(judge), key=lambda found: (len(found), found[1:]))
+
+
+async def ready_chains(observer: Observer) -> list[list[int]]:
+    """Chains of all judges, once each has its zygote: the last kill may not be repaired yet, and
+    the first children of a launcher are tries of a sandbox, which end at once."""
+    before: list[list[int]] = []
+    with anyio.fail_after(60):
+        while True:
+            found = [chain(judge)[: ZYGOTE + 1] for judge in observer.alive()]
+            are_whole = len(found) == TABLE.workers and all(len(one) > ZYGOTE for one in found)
+            if are_whole and found == before:
+                return found
+            before = found
+            await anyio.sleep(0.5)
+
+
+def cpu_ticks(pid: int) -> int:
+    """User time that a process gathers in its loop."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rsplit(")", 1)[1].split()[11])
+
+
+async def busy_chain(judges: list[int]) -> list[int]:
+    """The process of the child that is in its loop. Others wait, for another draw or candidate."""
+    at_first: dict[int, int] = {}
+    with anyio.fail_after(30):
+        while True:
+            for found in (one for judge in judges for one in chains(judge) if len(one) == 4):
+                ticks = cpu_ticks(found[-1])
+                if ticks - at_first.setdefault(found[-1], ticks) >= BUSY_TICKS:
+                    return found
+            await anyio.sleep(0.01)
+
+
+def problem(source: str) -> Problem:
+    return Problem(problem_id="p", source=source, family="", level=1, split=Split.GRPO)
+
+
+async def judged_with_a_kill(
+    pool: Pool,
+    observer: Observer,
+    asked: Problem,
+    code: str,
+    *,
+    victim: int,
+    num_infra: Collection[int] = (1,),
+) -> Verdict:
+    """Kills once, in the loop; `victim` as `chain` orders them. It costs `num_infra` faults."""
+    before = pool.stats()
+    verdicts: list[Verdict] = []
+    found: list[int] = []
+
+    async def ask() -> None:
+        verdicts.append(await pool.judge(asked, code))
+
+    with anyio.fail_after(90):
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(ask)
+            found += await busy_chain(observer.alive())
+            os.kill(found[victim], signal.SIGKILL)
+            await wait_until_gone(set(found[victim:]))
+    assert pool.stats().num_infra - before.num_infra in num_infra
+    assert (found[JUDGE] in observer.alive()) == (victim != JUDGE), "it replaces what it started"
+    return verdicts[0]
+
+
+JUDGE, LAUNCHER, ZYGOTE, CHILD = range(4)
+
+
+def places(*quick: tuple[str, int]) -> list[Any]:
+    """Every phase with every victim: those in `quick`, and the others in `make test-all`."""
+    return [
+        pytest.param(phase, victim, marks=() if (phase, victim) in quick else pytest.mark.long)
+        for phase in CANDIDATES
+        for victim in (JUDGE, LAUNCHER, ZYGOTE, CHILD)
+    ]
+
+
+def victims(*quick: int) -> list[Any]:
+    """Every victim beside a reference or in a sandbox: those in `quick`, and the others."""
+    return [
+        pytest.param(victim, marks=() if victim in quick else pytest.mark.long)
+        for victim in (JUDGE, LAUNCHER, ZYGOTE, CHILD)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("phase", "victim"), places(("capture", ZYGOTE), ("correct", JUDGE), ("correct", CHILD))
+)
+async def test_who_is_killed_beside_a_candidate_is_not_held_against_it(
+    pool: Pool, observer: Observer, phase: str, victim: int
+) -> None:
+    code = f"{CANDIDATES[phase]}# {victim}"
+    # A call whose child had served others is repeated by its judge.
+    num_infra = (0, 1) if (phase, victim) == ("correct", CHILD) else (1,)
+    verdict = await judged_with_a_kill(
+        pool, observer, PROBLEM, code, victim=victim, num_infra=num_infra
+    )
+    assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
+    assert verdict.phase_s[phase] > 0.1  # it was killed where this test says
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", victims(LAUNCHER, CHILD))
+async def test_who_is_killed_beside_a_reference_is_not_held_against_it(
+    pool: Pool, observer: Observer, victim: int
+) -> None:
+    """An oracle that ends is asked once more by its own judge, on plain inputs."""
+    asked, faults = problem(f"{SLOW_REFERENCE}# {victim}"), {0 if victim == CHILD else 1}
+    verdict = await judged_with_a_kill(pool, observer, asked, CODE, victim=victim, num_infra=faults)
+    assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", victims(ZYGOTE)[:CHILD])
+async def test_who_is_killed_while_a_sandbox_is_made_is_replaced(
+    pool: Pool, observer: Observer, victim: int
+) -> None:
+    """Zygotes that are stopped fork nothing: the request of a candidate that is not plain waits for
+    its sandbox."""
+    found = await ready_chains(observer)
+    for one in found:
+        os.kill(one[ZYGOTE], signal.SIGSTOP)
+    verdicts: list[Verdict] = []
+
+    async def ask() -> None:
+        verdicts.append(await pool.judge(PROBLEM, f"{CODE}import os  # sandbox {victim}"))
+
+    with anyio.fail_after(90):
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(ask)
+            await anyio.sleep(0.3)
+            assert not verdicts
+            for one in found:
+                os.kill(one[victim], signal.SIGKILL)
+            for one in found:
+                await wait_until_gone(set(one[victim:]))
+    assert verdicts[0].status in (Status.CORRECT, Status.INFRA_ERROR)
+    again = await pool.judge(PROBLEM, f"{CODE}# sandbox {victim} again")
+    assert again.status is Status.CORRECT
+
+
+@pytest.mark.slow
+async def test_a_candidate_whose_process_is_killed_each_time_is_scored_for_it(
+    pool: Pool, observer: Observer
+) -> None:
+    """As far as a judge can tell it may have seen to that itself."""
+    verdicts: list[Verdict] = []
+
+    async def ask() -> None:
+        verdicts.append(await pool.judge(PROBLEM, CANDIDATES["capture"] + "# twice"))
+
+    with anyio.fail_after(90):
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(ask)
+            for _ in range(2):
+                found = await busy_chain(observer.alive())
+                os.kill(found[CHILD], signal.SIGKILL)
+                await wait_until_gone({found[CHILD]})
+    assert (verdicts[0].status, verdicts[0].reason) == (Status.RUNTIME_ERROR, "killed")
+
+
+@pytest.mark.parametrize(
+    ("statement", "status", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", Status.CORRECT, "ok"),  # pid 1 of its namespace: no effect
+        # The kernel's SIGKILL. Infra once; the same again is scored (`pool.py`).
+        ("setrlimit(RLIMIT_CPU, (1, 1)); spin()", Status.INFRA_ERROR, "runner_killed"),
+    ],
+)
+def test_what_a_candidate_can_do_to_its_own_process(
+    bench: Any, statement: str, status: Status, reason: str
+) -> None:
+    head = "import os\nfrom resource import RLIMIT_CPU, setrlimit\n"
+    spin = "def spin():\n    while True: pass\n"
+    verdict = bench.judge(f"{head}{spin}{CODE}{statement}\n", problem=SOURCE)
+    assert (verdict.status, verdict.reason) == (status, reason), verdict.detail

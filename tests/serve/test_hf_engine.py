@@ -24,7 +24,6 @@ from tests.serve.damage import (
     ADAPTER,
     ADAPTER_CONFIG,
     LACKING,
-    Damage,
     change_config,
     change_tensors,
     truncate,
@@ -58,12 +57,18 @@ def test_llama_and_hf_generate_the_same_tokens_for_a_seed(tied: Reference, tmp_p
     llama.close()
 
 
-@pytest.mark.parametrize(
-    "damage", [LACKING, truncate(), change_config(num_hidden_layers=3), shutil.rmtree]
-)
+FULL: list[Any] = [LACKING, truncate(), change_config(num_hidden_layers=3), shutil.rmtree]
+ADAPTERS: list[Any] = [
+    change_tensors(lambda tensors: tensors.popitem(), file=ADAPTER),
+    truncate(ADAPTER),
+    change_config(ADAPTER_CONFIG, peft_type="LOHA"),
+    change_config(ADAPTER_CONFIG, r=5),
+    change_config(ADAPTER_CONFIG, target_modules=["nowhere"]),
+]
+
+
 @pytest.mark.parametrize("adapted", [False, True])
-def test_a_refused_checkpoint_changes_nothing(
-    damage: Damage,
+def test_refused_weights_change_nothing(
     adapted: bool,
     tied: Reference,
     newer: Reference,
@@ -75,46 +80,17 @@ def test_a_refused_checkpoint_changes_nothing(
     if adapted:
         served = make_adapter(tied, r=4)
         engine.load_weights(served.path, version=1)
-    shutil.copytree(newer.path, tmp_path / "bad")
-    damage(tmp_path / "bad")
-    with pytest.raises(ConfigError, match="bad"):
-        engine.load_weights(tmp_path / "bad", version=9)
-    one = request(40)
-    run(engine, one)
-    assert gap(served, one) <= GAP
-    assert engine.status().version == int(adapted)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        change_tensors(lambda tensors: tensors.popitem(), file=ADAPTER),
-        truncate(ADAPTER),
-        change_config(ADAPTER_CONFIG, peft_type="LOHA"),
-        change_config(ADAPTER_CONFIG, r=5),
-        change_config(ADAPTER_CONFIG, target_modules=["nowhere"]),
-    ],
-)
-@pytest.mark.parametrize("adapted", [False, True])
-def test_a_refused_adapter_changes_nothing(
-    damage: Damage,
-    adapted: bool,
-    tied: Reference,
-    make_adapter: Callable[..., Reference],
-    tmp_path: Path,
-) -> None:
-    engine = make_engine(tied.path)
-    served = tied
-    if adapted:
-        served = make_adapter(tied, r=4)
-        engine.load_weights(served.path, version=1)
-    shutil.copytree(make_adapter(tied, r=8).path, tmp_path / "bad")
-    damage(tmp_path / "bad")
-    with pytest.raises(ConfigError, match="bad"):
-        engine.load_weights(tmp_path / "bad", version=9)
-    one = request(40)
-    run(engine, one)
-    assert gap(served, one) <= GAP
+    sources = [(newer, FULL), (make_adapter(tied, r=8), ADAPTERS)]
+    for number, (source, damage) in enumerate((one, how) for one, all in sources for how in all):
+        bad = tmp_path / f"bad-{number}"
+        shutil.copytree(source.path, bad)
+        damage(bad)
+        with pytest.raises(ConfigError, match="bad"):
+            engine.load_weights(bad, version=9)
+        one = request(40)
+        run(engine, one)
+        assert gap(served, one) <= GAP, f"damage {number}"
+        assert engine.status().version == int(adapted)
     good = make_adapter(tied, r=2)
     engine.load_weights(good.path, version=2)
     run(engine, again := request(40))

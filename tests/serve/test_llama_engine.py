@@ -6,11 +6,14 @@ import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import numpy as np
 import pytest
 
+from forge.serve.engine.draws import Draw, Knobs, uniforms
 from forge.serve.engine.worker import Worker
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
+from forge.serve.llama.sampler import TokenSampler
 from forge.serve.port import EngineStatus
 from tests.serve.stepped import request, run
 
@@ -68,3 +71,91 @@ async def test_a_request_cancelled_before_it_is_admitted_is_aborted() -> None:
         assert (engine.admitted, engine.aborted) == (["request"], ["request"])
     finally:
         worker.stop()
+
+
+VOCAB = 700
+"""Vocabulary size: above a block, but not a multiple of it."""
+LOGITS = np.random.default_rng(0).normal(0, 2, VOCAB).astype(np.float32)
+
+
+def draw(
+    logits: np.ndarray,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> Draw:
+    rows = len(logits)
+    knobs = Knobs(
+        temperature=np.full(rows, temperature),
+        top_k=np.full(rows, top_k),
+        top_p=np.full(rows, top_p),
+    )
+    counters = np.full(rows, seed, np.uint64), np.arange(rows), np.zeros(rows, np.int64)
+    sampler = TokenSampler(num_vocab=logits.shape[1], max_rows=rows)
+    return sampler.draw(logits, knobs, uniforms(*counters))
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_frequencies_equal_the_softmax(temperature: float) -> None:
+    num = 10_000
+    out = draw(np.tile(LOGITS, (num, 1)), temperature=temperature)
+    expected = np.exp(log_softmax(LOGITS / temperature))
+    found = np.bincount(out.token, minlength=VOCAB) / num
+    assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / num)
+    assert np.abs(out.logprob - log_softmax(LOGITS / temperature)[out.token]).max() < 1e-5
+    assert np.abs(out.logprob_t1 - log_softmax(LOGITS)[out.token]).max() < 1e-5
+
+
+def test_top_k_then_top_p_keep_the_tokens_of_transformers() -> None:
+    temperature, top_k, top_p = 0.8, 20, 0.7
+    probs = np.exp(log_softmax(LOGITS / temperature))
+    order = np.argsort(-probs)[:top_k]
+    mass = probs[order].cumsum() / probs[order].sum()
+    kept = order[: int(np.searchsorted(mass, top_p)) + 1]
+    out = draw(np.tile(LOGITS, (2000, 1)), temperature=temperature, top_k=top_k, top_p=top_p)
+    assert set(out.token.tolist()) == set(kept.tolist())
+    expected = np.log(probs[out.token] / probs[kept].sum())
+    assert np.abs(out.logprob - expected).max() < 1e-5
+
+
+def test_rows_with_different_parameters_are_independent() -> None:
+    logits = np.tile(LOGITS, (3, 1))
+    knobs = Knobs(
+        temperature=np.array([0.0, 1.0, 0.5]),
+        top_k=np.array([0, 0, 1]),
+        top_p=np.array([1.0, 1, 1]),
+    )
+    out = TokenSampler(num_vocab=VOCAB, max_rows=3).draw(logits, knobs, np.array([0.9, 0.3, 0.9]))
+    assert out.token[0] == out.token[2] == LOGITS.argmax()
+    assert out.logprob[0] == pytest.approx(log_softmax(LOGITS)[LOGITS.argmax()], abs=1e-5)
+    assert out.logprob[2] == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_unit_interval_give_possible_tokens(u: float) -> None:
+    logits = np.full((1, VOCAB), -np.float32(200), np.float32)
+    logits[0, 300:400] = 0.0
+    knobs = Knobs(temperature=np.ones(1), top_k=np.zeros(1, int), top_p=np.ones(1))
+    out = TokenSampler(num_vocab=VOCAB, max_rows=1).draw(logits, knobs, np.array([u]))
+    assert 300 <= out.token[0] < 400
+
+
+def test_rows_that_are_not_finite_are_marked() -> None:
+    logits = np.tile(LOGITS, (4, 1))
+    logits[1, 5], logits[2, 6], logits[3, 7] = np.nan, np.inf, -np.inf
+    assert draw(logits).is_finite.tolist() == [True, False, False, True]
+
+
+def test_random_numbers_depend_on_all_three_counters() -> None:
+    grid = np.array([(s, i, p) for s in range(20) for i in range(20) for p in range(20)])
+    numbers = uniforms(*grid.T)
+    assert np.unique(numbers).size == len(grid)
+    assert abs(numbers.mean() - 0.5) < 0.02
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.05

@@ -19,6 +19,7 @@ from forge.store.ownership import open_run_lock, read_status, write_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from forge.store.layout import RunPaths
 
@@ -57,6 +58,33 @@ class Supervisor:
     """Seconds before it answers an action."""
 
 
+class UnixServer(HTTPServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        self.socket.bind(self.server_address)
+
+    def get_request(self):
+        request, _ = self.socket.accept()
+        return request, ("", 0)
+
+
+@contextmanager
+def control_socket(handler: type[BaseHTTPRequestHandler]) -> Iterator[Path]:
+    """A control.sock whose requests a handler answers."""
+    with open_socket_dir() as folder:
+        path = folder / "control.sock"
+        server = UnixServer(str(path), handler)  # pyright: ignore[reportArgumentType]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield path
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
 @contextmanager
 def supervising(paths: RunPaths) -> Iterator[Supervisor]:
     """A supervisor of that run, in step 12 of 20."""
@@ -91,27 +119,10 @@ def supervising(paths: RunPaths) -> Iterator[Supervisor]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    class UnixServer(HTTPServer):
-        address_family = socket.AF_UNIX
-
-        def server_bind(self) -> None:
-            self.socket.bind(self.server_address)
-
-        def get_request(self):
-            request, _ = self.socket.accept()
-            return request, ("", 0)
-
-    with open_socket_dir() as folder, open_run_lock(paths):
-        path = folder / "control.sock"
-        server = UnixServer(str(path), Handler)  # pyright: ignore[reportArgumentType]
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with open_run_lock(paths), control_socket(Handler) as path:
         before = read_status(paths)
         write_status(paths, {**before, "pid": os.getpid(), "control_socket": str(path)})
         try:
             yield supervisor
         finally:
             write_status(paths, before)
-            server.shutdown()
-            server.server_close()
-            thread.join()

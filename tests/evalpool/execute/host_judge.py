@@ -40,32 +40,23 @@ def soon(seconds: float = 30.0) -> float:
     return time.monotonic() + seconds
 
 
+def binary(**facts: Any) -> Binary:
+    """A binary of one small kernel, but for some facts."""
+    usual: dict[str, Any] = {
+        "key": "0" * 64, "target": "cuda:90:32", "code": b"", "num_warps": 4, "num_ctas": 1,
+        "cluster_dims": (1, 1, 1), "global_scratch_bytes": 0, "global_scratch_alignment": 1,
+        "profile_scratch_bytes": 0, "profile_scratch_alignment": 1, "tensor_maps": (),
+        "tensor_memory": 0, "num_registers": 0, "num_spills": 0, "launch_cooperative_grid": False,
+        "launch_pdl": False,
+    }  # fmt: skip
+    return Binary(**usual | facts)
+
+
 def kernel(made: Made, name: str, *, shared_bytes: int = 0) -> int:
     parameters = tuple(Parameter(name=one, type=TYPES[one]) for one in NAMES.get(name, ()))
     made.kernels.append(Kernel(name=name, ttir=name, options=Options(), parameters=parameters))
     assert len(parameters) == len(KERNELS[name][1])
-    made.binaries.append(
-        Binary(
-            key="0" * 64,
-            target="cuda:90:32",
-            name=name,
-            code=name.encode(),
-            shared_bytes=shared_bytes,
-            num_warps=4,
-            num_ctas=1,
-            cluster_dims=(1, 1, 1),
-            global_scratch_bytes=0,
-            global_scratch_alignment=1,
-            profile_scratch_bytes=0,
-            profile_scratch_alignment=1,
-            tensor_maps=(),
-            tensor_memory=0,
-            num_registers=0,
-            num_spills=0,
-            launch_cooperative_grid=False,
-            launch_pdl=False,
-        )
-    )
+    made.binaries.append(binary(name=name, code=name.encode(), shared_bytes=shared_bytes))
     return len(made.kernels) - 1
 
 

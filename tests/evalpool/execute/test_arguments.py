@@ -23,27 +23,9 @@ from forge.evalpool.judge.program.format import (
     Tensor,
     TensorUse,
 )
+from tests.evalpool.execute.host_judge import binary
 
-BINARY = Binary(
-    key="0" * 64,
-    target="cuda:90:32",
-    name="kernel",
-    code=b"",
-    shared_bytes=1024,
-    num_warps=8,
-    num_ctas=1,
-    cluster_dims=(1, 1, 1),
-    global_scratch_bytes=0,
-    global_scratch_alignment=1,
-    profile_scratch_bytes=0,
-    profile_scratch_alignment=1,
-    tensor_maps=(),
-    tensor_memory=0,
-    num_registers=0,
-    num_spills=0,
-    launch_cooperative_grid=False,
-    launch_pdl=True,
-)
+BINARY = binary(name="kernel", shared_bytes=1024, num_warps=8, launch_pdl=True)
 MAP = TensorMap(swizzle=3, elem_size=2, elem_type=6, block_size=(64, 32))
 DESCRIPTOR = Descriptor(tensor=1, shape=(128, 96), strides=(100, 1), block_shape=(64, 32))
 

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
 
 from forge.config.schema import LimitsTable
-from forge.errors import Stopped
+from forge.config.schema.experiment import NotifyTable
+from forge.errors import MachineError, Stopped
+from forge.records import Event
 from forge.runner.live import stopping
+from forge.runner.live.held_directory import hold_directory
+from forge.runner.live.observer import StoreObserver
 from forge.runner.live.stopping import StopRequest, limit_reached, watch_signals
+from forge.runner.work import Work
+from forge.store.layout import RunPaths
+from forge.store.ownership import read_status
+from forge.store.reader import open_run
+from tests.runner.supervised import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from forge.rollout.ports import Sink
 
 pytestmark = pytest.mark.anyio
 RESUME = '"forge resume x-1" continues'
@@ -97,3 +113,139 @@ def test_limits_are_reached_by_hours_or_tokens_and_absent_limits_never() -> None
     assert limit_reached(limits, hours=0.49, tokens=99) == ""
     assert limit_reached(limits, hours=0.5, tokens=0) == "limits.hours = 0.5 reached"
     assert limit_reached(limits, hours=0, tokens=100) == "limits.tokens = 100 reached"
+
+
+async def test_a_slow_judge_is_one_event_and_one_line() -> None:
+    rows: list[Any] = []
+    said: list[str] = []
+
+    async def put(row: Any) -> None:
+        rows.append(row)
+
+    observer = StoreObserver(cast("Sink", SimpleNamespace(put=put)), 1)
+    run = SimpleNamespace(observer=observer, console=SimpleNamespace(say=said.append))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(observer.drain)
+        Work(run=cast("Any", run), past=cast("Any", None))._note_pace("judge-3 is slow")
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    (event,) = rows
+    assert isinstance(event, Event)
+    assert (event.kind, event.message) == ("judge_pace", "judge-3 is slow")
+    assert said == ["judge-3 is slow"]
+
+
+class Rows(list[Any]):
+    async def put(self, *records: Any) -> None:
+        self.extend(records)
+
+
+async def test_the_devices_of_a_child_on_a_node_name_the_node() -> None:
+    rows = Rows()
+    observer = StoreObserver(rows, 1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(observer.drain)
+        observer.started(
+            "judge-0", pid=7, devices="GPU-a", log_path=Path("x.log"), node="gpu-7 10.0.0.7"
+        )
+        observer.ended("judge-0", pid=7, reason="its host is gone: lost")
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert [getattr(row, "devices", None) for row in rows] == ["gpu-7 10.0.0.7: GPU-a", None]
+    assert observer.seen["judge-0"].reason == "its host is gone: lost"
+
+
+def test_a_pid_of_another_machine_is_neither_killed_nor_forgotten_here() -> None:
+    observer = StoreObserver(Rows(), 1)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    )
+    try:
+        observer.started(
+            "judge-0", pid=child.pid, devices="cpu", log_path=Path("x"), node="gpu-7 10.0.0.7"
+        )
+        observer.kill_all()
+        assert child.poll() is None, "the pid is the node's"
+        observer.started("serve-0", pid=child.pid, devices="cpu", log_path=Path("y"))
+        observer.ended("judge-0", pid=child.pid, reason="stopped")
+        observer.kill_all()
+        assert child.wait(10) == -9
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.fixture
+def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
+    return Supervised(tmp_path, monkeypatch)
+
+
+async def test_a_directory_in_its_place_explains_nothing(tmp_path: Path) -> None:
+    async with hold_directory(RunPaths(tmp_path)) as home:
+        assert not home.is_moved
+        assert home.paths.root == tmp_path
+        with pytest.raises(KeyError, match="a bug"), home.explaining():
+            raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_renamed_directory_explains_any_error(is_replaced: bool, tmp_path: Path) -> None:
+    root, now = tmp_path / "toy-1", tmp_path / "kept"
+    root.mkdir()
+
+    async def write() -> None:
+        async with hold_directory(RunPaths(root)) as home:
+            root.rename(now)
+            if is_replaced:
+                root.mkdir()
+            assert home.paths.root == now
+            raise FileNotFoundError(str(root))
+
+    with pytest.raises(MachineError, match=f"^{root}: moved to {now} while .*forge resume {now}"):
+        await write()
+
+
+async def test_a_deleted_directory_is_said_to_be_deleted(tmp_path: Path) -> None:
+    root = tmp_path / "toy-1"
+    root.mkdir()
+    async with hold_directory(RunPaths(root)) as home:
+        root.rmdir()
+        assert home.paths.root == root
+        error = home.error()
+        assert str(error).startswith(f"{root}: deleted, or moved to another disk")
+        root.mkdir()
+
+
+async def test_a_run_that_is_renamed_stops_with_3_and_says_where_it_is(
+    supervised: Supervised, tmp_path: Path
+) -> None:
+    root = supervised.paths.root
+    notify = NotifyTable(command=f'echo "$FORGE_EVENT $FORGE_RUN_DIR" > {tmp_path}/told')
+    supervised.experiment = supervised.experiment.model_copy(update={"notify": notify})
+    now = root.with_name("renamed")
+
+    async def work(self: Work) -> None:
+        root.rename(now)
+        await anyio.sleep_forever()
+
+    ending = await supervised.end(work)
+    assert ending is not None
+    assert ending.code == 3
+    assert f"moved to {now} while" in ending.message
+    assert not root.exists(), "nothing of the run may appear under the old name"
+    with open_run(RunPaths(now)) as reader:
+        code, reason = reader.query("SELECT exit_code, reason FROM attempts").rows[0]
+    assert (code, reason) == (3, ending.message)
+    assert read_status(RunPaths(now))["state"] == "failed"
+    assert (tmp_path / "told").read_text() == f"failed {now}\n"
+
+
+async def test_a_run_whose_directory_is_deleted_stops_with_3(supervised: Supervised) -> None:
+    async def work(self: Work) -> None:
+        shutil.rmtree(supervised.paths.root)
+        await anyio.sleep_forever()
+
+    ending = await supervised.end(work)
+    assert ending is not None
+    assert (ending.code, "deleted, or moved" in ending.message) == (3, True)
+    assert os.listdir(supervised.paths.root.parent) == ["x.toml"]

@@ -69,12 +69,6 @@ def test_auto_divides_the_cards_and_gives_reasons(machine, overrides, expected):
     assert any(reason.startswith("devices.serve = auto: ") for reason in placement.reasons)
 
 
-def test_without_cards_everything_runs_on_the_cpu():
-    placement = place_on("8xH100-80GB")
-    assert placement.gpus == ()
-    assert placement.serve_uuids == ()
-
-
 def test_a_shared_card_is_named_and_its_engine_limited():
     placement = place_on("1xH200-141GB", *ALL_AUTO, "devices.share=auto")
     assert placement.shared == {"GPU-assumed-0"}
