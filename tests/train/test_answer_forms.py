@@ -15,7 +15,7 @@ from forge.data.answers import extract
 from forge.data.chat import ChatTemplate, split_thinking
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Reason
-from forge.runner.stages.sft import write_rows
+from forge.runner.stages.sft import require_roles, write_rows
 from forge.serve.engine.formats import Deltas
 
 if TYPE_CHECKING:
@@ -150,9 +150,13 @@ def test_the_templates_own_switch_turns_thinking_on_and_off(load: Any, tmp_path:
     assert texts(on, CODE)[1] == f"</think>{CODE}<|over|>"
     assert texts(off, CODE) == ("[user]Q<|over|>[assistant]</think>", f"{CODE}<|over|>")
     stage = SftStage(kind="sft", steps=1, learning_rate=1e-3)
-    pair = Pair(problem_id="my-row", messages=tuple(asked(THINKING)), num_turns=1)
+    rows = {"plain": CODE, "my-row": THINKING}
+    pairs = [Pair(problem_id=k, messages=tuple(asked(v)), num_turns=1) for k, v in rows.items()]
+    require_roles(pairs, on)
     with pytest.raises(ConfigError, match=r"my-row.*prompt\.thinking"):
-        write_rows([pair], off, stage=stage, path=tmp_path / "rows", data=DataTable())
+        require_roles(pairs, off)
+    with pytest.raises(ConfigError, match=r"my-row.*prompt\.thinking"):
+        write_rows(pairs, off, stage=stage, path=tmp_path / "rows", data=DataTable())
 
 
 def test_a_prompt_that_closes_thinking_takes_answers_without_it(load: Any) -> None:

@@ -127,8 +127,13 @@ def write_rows(
 
 
 def require_roles(pairs: Sequence[Pair], chat: ChatTemplate) -> None:
-    """Render a row of each order of roles. Raises ConfigError for one that the template refuses."""
-    orders = {tuple(message.role for message in pair.messages): pair for pair in reversed(pairs)}
+    """Render a row of each order of roles, with and without thinking. Raises ConfigError for one
+    that the template refuses."""
+    close = f"</{chat.tag}>"
+    orders = {
+        tuple((message.role, close in message.content) for message in pair.messages): pair
+        for pair in reversed(pairs)
+    }
     for _ in _rows(list(orders.values()), chat, loss_turns="last"):
         pass
 
