@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forge.serve.architectures import ARCHITECTURES as IN_LLAMA
+from forge.serve.architectures import no_llama
 from forge.train.refusals import SHARING
 from tests.architectures import ARCHITECTURES
 
@@ -22,7 +22,7 @@ def row_of(name: str) -> str:
     shares = "without a window" if name in WINDOWED else "yes" if name in SHARING else "no"
     cells = (
         f"`{name}`", chosen.models, "yes", "yes" if chosen.packs else "no", shares, "yes",
-        "yes" if name in IN_LLAMA else "no", "yes" if name in TRIED_IN_VLLM else "not tried",
+        "no" if no_llama(name) else "yes", "yes" if name in TRIED_IN_VLLM else "not tried",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

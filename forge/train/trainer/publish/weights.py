@@ -10,7 +10,6 @@ and by `check` while the trainer waits for a batch, which may never come without
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -127,7 +126,6 @@ def save_weights(
         else:
             model.save_pretrained(str(partial), state_dict=state)
             _copy_side_files(model_dir, partial, without=OWN_FILES)
-            _drop_quantization(partial / "config.json")
 
 
 def _copy_side_files(model_dir: Path, out: Path, *, without: Set[str]) -> None:
@@ -142,14 +140,6 @@ def _copy_side_files(model_dir: Path, out: Path, *, without: Set[str]) -> None:
             target.parent.mkdir(exist_ok=True)
             target.unlink(missing_ok=True)
             link_or_copy(path, target)
-
-
-def _drop_quantization(path: Path) -> None:
-    """Remove `quantization_config` from a config: what is trained is not quantized."""
-    config = json.loads(path.read_text())
-    if config.pop("quantization_config", None):
-        path.unlink()  # it may be linked to the model's
-        path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def free_dir(parent: Path, name: str) -> Path:
