@@ -192,7 +192,10 @@ def test_rows_have_the_prompts_and_the_policy_of_the_recipes_that_train_on_them(
         assert recipe.judge.policy == build.judge.policy
         if recipe.data.has_files:
             assert recipe.data.parts()[0].path == build.output.dir / "train.parquet"
-            assert tmp_path / name / file in write_recipe(name, into=tmp_path / name)
+            written = write_recipe(name, into=tmp_path / name)
+            assert tmp_path / name / file in written
+            with pytest.raises(ConfigError, match=rf"`forge data build {written[-2]}` writes it"):
+                load_experiment(written[0], overrides=[f"problems.path={heldout}"])
 
 
 @pytest.mark.parametrize(

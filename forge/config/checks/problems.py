@@ -136,7 +136,9 @@ def check_rows(path: Path, *at: str | int) -> Iterator[Mistake]:
     """A file or directory that exists, or the name of a data set on the hub."""
     if not path.exists() and not is_hub_name(str(path)):
         text = f'found "{path}", which does not exist; a file of rows, a directory or a hub name'
-        yield absent(text, *at)
+        settings = path.parent.with_suffix(".toml")
+        is_built = path.suffix and settings.is_file()
+        yield absent(f"{text}; `forge data build {settings}` writes it" if is_built else text, *at)
 
 
 def _how_to_clone(path: Path) -> str:
