@@ -289,7 +289,7 @@ def read_source(path: str) -> str:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{name}: larger than {MAX_BYTES >> 20} MiB; a Python source is smaller")
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"byte 0x{data[error.start]:02x} at {error.start} is not UTF-8"
         raise ConfigError(f"{name}: {found}; Python source, or an answer with a block of it") from (

@@ -286,8 +286,9 @@ def _closing(text: str, fences: Sequence[re.Match[str]], index: int, tries: _Tri
 
 
 def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
-    same = fence["marks"].startswith(opened["marks"])
-    return same and not fence["info"].strip() and "#" not in fence["before"]
+    same, info = fence["marks"].startswith(opened["marks"]), fence["info"]
+    is_end = not info.strip() or (info[0].isspace() and not _LANGUAGE.fullmatch(info))
+    return same and is_end and "#" not in fence["before"]
 
 
 def _between(text: str, opened: re.Match[str], closed: re.Match[str]) -> str:

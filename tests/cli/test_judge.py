@@ -50,6 +50,9 @@ REFUSED = {
     "": ("rejected (no_entry_point)",),
     "def f(:\n": ("compile_error (syntax_error)", ">    1 | def f(:"),
     "import os\n": ("rejected (no_entry_point)", "the answer does not define class ModelNew"),
+    '"""\n```\n"""\ndef f(:\n': ("compile_error (syntax_error)",),
+    "So:\n```cuda\n__global__ void f() {}\n```": ("rejected (cuda_source)",),
+    "I cannot.": ("rejected (no_code_block)",),
 }
 
 
@@ -63,8 +66,9 @@ def test_a_source_that_no_judge_would_run_needs_no_judge(
         raise AssertionError("a judge was started")
 
     monkeypatch.setattr(judging, "open_private_pool", open_pool)
-    (folder / "c.py").write_text(code)
-    request = JudgingRequest(problem=folder / "p.py", candidate=str(folder / "c.py"))
+    candidate = folder / ("c.md" if code[:2] in ("So", "I ") else "c.py")
+    candidate.write_text(code)
+    request = JudgingRequest(problem=folder / "p.py", candidate=str(candidate))
     judged = judging.judge(request, JudgeSettings(device="cpu"))
     console = Console(width=100)
     with console.capture() as captured:

@@ -66,7 +66,7 @@ WRAPPINGS = [
         "Here: ```python\n{}```",
         "1. `run` it: ```\n{}```",
         "````python\n{}````",
-        "```Python\n{}```",
+        "```Python\n{}``` So.\n",
     ),
     *("````markdown\n```python\n{}```\n````", "<triton>\n{}</triton>", "<triton>\n{}\n</triton> "),
     "<triton>\n```python\n{}```\n</triton>",
