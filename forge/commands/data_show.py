@@ -143,7 +143,9 @@ def _measure(
         if chat is not None:
             return count_tokens(chat, messages), num_turns
         return sum(len(one.content) for one in messages), num_turns
-    except (BadRow, Unfit) as err:
+    except Unfit as err:
+        unread.add(f"{err}: {err.detail}" if err.detail else str(err), place)
+    except BadRow as err:
         unread.add(str(err), place)
     texts = [value for value in row.values() if isinstance(value, str)]
     return sum(len(text) if chat is None else len(chat.encode_plain(text)) for text in texts), 0

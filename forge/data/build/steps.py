@@ -148,7 +148,7 @@ class RowSteps:
             return Dropped(number=number, step=Step.REWRITE, reason=str(error))
         except Unfit as error:
             step = Step.THINKING if isinstance(error, BadThinking) else step
-            return Dropped(number=number, step=step, reason=str(error))
+            return Dropped(number=number, step=step, reason=str(error), detail=error.detail)
         return Prepared(
             number=number,
             example=example,
@@ -168,12 +168,12 @@ class RowSteps:
         if sum(len(one.content) for one in messages) > at_most:
             head = self.chat.tokenizer.encode_batch_fast([_head(messages, at_most)])
             if len(head[0]) > filters.max_tokens:
-                raise Unfit("too long")
+                raise Unfit("too long", f"more than {filters.max_tokens} tokens")
         found = count_tokens(self.chat, messages)
         if found < filters.min_tokens:
-            raise Unfit("too short")
+            raise Unfit("too short", f"{found} tokens")
         if found > filters.max_tokens:
-            raise Unfit("too long")
+            raise Unfit("too long", f"{found} tokens")
         return found
 
     def _digests(self, messages: Sequence[Message]) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def count_tokens(chat: ChatTemplate, messages: Sequence[Message]) -> int:
     try:
         return chat.count_tokens(messages)
     except (jinja2.TemplateError, ConfigError) as error:
-        raise Unfit(f"refused by the chat template: {error}") from None
+        raise Unfit("refused by the chat template", str(error)) from None
 
 
 def _is_storable(example: Example) -> bool:

@@ -36,7 +36,12 @@ class BadRow(ValueError):
 
 
 class Unfit(ValueError):
-    """A row that matches the format but must not be trained on; the message is the reason."""
+    """A row that matches the format but must not be trained on; the message is the reason, by which
+    such rows are counted."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,6 +261,7 @@ def test_rows_outside_the_lengths_are_left_out(size: int, reason: str, tmp_path:
     found = steps(conversation("ask", "x" * size), number=0)
     assert isinstance(found, Dropped)
     assert (found.step, found.reason) == (Step.LENGTH, reason)
+    assert re.search(r"\d tokens$", found.detail)
     kept = steps(conversation("ask", "x" * 400), number=0)
     assert isinstance(kept, Prepared)
     assert kept.num_tokens is not None
