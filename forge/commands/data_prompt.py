@@ -28,6 +28,7 @@ from forge.rollout.play import verdict_without_code
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.from_run import with_run
 from forge.runner.plan.machine import assume, this_machine
+from forge.runner.plan.model_shape import config_dir
 from forge.runner.plan.placement import judge_cards
 from forge.runner.prepare.gguf import find_made
 from forge.runner.prepare.prompt_facts import prompts_of, prompts_of_run
@@ -37,7 +38,7 @@ from forge.store.reader import open_run
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forge.config.schema import Experiment, ModelTable
+    from forge.config.schema import Experiment
     from forge.data.prompts.prompt_set import PromptSet
     from forge.process.devices import Gpu
     from forge.records import Problem, Verdict
@@ -196,26 +197,12 @@ def _chat_template(
             return None, str(error)
     if experiment.model.path is None:
         return None, "a random model has a tokenizer once a run has made it; --run names one"
-    folder = _local(experiment.model)
-    if folder is None:
-        why = "no run has made a model of it" if experiment.model.is_gguf else "not on this machine"
-        return None, f"{experiment.model.path}: {why}, so its tokenizer is unknown"
     model = experiment.model
+    folder = find_made(model) if model.is_gguf else config_dir(model)
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        why = "no run has made a model of it" if model.is_gguf else "not on this machine"
+        return None, f"{model.path}: {why}, so its tokenizer is unknown"
     return ChatTemplate.load(folder, chat_template=model.chat_template, thinking=thinking), ""
-
-
-def _local(model: ModelTable) -> Path | None:
-    """The directory of a model, or its files in a cache; nothing is downloaded or made."""
-    name, revision = model.path or "", model.revision
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if model.is_gguf:
-        return find_made(model)
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, "tokenizer.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
 
 
 def find_asked(name: str, *, run: RunPaths | None, experiment: Experiment | None) -> Problem:

@@ -67,15 +67,12 @@ class Template:
     @property
     def note(self) -> str:
         """A line about messages that are joined for this template; empty if none are."""
-        joined = (
-            [] if self.takes_system else ["takes no system message, so its text joins the question"]
-        )
-        joined += (
-            []
-            if self.takes_two_questions
-            else ["takes no two questions in a row, so they are joined"]
-        )
-        return f"{self.name}: {'; '.join(joined)}" if joined else ""
+        joined = {
+            "takes no system message, so its text joins the question": self.takes_system,
+            "takes no two questions in a row, so they are joined": self.takes_two_questions,
+        }
+        lines = [line for line, takes in joined.items() if not takes]
+        return f"{self.name}: {'; '.join(lines)}" if lines else ""
 
     def render(self, *, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The text of a conversation. Raises ConfigError for what the template raises."""
@@ -196,14 +193,12 @@ def _own(model_dir: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     path = model_dir / FILE
     if path.is_file():
         return str(path), _read(path)
-    folder = model_dir / SOURCES[2]
-    named = {each.stem: _read(each) for each in sorted(folder.glob("*.jinja"))}
-    places: list[tuple[str, Any]] = [(str(folder), named)]
-    for name, found in (
-        ("tokenizer_config.json", config),
-        (SOURCES[1], read_object(model_dir / SOURCES[1])),
-    ):
-        places.append((f"{model_dir / name}: chat_template", found.get("chat_template")))
+    further, processor = model_dir / SOURCES[2], model_dir / SOURCES[1]
+    places: list[tuple[str, Any]] = [
+        (str(further), {each.stem: _read(each) for each in sorted(further.glob("*.jinja"))}),
+        (f"{model_dir}/tokenizer_config.json: {KEY}", config.get(KEY)),
+        (f"{processor}: {KEY}", read_object(processor).get(KEY)),
+    ]
     for name, found in places:
         if isinstance(found, list):
             found = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}

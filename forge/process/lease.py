@@ -49,6 +49,7 @@ def hold_lease(argv: Sequence[str] | None = None) -> dict[str, Any]:
     is started by hand has no lease and ends with its terminal.
     """
     argv = sys.argv if argv is None else argv
+    atexit.register(gc.unfreeze)  # nanobind lists what is frozen as leaks, below the last error
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     lease_fd = os.environ.pop(LEASE_FD_VARIABLE, None)
@@ -69,8 +70,8 @@ def collector_paused() -> Generator[None]:
     """Pause the garbage collector inside; it never visits again what exists at the end.
 
     Modules live until the process ends. While torch, transformers and TRL are imported, the
-    collector's passes over them take a sixth of the CPU time. Before the process ends they
-    are its own again: nanobind lists what is frozen as leaks, below the error that ended it.
+    collector's passes over them take a sixth of the CPU time. Before the process ends
+    they are its own again, as in `hold_lease`.
     """
     atexit.register(gc.unfreeze)
     gc.disable()

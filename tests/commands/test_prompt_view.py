@@ -66,6 +66,7 @@ def folder(tmp_path: Path) -> Path:
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.save(str(model / "tokenizer.json"))
     (model / "chat_template.jinja").write_text(CHAT_TEMPLATE.read_text())
+    (model / "config.json").write_text("{}")
     (model / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     (tmp_path / "x.toml").write_text(EXPERIMENT.format(model=model))
     return tmp_path
