@@ -79,7 +79,7 @@ class Architecture:
     """Class of a model of several parts."""
     template: str = CHATML
     packs: bool = True
-    """Whether rows of SFT can be packed."""
+    """True if rows of SFT can be packed."""
     modules: tuple[str, ...] = ("q_proj", "v_proj")
     """Modules that an adapter is tried on."""
     experts: tuple[str, ...] = ()
@@ -181,6 +181,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmo2": Architecture(models="OLMo 2", config="Olmo2Config", without=NO_HEAD),
     "olmo3": Architecture(models="OLMo 3", config="Olmo3Config", without=NO_HEAD, keys=WINDOWS),
     "granite": Architecture(models="Granite 3", config="GraniteConfig", without=NO_HEAD),
+    "seed_oss": Architecture(models="Seed-OSS", config="SeedOssConfig"),
     "afmoe": Architecture(
         models="Trinity", config="AfmoeConfig", packs=False, experts=FUSED,
         keys={**EXPERTS, **WINDOWS, "num_dense_layers": 1, "num_shared_experts": 1},

@@ -115,7 +115,7 @@ def _quantized_by(model_dir: Path) -> str:
 
 
 def _of_prefixes(model_dir: Path) -> list[str]:
-    """What keeps a model from sharing prefixes."""
+    """Reasons for which a model cannot share prefixes."""
     kind = _config(model_dir).get("model_type")
     if has_states(model_dir):
         found = STATEFUL

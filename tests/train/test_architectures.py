@@ -64,7 +64,7 @@ def sft_trainer(model_dir: Path, at: Path, **keys: Any) -> Any:
 
 
 def trained_by_sft(model_dir: Path, at: Path) -> dict[str, Any]:
-    """What the stage publishes."""
+    """The publication of an SFT stage."""
     from forge.train.trainer.publish.probes import Tokens
     from forge.train.trainer.sft import stage
 

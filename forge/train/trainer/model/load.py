@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peft import LoraConfig, PeftModel
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from forge.train.trainer.child.settings import TrainerSettings
 
@@ -40,6 +40,7 @@ def load_model(settings: TrainerSettings) -> PreTrainedModel | PeftModel:
     with experts_quantized(), _attention_refused(settings):
         model, report = kind.from_pretrained(
             settings.model_dir,
+            config=_config(settings),
             dtype=weights_dtype(settings),
             trust_remote_code=trust,
             output_loading_info=True,
@@ -145,6 +146,19 @@ def score_labelled_positions_only() -> None:
 
 def _picks_labelled(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda")
+
+
+def _config(settings: TrainerSettings) -> PreTrainedConfig:
+    """The model's config, without dropout for grpo: the engine that played the samples has none."""
+    from transformers import AutoConfig
+
+    trust = settings.model["trust_remote_code"]
+    config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=trust)
+    text = config.get_text_config()
+    for name in [n for n in vars(text) if n.endswith(("dropout", "pdrop"))]:
+        if settings.stage["kind"] == "grpo":
+            setattr(text, name, 0.0)
+    return config
 
 
 @contextmanager
