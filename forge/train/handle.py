@@ -244,7 +244,7 @@ async def run_from_gguf(path: Path, *, out_dir: Path, threads: int) -> None:
     if "refused" in result:
         raise ConfigError(result["refused"])
     if "disk" in result:
-        raise MachineError(f"{out_dir.parent}: {result['disk']}; the disk is full")
+        raise MachineError(f"{out_dir.parent}: the disk is full; XDG_CACHE_HOME names another one")
 
 
 async def _make(

@@ -42,6 +42,9 @@ LIKE = {"gemma": "gemma2", "smollm3": "llama"}
 MIN_CORRELATION = 0.97
 """Least mean correlation with llama.cpp's logits. Its arithmetic on quantized weights costs 0.01;
 a wrong layout gives less than 0.9."""
+CONTROL = 3
+"""Type of special tokens."""
+MAX_SPECIAL = 32
 NUM_COMPARED = 96
 """Tokens whose logits are compared."""
 
@@ -86,14 +89,15 @@ def make_model(path: Path, model_dir: Path, *, threads: int) -> None:
     with whole_dir(model_dir) as partial:
         tokenizer = make_tokenizer(source)
         theirs.require_tokens(source, tokenizer)
+        tokenizer.post_processor = theirs.beginning(source)
         tokenizer.save(str(partial / "tokenizer.json"))
-        _write_texts(source, partial, ends=theirs.ends())
+        _write_texts(source, partial, begins=theirs.begins(), ends=theirs.ends())
         _write_weights(source, partial)
         model = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.bfloat16)
         theirs.require_logits(source, model, tokenizer)
 
 
-def _write_texts(source: GgufModel, folder: Path, *, ends: list[int]) -> None:
+def _write_texts(source: GgufModel, folder: Path, *, begins: bool, ends: list[int]) -> None:
     """Write the template and the configs of tokenizer and generation."""
     if source.chat_template is not None:
         (folder / "chat_template.jinja").write_text(source.chat_template, encoding="utf-8")
@@ -101,7 +105,7 @@ def _write_texts(source: GgufModel, folder: Path, *, ends: list[int]) -> None:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **source.special_tokens,
-        "add_bos_token": bool(source.metadata.get("tokenizer.ggml.add_bos_token", False)),
+        "add_bos_token": begins,
         "clean_up_tokenization_spaces": False,
         "model_max_length": found["max_position_embeddings"],
     }
@@ -133,7 +137,6 @@ def make_tokenizer(source: GgufModel) -> Any:
     }  # fmt: skip
     given = {key: found for key, found in given.items() if found is not None}
     tokenizer: Any = convert_gguf_tokenizer(source.architecture, given)[0]
-    tokenizer.post_processor = None
     if value("model") != "gpt2":
         return tokenizer
     if pre in DIGITS:
@@ -241,16 +244,34 @@ class _Reference:
         self._llama_cpp: Any = llama_cpp
         self._path, self._threads = str(path), threads
         self._words: Any = llama_cpp.Llama(self._path, vocab_only=True, verbose=False)
+        self._vocab: Any = llama_cpp.llama_model_get_vocab(self._words.model)
 
     def ends(self) -> list[int]:
         """Ids of the tokens that end an answer."""
-        vocab: Any = self._llama_cpp.llama_model_get_vocab(self._words.model)
         is_end = self._llama_cpp.llama_vocab_is_eog
-        return [each for each in range(self._words.n_vocab()) if is_end(vocab, each)]
+        return [each for each in range(self._words.n_vocab()) if is_end(self._vocab, each)]
+
+    def begins(self) -> bool:
+        """True if a text begins with the token of beginnings."""
+        return bool(self._llama_cpp.llama_vocab_get_add_bos(self._vocab))
+
+    def beginning(self, source: GgufModel) -> Any:
+        """The tokenizer's step that puts that token there; None if there is none."""
+        from tokenizers import processors
+
+        text = source.special_tokens.get("bos_token")
+        if text is None or not self.begins():
+            return None
+        number = source.config()["bos_token_id"]
+        return processors.TemplateProcessing(single=f"{text} $A", special_tokens=[(text, number)])
 
     def require_tokens(self, source: GgufModel, tokenizer: Any) -> None:
         """Raises ConfigError if a text has other tokens."""
-        for text in SAMPLES:
+        names, kinds = (
+            source.metadata.get(f"tokenizer.ggml.{k}") for k in ("tokens", "token_type")
+        )
+        special = [name for name, kind in zip(names, kinds or (), strict=False) if kind == CONTROL]
+        for text in (*SAMPLES, "x".join(special[:MAX_SPECIAL])):
             ours = tokenizer.encode(text, add_special_tokens=False).ids
             theirs = self._words.tokenize(text.encode(), add_bos=False, special=True)
             if ours != theirs:
