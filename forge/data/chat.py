@@ -267,19 +267,18 @@ class ChatTemplate:
         return len(self.training_row(messages).input_ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of token ids."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
-
-    def answer_text(self, ids: Sequence[int]) -> str:
         """The content of the message that a completion makes: what `training_row` takes, with the
-        thinking in its tag, and the start of it that the prompt held."""
+        thinking in its tag, and the start of it that the prompt held. Without `skip_special` the
+        text of all tokens."""
+        if not skip_special:
+            return self.tokenizer.decode(list(ids), skip_special_tokens=False)
         form, tags = self.form, {f"<{self.tag}>", f"</{self.tag}>"}
         end = self._tokenize(form.end)
         ids = ids[: -len(end)] if list(ids[-len(end) :]) == end else ids
         if form.has_headers:
             return self._read_headers(self._marked(ids))
         if tags.isdisjoint(self._special_ids):
-            text = self.decode(ids)
+            text = self.tokenizer.decode(list(ids))
         else:
             text = self._unmarked(self._marked(ids), kept=tags)
         return form.opened + (text.lstrip() if form.is_spaced else text)
@@ -317,7 +316,7 @@ class ChatTemplate:
         parts = list[str]()
         for is_special, group in itertools.groupby(ids, key=names.__contains__):
             found = list(group)
-            plain = "" if is_special else self._guarded(self.decode(found))
+            plain = "" if is_special else self._guarded(self.tokenizer.decode(found))
             parts.append("".join(names[number] for number in found) if is_special else plain)
         return "".join(parts)
 
@@ -475,7 +474,7 @@ class PlainChat:
         text = "\n\n".join(message.content for message in sent)
         return Prompt(ids=code_points(text), messages=sent, text=text)
 
-    def answer_text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Inverse of `code_points`."""
         return "".join(map(chr, ids)).removesuffix(chr(END))
 

@@ -40,7 +40,7 @@ class TemplatePrompter:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a completion."""
-        return self.chat.answer_text(token_ids)
+        return self.chat.decode(token_ids)
 
     def feedback(self, verdict: Verdict) -> str:
         """The message to the model about a verdict."""

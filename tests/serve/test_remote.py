@@ -233,7 +233,7 @@ async def test_without_a_tokenizer_every_server_is_asked_by_messages(tmp_path: P
         assert remote.servers[0].found.dialect is Dialect.CHAT
         prompt = chat.prompt([Message(role="user", content="né")])
         (answer,) = await remote.generate(prompt, n=1, seed=4, **HOW)
-    assert (chat.answer_text(answer.token_ids), len(prompt.ids)) == ("né4", 2)
+    assert (chat.decode(answer.token_ids), len(prompt.ids)) == ("né4", 2)
     assert server.bodies.keys() == {"/v1/chat/completions"}
     assert "is asked by messages" in said[0]
 

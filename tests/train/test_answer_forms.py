@@ -124,19 +124,19 @@ def test_an_answer_continues_the_tag_that_the_prompt_opens(load: Any, is_special
     assert texts(chat, THINKING) == (prompt, f"plan\n</think>\n\n{CODE}<|over|>")
     assert texts(chat, CODE) == (prompt, f"\n</think>\n\n{CODE}<|over|>")
     completion = chat.training_row(asked(THINKING)).input_ids[len(chat.prompt(asked("")[:1]).ids) :]
-    assert chat.answer_text(completion) == THINKING
+    assert chat.decode(completion) == THINKING
 
 
 def test_thinking_that_does_not_end_is_no_answer(load: Any) -> None:
     chat = load(OPENED)
-    read = chat.answer_text(chat.encode_plain(f"a draft:\n{CODE}\n"))
+    read = chat.decode(chat.encode_plain(f"a draft:\n{CODE}\n"))
     assert extract(read).reason is Reason.UNCLOSED_THINKING
 
 
 def test_the_next_prompt_has_one_tag_for_each_answer(load: Any) -> None:
     chat = load(OPENED)
     row = chat.training_row(asked(THINKING))
-    read = chat.answer_text(row.input_ids[row.completion_mask.index(1) :])
+    read = chat.decode(row.input_ids[row.completion_mask.index(1) :])
     prompt, _ = texts(chat, read, THINKING)
     assert prompt.count("<think>") == prompt.count("</think>") + 1 == 2
     (whole,) = chat.training_rows(asked(THINKING, THINKING))
@@ -184,10 +184,10 @@ def test_channels_hold_thinking_and_answer(load: Any) -> None:
     assert names == ["<|over|>", "<eos>"], "not the token between the two"
     row = chat.training_row(asked(THINKING))
     ids = row.input_ids[row.completion_mask.index(1) :]
-    assert chat.answer_text(ids) == THINKING
-    assert extract(chat.answer_text(ids[:20])).reason is Reason.UNCLOSED_THINKING
+    assert chat.decode(ids) == THINKING
+    assert extract(chat.decode(ids[:20])).reason is Reason.UNCLOSED_THINKING
     forged = [*chat.encode_plain("<|next|>"), chat.tokenizer.token_to_id("<|over|>")]
-    assert chat.answer_text(forged) == "<|next|>", "letters are no token"
+    assert chat.decode(forged) == "<|next|>", "letters are no token"
 
 
 @pytest.mark.parametrize("template", [PLAIN, OPENED, SWITCH, CHANNELS, RESPONSE, HEADER, SPACED])
@@ -198,7 +198,7 @@ def test_a_stream_only_grows_and_ends_with_the_whole_text(
     chat = load(template, thinking="think")
     row = chat.training_row(asked(answer))
     ids = row.input_ids[row.completion_mask.index(1) :]
-    reads = [chat.answer_text(ids[:end]) for end in range(1, len(ids) + 1)]
+    reads = [chat.decode(ids[:end]) for end in range(1, len(ids) + 1)]
     assert all(later.startswith(earlier) for earlier, later in pairwise(reads[:-1]))
     deltas = Deltas(chat)
     shown = "".join(deltas.add(0, [one], is_last=False) for one in ids)
@@ -241,7 +241,7 @@ def test_another_tag_is_that_of_the_template_in_rows(load: Any) -> None:
     own = THINKING.replace("think>", "reason>")
     row = chat.training_row(asked(own))
     assert row == load(CHANNELS).training_row(asked(THINKING))
-    assert chat.answer_text(row.input_ids[row.completion_mask.index(1) :]) == own
+    assert chat.decode(row.input_ids[row.completion_mask.index(1) :]) == own
 
 
 def test_a_row_is_encoded_as_one_text_where_a_text_begins_with_a_space(

@@ -165,7 +165,7 @@ def test_a_row_is_the_whole_conversation_of_transformers(
         assert chat.count_tokens(messages) == len(row.input_ids)
         if is_shown and "endgeneration" in source(name):
             assert covers(marked(theirs, name, messages, chat), before, written)
-        read = chat.answer_text(row.input_ids[len(prompt) :])
+        read = chat.decode(row.input_ids[len(prompt) :])
         assert split_thinking(read, tag="think") == split_thinking(answer, tag="think")
 
 

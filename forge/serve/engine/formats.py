@@ -171,7 +171,7 @@ class Deltas:
         """Add tokens of a sample; returns the text that they complete."""
         ids = self._ids.setdefault(index, [])
         ids += token_ids
-        text = self._template.answer_text(ids)
+        text = self._template.decode(ids)
         if text.endswith(REPLACEMENT) and not is_last:
             return ""
         start = self._sent.get(index, 0)
@@ -206,6 +206,6 @@ def chat_answer(request: Request, texts: Texts) -> dict[str, Any]:
     """A finished request in the format of OpenAI's chat, with our own fields added."""
     choices = []
     for sample in request.samples:
-        text = texts.template.answer_text(sample.tokens.tolist())
+        text = texts.template.decode(sample.tokens.tolist())
         choices.append({**choice(sample), "message": {"role": "assistant", "content": text}})
     return {"object": "chat.completion", "choices": choices, "usage": usage(request)}
