@@ -136,10 +136,10 @@ def test_a_run_is_the_model_of_the_next_with_its_adapter_merged_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "next.toml").write_text(EXPERIMENT.replace("org/base", str(run.root)))
 
-    def start(*overrides: str, **keys: bool) -> Path:
+    def start(*overrides: str, merges: bool = True) -> Path:
         file = tmp_path / "next.toml"
         experiment = load_experiment(file, overrides=overrides, is_here=False)
-        return Path(from_run.with_run(experiment, **keys).model.path or "")
+        return Path(from_run.with_run(experiment, merges=merges).model.path or "")
 
     assert start(merges=False) == tiny_model
     merged = start()

@@ -74,7 +74,9 @@ async def prepare_pairs(
             'source = "generated", or data.source = "file"'
         )
     pairs: list[Pair] = []
-    for index, part in enumerate(experiment.data.parts()):
+    parts = enumerate(experiment.data.parts())
+    for index, part in sorted(parts, key=lambda each: each[1].source == "generated"):
+        # Files first: a mistake in one is found before answers are judged.
         if part.source == "generated":
             assert judge is not None, "generated pairs need a judge"
             found = await make_pairs(
