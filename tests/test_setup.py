@@ -391,15 +391,6 @@ def test_a_checkouts_earlier_distribution_is_removed_before_the_new_one_is_insta
     assert ran.count("pip uninstall -y forge") == 1
 
 
-def test_the_changelog_has_the_sections_of_keep_a_changelog() -> None:
-    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
-    engines = [line for line in lines if line.startswith("## ")]
-    kinds = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
-    assert engines[0] == "## [Unreleased]"
-    assert kinds
-    assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-
-
 VULKAN_CORE_TEXT = """\
 #define VK_HEADER_VERSION {patch}
 #define VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION(0, 1, 3, VK_HEADER_VERSION)

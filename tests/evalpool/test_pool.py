@@ -1,6 +1,6 @@
 """The pool with real judges: their end with the supervisor, machines without a sandbox.
 
-Restarts: test_kills.py; caching and retries: test_pool_requests.py.
+Restarts: test_spawner.py; caching and retries: test_pool_requests.py.
 """
 
 from __future__ import annotations
