@@ -177,7 +177,7 @@ def _say_template(
     """Say what a model that was not here when the plan was made has in its chat template."""
     located = experiment.model_copy(update={"model": model})
     for line in require_template(located):
-        if line not in planned.notes:
+        if line not in planned.reasons:
             console.say(line)
 
 

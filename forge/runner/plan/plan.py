@@ -158,7 +158,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         phases=tuple(phases),
         memory_bytes=None if memory is None else int(memory),
         disk_bytes=disk,
-        notes=(*adapted, *notes, *without_room),
+        notes=(*notes, *without_room),
         nodes=nodes,
         cards=tuple(
             CardPlan(
@@ -171,7 +171,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
             )
             for gpu in placement.gpus
         ),
-        reasons=placement.reasons,
+        reasons=(*adapted, *placement.reasons),
         assumed=machine.assumed,
         placement=placement,
     )
