@@ -311,3 +311,14 @@ def test_a_model_without_one_of_its_tensors_and_an_attention_it_lacks_are_refuse
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"no tensor for 1 of its parameters, as model"):
         load_model(settings_of(SFT, base, tmp_path))
+
+
+def test_a_config_that_names_no_dtype_gets_that_of_its_weights(tmp_path: Path) -> None:
+    base = make_architecture("llama", tmp_path / "model")
+    config = json.loads((base / "config.json").read_text())
+    config.pop("dtype")
+    (base / "config.json").write_text(json.dumps(config))
+    published = trained_by_sft(base, tmp_path)
+    assert json.loads((base / "config.json").read_text()) == config, "the user's is not changed"
+    written = json.loads(Path(published["path"], "config.json").read_text())
+    assert written == config | {"dtype": "bfloat16"}

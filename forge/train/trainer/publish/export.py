@@ -10,7 +10,6 @@ those of the run's own weights. Runs on the CPU.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,13 +20,17 @@ import torch
 from forge.process.lease import collector_paused, hold_lease
 from forge.train.checkpoints import link_or_copy
 from forge.train.trainer.child.settings import model_class
-from forge.train.trainer.publish.weights import save_weights, snapshot
+from forge.train.trainer.publish.weights import (
+    named_dtype,
+    save_weights,
+    snapshot,
+    stored_dtype,
+)
 
 MAX_GAP = 0.1
 """Maximum mean |difference of log-probabilities| from the run's own weights, both computed in the
 dtype of those. Weights of SmolLM2 rounded to bf16 give 0.004 (computing in bf16, too, 0.12); a
 wrong tensor gives more than 1."""
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def main() -> None:
@@ -46,7 +49,8 @@ def export(config: Mapping[str, Any]) -> dict[str, Any]:
     out.mkdir(exist_ok=True)
     prompt = torch.tensor([config["prompt_ids"]])
     model_dir = Path(config["model_dir"])
-    stored, wanted = _stored_dtype(model_dir), _config_dtype(model_dir)
+    stored = stored_dtype(model_dir)
+    wanted = named_dtype(model_dir / "config.json") or stored
     model = _load(config, model_dir, adapter, dtype=stored)
     want = model(prompt).logits.float().log_softmax(-1)
     if config["kind"] == "adapter":
@@ -88,29 +92,6 @@ def _load(
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, str(adapter)).eval()
-
-
-def _stored_dtype(model_dir: Path) -> torch.dtype:
-    """The dtype of the largest tensor in a model's files."""
-    from safetensors import safe_open
-
-    sizes: dict[str, int] = {}
-    for path in model_dir.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            names: list[str] = list(file.keys())  # noqa: SIM118: not a dict
-            for name in names:
-                part = file.get_slice(name)
-                size = math.prod(part.get_shape())
-                sizes[part.get_dtype()] = max(size, sizes.get(part.get_dtype(), 0))
-    return DTYPES.get(max(sizes, key=lambda name: sizes[name], default=""), torch.float32)
-
-
-def _config_dtype(model_dir: Path) -> torch.dtype:
-    """The dtype that config.json names, f32 without one: that of the model that the run trained."""
-    config = json.loads((model_dir / "config.json").read_text())
-    texts = config.get("text_config") or {}
-    names = (table.get(key) for table in (config, texts) for key in ("dtype", "torch_dtype"))
-    return getattr(torch, next(filter(None, names), "float32"))
 
 
 def _save(model: Any, out: Path, *, model_dir: Path, dtype: torch.dtype) -> None:

@@ -10,7 +10,9 @@ and by `check` while the trainer waits for a batch, which may never come without
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Set
@@ -34,6 +36,7 @@ SIDE_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".tiktoken", ".p
 template, code of the model. An index lists files of weights."""
 OWN_FILES = frozenset({"adapter_config.json", "lineage.json"})
 """Files that describe the weights themselves."""
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 PINNED_BYTES = 8_000_000_000
 """Largest copy in pinned memory. Copying into it is ten times as fast, but nothing else can use
 that memory, and torch rounds each piece up to a power of two."""
@@ -126,6 +129,8 @@ def save_weights(
         else:
             model.save_pretrained(str(partial), state_dict=state)
             _copy_side_files(model_dir, partial, without=OWN_FILES)
+            if named_dtype(partial / "config.json") is None:
+                _name_dtype(partial / "config.json", stored_dtype(model_dir))
 
 
 def _copy_side_files(model_dir: Path, out: Path, *, without: Set[str]) -> None:
@@ -140,6 +145,36 @@ def _copy_side_files(model_dir: Path, out: Path, *, without: Set[str]) -> None:
             target.parent.mkdir(exist_ok=True)
             target.unlink(missing_ok=True)
             link_or_copy(path, target)
+
+
+def named_dtype(path: Path) -> torch.dtype | None:
+    """The dtype that a config names, that of an export; None if it names none."""
+    config = json.loads(path.read_text())
+    tables = (config, config.get("text_config") or {})
+    names = (table.get(key) for table in tables for key in ("dtype", "torch_dtype"))
+    return next((getattr(torch, name) for name in names if name), None)
+
+
+def stored_dtype(model_dir: Path) -> torch.dtype:
+    """The dtype of the largest tensor in a model's files."""
+    from safetensors import safe_open
+
+    largest, found = 0, "F32"
+    for path in model_dir.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names: list[str] = list(file.keys())
+            for part in map(file.get_slice, names):
+                if (size := math.prod(part.get_shape())) > largest:
+                    largest, found = size, part.get_dtype()
+    return DTYPES.get(found, torch.float32)
+
+
+def _name_dtype(path: Path, dtype: torch.dtype) -> None:
+    """Add a dtype to a config that names none: that of the files it came with."""
+    config = json.loads(path.read_text())
+    path.unlink()  # it may be linked to the model's
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def free_dir(parent: Path, name: str) -> Path:
