@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forge.config.schema import EvalStage, Experiment, ModelTable
 from forge.errors import ConfigError
+from forge.runner.plan.cpu_costs import count_params
+from forge.runner.plan.model_shape import model_shape
+from forge.runner.plan.requirements import require_template
+from forge.runner.prepare.hub import locate_model
 from forge.train.gguf import read_gguf
 from tests.train.gguf_files import CHATML, VOCAB, write_header
 
@@ -26,6 +31,27 @@ def test_a_header_gives_the_config_and_the_template(tmp_path: Path) -> None:
     assert (model.num_params, model.quantization) == (VOCAB * 64, "F32")
     assert model.chat_template == CHATML
     assert model.special_tokens == {"eos_token": "<|im_end|>"}
+
+
+def test_a_plan_knows_the_model_of_a_file_and_asks_for_a_template(tmp_path: Path) -> None:
+    path = write_header(tmp_path / "x.gguf", template=None)
+    model = ModelTable(path=str(path))
+    shape = model_shape(model)
+    assert shape is not None
+    assert (shape.layers, shape.hidden, shape.is_tied) == (2, 64, True)
+    assert count_params(model) == VOCAB * 64
+    experiment = Experiment(name="x", model=model, stage=[EvalStage(kind="eval")])
+    with pytest.raises(ConfigError, match="chatml"):
+        require_template(experiment)
+    asked = model.model_copy(update={"chat_template": "chatml"})
+    assert require_template(experiment.model_copy(update={"model": asked})) == ()
+
+
+def test_a_directory_of_a_gguf_file_alone_is_answered_with_the_file(tmp_path: Path) -> None:
+    path = write_header(tmp_path / "x.gguf")
+    with pytest.raises(ConfigError) as refused:
+        locate_model(ModelTable(path=str(tmp_path)))
+    assert str(path) in str(refused.value)
 
 
 HEADERS: dict[str, tuple[dict[str, Any], str]] = {

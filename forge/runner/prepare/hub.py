@@ -77,9 +77,9 @@ def _check_complete(path: Path) -> Path:
     if not any(path.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:
-        raise ConfigError(
-            f"model.path: {path}: lacks {', '.join(missing)}; a model directory has them"
-        )
+        files = sorted(path.glob("*.gguf"))
+        allowed = f'or model.path = "{files[0]}"' if files else "a model directory has them"
+        raise ConfigError(f"model.path: {path}: lacks {', '.join(missing)}; {allowed}")
     return path
 
 
