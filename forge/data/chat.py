@@ -48,11 +48,6 @@ _SWITCHES = ("enable_thinking", "thinking")
 """Variables with which templates turn thinking on or off."""
 
 
-NO_PLACE = (
-    "its prompt has no place for the thinking of this answer; prompt.thinking = its tag turns it on"
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
     """A conversation ready for SFT."""
@@ -207,8 +202,11 @@ class ChatTemplate:
             if thinking.strip() in body and answer.strip() in body:
                 return prompt, body + form.end
         if rest is None and not form.opened and (thinking or not is_closed):
-            reason = NO_PLACE if is_closed else _contradiction(prompt, written)
-            raise ConfigError(f"{self.template.name}: {reason}")
+            what = "the thinking of this answer" if thinking else "this answer"
+            raise ConfigError(
+                f"{self.template.name}: the prompt has no place for {what}: it ends with "
+                f"{prompt[-24:].replace(_GUARD, '')!r}; prompt.thinking turns thinking on and off"
+            )
         return prompt, self._put_together(content, thinking, answer) + form.end
 
     def _put_together(self, content: str, thinking: str, answer: str) -> str:
@@ -371,17 +369,6 @@ def _without_start_of(header: str, text: str) -> str:
     """The text without the beginning of a header at its end."""
     lengths = range(min(len(header), len(text)), 0, -1)
     return text[: len(text) - next((n for n in lengths if text.endswith(header[:n])), 0)]
-
-
-def _contradiction(prompt: str, written: str) -> str:
-    """The error of a rendering that does not continue its prompt."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, written, strict=False))
-    num = sum(1 for _ in same)
-    found, begun = (text[num : num + 40].replace(_GUARD, "") for text in (written, prompt))
-    return (
-        f"an answer must continue its prompt, which ends with {begun!r}; found {found!r} "
-        "(prompt.thinking turns thinking on and off)"
-    )
 
 
 def _continues(row: TrainingRow, earlier: TrainingRow) -> bool:

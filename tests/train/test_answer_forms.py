@@ -162,7 +162,7 @@ def test_the_templates_own_switch_turns_thinking_on_and_off(load: Any, tmp_path:
 def test_a_prompt_that_closes_thinking_takes_answers_without_it(load: Any) -> None:
     chat = load(AT_ONCE, thinking="")
     assert texts(chat, CODE) == ("[user]Q<|over|>[assistant]<think></think>", f"{CODE}<|over|>")
-    with pytest.raises(ConfigError, match=r"no place for the thinking.*prompt\.thinking"):
+    with pytest.raises(ConfigError, match=r"no place for the thinking of.*prompt\.thinking"):
         chat.training_row(asked(THINKING))
 
 

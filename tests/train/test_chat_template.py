@@ -45,21 +45,6 @@ def test_ids_equal_those_of_transformers(
     assert chat.decode(want) == theirs.decode(want, skip_special_tokens=True)
 
 
-def test_ids_equal_under_the_stock_qwen3_template(tiny_model: Path, tmp_path: Path) -> None:
-    import shutil
-
-    import trl
-    from transformers import AutoTokenizer
-
-    stock = Path(str(trl.__file__)).parent / "chat_templates" / "qwen3_training.jinja"
-    shutil.copytree(tiny_model, tmp_path / "m")
-    (tmp_path / "m" / "chat_template.jinja").write_text(stock.read_text())
-    want = AutoTokenizer.from_pretrained(tmp_path / "m").apply_chat_template(
-        [{"role": m.role, "content": m.content} for m in CHAT], return_dict=False
-    )
-    assert ChatTemplate.load(tmp_path / "m").render(CHAT, add_generation_prompt=False) == want
-
-
 @given(parts=st.lists(st.sampled_from([*SPECIALS, "<|im_", "end|>", "<", "a\n", "\ufdd0"])))
 def test_text_of_a_message_never_becomes_a_special_token(
     chat: ChatTemplate, parts: list[str]
@@ -83,17 +68,6 @@ def test_thinking_stays_in_the_last_answer_only(chat: ChatTemplate) -> None:
     text = chat.decode(chat.render(CHAT, add_generation_prompt=False), skip_special=False)
     assert "<think>so</think>" in text
     assert "try" not in text
-
-
-def test_a_training_row_is_the_prompt_and_then_the_answer(chat: ChatTemplate) -> None:
-    row = chat.training_row(CHAT[:3])
-    prompt = chat.render(CHAT[:2])
-    assert row.input_ids[: len(prompt)] == prompt
-    assert row.completion_mask == [0] * len(prompt) + [1] * (len(row.input_ids) - len(prompt))
-    assert chat.decode(row.input_ids[len(prompt) :], skip_special=False) == (
-        CHAT[2].content + "<|im_end|>"
-    )
-    assert row.input_ids[-1] == chat.stop_token_ids[0]
 
 
 def test_the_template_costs_four_tokens_a_message(chat: ChatTemplate) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+import forge.data
 from forge.data.chat import ChatTemplate, split_thinking
 from forge.records import Message
 
@@ -29,8 +30,10 @@ def package(name: str) -> Path:
 
 TRL = package("trl") / "chat_templates"
 MODELS = package("transformers") / "models"
-QUICK = ("qwen3", "qwen3_5_think", "qwen3_8", "gptoss_training", "nemotron_3_nano", "idefics3",
-         "deepseek_r1_distill", "glm4moe", "llama3_training", "cohere2")  # fmt: skip
+QUICK = (
+    "ours", "qwen3", "qwen3_5_think", "qwen3_8", "gptoss_training", "nemotron_3_nano", "idefics3",
+    "deepseek_r1_distill", "glm4moe", "llama3_training", "cohere2",
+)  # fmt: skip
 FIELDS = ("gptoss", "muse_glimmer", "qwen3_8", "gemma4_v5", "diffusion_gemma")
 """Templates to which an answer's thinking is a field: tags would be part of its text."""
 PARTS = ("idefics3", "smolvlm", "llava_next", "qwen2_audio")
@@ -56,6 +59,7 @@ def python_template(name: str) -> str:
 
 
 SOURCES = {path.stem: path for path in sorted(TRL.glob("*.jinja"))}
+SOURCES["ours"] = Path(forge.data.__file__).with_name("chat_template.jinja")
 ALL = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.long)
     for name in (*SOURCES, "llama4", "qwen2_audio")

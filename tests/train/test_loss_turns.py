@@ -160,24 +160,6 @@ def test_masks_equal_those_of_transformers_where_a_template_marks_what_is_genera
     assert row.completion_mask == theirs["assistant_masks"]
 
 
-def test_the_last_turn_alone_is_a_row_of_transformers_under_qwen3(
-    chats: dict[str, ChatTemplate], tiny_model: Path, tmp_path: Path
-) -> None:
-    from transformers import AutoTokenizer
-
-    theirs = AutoTokenizer.from_pretrained(
-        template_dir("qwen3_training", tiny_model, tmp_path / "m")
-    ).apply_chat_template(
-        [{"role": m.role, "content": m.content} for m in THINKING[:3]],
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-    )
-    (row,) = chats["qwen3"].training_rows(THINKING[:3])
-    # Theirs also trains the line break after <|im_end|>, which an engine never generates.
-    assert row.input_ids == theirs["input_ids"][: len(row.input_ids)]
-    assert row.completion_mask == theirs["assistant_masks"][: len(row.input_ids)]
-
-
 PIECES = ["<think>\n", "\n</think>\n\n", "\n", " ", "a", "1", "<|im_end|>", "<|eot_id|>", "    x"]
 
 
