@@ -153,13 +153,12 @@ def make_tokenizer(source: GgufModel) -> Any:
 def _write_weights(source: GgufModel, folder: Path) -> None:
     """Write `config.json` and the weights in bf16, in files of at most 4 GB."""
     import torch
-    from accelerate import init_empty_weights
     from safetensors.torch import save_file
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     found = source.config()
     config = CONFIG_MAPPING[found.pop("model_type")](**found, dtype=torch.bfloat16)
-    with init_empty_weights():
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
