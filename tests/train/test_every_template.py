@@ -31,7 +31,7 @@ def package(name: str) -> Path:
 TRL = package("trl") / "chat_templates"
 MODELS = package("transformers") / "models"
 QUICK = (
-    "ours", "qwen3", "qwen3_5_think", "qwen3_8", "gptoss_training", "nemotron_3_nano", "idefics3",
+    "ours", "qwen3_5_think", "gptoss_training", "nemotron_3_nano", "idefics3",
     "deepseek_r1_distill", "glm4moe", "llama3_training", "cohere2",
 )  # fmt: skip
 FIELDS = ("gptoss", "muse_glimmer", "qwen3_8", "gemma4_v5", "diffusion_gemma")
