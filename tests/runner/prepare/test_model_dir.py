@@ -16,6 +16,7 @@ from forge.records import Message, Pair
 from forge.runner.plan.requirements import require_template
 from forge.runner.prepare.model_dir import with_template
 from forge.runner.stages.sft import require_roles
+from forge.train.checkpoints import link_or_copy
 from tests.data.build.samples import write_tokenizer
 
 OWN = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
@@ -84,6 +85,8 @@ def test_a_run_reads_the_template_from_a_directory_of_links(
         assert with_template(table, made).path == str(made)
         assert ChatTemplate.load(made).prompt(question) == want
     assert {path.name for path in made.iterdir()} == own.keys()
+    link_or_copy(made / "config.json", tmp_path / "published")
+    assert not (tmp_path / "published").is_symlink()
     assert {path.name: path.read_bytes() for path in model.iterdir()} == own
     plain = ModelTable(path=str(model))
     assert with_template(plain, tmp_path / "none") is plain
