@@ -80,7 +80,13 @@ def test_a_recipe_is_written_and_planned_without_a_checkout(
 def test_a_wheel_claims_one_name_and_is_typed(wheel: Path) -> None:
     names = names_in(wheel)
     assert {name.partition("/")[0] for name in names} == {"forge"}
-    wanted = {"py.typed", RECORD, "recipes/quickstart.toml", "recipes/schema.json", "tui/app.tcss"}
+    wanted = {
+        "py.typed",
+        RECORD,
+        "recipes/rows/trinity.toml",
+        "recipes/schema.json",
+        "tui/app.tcss",
+    }
     assert {f"forge/{name}" for name in wanted} <= set(names)
 
 
