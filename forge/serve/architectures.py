@@ -34,6 +34,8 @@ SHAPES = {
 """Shape of each kind of tensor, by its GGUF name; a kind that is not here is no weight."""
 DENSE = frozenset({"ffn_gate", "ffn_up", "ffn_down"})
 """Kinds that a mixture of experts lacks."""
+MAX_LAYERS = 512
+"""Compiled into llama.cpp, which aborts on more."""
 CELL_BLOCK = 256
 """llama.cpp rounds a sequence's cells up to this."""
 QKV = "attn_q attn_k attn_v"
@@ -257,7 +259,9 @@ def read_layout(
     """
     found = str(config.get("model_type"))
     if found in WITH_IMAGES:
-        config, found = {**config, **config.get("text_config", {})}, WITH_IMAGES[found]
+        text = config.get("text_config")
+        config = {**config, **(text if isinstance(text, dict) else {})}
+        found = WITH_IMAGES[found]
     if (architecture := ARCHITECTURES.get(found)) is None:
         raise ConfigError(f"{where}: {no_llama(found)}")
     names = kinds[architecture.name] if kinds else ()
@@ -293,13 +297,13 @@ class _ConfigReader:
         self.limits: list[int] = []
 
     def layout(self, names: Sequence[str]) -> Layout:
-        self._check_compiled()
         try:
+            self._check_compiled()
             sizes = self._sizes()
             self._check_scale(sizes)
             metadata = {**self._common(sizes), **self._rope(sizes), **self._window(sizes)}
             shapes = self._shapes(names, sizes)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError(f"{self.where}: not a usable config: {error!r}") from error
         return Layout(
             architecture=self.architecture,
@@ -339,16 +343,22 @@ class _ConfigReader:
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         head = int(config.get("head_dim") or hidden // heads)
         kv_heads = int(config.get("num_key_value_heads") or heads)
-        experts = config.get("num_experts") or config.get("num_local_experts") or 0
-        inner = int(config["intermediate_size"])
+        experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+        inner, layers = int(config["intermediate_size"]), int(config["num_hidden_layers"])
+        if not 1 <= layers <= MAX_LAYERS:
+            raise ValueError(f"num_hidden_layers is {layers}; allowed is 1 to {MAX_LAYERS}")
+        if heads < 1 or kv_heads < 1 or heads % kv_heads or head < 2 or head % 2:
+            raise ValueError(f"{heads} heads, {kv_heads} of keys, of {head} values")
+        if experts and not 1 <= int(config["num_experts_per_tok"]) <= experts:
+            raise ValueError(f"num_experts_per_tok is {config['num_experts_per_tok']}")
         return {
             "vocab": int(config["vocab_size"]), "hidden": hidden, "inner": inner,
             "fused": 2 * inner, "heads": heads, "kv_heads": kv_heads, "head": head,
             "queries": heads * head, "keys": kv_heads * head,
-            "qkv": (heads + 2 * kv_heads) * head, "experts": int(experts),
+            "qkv": (heads + 2 * kv_heads) * head, "experts": experts,
             "expert": int(config.get("moe_intermediate_size") or inner),
             "shared": int(config.get("shared_expert_intermediate_size") or 0),
-            "layers": int(config["num_hidden_layers"]),
+            "layers": layers,
         }  # fmt: skip
 
     def _common(self, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -394,8 +404,11 @@ class _ConfigReader:
             self._require("partial_rotary_factor", part or 1.0, 1.0)
         part = float(part or self.architecture.rotated or 1.0)
         theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        size = int(sizes["head"] * part)
+        if size < 2 or size % 2:
+            raise ValueError(f"{size} values of a head are rotated")
         found: dict[str, Any] = {
-            "rope.dimension_count": int(sizes["head"] * part),
+            "rope.dimension_count": size,
             "rope.freq_base": theta,
         }
         if local := local or config.get("rope_local_base_freq"):
@@ -404,7 +417,7 @@ class _ConfigReader:
             factors = _llama3_factors(rope, theta=theta, head=sizes["head"])
             self.constants["rope_freqs.weight"] = factors
         elif kind in ("longrope", "su"):
-            found |= self._longrope(rope)
+            found |= self._longrope(rope, size)
         elif kind != "default":
             found["rope.scaling.type"] = kind
             found["rope.scaling.factor"] = float(rope["factor"])
@@ -412,11 +425,13 @@ class _ConfigReader:
             found |= self._yarn(rope)
         return found
 
-    def _longrope(self, rope: Facts) -> dict[str, Any]:
+    def _longrope(self, rope: Facts, size: int) -> dict[str, Any]:
         """Two lists of divisors. transformers chooses by the length of a text, llama.cpp by that of
         the context, so that both agree up to the first length."""
         for which in ("long", "short"):
             factors = tuple(float(each) for each in rope[f"{which}_factor"])
+            if len(factors) != size // 2:
+                raise ValueError(f"{which}_factor has {len(factors)} numbers, not {size // 2}")
             self.constants[f"rope_factors_{which}.weight"] = factors
         key = "original_max_position_embeddings"
         first = int(rope.get(key) or self.config[key])
@@ -443,8 +458,8 @@ class _ConfigReader:
 
     def _window(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         config, every = self.config, self.architecture.window_every
-        window = config.get("sliding_window")
-        if not window or config.get("use_sliding_window", True) is False:
+        window = int(config.get("sliding_window") or 0)
+        if window < 1 or config.get("use_sliding_window", True) is False:
             return {}
         layers = config.get("layer_types") or [
             "full_attention" if every and (i + 1) % every == 0 else "sliding_attention"
@@ -454,10 +469,10 @@ class _ConfigReader:
         if not any(pattern):
             return {}
         if not every:
-            self.limits.append(int(window))
+            self.limits.append(window)
             return {}
         return {
-            "attention.sliding_window": int(window),
+            "attention.sliding_window": window,
             "attention.sliding_window_pattern": pattern,
         }
 
@@ -466,20 +481,24 @@ class _ConfigReader:
         lacks = DENSE if sizes["experts"] else {k for k in SHAPES if "exp" in k or "gate_inp" in k}
         if self.is_tied and not self.architecture.needs_head:
             lacks = {*lacks, "output"}
-        wanted = {**dict.fromkeys(lacks), **self.architecture.shapes}
+        shapes = {**SHAPES, **dict.fromkeys(lacks), **self.architecture.shapes}
         biased = self._biased()
         found: dict[str, tuple[int, ...]] = {}
-        for name in names:
+        whole = [name for name in names if "{bid}" not in name]
+        blocks = [
+            name.format(bid=block)
+            for block in range(sizes["layers"])
+            for name in names
+            if "{bid}" in name
+        ]
+        for name in whole + blocks:
             kind = name.rpartition(".")[2]
-            shape = wanted[kind] if kind in wanted else SHAPES.get(kind)
-            if shape is None:
+            if (shape := shapes.get(kind)) is None:
                 continue
             numbers = tuple(sizes[each] for each in shape.split())
-            for block in range(sizes["layers"] if "{bid}" in name else 1):
-                full = name.format(bid=block)
-                found[f"{full}.weight"] = numbers
-                if kind in biased:
-                    found[f"{full}.bias"] = numbers[:-1] if len(numbers) > 1 else numbers
+            found[f"{name}.weight"] = numbers
+            if kind in biased:
+                found[f"{name}.bias"] = numbers[:-1] or numbers
         return found
 
     def _biased(self) -> set[str]:

@@ -12,6 +12,8 @@ from tests.architectures import ARCHITECTURES
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "models.md"
 WINDOWED = frozenset({"mistral"})
 """Types with a window in some models and none in others."""
+IN_LLAMA: dict[str, str] = dict.fromkeys(("mistral", "mixtral", "phi3"), "up to its window")
+IN_LLAMA["gpt_oss"] = "not with `truncate` off"
 TRIED_IN_VLLM = frozenset({"qwen3"})
 """Served by vLLM in `tests/serve/test_vllm_gpu.py` and in `bench/RESULTS.md`."""
 
@@ -22,7 +24,8 @@ def row_of(name: str) -> str:
     shares = "without a window" if name in WINDOWED else "yes" if name in SHARING else "no"
     cells = (
         f"`{name}`", chosen.models, "yes", "yes" if chosen.packs else "no", shares, "yes",
-        "no" if no_llama(name) else "yes", "yes" if name in TRIED_IN_VLLM else "not tried",
+        IN_LLAMA.get(name, "no" if no_llama(name) else "yes"),
+        "yes" if name in TRIED_IN_VLLM else "not tried",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

@@ -18,6 +18,7 @@ from forge.errors import ConfigError
 from forge.serve.architectures import ARCHITECTURES, why_not_llama
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
+from tests.serve.stepped import request, run
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -117,6 +118,27 @@ def test_logprobs_equal_those_of_transformers_before_and_after_new_weights(
         for num_prompt in (3, 400):
             gap = largest_gap(engine, each, num_prompt)
             assert gap < (GELU_GAP if is_gelu else GAP), f"version {version}"
+    engine.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt_oss", "olmo3"])
+def test_groups_and_prompts_beyond_a_window_run_side_by_side(
+    name: str, make_random: Callable[..., Reference], tmp_path: Path
+) -> None:
+    """Saved and restored windows, samples of two versions, more samples than slots."""
+    old, new = (make_random(name, seed=seed, **LONG[name]) for seed in (0, 1))
+    settings = ModelSettings(model_dir=old.path, work_dir=tmp_path, context_tokens=CONTEXT)
+    engine = LlamaEngine(settings, num_slots=4)
+    asked = [request(300, n=6, max_tokens=80), request(5, n=2, max_tokens=120)]
+    run(engine, *asked, steps=40)
+    engine.load_weights(new.path, version=1)
+    run(engine)
+    for one in asked:
+        for sample in one.samples:
+            given = one.prompt.tolist(), sample.tokens.tolist()
+            expected = np.where(sample.versions == 0, old.logprobs(*given), new.logprobs(*given))
+            assert np.abs(expected - sample.logprobs).max() < GAP
     engine.close()
 
 

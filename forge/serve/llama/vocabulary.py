@@ -154,9 +154,11 @@ def _tokens(found: Mapping[str, Any], *, num_rows: int) -> tuple[list[str], list
     for token, text in enumerate(texts):
         if text == unknown and types[token] != kind.NORMAL:
             types[token] = kind.UNKNOWN
-        if text in seen or not text:
-            texts[token], types[token] = f"[PAD{token}]", kind.UNUSED
-        seen.add(texts[token])
+        # A text ends at a zero byte there.
+        while not text or "\0" in text or text in seen:
+            text, types[token] = f"[PAD{token}]" if text != f"[PAD{token}]" else "_", kind.UNUSED
+        texts[token] = text
+        seen.add(text)
     return texts, types
 
 
