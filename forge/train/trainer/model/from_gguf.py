@@ -269,7 +269,9 @@ class _Reference:
         names, kinds = (
             source.metadata.get(f"tokenizer.ggml.{k}") for k in ("tokens", "token_type")
         )
-        special = [name for name, kind in zip(names, kinds or (), strict=False) if kind == CONTROL]
+        special = [
+            name for name, kind in zip(names or (), kinds or (), strict=False) if kind == CONTROL
+        ]
         for text in (*SAMPLES, "x".join(special[:MAX_SPECIAL])):
             ours = tokenizer.encode(text, add_special_tokens=False).ids
             theirs = self._words.tokenize(text.encode(), add_bos=False, special=True)
