@@ -124,7 +124,11 @@ def _write_texts(source: GgufModel, folder: Path, *, begins: bool, ends: list[in
 def make_tokenizer(source: GgufModel) -> Any:
     """The tokenizer of the file's vocabulary, as `tokenizers` has it."""
     from tokenizers import pre_tokenizers
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    try:
+        from transformers.integrations.gguf import convert_gguf_tokenizer
+    except ImportError:  # transformers 5.17 and older
+        from transformers.integrations.ggml import convert_gguf_tokenizer
 
     def value(key: str) -> Any:
         return source.metadata.get(f"tokenizer.ggml.{key}")
