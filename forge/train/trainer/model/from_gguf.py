@@ -23,7 +23,7 @@ from forge.train.gguf import GgufModel, read_gguf
 
 logger = logging.getLogger(__name__)
 
-SHARD_BYTES = 4 << 30
+SHARD = "4GB"
 DIGITS = ("smollm", "starcoder", "refact", "command-r")
 """Pre-tokenizers that take each digit alone, then pieces of GPT-2."""
 WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o", "llama4", "falcon3", "pixtral")
@@ -91,10 +91,10 @@ def make_model(path: Path, model_dir: Path, *, threads: int) -> None:
         theirs.require_tokens(source, tokenizer)
         tokenizer.post_processor = theirs.beginning(source)
         tokenizer.save(str(partial / "tokenizer.json"))
-        _write_texts(source, partial, begins=theirs.begins(), ends=theirs.ends())
-        _write_weights(source, partial)
+        _load_weights(source).save_pretrained(partial, max_shard_size=SHARD)
         model = AutoModelForCausalLM.from_pretrained(partial, dtype=torch.bfloat16)
         theirs.require_logits(source, model, tokenizer)
+        _write_texts(source, partial, begins=theirs.begins(), ends=theirs.ends())
 
 
 def _write_texts(source: GgufModel, folder: Path, *, begins: bool, ends: list[int]) -> None:
@@ -154,48 +154,18 @@ def make_tokenizer(source: GgufModel) -> Any:
     return tokenizer
 
 
-def _write_weights(source: GgufModel, folder: Path) -> None:
-    """Write `config.json` and the weights in bf16, in files of at most 4 GB."""
+def _load_weights(source: GgufModel) -> Any:
+    """The file's weights in bf16 as a model to save, whose buffers are not computed."""
     import torch
-    from safetensors.torch import save_file
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     found = source.config()
     config = CONFIG_MAPPING[found.pop("model_type")](**found, dtype=torch.bfloat16)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
-    shards, pending, size = list[list[str]](), dict[str, torch.Tensor](), 0
-
-    def write() -> None:
-        name = f"model-{len(shards) + 1:05d}.safetensors"
-        save_file(pending, str(folder / name), metadata={"format": "pt"})
-        shards.append([*pending])
-        pending.clear()
-
-    for name, tensor in _tensors(source, model):
-        pending[name] = tensor
-        size += tensor.nbytes
-        if sum(each.nbytes for each in pending.values()) >= SHARD_BYTES:
-            write()
-    if pending:
-        write()
-    _name_shards(folder, shards, size)
-
-
-def _name_shards(folder: Path, shards: list[list[str]], size: int) -> None:
-    """Give the files of weights the names that transformers expects."""
-    names, where = dict[int, str](), dict[str, str]()
-    for index, tensors in enumerate(shards):
-        names[index] = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
-        if len(shards) == 1:
-            names[index] = "model.safetensors"
-        (folder / f"model-{index + 1:05d}.safetensors").rename(folder / names[index])
-        where |= dict.fromkeys(tensors, names[index])
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": size}, "weight_map": where}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    model.load_state_dict(dict(_tensors(source, model)), strict=False, assign=True)
+    model.tie_weights()
+    return model
 
 
 def _tensors(source: GgufModel, model: Any) -> Iterator[tuple[str, Any]]:
@@ -270,12 +240,9 @@ class _Reference:
 
     def require_tokens(self, source: GgufModel, tokenizer: Any) -> None:
         """Raises ConfigError if a text has other tokens."""
-        names, kinds = (
-            source.metadata.get(f"tokenizer.ggml.{k}") for k in ("tokens", "token_type")
-        )
-        special = [
-            name for name, kind in zip(names or (), kinds or (), strict=False) if kind == CONTROL
-        ]
+        tokens = source.metadata["tokenizer.ggml.tokens"]
+        kinds = source.metadata.get("tokenizer.ggml.token_type", ())
+        special = [token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL]
         for text in (*SAMPLES, "x".join(special[:MAX_SPECIAL])):
             ours = tokenizer.encode(text, add_special_tokens=False).ids
             theirs = self._words.tokenize(text.encode(), add_bos=False, special=True)
