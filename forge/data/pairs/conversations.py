@@ -38,14 +38,16 @@ PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "outp
 """Columns of a question and its answer."""
 ALLOWED = "a row has messages or conversations, or " + " or ".join(map(" and ".join, PAIRS))
 SYSTEM = ("system", "system_prompt")
-UNREAD_COLUMNS = ("tools", "history", "images", "videos", "audios", "chosen", "rejected")
+UNREAD_COLUMNS = (
+    "tools", "history", "images", "videos", "audios", "chosen", "rejected", "chat_template_kwargs",
+)  # fmt: skip
 """Columns beside a conversation that change what it means."""
 UNREAD_FIELDS = (
     "tool_calls", "tool_call_id", "function_call", "name", "images", "audio", "refusal",
 )  # fmt: skip
 """Fields of a message that change what it means."""
 WEIGHTS = ("weight", "loss", "train")
-"""Fields that say how much an answer is trained: 1 or true for all that forge trains."""
+"""Fields that say how much a message is trained: 1 for an answer, 0 or 1 for another one."""
 EMPTY = (None, "", [], {}, "[]", "null")
 TEXT_PARTS = ("text", "input_text", "output_text")
 THINKING_PARTS = ("thinking", "reasoning", "reasoning.text")
@@ -176,7 +178,9 @@ def _first(content: str, tags: Sequence[tuple[str, str]]) -> tuple[str, str] | N
             return thinking, rest
     for opened, closed in tags:  # the template opened it
         thinking, end, rest = content.partition(closed)
-        if end and opened not in thinking and not _is_quoted(content, len(thinking)):
+        if end and not _is_quoted(content, len(thinking)):
+            if opened in thinking:
+                raise BadThinking("thinking after the start of an answer")
             return thinking, rest
     return None
 
@@ -257,7 +261,7 @@ def _message(found: Any, *, tag: str) -> Message:
         if found.get(name) not in EMPTY:
             raise BadRow(f"a message with {name}, which is not trained on; role and content alone")
     for name in WEIGHTS:
-        if found.get(name) not in (None, 1):
+        if found.get(name) not in ((None, 1) if role == "assistant" else (None, 0, 1)):
             raise BadRow(f"{name}: found {short(found[name])}; 1: forge trains whole answers")
     content, inside = _content(found)
     thoughts = [*thinking_of(found), *inside]
@@ -275,7 +279,7 @@ def _role(message: Any) -> str:
 
 def _content(message: Mapping[str, Any]) -> tuple[str, list[str]]:
     """The text of a message, and the thinking among its parts as one text, if there is any."""
-    name = "content" if message.get("value") is None else "value"
+    name = "value" if message.get("content") is None and "value" in message else "content"
     if not isinstance(message.get(name), list):
         return text_of(message, name), []
     texts: list[str] = []
