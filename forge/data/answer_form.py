@@ -42,6 +42,8 @@ class AnswerForm:
     before_thought: str
     between: str
     """Text between thinking and answer."""
+    continues: bool
+    """True if an answer without thinking continues the generation prompt."""
     before: str
     """Text before an answer without thinking."""
     is_spaced: bool
@@ -120,6 +122,7 @@ def find_form(
         closing=closing,
         before_thought=before_thought,
         between=between,
+        continues=before is not None,
         before=before or "",
         is_spaced=bool(before) and before[:1].isspace() and opening is None,
         tail=tail,

@@ -287,7 +287,7 @@ def _closing(text: str, fences: Sequence[re.Match[str]], index: int, tries: _Tri
 
 def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
     same, info = fence["marks"].startswith(opened["marks"]), fence["info"]
-    is_end = not info.strip() or (info[0].isspace() and not _LANGUAGE.fullmatch(info))
+    is_end = not info.strip() or (info[0] in " \t<.,)*" and not _LANGUAGE.fullmatch(info))
     return same and is_end and "#" not in fence["before"]
 
 

@@ -191,23 +191,23 @@ class ChatTemplate:
         form = self.form
         prompt = self._apply(messages[:-1], add_generation_prompt=True)
         written = self._apply(messages, add_generation_prompt=False)
-        rest = continued(written, prompt)
         content = self._guarded(messages[-1].content, is_answer=True)
         thinking, answer = self._split(content)
         is_closed = prompt.rstrip().endswith(f"</{self.tag}>")
-        if is_closed and thinking:
-            rest = None  # thinking a second time
+        rest = None if is_closed and thinking else continued(written, prompt)
         if rest is not None and rest.endswith(form.tail):
             body = rest.removesuffix(form.tail)
             if thinking.strip() in body and answer.strip() in body:
                 return prompt, body + form.end
-        if rest is None and not form.opened and (thinking or not is_closed):
+        has_place = form.can_think if thinking else form.opened or form.continues or is_closed
+        if rest is None and (not has_place or (is_closed and thinking)):
             what = "the thinking of this answer" if thinking else "this answer"
             raise ConfigError(
                 f"{self.template.name}: the prompt has no place for {what}: it ends with "
                 f"{prompt[-24:].replace(_GUARD, '')!r}; prompt.thinking turns thinking on and off"
             )
-        return prompt, self._put_together(content, thinking, answer) + form.end
+        text = answer if is_closed else self._put_together(content, thinking, answer)
+        return prompt, text + form.end
 
     def _put_together(self, content: str, thinking: str, answer: str) -> str:
         form = self.form
@@ -216,7 +216,7 @@ class ChatTemplate:
         if form.in_fields:
             return form.before + answer
         if not form.opened:
-            return content
+            return (form.before if form.is_spaced else "") + content
         if not thinking and f"</{self.tag}>" not in content:
             return form.closing + answer
         begun = form.opened.removeprefix(f"<{self.tag}>")

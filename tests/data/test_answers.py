@@ -67,6 +67,7 @@ WRAPPINGS = [
         "1. `run` it: ```\n{}```",
         "````python\n{}````",
         "```Python\n{}``` So.\n",
+        "<answer>```python\n{}```</answer>",
     ),
     *("````markdown\n```python\n{}```\n````", "<triton>\n{}</triton>", "<triton>\n{}\n</triton> "),
     "<triton>\n```python\n{}```\n</triton>",

@@ -49,6 +49,12 @@ AT_ONCE = PLAIN.replace(
     "[assistant]{%", "[assistant]{% if not thinking %}<think></think>{% endif %}{%"
 )
 """As Hunyuan: the empty thinking of a prompt is no part of the conversation."""
+MOVED = (
+    "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}[user] "
+    "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }} {% endif %}"
+    "{{ m.content }}[assistant]{% else %} {{ m.content }}<|over|>{% endif %}{% endfor %}"
+)
+"""As Mistral 0.3: the system's text stands in the last question, until that has an answer."""
 RESPONSE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
     "{% set parts = m.content.split('</think>') %}"
@@ -164,6 +170,15 @@ def test_a_prompt_that_closes_thinking_takes_answers_without_it(load: Any) -> No
     assert texts(chat, CODE) == ("[user]Q<|over|>[assistant]<think></think>", f"{CODE}<|over|>")
     with pytest.raises(ConfigError, match=r"no place for the thinking of.*prompt\.thinking"):
         chat.training_row(asked(THINKING))
+
+
+def test_an_answer_may_move_what_stood_in_its_prompt(load: Any) -> None:
+    chat, system = load(MOVED), Message(role="system", content="S")
+    for answer in (CODE, THINKING):
+        row = chat.training_row([system, *asked(answer)])
+        text = chat.decode(row.input_ids, skip_special=False)
+        assert text == f"[user] S Q[assistant] {answer}<|over|>"
+        assert len(chat.training_rows([system, *asked(answer, answer)])) == 2
 
 
 def test_words_around_an_answer_follow_its_thinking(load: Any) -> None:
