@@ -154,9 +154,9 @@ MARKS = [
 
 
 @pytest.mark.parametrize("part", MARKS)
-def test_two_megabytes_of_marks_take_linear_time(part: str) -> None:
-    """With quadratic time this would take hours and exceed the test's timeout."""
-    text = part * (2_000_000 // len(part))
+def test_half_a_megabyte_of_marks_takes_linear_time(part: str) -> None:
+    """With quadratic time this would exceed the test's timeout."""
+    text = part * (500_000 // len(part))
     assert not extract(text).is_ok or "ModelNew" in part
     assert extract(f"{text}</think>\n\n```\n{CODE}```").code == CODE
 
@@ -185,7 +185,7 @@ def test_a_missing_answer_has_a_reason(text: str, reason: str) -> None:
     assert (found.code, found.reason) == ("", reason)
 
 
-HOSTILE = ["(" * 999, "-" * 10**5 + "1", "a" + ".b" * 10**5, "\0", "\ud800", "x = 1\n" * 10**6]
+HOSTILE = ["(" * 999, "-" * 10**5 + "1", "a" + ".b" * 10**5, "\0", "\ud800", "x = 1\n" * 10**5]
 
 
 @pytest.mark.parametrize("more", ["    def forward(self, x\n", *HOSTILE])
