@@ -150,6 +150,15 @@ def test_served_engines_answer_openai_clients_and_evaluations_and_end_with_the_s
         assert [len(one.token_ids) for one in answers] == [9, 9]
         os.kill(children[0].pid, signal.SIGKILL)
         assert len(anyio.run(evaluate, url, experiment.parent / "talking")) == 2
+        checked = partial(check_takers, ServeTable(url=[url]), owner="run a", forge=__version__)
+        with pytest.raises(ConfigError, match="accepts no weights: start it with forge serve --we"):
+            anyio.run(checked)
+        port = url.rpartition(":")[2]
+        second = start(str(experiment), "--listen", f"127.0.0.1:{port}")
+        _, said = second.communicate(timeout=60)
+        assert second.returncode == 3
+        assert said.startswith(f"forge: --listen 127.0.0.1:{port}: Address already in use")
+        assert said.count("\n") == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
         until(lambda: not any(child.is_running() for child in children))
@@ -166,39 +175,19 @@ async def evaluate(url: str, model_dir: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_requests_without_the_token_are_refused_and_so_are_weights(
-    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_elsewhere_publishes_to_a_server_that_accepts_weights_and_needs_its_token(
+    experiment: Path, newer: Reference, tmp_path: Path
 ) -> None:
     path = tmp_path / "s.sock"
-    argv = (str(experiment), "--socket", str(path), "--set=serve.replicas=1")
-    with serving(*argv, FORGE_SERVE_TOKEN="sesame") as (url, _):
+    argv = (str(experiment), "--weights", "--socket", str(path))
+    with serving(*argv, FORGE_SERVE_TOKEN="sesame") as (url, process):
         assert url == f"unix:{path}"
-        transport = httpx.HTTPTransport(uds=str(path))
-        with httpx.Client(base_url="http://forge", transport=transport) as http:
+        with httpx.Client(
+            base_url="http://forge", transport=httpx.HTTPTransport(uds=str(path))
+        ) as http:
             assert http.get("/health").status_code == 401
             assert http.post("/v1/completions", json={"prompt": [1]}).status_code == 401
-            headers = {"Authorization": "Bearer sesame"}
-            found = http.post("/v1/completions", json={"prompt": [1]}, headers=headers)
-            assert 0 < len(found.json()["choices"][0]["token_ids"]) <= 16
-        monkeypatch.setenv("SESAME", "sesame")
-        table = ServeTable(url=[url], api_key_env="SESAME")
-        with pytest.raises(ConfigError, match="accepts no weights: start it with forge serve --we"):
-            anyio.run(partial(check_takers, table, owner="run a", forge=__version__))
-
-
-@pytest.mark.slow
-def test_a_run_elsewhere_publishes_to_a_server_that_accepts_weights(
-    experiment: Path, newer: Reference
-) -> None:
-    argv = (str(experiment), "--weights", "--listen", "127.0.0.1:0")
-    with serving(*argv, FORGE_SERVE_TOKEN="sesame") as (url, process):
         anyio.run(publish_there, url, experiment.parent / "talking", newer)
-        port = url.rpartition(":")[2]
-        second = start(str(experiment), "--listen", f"127.0.0.1:{port}")
-        _, said = second.communicate(timeout=60)
-        assert second.returncode == 3
-        assert said.startswith(f"forge: --listen 127.0.0.1:{port}: Address already in use")
-        assert said.count("\n") == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
     assert not list((experiment.parent / "runs").glob(".serve-*"))
@@ -229,10 +218,10 @@ async def publish_there(url: str, model_dir: Path, newer: Reference) -> None:
         with pytest.raises(ConfigError, match="install the same version on both"):
             await check_takers(table, owner="run a", forge="0")
     more = table.model_copy(update={"context_tokens": 4096})
-    with pytest.raises(ConfigError, match=r"context_tokens: found 4096; http.* serves 512"):
+    with pytest.raises(ConfigError, match=r"context_tokens: found 4096; unix.* serves 512"):
         await check_takers(more, owner="run b", forge=__version__)
     fast = table.model_copy(update={"precision": "fast"})
-    with pytest.raises(ConfigError, match=r'precision: found "fast"; http.* serves "exact"'):
+    with pytest.raises(ConfigError, match=r'precision: found "fast"; unix.* serves "exact"'):
         await check_takers(fast, owner="run b", forge=__version__)
     os.environ["SESAME"] = "wrong"
     with pytest.raises(ConfigError, match="a bearer token is needed"):

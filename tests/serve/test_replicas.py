@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -61,11 +62,12 @@ async def served(
     *,
     adapter: Path | None = None,
     lives: Lives | None = None,
+    deadline_s: float = DEADLINE_S,
     **table: Any,
 ) -> AsyncIterator[tuple[Replicas, Path]]:
     """Replicas, and the directory of their sockets."""
     values = {"slots": 8, "context_tokens": 1024, "replicas": 1, **table}
-    with open_socket_dir() as sockets, anyio.fail_after(DEADLINE_S):
+    with open_socket_dir() as sockets, anyio.fail_after(deadline_s):
         async with open_replicas(
             ServeTable(**values),
             weights=Weights(full=reference.path, adapter=adapter),
@@ -76,6 +78,16 @@ async def served(
             observer=lives,
         ) as replicas:
             yield replicas, sockets
+
+
+@pytest.fixture(scope="module")
+async def shared(
+    tied: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Replicas, Path, Path]]:
+    """One replica for tests that leave it as it is: with its sockets and its log."""
+    folder = tmp_path_factory.mktemp("shared")
+    async with served(tied, folder, deadline_s=math.inf) as (replicas, sockets):
+        yield replicas, sockets / "serve-0.sock", folder / "logs" / "serve-0.log"
 
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
@@ -200,11 +212,11 @@ BAD_COMPLETIONS: list[tuple[Any, str]] = [
 ]
 
 
-async def test_no_request_body_stops_a_replica(tied: Reference, tmp_path: Path) -> None:
-    async with (
-        served(tied, tmp_path) as (replicas, sockets),
-        open_client(sockets / "serve-0.sock", timeout_s=10.0) as http,
-    ):
+async def test_no_request_body_stops_a_replica(
+    shared: tuple[Replicas, Path, Path], tied: Reference
+) -> None:
+    replicas, socket, _ = shared
+    async with open_client(socket, timeout_s=10.0) as http:
 
         async def post(path: str, body: Any) -> httpx.Response:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -237,11 +249,11 @@ async def test_no_request_body_stops_a_replica(tied: Reference, tmp_path: Path) 
         assert replicas.stats().num_restarts == 0
 
 
-async def test_a_client_that_hangs_up_frees_its_slots(tied: Reference, tmp_path: Path) -> None:
-    async with (
-        served(tied, tmp_path) as (_, sockets),
-        ReplicaClient(sockets / "serve-0.sock") as client,
-    ):
+async def test_a_client_that_hangs_up_frees_its_slots(
+    shared: tuple[Replicas, Path, Path],
+) -> None:
+    _, socket, log = shared
+    async with ReplicaClient(socket) as client:
 
         async def running() -> int:
             found = await client.health()
@@ -254,7 +266,7 @@ async def test_a_client_that_hangs_up_frees_its_slots(tied: Reference, tmp_path:
             await client.complete(PROMPT, n=20, max_tokens=990)
         await until(is_idle)
         assert (await client.health())["generated_tokens"] < 20 * 990
-        assert "Traceback" not in (tmp_path / "logs/serve-0.log").read_text()
+        assert "Traceback" not in log.read_text()
         async for chunk in client.stream(PROMPT, max_tokens=990):
             assert chunk.completion is None
             assert await running() == 1
@@ -262,11 +274,8 @@ async def test_a_client_that_hangs_up_frees_its_slots(tied: Reference, tmp_path:
         await until(is_idle)
 
 
-async def test_a_stream_has_the_same_tokens_in_steps(tied: Reference, tmp_path: Path) -> None:
-    async with (
-        served(tied, tmp_path) as (_, sockets),
-        ReplicaClient(sockets / "serve-0.sock") as client,
-    ):
+async def test_a_stream_has_the_same_tokens_in_steps(shared: tuple[Replicas, Path, Path]) -> None:
+    async with ReplicaClient(shared[1]) as client:
         how: dict[str, Any] = {"max_tokens": 50, "seed": 3, "temperature": 0.7}
         (whole,) = await client.complete(PROMPT, **how)
         chunks = [chunk async for chunk in client.stream(PROMPT, **how)]

@@ -54,7 +54,7 @@ def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
     assert made["num_parameters"] == tiny_shape(SIZES).params == params
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failed_init_model_reports_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ChildDied, match=r"init-model died .*(.|\n)*FileNotFoundError"):
         make(tmp_path, "none")
