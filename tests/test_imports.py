@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -248,6 +249,15 @@ CHILD_FOLDERS = (
     "forge/train/trainer",
 )
 
+DISTRIBUTIONS = {
+    "llama_cpp": "llama_cpp_python",
+    "pynvml": "nvidia_ml_py",
+    "pydantic_core": "pydantic",
+    "annotated_types": "pydantic",
+    "markupsafe": "jinja2",
+}
+"""Distribution by import name, if the names differ by more than a dash."""
+
 
 def modules() -> list[Path]:
     return sorted([*FORGE.rglob("*.py"), *(ROOT / "tui").rglob("*.py")])
@@ -361,6 +371,32 @@ def test_a_class_name_occurs_once():
 def test_every_room_says_what_happens_in_it():
     silent = [each for each in folders() if not ast.get_docstring(tree_of(each / "__init__.py"))]
     assert silent == []
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    declared = {line.lower().replace("-", "_") for line in tables["project"]["dependencies"]}
+    extras = tables["project"]["optional-dependencies"]
+    for extra in extras.keys() - {"dev"}:
+        declared |= {line.lower().replace("-", "_") for line in extras[extra]}
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules()
+        for name in imported_names(path)
+        if not any(line.startswith(DISTRIBUTIONS.get(name, name)) for line in declared)
+    }
+    assert missing == set()
+
+
+def imported_names(path: Path) -> set[str]:
+    """Top-level names of the third-party modules that a file imports anywhere."""
+    names: set[str] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names - {"forge"}
 
 
 def test_the_host_imports_no_torch():

@@ -331,44 +331,6 @@ def test_a_package_of_an_extra_that_is_missing_is_one_line() -> None:
     assert ending_of(ModuleNotFoundError("no", name="forge.none")).is_bug
 
 
-def test_every_import_is_a_declared_dependency() -> None:
-    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    declared = {line.lower().replace("-", "_") for line in tables["project"]["dependencies"]}
-    extras = tables["project"]["optional-dependencies"]
-    for extra in extras.keys() - {"dev"}:
-        declared |= {line.lower().replace("-", "_") for line in extras[extra]}
-    missing = {
-        f"{path.relative_to(ROOT)}: {name}"
-        for package in ("forge", "tui")
-        for path in (ROOT / package).rglob("*.py")
-        for name in imported_names(path)
-        if not any(line.startswith(DISTRIBUTIONS.get(name, name)) for line in declared)
-    }
-    assert missing == set()
-
-
-DISTRIBUTIONS = {
-    "llama_cpp": "llama_cpp_python",
-    "pynvml": "nvidia_ml_py",
-    "pydantic_core": "pydantic",
-    "annotated_types": "pydantic",
-    "markupsafe": "jinja2",
-}
-"""Distribution by import name, if the names differ by more than a dash."""
-OURS = {"forge"}
-
-
-def imported_names(path: Path) -> set[str]:
-    """Top-level names of the third-party modules that a file imports anywhere."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module.partition(".")[0])
-    return names - sys.stdlib_module_names - OURS
-
-
 def test_a_checkouts_earlier_distribution_is_removed_before_the_new_one_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,12 +26,16 @@ OF_THE_POOL = {
 
 
 @cache
+def trees() -> list[ast.Module]:
+    return [ast.parse(path.read_text()) for path in sorted(JUDGE.rglob("*.py"))]
+
+
+@cache
 def used_by_the_judge() -> set[tuple[str | None, str]]:
     """Each reason in the judge's source, with the status beside it; None where that is computed."""
-    trees = [ast.parse(path.read_text()) for path in sorted(JUDGE.rglob("*.py"))]
-    names = {name: text for tree in trees for name, text in constants(tree)}
+    names = {name: text for tree in trees() for name, text in constants(tree)}
     found = set[tuple[str | None, str]]()
-    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in (node for tree in trees() for node in ast.walk(tree) if isinstance(node, ast.Call)):
         keywords = {one.arg: one.value for one in call.keywords}
         status, *rest = (*call.args, None)
         match call.func:
@@ -50,10 +54,9 @@ def used_by_the_judge() -> set[tuple[str | None, str]]:
 
 def named_by_the_judge() -> set[Reason]:
     """Members that the judge's source names as `Reason.X`."""
-    trees = [ast.parse(path.read_text()) for path in sorted(JUDGE.rglob("*.py"))]
     return {
         Reason[node.attr]
-        for tree in trees
+        for tree in trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
