@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.data.answer_form import FIELDS, AnswerForm, continued, find_form
 from forge.data.answers import THINKING
-from forge.data.template import Template, find_template, read_object
+from forge.data.template import Template, find_template, read_object, within_trial
 from forge.errors import ConfigError
 from forge.records import Prompt
 
@@ -97,14 +97,15 @@ class ChatTemplate:
             variables=names,
         )  # fmt: skip
         added = tokenizer.get_added_tokens_decoder()
-        return cls(
+        found = cls(
             tokenizer=tokenizer,
             template=template,
             special_tokens=names,
             stop_token_ids=stops,
             _special_ids={t.content: i for i, t in added.items() if t.special},
             tag=thinking or THINKING,
-        )._fitted(thinking)
+        )
+        return within_trial(lambda: found._fitted(thinking), name=template.name)
 
     def _fitted(self, thinking: str | None) -> ChatTemplate:
         """The template with its switches and its own end of an answer. Raises ConfigError for a tag

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge.config.schema.training import CHATML, names_file
 from forge.errors import ConfigError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import jinja2
     from tokenizers import Tokenizer
 
+T = TypeVar("T")
 CHATML_LINES = (
     "{%- for message in messages -%}\n",
     "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + OVER + '\\n' -}}\n",
@@ -171,7 +172,7 @@ def find_template(
 def try_template(name: str, source: str, variables: Mapping[str, Any]) -> Template:
     """The template with this text, tried. Raises ConfigError if it cannot be used."""
     given = {"tools": None, "documents": None, **variables}
-    return _within(TRIAL_S, lambda: compiled(name, source).tried(given), name=name)
+    return within_trial(lambda: compiled(name, source).tried(given), name=name)
 
 
 def text_of(asked: str | None) -> str | None:
@@ -234,9 +235,10 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _within(seconds: float, work: Callable[[], Template], *, name: str) -> Template:
-    """The result of `work`, which runs in a thread that ends with the process."""
-    found = list[Template | BaseException]()
+def within_trial(work: Callable[[], T], *, name: str) -> T:
+    """The result of `work`, which runs in a thread that ends with the process. Raises ConfigError
+    after `TRIAL_S`."""
+    found = list[T | BaseException]()
 
     def run() -> None:
         try:
@@ -246,9 +248,9 @@ def _within(seconds: float, work: Callable[[], Template], *, name: str) -> Templ
 
     thread = threading.Thread(target=run, name="template", daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(TRIAL_S)
     if not found:
-        raise ConfigError(f"{name}: wrote no end of a short conversation in {seconds:.0f} s")
+        raise ConfigError(f"{name}: wrote no end of a short conversation in {TRIAL_S:.0f} s")
     if isinstance(found[0], BaseException):
         raise found[0]
     return found[0]

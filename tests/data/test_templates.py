@@ -108,10 +108,14 @@ def test_what_a_template_raises_is_one_line_with_its_file(
     assert line in refusal(model, "assistant a", "user q")
 
 
-def test_a_template_without_end_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loops = "{% for a in range(999) %}{% for b in range(999) %}{% endfor %}{% endfor %}"
-    (model / "chat_template.jinja").write_text(loops + BODY)
-    monkeypatch.setattr(module, "TRIAL_S", 0.0)
+@pytest.mark.parametrize("of", ["m.role", "m.content == 'forge answer'"])
+def test_a_template_without_end_is_given_up(
+    model: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    loops = "{% for b in range(999) %}" * 2 + "{% endfor %}" * 2
+    whose = "{% for m in messages if OF %}".replace("OF", of)
+    (model / "chat_template.jinja").write_text(whose + loops + "{% endfor %}" + BODY)
+    monkeypatch.setattr(module, "TRIAL_S", 0.02)
     assert refusal(model).startswith("m/chat_template.jinja: ")
 
 
