@@ -49,6 +49,8 @@ FORMATS = {
 """Formats of struct of the fixed-size types of metadata."""
 FLOAT32, STRING, ARRAY = 6, 8, 9
 MAX_DIMENSIONS = 4
+MAX_VALUES = 1 << 22
+"""Values of a list, keys or tensors that no header has more of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,11 +275,11 @@ def _read(path: Path, changed: int, num_bytes: int) -> GgufModel:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             model = _Header(path, data).read()
-    except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
-        text = f"cut short or damaged: its header does not end within {num_bytes} bytes"
+        _require_model(model)
+        model.config()  # raises what it cannot say
+    except (struct.error, ValueError, TypeError, ArithmeticError) as error:
+        text = f"cut short or damaged: no header of a model within {num_bytes} bytes"
         raise ConfigError(f"model.path: {path}: {text}; a whole GGUF file") from error
-    _require_model(model)
-    model.config()  # raises what it cannot say
     return model
 
 
@@ -290,6 +292,7 @@ class _Header:
     def read(self) -> GgufModel:
         self._require_format()
         num_tensors, num_values = self._unpack("QQ")
+        _require_few(num_tensors, num_values)
         metadata: dict[str, Any] = {}
         for _ in range(num_values):
             key = self._string()
@@ -365,6 +368,7 @@ class _Header:
         if kind != ARRAY:
             return self._unpack(_format(kind))[0]
         kind, num = self._unpack("IQ")
+        _require_few(num)
         if kind == STRING:
             return [self._string() for _ in range(num)]
         return list(self._unpack(f"{num}{_format(kind)}"))
@@ -383,6 +387,12 @@ class _Header:
         values = struct.unpack_from(f"<{form}", self._data, self._at)
         self._at += size
         return values
+
+
+def _require_few(*numbers: int) -> None:
+    """Refuses damaged numbers before the rest of a large file is read as values."""
+    if max(numbers) > MAX_VALUES:
+        raise ValueError(numbers)
 
 
 def _format(kind: int) -> str:
@@ -406,7 +416,7 @@ def _require_kind(path: Path, metadata: Mapping[str, Any], num_tensors: int) -> 
         )
     if architecture not in MODEL_TYPES:
         raise ConfigError(
-            f'{where}: found architecture "{architecture}"; one of {", ".join(MODEL_TYPES)}'
+            f"{where}: found architecture {architecture!r}; one of {', '.join(MODEL_TYPES)}"
         )
     if not num_tensors:
         raise ConfigError(f"{where}: a vocabulary without weights; a GGUF file of a model")
@@ -425,6 +435,8 @@ def _require_model(model: GgufModel) -> None:
             text = "lists a value for each layer" if isinstance(found, list) else "lacks a value"
             raise ConfigError(f"{where}: {model.architecture}.{key} {text}; a number")
     tokens = model.metadata["tokenizer.ggml.tokens"]
+    if twice := len(tokens) - len(set(tokens)):  # llama.cpp aborts
+        raise ConfigError(f"{where}: {twice} of {len(tokens)} tokens are there twice; once each")
     for key in TOKENS.values():
         number = model.metadata.get(f"tokenizer.ggml.{key}", 0)
         if not isinstance(number, int) or not 0 <= number < len(tokens):
@@ -432,5 +444,7 @@ def _require_model(model: GgufModel) -> None:
             raise ConfigError(f"{where}: {text}")
     if "token_embd.weight" not in model.tensors:
         raise ConfigError(f"{where}: lacks token_embd.weight; a GGUF file of a model")
+    if (blocks := model.value("block_count")) > (num := len(model.tensors)):
+        raise ConfigError(f"{where}: {blocks} blocks and {num} tensors; a GGUF file of a model")
     if model.value("expert_count"):
         raise ConfigError(f"{where}: a {model.architecture} with experts; a dense model")

@@ -21,7 +21,7 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SIZES = {
-    "context_length": 256, "embedding_length": HIDDEN, "block_count": 2, "feed_forward_length": 96,
+    "context_length": 256, "embedding_length": HIDDEN, "block_count": 1, "feed_forward_length": 96,
     "attention.head_count": 4, "attention.head_count_kv": 2,
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ def test_a_plan_knows_the_model_of_a_file_and_asks_for_a_template(tmp_path: Path
     model = ModelTable(path=str(path))
     shape = model_shape(model)
     assert shape is not None
-    assert (shape.layers, shape.hidden, shape.is_tied) == (2, 64, True)
+    assert (shape.layers, shape.hidden, shape.is_tied) == (1, 64, True)
     assert count_params(model) == VOCAB * 64
     experiment = Experiment(name="x", model=model, stage=[EvalStage(kind="eval")])
     with pytest.raises(ConfigError, match="chatml"):
@@ -55,7 +55,7 @@ def test_a_directory_of_a_gguf_file_alone_is_answered_with_the_file(tmp_path: Pa
 
 
 HEADERS: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"architecture": "mamba"}, '"mamba"; one of llama, qwen2'),
+    "architecture": ({"architecture": "mamba"}, "'mamba'; one of llama, qwen2"),
     "vision": ({"architecture": "clip"}, "a vision encoder"),
     "adapter": ({"general__type": "adapter"}, "an adapter"),
     "part": ({"split__count": 3, "split__no": 1}, "part 2 of 3"),
@@ -68,6 +68,10 @@ HEADERS: dict[str, tuple[dict[str, Any], str]] = {
         {"llama__rope__scaling__type": "dynamic", "llama__rope__scaling__factor": 4.0},
         '"dynamic"',
     ),
+    "blocks": ({"llama__block_count": 1 << 31}, "2147483648 blocks"),
+    "kind of value": ({"split__count": [1, 2]}, "damaged"),
+    "text": ({"llama__rope__freq_base": "x"}, "damaged"),
+    "line": ({"architecture": "a\nb"}, r"'a\nb'"),
 }
 
 
@@ -93,6 +97,7 @@ BYTES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "values": (lambda data: data[:4000], "cut short"),
     "tensors": (lambda data: data[:-1], "cut short"),
     "endless": (lambda data: data[:8] + b"\xff" * 16 + data[24:], "cut short or damaged"),
+    "twice": (lambda data: data.replace(b"<unused10>", b"<unused11>"), "twice"),
     "other": (lambda data: b"PK" + data, "not a GGUF"),
     "version": (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "version 1"),
     "endian": (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big-endian"),
