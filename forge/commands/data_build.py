@@ -30,7 +30,6 @@ from forge.commands.counter import open_counter
 from forge.commands.data_worker import RowWork, load_chat, prepare
 from forge.data.build.choice import Choice, HeldoutProblems
 from forge.data.build.output import (
-    DROPPED,
     HELDOUT,
     MANIFEST,
     TRAIN,
@@ -46,6 +45,7 @@ from forge.data.build.output import (
 from forge.data.build.rows import find_row_files, plan_chunks
 from forge.data.build.shards import write_whole
 from forge.data.build.steps import Step
+from forge.data.pairs.rows import DROPPED
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_private_pool
 from forge.process.devices import inventory

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from forge.data.build.rows import RowFile
 
 MANIFEST = "manifest.json"
-DROPPED = "dropped.jsonl"
 TRAIN, HELDOUT = "train", "heldout"
 GROUP_ROWS = 512
 """Rows of a Parquet row group, which is in memory at once."""

@@ -24,6 +24,8 @@ UNREAD = (".gz", ".zst", ".xz", ".bz2", ".zip", ".csv", ".tsv", ".arrow", ".feat
 """Suffixes of files that hold rows, too: a directory with one is refused, not half read."""
 KEY = "data.path"
 """Key that messages name."""
+DROPPED = "dropped.jsonl"
+"""A build's list of the rows that it left out, in the directory of its output."""
 MARK = b"\xef\xbb\xbf"
 """Byte order mark that some editors write first."""
 OBJECTS = "a JSON list of objects, or an object a line"
@@ -121,7 +123,10 @@ def is_unicode(text: str) -> bool:
 
 
 def row_files(path: Path, *, key: str = KEY) -> list[Path]:
-    """A file of rows, or all below a directory. Raises ConfigError, which names `key`."""
+    """A file of rows, or all below a directory; of a build's directory, the rows to train on.
+    Raises ConfigError, which names `key`."""
+    if (path / DROPPED).is_file() and (trained := sorted(path.glob("train.*"))):
+        return trained[:1]
     if path.is_dir():
         files = sorted(path.rglob("*"))
         found = [file for file in files if file.suffix in SUFFIXES]
