@@ -37,41 +37,29 @@ DEFINITIONS = [
     "from torch.nn import ReLU as ModelNew\n",
 ]
 THINKING = [
-    *(
-        "",
-        "<think>\nhm</think>",
-        "<think>\nhm</think>\n",
-        "no <think> needed: ```python\nx\n```\n</think></think>\n",
-    ),
+    "", "<think>\nhm</think>", "<think>\nhm</think>\n",
+    "no <think> needed: ```python\nx\n```\n</think></think>\n",
     "<think>\n```python\nA = '</think>'\nclass ModelNew: draft\n```\n</think>\n",
-]
+]  # fmt: skip
 BEFORE = [
-    *("", "The module:\n\n", 'Use `x`, don\'t, ```y``` and """z.\n', "```text\n'''\n```\n"),
-    *("```python\nclass ModelNew: old\n```\nBetter:\n", "~~~\nclass ModelNew: old\n~~~\n"),
-]
+    "", "The module:\n\n", 'Use `x`, don\'t, ```y``` and """z.\n', "```text\n'''\n```\n",
+    "```python\nclass ModelNew: old\n```\nBetter:\n", "~~~\nclass ModelNew: old\n~~~\n",
+]  # fmt: skip
 CUT = [
-    *("<think>\n```python\nclass ModelNew: draft\n</think>\n", "```sh\npip install triton\n\n"),
-    *("```python\nclass Other: cut\n\n", '```python\nclass Cut:\n    """Never\n\n'),
-]
+    "<think>\n```python\nclass ModelNew: draft\n</think>\n", "```sh\npip install triton\n\n",
+    "```python\nclass Other: cut\n\n", '```python\nclass Cut:\n    """Never\n\n',
+]  # fmt: skip
 AFTER = [
-    *("", "\nOne kernel a call.\n", "\n```python\nmodel = ModelNew()\n```\n"),
-    *(
-        "\n```python\nfrom answer import ModelNew\nprint(ModelNew())\n```",
-        "\n```\nModelNew = Fast\n```",
-    ),
-]
+    "", "\nOne kernel a call.\n", "\n```python\nmodel = ModelNew()\n```\n",
+    "\n```python\nfrom answer import ModelNew\nprint(ModelNew())\n```",
+    "\n```\nModelNew = Fast\n```",
+]  # fmt: skip
 WRAPPINGS = [
-    *("```python\n{}```", "```\n{}\n```", "```triton\n{}```  ", "```py title=x\n{}```\n"),
-    *(
-        "Here: ```python\n{}```",
-        "1. `run` it: ```\n{}```",
-        "````python\n{}````",
-        "```Python\n{}``` So.\n",
-        "<answer>```python\n{}```</answer>",
-    ),
-    *("````markdown\n```python\n{}```\n````", "<triton>\n{}</triton>", "<triton>\n{}\n</triton> "),
-    "<triton>\n```python\n{}```\n</triton>",
-]
+    "```python\n{}```", "```\n{}\n```", "```triton\n{}```  ", "```py title=x\n{}```\n",
+    "Here: ```python\n{}```", "1. `run` it: ```\n{}```", "````python\n{}````",
+    "```Python\n{}``` So.\n", "````markdown\n```python\n{}```\n````", "<triton>\n{}</triton>",
+    "<triton>\n{}\n</triton> ", "<triton>\n```python\n{}```\n</triton>",
+]  # fmt: skip
 
 
 any_of = st.sampled_from
@@ -147,10 +135,10 @@ def test_cuda_code_has_a_reason_of_its_own(text: str) -> None:
 
 
 MARKS = [
-    *("<triton>", "</triton>", "</think>", "```\n", "\n\n ", "<think>", "```python\n", "a: ```\n"),
-    *('```x\n"""\n', '```\n""" # """\n"""\n```\n', "<triton>'''", "<triton>'</triton>\n"),
-    *("```\nModelNew = (\n```\n", "x ~~~ `y` ```\n", '```\n"""ModelNew\n', "~~~\n```\n"),
-]
+    "<triton>", "</triton>", "</think>", "```\n", "\n\n ", "<think>", "```python\n", "a: ```\n",
+    '```x\n"""\n', '```\n""" # """\n"""\n```\n', "<triton>'''", "<triton>'</triton>\n",
+    "```\nModelNew = (\n```\n", "x ~~~ `y` ```\n", '```\n"""ModelNew\n', "~~~\n```\n",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("part", MARKS)
@@ -195,20 +183,9 @@ def test_a_class_with_a_syntax_error_is_still_the_answer(more: str) -> None:
 
 
 PARTS = [
-    *(
-        "```",
-        "```python\n",
-        "~~~",
-        "````",
-        "\n```\n",
-        "<think>",
-        "</think>",
-        "<triton>",
-        "\n",
-        "'''",
-    ),
-    *("</triton>", "class ModelNew", "def ModelNew(", ":\n", " ", "\r\n", "\0", "\ud800", "x = 1"),
-]
+    "```", "```python\n", "~~~", "````", "\n```\n", "<think>", "</think>", "<triton>", "\n", "'''",
+    "</triton>", "class ModelNew", "def ModelNew(", ":\n", " ", "\r\n", "\0", "\ud800", "x = 1",
+]  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join))

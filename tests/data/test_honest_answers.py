@@ -1,4 +1,5 @@
-"""Every family's honest answer is right in the interpreter and compiles for a GPU."""
+"""Every family's honest answer is right in the interpreter and compiles for a GPU. The judge lowers
+and runs them in `tests/evalpool/test_families.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 CHILD = Path(__file__).with_name("honest_answers_child.py")
 
 
-def _one_of_each(families: Literal["basic", "all"]) -> list[Problem]:
+def _one_of_each() -> list[Problem]:
     """A problem of each family and variant, of each operation, and of each length."""
     chosen: dict[object, Problem] = {}
-    for problem in generate_problems(ProblemsTable(families=[families]), seed=1):
+    for problem in generate_problems(ProblemsTable(families=["all"]), seed=1):
         composition = Composition.parse(problem.problem_id)
         chosen.setdefault((composition.family, composition.variant), problem)
         for op in composition.chain:
@@ -53,28 +54,14 @@ def _jobs(problem: Problem) -> list[tuple[str, str, str]]:
     return [(f"{problem.problem_id} {name}", problem.source, a) for name, a in answers.items()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("check", "families", "num_answers"),
-    [
-        ("compile", "basic", 1),
-        pytest.param("run", "basic", 1, marks=pytest.mark.long),  # the judge runs them elsewhere
-        *(pytest.param(check, "all", 4, marks=pytest.mark.long) for check in ("run", "compile")),
-    ],
-)
-def test_honest_answers_are_right_and_compile(
-    check: str, families: Literal["basic", "all"], num_answers: int, tmp_path: Path
-) -> None:
-    """`num_answers` of each problem's four, which take turns."""
-    problems = _one_of_each(families)
-    assert len(problems) >= (21 if families == "basic" else 67)
+@pytest.mark.parametrize("check", ["run", "compile"])
+def test_honest_answers_are_right_and_compile(check: str, tmp_path: Path) -> None:
+    problems = _one_of_each()
+    assert len(problems) >= 67
     jobs = tmp_path / "jobs.json"
-    chosen = [
-        _jobs(problem)[(at + turn) % 4]
-        for at, problem in enumerate(problems)
-        for turn in range(num_answers)
-    ]
+    chosen = [job for problem in problems for job in _jobs(problem)]
     jobs.write_text(json.dumps(chosen))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     if check == "run":

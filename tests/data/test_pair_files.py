@@ -150,13 +150,8 @@ def test_a_row_of_other_columns_names_what_was_found(
         ([kernelbook_row()], 'row 1: .* `forge data build` with input.format = "kernelbook" makes'),
         ([said("a"), trinity_row()], 'row 2: .* input.format = "trinity" makes'),
         ([{"pytorch_code": "", "turns": []}], 'row 1: .* input.format = "traces" makes'),
-        ([{"prompt": "x"}], "row 1: found columns prompt; a row has messages"),
         ([{"messages": "no json"}], "text that is no JSON"),
         ([{"messages": DEEP}], "text that is no JSON"),
-        (
-            [{"messages": [{"role": "bot", "content": ""}]}],
-            "role: found bot; a message has a role of",
-        ),
         (["a text"], "no object: found str; a JSON list of objects"),
         ([], "no row to train on"),
     ],

@@ -234,13 +234,7 @@ def test_an_answer_ends_with_the_token_that_the_template_writes(load: Any) -> No
     ("template", "options", "found"),
     [
         (PLAIN.replace("<|over|>", "\n"), {}, "no token ends an answer"),
-        (
-            PLAIN.replace("{{ m.content }}", ""),
-            {},
-            "writes no text of a message|leaves out the text|drops the text",
-        ),
         (OPENED, {"thinking": "reason"}, 'prompt.thinking: found "reason".*"think" or ""'),
-        ("{{ raise_exception('never') }}", {}, "never"),
     ],
 )
 def test_a_template_that_cannot_be_trained_with_is_refused_in_a_line(
