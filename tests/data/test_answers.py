@@ -57,8 +57,9 @@ AFTER = [
 WRAPPINGS = [
     "```python\n{}```", "```\n{}\n```", "```triton\n{}```  ", "```py title=x\n{}```\n",
     "Here: ```python\n{}```", "1. `run` it: ```\n{}```", "````python\n{}````",
-    "```Python\n{}``` So.\n", "````markdown\n```python\n{}```\n````", "<triton>\n{}</triton>",
-    "<triton>\n{}\n</triton> ", "<triton>\n```python\n{}```\n</triton>",
+    "```Python\n{}``` So.\n", "<answer>```python\n{}```</answer>",
+    "````markdown\n```python\n{}```\n````", "<triton>\n{}</triton>", "<triton>\n{}\n</triton> ",
+    "<triton>\n```python\n{}```\n</triton>",
 ]  # fmt: skip
 
 
