@@ -198,24 +198,30 @@ class ChatTemplate:
         rest = None if is_closed and thinking else continued(written, prompt)
         if rest is not None and rest.endswith(form.tail):
             body = rest.removesuffix(form.tail)
-            if thinking.strip() in body and answer.strip() in body:
+            opening = f"<{self.tag}>"
+            is_once = not thinking or body.count(opening) <= content.count(opening)
+            if is_once and thinking.strip() in body and answer.strip() in body:
                 return prompt, body + form.end
         has_place = form.can_think if thinking else form.opened or form.continues or is_closed
         if rest is None and (not has_place or (is_closed and thinking)):
             what = "the thinking of this answer" if thinking else "this answer"
-            raise ConfigError(
-                f"{self.template.name}: the prompt has no place for {what}: it ends with "
-                f"{prompt[-24:].replace(_GUARD, '')!r}; prompt.thinking turns thinking on and off"
-            )
-        text = answer if is_closed else self._put_together(content, thinking, answer)
+            raise self._without_place(what, prompt)
+        is_bare = is_closed and form.opened
+        text = answer if is_bare else self._put_together(content, thinking, answer)
         return prompt, text + form.end
+
+    def _without_place(self, what: str, prompt: str) -> ConfigError:
+        return ConfigError(
+            f"{self.template.name}: the prompt has no place for {what}: it ends with "
+            f"{prompt[-24:].replace(_GUARD, '')!r}; prompt.thinking turns thinking on and off"
+        )
 
     def _put_together(self, content: str, thinking: str, answer: str) -> str:
         form = self.form
         if form.in_fields and thinking:
             return form.before_thought + thinking + form.between + answer
         if form.in_fields:
-            return form.before + answer
+            return (form.before if form.continues else form.closing) + answer
         if not form.opened:
             return (form.before if form.is_spaced else "") + content
         if not thinking and f"</{self.tag}>" not in content:

@@ -49,6 +49,16 @@ AT_ONCE = PLAIN.replace(
     "[assistant]{%", "[assistant]{% if not thinking %}<think></think>{% endif %}{%"
 )
 """As Hunyuan: the empty thinking of a prompt is no part of the conversation."""
+EMPTY = TURNS.replace("]{{", "]{% if m.role == 'assistant' %}<think></think>{% endif %}{{") + ASKED
+EMPTY += "{% endif %}"
+"""As Kimi K2 Thinking: answers of a conversation begin with thinking that is empty."""
+OWN = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<own:think>"
+    "{{ m.reasoning_content }}</own:think>{% endif %}{{ m.content }}<|over|>{% endfor %}"
+    + ASKED
+    + "<own:think>{% endif %}"
+)
+"""A field of thinking, a tag of the model's own, and a prompt that opens it."""
 MOVED = (
     "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}[user] "
     "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }} {% endif %}"
@@ -179,6 +189,13 @@ def test_an_answer_may_move_what_stood_in_its_prompt(load: Any) -> None:
         text = chat.decode(row.input_ids, skip_special=False)
         assert text == f"[user] S Q[assistant] {answer}<|over|>"
         assert len(chat.training_rows([system, *asked(answer, answer)])) == 2
+
+
+def test_thinking_is_neither_left_open_nor_written_twice(load: Any) -> None:
+    assert texts(load(EMPTY), CODE)[1] == f"<think></think>{CODE}<|over|>"
+    assert texts(load(EMPTY), THINKING)[1] == f"{THINKING}<|over|>"
+    assert texts(load(OWN), CODE)[1] == f"</own:think>{CODE}<|over|>"
+    assert texts(load(OWN), THINKING)[1] == f"plan</own:think>{CODE}<|over|>"
 
 
 def test_words_around_an_answer_follow_its_thinking(load: Any) -> None:
