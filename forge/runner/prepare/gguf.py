@@ -23,7 +23,7 @@ from forge.process.machine import free_bytes
 from forge.runner.plan.machine import count_cores
 from forge.train.gguf import GgufModel, made_dir, read_gguf
 from forge.train.handle import run_from_gguf
-from forge.views.text.numbers import duration, gigabytes, parameters, size
+from forge.views.text.numbers import duration, parameters, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -78,7 +78,7 @@ def _make(model: GgufModel, folder: Path, *, say: Callable[[str], None] | None) 
     needed, free = model.num_params * WIDTH_BYTES, free_bytes(folder.parent)
     if needed * FREE_FACTOR > free:
         raise MachineError(
-            f"model.path: {model.path}: {gigabytes(needed)} to write, {gigabytes(free)} free in "
+            f"model.path: {model.path}: {size(needed)} to write, {size(free)} free in "
             f"{folder.parent}; set XDG_CACHE_HOME to a larger disk"
         )
     facts = f"{model.architecture}, {model.quantization}, {parameters(model.num_params)} parameters"
