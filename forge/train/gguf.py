@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, MachineError, pip_install
@@ -50,7 +51,9 @@ FORMATS = {
 FLOAT32, STRING, ARRAY = 6, 8, 9
 MAX_DIMENSIONS = 4
 MAX_VALUES = 1 << 22
-"""Values of a list, keys or tensors that no header has more of."""
+"""Values of a list; no header has more."""
+MAX_NAMES = 1 << 16
+"""Keys or tensors; no header has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +265,8 @@ def read_gguf(path: Path) -> GgufModel:
     """
     try:
         found = path.stat()
+        if not S_ISREG(found.st_mode):  # opening a pipe waits for its other end
+            raise ConfigError(f"model.path: {path}: not a regular file; a whole GGUF file")
         return _read(path, found.st_mtime_ns, found.st_size)
     except OSError as error:
         raise MachineError(f"model.path: {path}: {error.strerror}") from error
@@ -292,7 +297,7 @@ class _Header:
     def read(self) -> GgufModel:
         self._require_format()
         num_tensors, num_values = self._unpack("QQ")
-        _require_few(num_tensors, num_values)
+        _require_few(num_tensors, num_values, most=MAX_NAMES)
         metadata: dict[str, Any] = {}
         for _ in range(num_values):
             key = self._string()
@@ -368,7 +373,7 @@ class _Header:
         if kind != ARRAY:
             return self._unpack(_format(kind))[0]
         kind, num = self._unpack("IQ")
-        _require_few(num)
+        _require_few(num, most=MAX_VALUES)
         if kind == STRING:
             return [self._string() for _ in range(num)]
         return list(self._unpack(f"{num}{_format(kind)}"))
@@ -389,9 +394,9 @@ class _Header:
         return values
 
 
-def _require_few(*numbers: int) -> None:
+def _require_few(*numbers: int, most: int) -> None:
     """Refuses damaged numbers before the rest of a large file is read as values."""
-    if max(numbers) > MAX_VALUES:
+    if max(numbers) > most:
         raise ValueError(numbers)
 
 

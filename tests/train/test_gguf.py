@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -115,3 +116,9 @@ def test_a_broken_file_is_refused(name: str, tmp_path: Path) -> None:
         read_gguf(path)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.gguf")
+    with pytest.raises(ConfigError, match=r"x\.gguf: not a regular file"):
+        read_gguf(tmp_path / "x.gguf")
