@@ -26,9 +26,7 @@ from forge.process.environment import child_env
 from forge.process.machine import free_bytes
 from forge.records import Message
 from forge.runner.prepare.gguf import alone
-from forge.runner.weights.resume import find_weights, sha256_of_weights
 from forge.store.layout import RunPaths
-from forge.store.reader import open_run
 from forge.train.gguf import made_dir
 from forge.views.text.numbers import gigabytes
 
@@ -68,6 +66,10 @@ def with_run(
     paths = RunPaths(Path(name).expanduser().resolve())
     if not name or not paths.run_db.is_file():
         return experiment
+    # Only here: `forge plan` of any other model loads neither numpy nor the store.
+    from forge.runner.weights.resume import find_weights
+    from forge.store.reader import open_run
+
     open_run(paths).close()  # first: of another version, its keys may be unknown too
     weights, its = find_weights(paths, step), load_experiment(paths.experiment, is_here=False).model
     folder = weights.full
@@ -81,6 +83,8 @@ def _merged(
     name: str, weights: Weights, model: ModelTable, *, say: Callable[[str], None] | None
 ) -> Path:
     """Directory of a run's weights with their adapter merged, made if it is not there."""
+    from forge.runner.weights.resume import sha256_of_weights
+
     assert weights.adapter is not None
     folder = made_dir(f"{name}-{sha256_of_weights(weights.adapter)[:DIGITS]}")
     with alone(folder):
