@@ -180,7 +180,7 @@ def stream_rows(path: Path) -> Iterator[bytes | Any]:
 
 
 def parse_row(raw: Any) -> Row:
-    """What `stream_rows` gives as an object; never raises."""
+    """The object of a line or element that `stream_rows` gives, or why it is none; never raises."""
     if isinstance(raw, Broken):
         return raw
     if isinstance(raw, bytes):

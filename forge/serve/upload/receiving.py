@@ -166,7 +166,7 @@ class WeightEndpoints:
         return {"missing": await anyio.to_thread.run_sync(self._held.missing, manifest)}
 
     async def _receive(self, request: Request) -> Response:
-        """One file from a byte on, to its end or as far as it comes."""
+        """Receive a file from a byte on, to its end or until the connection breaks."""
         from starlette.responses import JSONResponse
 
         self._require(request)
