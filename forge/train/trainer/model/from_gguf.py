@@ -61,7 +61,7 @@ def main() -> None:
             make_model(Path(config["path"]), Path(config["model_dir"]), threads=config["threads"])
         except ConfigError as error:
             result = {"refused": str(error)}
-        except MemoryError:
+        except (ImportError, MemoryError):  # the environment's, not the file's
             raise
         except Exception as error:  # whatever a library raises for a file that no one has tried
             logger.exception("%s", config["path"])
