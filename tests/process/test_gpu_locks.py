@@ -213,7 +213,7 @@ def test_waiting_threads_of_one_process_poll_once_together(
 ) -> None:
     lease, other = (GpuLease("GPU-1", folder=tmp_path) for _ in range(2))
     polling: set[int] = set()
-    others_gave_up = threading.Semaphore(0)
+    first_polls, others_gave_up = threading.Event(), threading.Event()
     flock = fcntl.flock
 
     def counted(fd: int, kind: int) -> None:
@@ -221,22 +221,31 @@ def test_waiting_threads_of_one_process_poll_once_together(
         flock(fd, kind)
 
     def slept(_: float) -> None:
-        assert all(others_gave_up.acquire(timeout=5) for _ in range(7))
+        first_polls.set()
+        assert others_gave_up.wait(60)
 
-    def read(one: GpuLease) -> None:
-        with pytest.raises(Stalled), one.shared(timeout_s=0.02):
+    def read() -> None:
+        with lease.shared(timeout_s=60):
             pass
-        others_gave_up.release()
 
+    def give_up(one: GpuLease) -> None:
+        with pytest.raises(Stalled), one.shared(timeout_s=0.01):
+            pass
+
+    first = threading.Thread(target=read)
     with lease.exclusive(timeout_s=1):
         monkeypatch.setattr(fcntl, "flock", counted)
         monkeypatch.setattr(time, "sleep", slept)
-        threads = [threading.Thread(target=read, args=(one,)) for one in [lease, other] * 4]
-        for thread in threads:
+        first.start()
+        assert first_polls.wait(60)
+        others = [threading.Thread(target=give_up, args=(one,)) for one in [lease, other] * 3]
+        for thread in others:
             thread.start()
-        for thread in threads:
+        for thread in others:
             thread.join()
-    assert len(polling) == 1
+    others_gave_up.set()
+    first.join()
+    assert polling == {first.ident}
 
 
 def test_an_unwritable_folder_is_named_in_the_error(tmp_path: Path) -> None:
