@@ -162,6 +162,19 @@ def test_an_installation_that_cannot_be_used_is_not_taken_for_a_missing_sandbox(
     opened.close()
 
 
+def test_a_zygote_that_fails_in_any_other_way_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.fork = lambda: {}['no such key']")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    opened = Spawner(isolation="auto", folder=tmp_path / "root", memory_bytes=1 << 30)
+    opened.start()
+    with pytest.raises(ZygoteGone, match="^KeyError: 'no such key'$"):
+        opened.wait_ready()
+    opened.close()
+    assert capfd.readouterr().err.splitlines()[-1] == "KeyError: 'no such key'"
+
+
 pytestmark = pytest.mark.anyio
 
 TABLE = JudgeTable(workers=2, compile_timeout_s=20.0, correct_timeout_s=20.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,16 +149,32 @@ def test_a_child_is_ready_when_its_health_answers_and_ends_with_exit_0(tmp_path)
     assert log.lines == ["kid on cpu", "kid: exit 0, stopped by forge"]
 
 
-def test_a_death_at_start_raises_child_died_with_the_last_log_lines(tmp_path):
+FAILING = """
+import gc, triton._C.libtriton
+from contextlib import asynccontextmanager
+@asynccontextmanager
+async def fail(app):
+    gc.freeze()
+    raise ValueError("no such engine")
+    yield
+serve(Starlette(lifespan=fail), Path(config["socket"]))
+"""
+"""The end of SERVER. Without `hold_lease`'s precaution nanobind lists what is frozen."""
+
+
+@pytest.mark.parametrize(
+    "code", ["raise SystemExit('no such engine')", SERVER.split("async def")[0] + FAILING]
+)
+def test_a_death_at_start_raises_child_died_whose_last_line_is_the_cause(tmp_path, code):
     async def main(socket_path: Path) -> None:
-        spec = make_spec(tmp_path, "raise SystemExit('no such engine')", socket_path=socket_path)
+        spec = make_spec(tmp_path, code, socket_path=socket_path)
         async with open_child(spec):
             pass
 
     with open_socket_dir() as folder, pytest.raises(ChildDied) as caught:
         anyio.run(main, folder / "kid.sock")
-    assert "kid died 0 s after start while starting: exit 1." in str(caught.value)
-    assert "no such engine" in str(caught.value)
+    assert re.search(r"kid died \d+ s after start while starting: exit \d\.", str(caught.value))
+    assert str(caught.value).splitlines()[-1].removeprefix("ValueError: ") == "no such engine"
 
 
 def test_a_silent_child_raises_stalled_with_its_name_and_stacks(tmp_path):

@@ -8,6 +8,7 @@ after SIGTERM, so a child that ends in it exits with 0. uvicorn is imported on f
 
 from __future__ import annotations
 
+import logging
 import resource
 import signal
 import socket
@@ -57,9 +58,15 @@ def serve(app: Starlette, socket_path: Path, *, network: Mapping[str, str] | Non
         listeners = [stack.enter_context(bind_socket(socket_path))]
         if network is not None:
             listeners.append(stack.enter_context(bind_network(network["host"], socket_path)))
+        logging.getLogger("uvicorn.error").addFilter(_is_no_farewell)
         anyio.run(server.serve, listeners)
     if not server.started:
         raise SystemExit(1)
+
+
+def _is_no_farewell(record: logging.LogRecord) -> bool:
+    """False for uvicorn's words below the exception of an app that did not start."""
+    return not record.getMessage().startswith("Application startup failed")
 
 
 async def serve_task(

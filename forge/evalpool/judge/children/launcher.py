@@ -12,9 +12,9 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from forge.evalpool.judge.children.zygote import be_zygote, reporting_refusals
+from forge.evalpool.judge.children.zygote import be_zygote, ending_with_cause, reporting_refusals
 from forge.evalpool.judge.sandbox import enter, gpu_files, levels, linux, processes, root
 
 SIGNALLED = 128
@@ -28,10 +28,15 @@ def main() -> None:
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != judge_pid:
         return
+    sock = socket.socket(fileno=fd)
+    with ending_with_cause(sock):
+        _launch(sock, config)
+
+
+def _launch(sock: socket.socket, config: dict[str, Any]) -> None:
     is_gpu = config["device"] != "cpu"
     files = gpu_files.find_gpu_files(minor=config["gpu_minor"]) if is_gpu else None
     plan = root.plan_root(files, site_packages=config["site_packages"])
-    sock = socket.socket(fileno=fd)
     with reporting_refusals(sock):
         isolation = levels.strongest(config["isolation"], is_gpu=is_gpu)
         if isolation.has_namespaces:

@@ -18,7 +18,8 @@ import socket
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+import traceback
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -114,8 +115,6 @@ class Zygote:
             except frames.PeerGone:
                 os._exit(0)  # the judge closed its end
             except BaseException:
-                import traceback
-
                 traceback.print_exc()
             finally:
                 os._exit(1)
@@ -228,6 +227,19 @@ def be_zygote(
 
 
 @contextmanager
+def ending_with_cause(sock: socket.socket) -> Iterator[None]:
+    """Ends this process at an error in the body, which the judge gets in one line. The traceback is
+    last in its log: nanobind would list below it what the warm-up keeps."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        with suppress(OSError, frames.PeerGone, frames.DeadlinePassed):  # the judge may have gone
+            frames.send(sock, Kind.FAILED, {"message": _one_line(error)})
+        os._exit(1)
+
+
+@contextmanager
 def reporting_refusals(sock: socket.socket) -> Iterator[None]:
     """Reports an error in the body to the judge: the step into the sandbox that was refused."""
     try:
@@ -246,9 +258,13 @@ def _reporting_faults(sock: socket.socket) -> Iterator[None]:
         yield
     except Exception as error:
         found = ", ".join(f"{name} {_version(name)}" for name in ("torch", "triton"))
-        words = f"{type(error).__name__}: {error}".split("\n")[0]
-        frames.send(sock, Kind.FAILED, {"message": f"{found}: {words}", "kind": "installation"})
+        message = f"{found}: {_one_line(error)}"
+        frames.send(sock, Kind.FAILED, {"message": message, "kind": "installation"})
         raise
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
 def _version(name: str) -> str:
