@@ -156,6 +156,15 @@ def test_with_attempts_last_a_conversation_has_the_newest_alone(num: int) -> Non
     assert len(messages) == (4 if num else 2)
 
 
+@pytest.mark.parametrize("name", ["unjudgeable", "judge failed"])
+def test_no_template_asks_for_a_correction_where_no_answer_is_at_fault(
+    name: str, tmp_path: Path
+) -> None:
+    prompts = written(tmp_path, "feedback", "{{ report }} Correct it.")
+    assert "Correct it" in prompts.feedback_message(VERDICTS["wrong"]).content
+    assert "Correct it" not in prompts.feedback_message(VERDICTS[name]).content
+
+
 def test_the_tag_of_thinking_is_that_of_the_answers() -> None:
     thought = "<reason>\n```\nclass ModelNew: bad\n```\n"
     answer = f"{thought}</reason>\n```python\nclass ModelNew: x\n```"

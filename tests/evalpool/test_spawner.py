@@ -169,7 +169,7 @@ def test_a_zygote_that_fails_in_any_other_way_says_why(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     opened = Spawner(isolation="auto", folder=tmp_path / "root", memory_bytes=1 << 30)
     opened.start()
-    with pytest.raises(ZygoteGone, match="^KeyError: 'no such key'$"):
+    with pytest.raises(ZygoteGone, match=r"^KeyError: 'no such key'$"):
         opened.wait_ready()
     opened.close()
     assert capfd.readouterr().err.splitlines()[-1] == "KeyError: 'no such key'"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forge.data.answers import fenced_blocks
 from forge.data.prompts.templates import RUN_NAMES, check_template, render, report, used_names
 from forge.errors import ConfigError
-from forge.records import Message
+from forge.records import Message, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,12 +133,16 @@ class PromptSet:
         return (Message(role="system", content=system), first) if system else (first,)
 
     def feedback_message(self, verdict: Verdict) -> Message:
-        """The message about a verdict."""
+        """The message about a verdict. One that is not scored asks for nothing, whatever the
+        template says: no answer could change it."""
+        words = report(verdict, max_chars=self.max_chars, has_baseline=self.has_baseline)
+        if not verdict.status.is_scored:
+            return Message(role="user", content=f"{words}\n\n{UNSCORED[verdict.status]}")
         values = {
             **self._run_values,
             "status": str(verdict.status),
             "reason": verdict.reason,
-            "report": report(verdict, max_chars=self.max_chars, has_baseline=self.has_baseline),
+            "report": words,
             "speedup": None if verdict.timing is None else verdict.timing.speedup,
         }
         return Message(role="user", content=self._render("feedback", values))
@@ -183,6 +187,11 @@ def used_by(templates: Mapping[str, str]) -> frozenset[str]:
     )
 
 
+UNSCORED = {
+    Status.UNJUDGEABLE: "The problem cannot be judged, whatever the answer is.",
+    Status.INFRA_ERROR: "The judge failed: this is no verdict on the answer.",
+}
+"""Text below the report of a verdict that is not scored."""
 PRESETS = Path(__file__).with_name("presets")
 KINDS = ("system", "first", "feedback")
 SUFFIX = ".jinja"
