@@ -140,9 +140,13 @@ class WatchApp(App[None]):
             self.push_screen(Help(self.screen.active_bindings.values()))
 
     def action_ask(self, action: str) -> None:
-        """Requests an action from the run's supervisor, after confirmation."""
+        """Requests an action from the run's supervisor, after confirmation; a run that has ended
+        has none."""
         title, words = ACTIONS[action]
         name = self.watched.paths.name
+        if not self.watched.is_open:
+            self._fail(f"{name} is not running")
+            return
 
         def answered(is_confirmed: bool | None) -> None:
             if is_confirmed:
@@ -224,6 +228,9 @@ class WatchApp(App[None]):
                 raise ForgeError(f"{self.watched.paths.name} is not running")
             words = getattr(client, action)() or ACTIONS[action][1]
         except ForgeError as error:
-            self.notify(printable(str(error)), title="Failed", severity="error", markup=False)
+            self._fail(str(error))
         else:
             self.notify(printable(words), title="Requested", markup=False)
+
+    def _fail(self, words: str) -> None:
+        self.notify(printable(words), title="Failed", severity="error", markup=False)

@@ -12,6 +12,7 @@ from forge.tui.app import ACTIONS, PLACES, WatchApp
 from forge.tui.frame import watched
 from forge.tui.frame.dialogs import Confirm, Help, Palette
 from forge.tui.frame.heading import NavLine
+from forge.tui.screens.run import RunScreen
 from tests.tui.supervisors import supervising
 from tests.tui.watching import (
     NOW,
@@ -136,13 +137,14 @@ async def test_a_dialog_is_confirmed_by_tab_and_enter(canned_run: RunPaths):
 
 
 async def test_a_dialog_that_is_answered_twice_closes_once(canned_run: RunPaths):
-    async with watching(canned_run, keys=["S"]) as pilot:
-        question = pilot.app.screen
-        assert isinstance(question, Confirm)
-        question.dismiss(False)
-        question.dismiss(False)
-        await settle(pilot)
-        assert "best kernels" in text_of(pilot), "the Run screen stays"
+    with supervising(canned_run):
+        async with watching(canned_run, keys=["S"]) as pilot:
+            question = pilot.app.screen
+            assert isinstance(question, Confirm)
+            question.dismiss(False)
+            question.dismiss(False)
+            await settle(pilot)
+            assert isinstance(pilot.app.screen, RunScreen), "the Run screen stays"
 
 
 async def test_ctrl_z_suspends_to_the_shell(canned_run: RunPaths, monkeypatch):
@@ -160,18 +162,18 @@ async def test_a_refusal_of_the_supervisor_is_shown_in_its_words(canned_run: Run
             assert toasts(pilot)[-1] == ("Failed", supervisor.refuses["/save"])
 
 
-async def test_a_run_that_is_not_running_says_so_in_one_line(canned_run: RunPaths):
-    async with watching(canned_run, keys=["E", "y"]) as pilot:
-        await until(pilot, lambda: toasts(pilot))
-        title, words = toasts(pilot)[-1]
-        assert title == "Failed"
-        assert words == "quickstart-1 is not running"
+@pytest.mark.parametrize("key", ["S", "C", "E"])
+async def test_a_run_that_has_ended_is_asked_nothing(canned_run: RunPaths, key: str):
+    async with watching(canned_run, keys=[key]) as pilot:
+        assert isinstance(pilot.app.screen, RunScreen), "no dialog opens"
+        assert toasts(pilot) == [("Failed", "quickstart-1 is not running")]
 
 
 @pytest.mark.parametrize("size", SIZES)
 async def test_the_dialog_before_an_action(canned_run: RunPaths, size: tuple[int, int]):
-    async with watching(canned_run, size=size, keys=["S"]) as pilot:
-        check_snapshot(pilot, "confirm")
+    with supervising(canned_run):
+        async with watching(canned_run, size=size, keys=["S"]) as pilot:
+            check_snapshot(pilot, "confirm")
 
 
 async def test_a_run_deleted_while_watched_is_reported_on_every_screen(
