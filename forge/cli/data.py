@@ -193,7 +193,7 @@ def build(
 @data_app.command("show")
 def show(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="File of rows, or directory.")],
-    num: Annotated[int, typer.Option("--num", min=0, help="Number of samples.")] = 1,
+    limit: Annotated[int, typer.Option(min=0, help="Number of samples.")] = 1,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Model whose tokens count as length.")
     ] = None,
@@ -202,7 +202,7 @@ def show(
     """Show samples of a file of rows, their lengths, and the steps of its build."""
     from forge.commands import data_show as view
 
-    found = view.look(path, num=num, tokenizer=tokenizer)
+    found = view.look(path, num=limit, tokenizer=tokenizer)
     print_json(found.to_json()) if as_json else print_rich(view.render(found))
 
 

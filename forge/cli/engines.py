@@ -54,7 +54,7 @@ ApiKeyEnv = Annotated[
 
 @app.command()
 def chat(
-    run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="Run, optionally at a step.")],
+    run: Annotated[str, typer.Argument(metavar="RUN[:STEP]", help="Run, optionally at a step.")],
     problem: Annotated[
         str, typer.Option(help="File with a problem or a function; - is stdin.")
     ] = "-",
@@ -95,7 +95,7 @@ def serve(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="X.toml|RUN[@STEP]", help="Experiment or run whose model is served."
+            metavar="X.toml|RUN[:STEP]", help="Experiment or run whose model is served."
         ),
     ],
     socket: Annotated[Path | None, typer.Option(help="Unix socket to create.")] = None,

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forge.cli.options import RUNS, Json, RunName, Store, app, find
+from forge.cli.options import RUNS, Json, RunName, Store, app, complete_run, find
 from forge.cli.printing import print_json, print_rich, print_text, waiting
 from forge.errors import ConfigError
+from forge.records import split_step
 from forge.views.text.numbers import size
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def archive(
             "--weights/--no-weights", help="Include what a resume needs, or only the records."
         ),
     ] = True,
-    to: Annotated[
+    out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File to write; absent: RUN.forge.zip beside the run."),
     ] = None,
@@ -66,7 +67,7 @@ def archive(
     if Path(run).is_file():
         raise ConfigError(f"{run}: a file; RUN is a directory or a name")
     with waiting("archive", is_shown=not as_json):
-        written = view.archive(find(run, store), to=to, with_weights=with_weights)
+        written = view.archive(find(run, store), out=out, with_weights=with_weights)
     if as_json:
         return print_json({"archive": str(written.path), "bytes": written.num_bytes})
     print_text(view.describe(written, with_weights=with_weights))
@@ -77,7 +78,14 @@ def export(
     form: Annotated[
         str, typer.Argument(metavar="FORMAT", help="Format: parquet, csv, sqlite or model.")
     ],
-    run: RunName = "last",
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[:STEP]",
+            help="Run: directory, archive, name, name-n or `last`; its model also at a step.",
+            autocompletion=complete_run,
+        ),
+    ] = "last",
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Directory for the files; of a model: absent or new."),
@@ -90,9 +98,6 @@ def export(
     ] = False,
     adapter: Annotated[bool, typer.Option("--adapter", help="Model: its PEFT adapter.")] = False,
     gguf: Annotated[bool, typer.Option("--gguf", help="Model: a file for llama.cpp.")] = False,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="STEP", help="Model: step of the weights; absent: the newest.")
-    ] = "",
     push: Annotated[
         str, typer.Option(metavar="NAME", help="Model: upload to this private hub repository.")
     ] = "",
@@ -102,11 +107,11 @@ def export(
     """Write a run's tables, or its model with a model card, to files."""
     kinds = [name for name, on in (("merge", merge), ("adapter", adapter), ("gguf", gguf)) if on]
     if form == "model":
+        name, step = split_step(run)
         return _export_model(
-            find(run, store), kinds, out=out, checkpoint=checkpoint, push=push, tables=tables,
-            as_json=as_json,
-        )  # fmt: skip
-    given = [*kinds, *(["checkpoint"] if checkpoint else []), *(["push"] if push else [])]
+            find(name, store), kinds, out=out, step=step, push=push, tables=tables, as_json=as_json
+        )
+    given = [*kinds, *(["push"] if push else [])]
     if given:
         raise ConfigError(f"forge export {form}: --{given[0]} is for a model")
     _export_tables(find(run, store), form, out=out, tables=tables, as_json=as_json)
@@ -117,7 +122,7 @@ def _export_model(
     kinds: list[str],
     *,
     out: Path | None,
-    checkpoint: str,
+    step: str,
     push: str,
     tables: str | None,
     as_json: bool,
@@ -132,7 +137,7 @@ def _export_model(
         raise ConfigError("--tables: a model has none; parquet or csv")
     kind = ModelForm(kinds[0]) if kinds else None
     with waiting("export", is_shown=not as_json):
-        found = export_model(paths, kind=kind, out=out, checkpoint=checkpoint, push_to=push)
+        found = export_model(paths, kind=kind, out=out, step=step, push_to=push)
     if as_json:
         return print_json(found.to_json())
     print_text(f"{found.path}: {size(found.num_bytes)}; verified: {found.answer!r}")

@@ -19,7 +19,10 @@ cluster_app = group("cluster", "Commands for other machines.")
 @app.command()
 def keys(
     table: Annotated[
-        str, typer.Argument(help="Table or key: model, rollout.group_size, ...; absent: all.")
+        str,
+        typer.Argument(
+            metavar="[TABLE|KEY]", help="model, grpo, rollout.group_size, ...; absent: all."
+        ),
     ] = "",
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema for editors.")

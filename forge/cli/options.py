@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,7 +43,6 @@ Constants = Annotated[
     list[str] | None,
     typer.Option(
         "--override",
-        "--set",
         metavar="NAME=VALUE",
         help="Set a module constant: batch_size=16, for one problem 3_matmul:N=512, or @FILE.toml.",
     ),
@@ -79,9 +79,13 @@ Wait = Annotated[
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Store = Annotated[Path, typer.Option("--store", help="Parent of run directories.")]
+StoreOfFile = Annotated[
+    Path | None,
+    typer.Option("--store", help="Parent of run directories; absent: store.dir of the file."),
+]
 
 
-def _complete_run(incomplete: str) -> list[str]:
+def complete_run(incomplete: str) -> list[str]:
     """Names of runs in runs/ for the shell's completion, the newest first."""
     from forge.store.layout import list_runs
 
@@ -94,7 +98,7 @@ RunName = Annotated[
     typer.Argument(
         metavar="RUN",
         help="Run: directory, archive, name, name-n or `last`.",
-        autocompletion=_complete_run,
+        autocompletion=complete_run,
     ),
 ]
 
@@ -109,6 +113,12 @@ def find(run: str, store: Path) -> RunPaths:
     from forge.store.layout import find_run
 
     return find_run(run, store_dir=store)
+
+
+def settings(overrides: list[str] | None, store: Path | None) -> list[str]:
+    """Values of `--set`, with that of `--store`."""
+    given = [] if store is None else [f"store.dir={json.dumps(str(store))}"]
+    return [*(overrides or ()), *given]
 
 
 def require_linux() -> None:

@@ -257,7 +257,7 @@ def _number(text: str) -> int | float | str:
 
 @app.command("tui")
 def tui_command(run: RunName = "last", store: Store = RUNS) -> int:
-    """Monitor a run in the terminal, live or after its end. Also: watch."""
+    """Monitor a run in the terminal, live or after its end."""
     _require_terminal()
     paths = find(run, store)
     from forge.exits import BUG
@@ -269,9 +269,6 @@ def tui_command(run: RunName = "last", store: Store = RUNS) -> int:
     watch.run()
     code = watch.return_code or 0
     return BUG if code == 1 else code  # the traceback was printed when the screen closed
-
-
-app.command("watch", hidden=True)(tui_command)
 
 
 def _require_terminal() -> None:

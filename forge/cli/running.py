@@ -17,10 +17,12 @@ from forge.cli.options import (
     Overrides,
     RunName,
     Store,
+    StoreOfFile,
     Wait,
     app,
     find,
     require_linux,
+    settings,
 )
 from forge.cli.printing import print_json, print_lines, print_rich, print_text, say, waiting
 from forge.errors import ConfigError
@@ -84,17 +86,22 @@ def run(
     detach: Detach = False,
     overrides: Overrides = None,
     wait_s: Wait = None,
+    store: StoreOfFile = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment from the start, or from a checkpoint of another run."""
     require_linux()
+    given = settings(overrides, store)
     if fork is not None:
         if file is not None:
             raise ConfigError(
                 f"--fork {fork}: found {file} beside it; a fork has the experiment of its parent, "
                 "which --set changes"
             )
-        paths = _fork(fork, overrides, is_detached=detach, wait_s=wait_s, quiet=as_json)
+        from forge.runner.fork import fork_run
+
+        paths = fork_run(fork, store_dir=store or RUNS, overrides=given)
+        paths = _resume(paths, is_detached=detach, wait_s=wait_s, quiet=as_json)
     elif file is None:
         raise ConfigError("forge run: found no X.toml; an experiment file, or --fork RUN:STEP")
     elif detach:
@@ -103,28 +110,19 @@ def run(
         from forge.runner.from_run import with_run
         from forge.runner.prepare.hub import locate_model, locate_rows
 
-        experiment = load_experiment(file, overrides=overrides or ())
+        experiment = load_experiment(file, overrides=given)
         experiment = with_run(experiment, say=None if as_json else say)
         locate_model(experiment.model, say=None if as_json else say)  # while the user is watching
         locate_rows(experiment, say=None if as_json else say)
         wait_s = experiment.devices.wait_s if wait_s is None else wait_s
         argv = ["run", str(file), f"--wait={wait_s}"]
-        argv += [f"--set={item}" for item in overrides or ()]
+        argv += [f"--set={item}" for item in given]
         paths = run_detached(argv, store_dir=experiment.store.dir, wait_s=wait_s)
     else:
         from forge.runner.run import run_experiment
 
-        paths = run_experiment(file, overrides=overrides or (), quiet=as_json, wait_s=wait_s)
+        paths = run_experiment(file, overrides=given, quiet=as_json, wait_s=wait_s)
     _say_where(paths, is_detached=detach, as_json=as_json)
-
-
-def _fork(
-    spec: str, overrides: list[str] | None, *, is_detached: bool, wait_s: float | None, quiet: bool
-) -> RunPaths:
-    from forge.runner.fork import fork_run
-
-    paths = fork_run(spec, overrides=overrides or ())
-    return _resume(paths, is_detached=is_detached, wait_s=wait_s, quiet=quiet)
 
 
 def _resume(
@@ -163,6 +161,7 @@ def plan(
             help='Plan for another machine, e.g. "8xH100-80GB", or several: "4x8xH100-80GB".',
         ),
     ] = None,
+    store: StoreOfFile = None,
     as_json: Json = False,
 ) -> None:
     """Check an experiment and the machine; print placement and time."""
@@ -170,7 +169,8 @@ def plan(
     from forge.runner.from_run import with_run
     from forge.runner.plan.plan import plan as make_plan
 
-    experiment = load_experiment(file, overrides=overrides or (), is_here=assumed is None)
+    given = settings(overrides, store)
+    experiment = load_experiment(file, overrides=given, is_here=assumed is None)
     experiment = with_run(experiment, merges=False)
     machine = None
     if assumed is not None:
@@ -286,7 +286,9 @@ def logs(
     process: Annotated[
         str | None, typer.Argument(help="Process: serve-0, judge-1, trainer, ...; absent: all.")
     ] = None,
-    num_lines: Annotated[int, typer.Option("-n", min=1, help="Number of lines per process.")] = 20,
+    num_lines: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Number of lines per process.")
+    ] = 20,
     is_followed: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow new lines until the run ends.")
     ] = False,

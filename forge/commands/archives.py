@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
 
-def archive(paths: RunPaths, *, to: Path | None, with_weights: bool) -> WrittenArchive:
-    """Writes the archive of a run: `<run>.forge.zip` beside its directory, or in or as `to`."""
-    target = paths.root.parent if to is None else to
+def archive(paths: RunPaths, *, out: Path | None, with_weights: bool) -> WrittenArchive:
+    """Writes the archive of a run: `<run>.forge.zip` beside its directory, or in or as `out`."""
+    target = paths.root.parent if out is None else out
     if target.is_dir():
         target = target / f"{paths.name}{ARCHIVE_SUFFIX}"
     return write_archive(paths, target, with_weights=with_weights)

@@ -31,7 +31,17 @@ from forge.evalpool.pool import open_pool
 from forge.exits import INTERRUPTED, Ending, ending_of, iter_leaves
 from forge.process.gpu_locks import claim
 from forge.process.sockets import open_socket_dir
-from forge.records import AttemptEnd, Completion, Event, Problem, Prompt, Purpose, Trajectory, Turn
+from forge.records import (
+    AttemptEnd,
+    Completion,
+    Event,
+    Problem,
+    Prompt,
+    Purpose,
+    Trajectory,
+    Turn,
+    split_step,
+)
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
@@ -70,7 +80,7 @@ class ChatRequest:
     """A problem for a run's model, and the limits of the answer."""
 
     run: str
-    """A run, or `RUN@step` for the weights published after that step."""
+    """A run, or `RUN:STEP` for the weights published after that step."""
     source: str
     """A problem file, or a bare function."""
     name: str = "stdin"
@@ -111,7 +121,7 @@ def chat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Ch
 
 async def achat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Chatted:
     """`chat` inside an event loop."""
-    name, _, step = request.run.partition("@")
+    name, step = split_step(request.run)
     paths = find_run(name, store_dir=store_dir)
     problem = from_source(request.source, name=request.name)
     weights = find_weights(paths, step)

@@ -86,14 +86,14 @@ class ExportedModel:
 
 
 def export_model(
-    paths: RunPaths, *, kind: ModelForm | None, out: Path | None, checkpoint: str, push_to: str
+    paths: RunPaths, *, kind: ModelForm | None, out: Path | None, step: str, push_to: str
 ) -> ExportedModel:
     """Export and verify weights, and push them if asked to.
 
     Args:
         kind: None for what was trained: the adapter, or the whole model.
         out: directory to make; None for `RUN-KIND` here.
-        checkpoint: step whose published weights are exported; empty for the newest.
+        step: step whose published weights are exported; empty for the newest.
         push_to: hub repository; empty for none.
 
     Raises:
@@ -101,7 +101,7 @@ def export_model(
             does not support the architecture.
         MachineError: a package or the hub cannot be used, or the weights generate nothing.
     """
-    weights = find_weights(paths, checkpoint)
+    weights = find_weights(paths, step)
     kind = kind or (ModelForm.MERGE if weights.adapter is None else ModelForm.ADAPTER)
     out = (out or Path(f"{paths.name}-{kind}")).absolute()
     if out.exists():

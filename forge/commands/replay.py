@@ -29,7 +29,7 @@ from forge.config.load import load_experiment
 from forge.config.schema import GrpoStage
 from forge.errors import ConfigError, MachineError
 from forge.process.sockets import open_socket_dir
-from forge.records import Sample
+from forge.records import Sample, split_step
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.placement import place
@@ -173,8 +173,8 @@ def _train(plan: _Plan, placement: Placement, out: Path | None) -> Mapping[str, 
 
 
 def _parse(spec: str) -> tuple[str, int]:
-    name, _, step = spec.rpartition(":")
-    if not name or not step.isdecimal() or int(step) < 1:
+    name, step = split_step(spec)
+    if not step or int(step) < 1:
         raise ConfigError(
             f"--replay {spec}: found no RUN:STEP; write e.g. --replay quickstart-1:10"
         )

@@ -23,6 +23,7 @@ from forge.errors import ConfigError
 from forge.process.server.listening import open_listener, url_of
 from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.process.sockets import open_private_dir, open_socket_dir
+from forge.records import split_step
 from forge.runner.from_run import with_run
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
@@ -57,7 +58,7 @@ class ServeRequest:
     """The model to serve, and its address."""
 
     source: str
-    """An experiment file, or `RUN` or `RUN@step`."""
+    """An experiment file, or `RUN` or `RUN:STEP`."""
     overrides: Sequence[str] = ()
     """Arguments of `--set`, for an experiment file only."""
     socket: Path | None = None
@@ -117,7 +118,7 @@ def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
     ):
         if request.overrides:
             raise ConfigError("--set is for an experiment file; a run has its own settings")
-        name, _, step = request.source.partition("@")
+        name, step = split_step(request.source)
         paths = find_run(name, store_dir=store_dir)
         weights = find_weights(paths, step)
         experiment = load_experiment(paths.experiment, is_here=False)  # its weights are checked
@@ -126,7 +127,7 @@ def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
         return _ServedModel(
             experiment=experiment,
             weights=weights,
-            model=f"{paths.name}@{step}" if step else paths.name,
+            model=f"{paths.name}:{step}" if step else paths.name,
         )
     experiment = load_experiment(Path(request.source), overrides=request.overrides)
     if experiment.model.init is not None:

@@ -29,6 +29,7 @@ from forge.config.schema.problems import is_hub_name
 from forge.config.schema.serving import SERVE_URL
 from forge.data.problem_files import find_files
 from forge.errors import ConfigError, MachineError
+from forge.records import split_step
 from forge.runner.run import run_experiment
 from forge.runner.weights.resume import find_weights
 from forge.serve.remote.teacher import TeacherSettings, open_teacher
@@ -396,9 +397,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _run(request: EvalRequest) -> ModelSource:
     """A run's model: its newest weights, or those of a step."""
-    name, _, step = request.source.rpartition(":")
-    if not name or not step.isdecimal():
-        name, step = request.source, ""
+    name, step = split_step(request.source)
     try:
         paths = find_run(name, store_dir=request.store)
     except ConfigError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import types
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 STAGES: dict[str, type[BaseModel]] = {"sft": SftStage, "grpo": GrpoStage, "eval": EvalStage}
 
+STAGE = "stage "
+"""Start of the name of a stage's table: `stage grpo`."""
 ARRAYS = ("problems.sources",)
 """Arrays of tables, besides stages."""
 
@@ -104,19 +107,26 @@ def build_keys() -> list[Key]:
 
 
 def find_keys(table: str) -> list[Key]:
-    """The keys of a table and its sub-tables (`stage`: all kinds), one key, or all for "".
+    """The keys of a table and its sub-tables (`stage`: all kinds; `grpo`: one), one key
+    (`grpo.steps`), or all for "".
 
     Raises:
         ConfigError: there is no such table or key.
     """
-    keys, inner = all_keys(), (f"{table}.", f"{table} ")
+    keys = all_keys()
     if not table:
         return keys
-    found = [key for key in keys if key.table == table or key.table.startswith(inner)]
-    found = found or [key for key in keys if key.path == table]
+    asked = re.sub(r"^stage[. ]", "", table)
+    found = [
+        key
+        for key in keys
+        if f"{key.table.removeprefix(STAGE)}.".startswith(f"{asked}.")
+        or (asked == "stage" and key.table.startswith(STAGE))
+    ]
+    found = found or [key for key in keys if key.path.removeprefix(STAGE) == asked]
     if not found:
-        tables = dict.fromkeys(key.table.split(" ")[0] for key in keys)
-        known = [*tables, *(key.path for key in keys)]
+        tables = dict.fromkeys(["stage", *(key.table.removeprefix(STAGE) for key in keys)])
+        known = [*tables, *(key.path.removeprefix(STAGE) for key in keys)]
         near = difflib.get_close_matches(table, known, n=1)
         hint = (
             f"did you mean {near[0]}?" if near else f"there are {', '.join(filter(None, tables))}"

@@ -24,6 +24,7 @@ from forge.records.run import (
     ProcessEnd,
     ProcessStart,
     Rewind,
+    split_step,
 )
 from forge.records.sample import PolicyVersion, Sample, SampleUse
 from forge.records.verdict import Judge, Timing, Verdict
@@ -59,4 +60,5 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Verdict",
+    "split_step",
 ]

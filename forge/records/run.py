@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+def split_step(named: str) -> tuple[str, str]:
+    """Run and step of `RUN:STEP`; the step is empty for `RUN`, whose newest weights are meant."""
+    run, _, step = named.rpartition(":")
+    return (run, step) if run and step.isdecimal() else (named, "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One start of a run; each resume adds one."""

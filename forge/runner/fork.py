@@ -21,7 +21,7 @@ from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import EvalStage
 from forge.data.template import text_of
 from forge.errors import ConfigError
-from forge.records import Event
+from forge.records import Event, split_step
 from forge.runner.past import FORKED, EarlierAttempts, require_checkpoint
 from forge.runner.weights.resume import load_stage_weights
 from forge.store.identity import read_identity
@@ -39,21 +39,22 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 
-def fork_run(spec: str, *, overrides: Sequence[str] = ()) -> RunPaths:
+def fork_run(spec: str, *, store_dir: Path, overrides: Sequence[str] = ()) -> RunPaths:
     """Make the directory of a new run. Returns it, ready to be resumed.
 
     Args:
         spec: `RUN:STEP`; STEP is one of the last training stage with such a checkpoint.
+        store_dir: parent of the parent run's directory.
         overrides: arguments of `--set` that change the parent's experiment.
 
     Raises:
         ConfigError: no such run or checkpoint, or other stages than the parent's.
         MachineError: the checkpoint is damaged.
     """
-    name, _, step_text = spec.rpartition(":")
-    if not name or not step_text.isdecimal():
+    name, step_text = split_step(spec)
+    if not step_text:
         raise ConfigError(f"--fork {spec}: found no RUN:STEP; write e.g. --fork quickstart-1:10")
-    parent, step = find_run(name, store_dir=Path("runs")), int(step_text)
+    parent, step = find_run(name, store_dir=store_dir), int(step_text)
     with open_run(parent) as reader:
         past = EarlierAttempts(state=last_state(reader), stage_weights=load_stage_weights(reader))
     experiment = load_experiment(parent.experiment, overrides=overrides)

@@ -240,7 +240,7 @@ def write_archive(paths: RunPaths, target: Path, *, with_weights: bool) -> Writt
         MachineError: a file cannot be read or written.
     """
     if target.exists():
-        raise ConfigError(f"{target}: exists; --to names another file")
+        raise ConfigError(f"{target}: exists; --out names another file")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with closing(open_read_only(paths.run_db)[0]) as run:

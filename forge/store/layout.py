@@ -169,7 +169,7 @@ def find_run(name: str | Path, *, store_dir: Path) -> RunPaths:
         )
     archive = store_dir / f"{name}{ARCHIVE_SUFFIX}"
     hint = f"{archive} is the archive of one" if archive.is_file() else ""
-    hint = hint or _describe_runs(str(name), list(by_name), store_dir)
+    hint = hint or _describe_step(str(name)) or _describe_runs(str(name), list(by_name), store_dir)
     raise ConfigError(f"{name}: no such run; {hint}")
 
 
@@ -218,6 +218,15 @@ def _written_at(paths: RunPaths) -> int:
     """Last write to the run's database, in ns; that of the WAL while a run is live."""
     files = (paths.run_db, paths.root / "run.db-wal")
     return max(file.stat().st_mtime_ns for file in files if file.exists())
+
+
+def _describe_step(asked: str) -> str:
+    """How a run at a step is written; empty if `asked` names no step."""
+    match = re.fullmatch(r"(.+)([@:])(\d+)", asked)
+    if match is None:
+        return ""
+    run, mark, step = match.groups()
+    return f"a step is written {run}:{step}" if mark == "@" else f"found a step; RUN alone: {run}"
 
 
 def _describe_runs(asked: str, names: list[str], store_dir: Path) -> str:

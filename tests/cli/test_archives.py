@@ -92,7 +92,7 @@ def test_an_archive_without_weights_cannot_be_resumed(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = store.parent / "small.zip"
-    assert forge(capsys, "archive", store / "quickstart-1", "--no-weights", "--to", to)[0] == 0
+    assert forge(capsys, "archive", store / "quickstart-1", "--no-weights", "--out", to)[0] == 0
     code, _, said = forge(capsys, "resume", to)
     assert (code, "weights/, checkpoints/, batches/ are not in it" in said) == (3, True)
     assert forge(capsys, "archive", to)[0] == 2

@@ -175,6 +175,14 @@ def test_each_exit_code_belongs_to_one_error():
     assert sorted(codes.values()) == [2, 3, 4, 5, 130]
 
 
+def test_a_new_run_is_made_in_the_store_that_is_named(forge, tmp_path):
+    """The store of this one is a file."""
+    (tmp_path / "store").touch()
+    argv = ["run", str(QUICKSTART), "--store", str(tmp_path / "store")]
+    code, _, err = forge(*argv)
+    assert (code, f"{tmp_path}/store: cannot make a run directory" in err) == (3, True)
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
@@ -182,6 +190,8 @@ def test_each_exit_code_belongs_to_one_error():
         (["plan", "quickstart"], 2, "there is experiments/quickstart.toml\n"),
         (["show", "nothing"], 2, "forge: nothing: no such run; runs/ holds x-1\n"),
         (["stop", "x"], 2, "x-1 is not running"),
+        (["chat", "x-1@3", "--problem", "pyproject.toml"], 2, "x-1:3"),
+        (["serve", "x-1@3", "--socket", "s"], 2, "x-1:3"),
         (["keys", "rolout"], 2, "did you mean rollout?"),
         (["keys", "rollout"], 0, "group_size"),
         (["--help"], 0, "Usage: forge [OPTIONS] COMMAND"),

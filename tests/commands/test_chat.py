@@ -95,7 +95,7 @@ def test_the_newest_kept_weights_answer(tmp_path: Path) -> None:
     weights = tmp_path / "toy-1" / "weights"
     assert find_weights(paths, "") == Weights(full=weights / "w3", version=2, full_version=2)
     assert find_weights(paths, "1").full == weights / "w1"
-    with pytest.raises(ConfigError, match=r"toy-1@2: no weights .*; there are: 1, 3"):
+    with pytest.raises(ConfigError, match=r"toy-1:2: no weights .*; there are: 1, 3"):
         find_weights(paths, "2")
 
 

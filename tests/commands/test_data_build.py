@@ -494,7 +494,7 @@ def test_the_command_prints_steps_and_show_repeats_them(
     assert "1 broken JSON" in shown
     assert "3 train rows in" in shown
     file = str(tmp_path / "out/train.parquet")
-    assert run_command(["data", "show", file, "--num", "2", "--tokenizer", str(model)]) == 0
+    assert run_command(["data", "show", file, "--limit", "2", "--tokenizer", str(model)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("[assistant]") == 2
     assert "3 rows: 3 with 1 answers" in shown

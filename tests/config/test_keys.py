@@ -49,6 +49,16 @@ def test_one_key_is_found_by_its_path():
         find_keys("rollout.grup_size")
 
 
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_a_stage_is_found_by_its_kind(kind: str):
+    for name in (kind, f"stage.{kind}", f"stage {kind}"):
+        assert {key.table for key in find_keys(name)} == {f"stage {kind}"}
+        assert [key.path for key in find_keys(f"{name}.steps")] == [f"stage {kind}.steps"]
+    assert {key.table for key in find_keys("eval")} == {"eval", "stage eval"}
+    with pytest.raises(ConfigError, match=rf"there are .*\b{kind}\b"):
+        find_keys("nonsense")
+
+
 def rendered(width: int) -> str:
     console = Console(width=width, file=io.StringIO())
     console.print(render(all_keys()))

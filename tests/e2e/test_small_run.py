@@ -134,7 +134,7 @@ def test_an_archive_is_continued_elsewhere(finished: Path, tmp_path: Path) -> No
     experiment = root / "experiment.toml"
     experiment.write_text(experiment.read_text() + ONE_MORE)  # as if stopped before it
     file.parent.mkdir()
-    archived = forge("archive", str(root), "--to", str(file), cwd=tmp_path)
+    archived = forge("archive", str(root), "--out", str(file), cwd=tmp_path)
     assert archived.returncode == 0, archived.stderr
     continued = forge("resume", str(file), cwd=tmp_path)
     assert continued.returncode == 0, continued.stderr

@@ -139,7 +139,7 @@ def test_a_finished_run_is_forked_instead(parent: Parent) -> None:
 
 def test_a_fork_has_what_its_stage_needs_and_leaves_its_parent_as_it_was(parent: Parent) -> None:
     before = sorted(path for path in parent.paths.root.rglob("*") if path.suffix != ".db-shm")
-    paths = fork_run("toy-1:3", overrides=["stage.1.learning_rate=1e-6"])
+    paths = fork_run("toy-1:3", store_dir=Path("runs"), overrides=["stage.1.learning_rate=1e-6"])
     assert paths.name == "toy-2"
     stage = load_experiment(paths.experiment).stage[1]
     assert stage.kind == "grpo"
@@ -180,12 +180,12 @@ def test_an_impossible_fork_makes_no_directory(
     parent: Parent, spec: str, overrides: tuple[str, ...], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        fork_run(spec, overrides=overrides)
+        fork_run(spec, store_dir=Path("runs"), overrides=overrides)
     assert [path.name for path in parent.paths.root.parent.iterdir()] == ["toy-1"]
 
 
 def test_a_fork_of_an_earlier_stage_continues_that_one(parent: Parent) -> None:
-    paths = fork_run("toy-1:4")
+    paths = fork_run("toy-1:4", store_dir=Path("runs"))
     past = load_past(paths, parent.experiment)
     assert past.state is not None
     assert past.state.finished_stages == ()

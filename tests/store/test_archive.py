@@ -172,7 +172,7 @@ def test_a_file_that_vanishes_fails_the_archive_unless_it_is_a_log(
 
 def test_an_archive_overwrites_nothing(run: RunPaths, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
-    with pytest.raises(ConfigError, match="there: exists; --to names another file"):
+    with pytest.raises(ConfigError, match="there: exists; --out names another file"):
         write_archive(run, tmp_path / "there", with_weights=False)
     with pytest.raises(MachineError, match=r"/no/there: cannot be archived: No such file"):
         write_archive(run, tmp_path / "no" / "there", with_weights=False)

@@ -89,7 +89,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def export(run: RunPaths, kind: str, out: Path, **keys: str) -> exporting.ExportedModel:
     form = exporting.ModelForm(kind) if kind else None
-    options = {"checkpoint": "", "push_to": "", **keys}
+    options = {"step": "", "push_to": "", **keys}
     return exporting.export_model(run, kind=form, out=out, **options)
 
 
@@ -113,7 +113,7 @@ def test_merged_weights_and_an_adapter_compute_what_the_run_computed(
     want = logits(tiny_model, run.weights / "grpo-000004")
     merged, adapter = tmp_path / "merged", tmp_path / "adapter"
     assert export(run, "merge", merged).answer
-    assert export(run, "", adapter, checkpoint="4").answer, "as trained: an adapter"
+    assert export(run, "", adapter, step="4").answer, "as trained: an adapter"
     assert torch.allclose(logits(merged), want, atol=1e-4)
     assert torch.allclose(logits(tiny_model, adapter), want, atol=1e-5)
     assert not torch.allclose(logits(tiny_model), want, atol=1e-2)
@@ -147,7 +147,7 @@ def test_a_run_is_the_model_of_the_next_with_its_adapter_merged_once(
     assert torch.allclose(logits(merged), want, atol=1e-4)
     monkeypatch.delattr(from_run, "run_child")
     assert start(f"model.path={run.root}:4") == merged, "not merged again"
-    with pytest.raises(ConfigError, match=r"toy-1@2: no weights .* there are: 4"):
+    with pytest.raises(ConfigError, match=r"toy-1:2: no weights .* there are: 4"):
         start(f"model.path={run.root}:2")
 
 
@@ -216,8 +216,8 @@ def test_an_export_that_cannot_be_made_leaves_nothing(
     run: RunPaths, tiny_model: Path, tmp_path: Path, in_this_process: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    with pytest.raises(ConfigError, match=r"toy-1@2: no weights of that step .* there are: 4"):
-        export(run, "merge", tmp_path / "out", checkpoint="2")
+    with pytest.raises(ConfigError, match=r"toy-1:2: no weights of that step .* there are: 4"):
+        export(run, "merge", tmp_path / "out", step="2")
     (tmp_path / "there").mkdir()
     with pytest.raises(ConfigError, match="it is there already"):
         export(run, "merge", tmp_path / "there")

@@ -40,7 +40,7 @@ def test_a_pipe_gets_one_line_that_names_the_printing_commands(canned_run: RunPa
 
 
 def test_a_narrow_terminal_gets_the_run_and_q_ends_it_with_0(canned_run: RunPaths):
-    code, shown = in_terminal(["watch", str(canned_run.root)], columns=40, type_after={
+    code, shown = in_terminal(["tui", str(canned_run.root)], columns=40, type_after={
         b"quickstart-1": b"q",
     })  # fmt: skip
     assert code == 0

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeGuard
 from pydantic import Field
 
 from forge.config.schema.base import PathValue, Positive, Share, Table
+from forge.records import split_step
 
 
 class TinyModel(Table):
@@ -109,8 +110,7 @@ class ModelTable(Table):
     @property
     def run_and_step(self) -> tuple[str, str]:
         """`path` as the directory of a run and a step; the step is empty for the newest weights."""
-        name, _, step = (self.path or "").rpartition(":")
-        return (name, step) if name and step.isdecimal() else (self.path or "", "")
+        return split_step(self.path or "")
 
     @property
     def is_gguf(self) -> bool:

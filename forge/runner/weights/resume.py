@@ -156,7 +156,7 @@ def find_weights(paths: RunPaths, step: str) -> Weights:
     if not policies and not step:
         return check_there(start, whose=paths.name)
     steps = ", ".join(str(policy.step) for policy in reversed(kept)) or "none"
-    raise ConfigError(f"{paths.name}@{step}: no weights of that step were kept; there are: {steps}")
+    raise ConfigError(f"{paths.name}:{step}: no weights of that step were kept; there are: {steps}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
