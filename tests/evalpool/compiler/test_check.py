@@ -59,6 +59,8 @@ def test_an_operation_outside_the_list_is_refused(line: str, operation: str) -> 
         ("noinline = false", 'noinline = false, passthrough = ["optnone"]', "passthrough"),
         ("noinline = false", "llvm.linkage = 1 : i32", "llvm.linkage"),
         ("!tt.ptr<f32>)", "!tt.ptr<f32, 3>)", "!tt.ptr<f32,"),
+        ("!tt.ptr<f32>)", '!tt.ptr<f32, "shared">)', "!tt.ptr<f32,"),
+        ("noinline = false", 'noinline = false, "constant"', '"constant" where'),
         ("!tt.ptr<f32>)", "!tt.ptr<!tt.ptr<f32>>)", "!tt.ptr<!tt.ptr"),
         ("    %4 =", "    // ordinary\n    %4 =", "MLIR prints"),
         (": tensor<128xf32>\n    %5", ":   tensor<128xf32>\n    %5", "MLIR prints"),
@@ -101,6 +103,15 @@ def test_a_private_helper_passes() -> None:
     body = " {\n    tt.return %arg0 : i64\n  }"
     text = DOUBLE.removesuffix("}\n") + HELPER.format(name="__main__.helper__i64", body=body)
     assert check_ttir(make_kernel(text), open_target(TARGET)) is not None
+
+
+def test_a_constant_pointer_passes() -> None:
+    text = DOUBLE.replace("arg0: !tt.ptr<f32>", 'arg0: !tt.ptr<f32, "constant">')
+    for end in ("1 =", "2 =", "3 ="):
+        at = text.index(f"%{end}")
+        line = text[at : text.index("\n", at)]
+        text = text.replace(line, line.replace("<f32>", '<f32, "constant">'))
+    check_ttir(make_kernel(text, types=("*kfp32", "*fp32")), open_target(TARGET))
 
 
 def test_two_public_functions_are_refused() -> None:

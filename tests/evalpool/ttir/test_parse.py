@@ -20,7 +20,7 @@ from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
 from tests.evalpool.ttir.kernels import TEXTS, kernel, text
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.tree import Module, Operation
+    from forge.evalpool.judge.ttir.tree import Module, Operation, Type
 
 F32 = Scalar("f32")
 
@@ -77,11 +77,24 @@ def test_words_and_attributes_have_names() -> None:
     assert old.types.results == (F32,)
 
 
-@pytest.mark.parametrize("inner", ["32x64xf16", "tensor<32x64xf16>"])
-def test_descriptors_of_old_and_new_versions_are_one_type(inner: str) -> None:
-    source = f"module {{ tt.func public @k(%d: !tt.tensordesc<{inner}>) {{ tt.return }} }}"
-    (kind,) = parse(source).functions["k"].arguments
-    assert kind == Descriptor(Block((32, 64), Scalar("f16")))
+@pytest.mark.parametrize(
+    ("kinds", "wanted"),
+    [
+        (
+            ["!tt.tensordesc<32x64xf16>", "!tt.tensordesc<tensor<32x64xf16>>"],
+            Descriptor(Block((32, 64), Scalar("f16"))),
+        ),
+        (["!tt.ptr<f32>", "!tt.ptr<f32, 1>", '!tt.ptr<f32, "constant">'], Pointer(F32)),
+        (
+            ["tensor<4x!tt.ptr<f32>>", 'tensor<4x!tt.ptr<f32, "constant">>'],
+            Block((4,), Pointer(F32)),
+        ),
+    ],
+)
+def test_types_of_old_and_new_versions_are_one_type(kinds: list[str], wanted: Type) -> None:
+    arguments = ", ".join(f"%a{number}: {kind}" for number, kind in enumerate(kinds))
+    source = f"module {{ tt.func public @k({arguments}) {{ tt.return }} }}"
+    assert set(parse(source).functions["k"].arguments) == {wanted}
 
 
 def test_a_pointer_argument_says_what_is_done_with_it() -> None:

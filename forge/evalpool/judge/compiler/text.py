@@ -36,7 +36,10 @@ _BEFORE_STRING = re.compile(
 )
 """Marks before a string that is a value, a message, a template or the name of an operation. A name
 of an attribute may be quoted too (`"ttg.num-warps"`), and such names are refused."""
-_POINTER = re.compile(r"!tt\.ptr<(?:tensor<(?:\d+x)+)?(\w+)>")
+_POINTER = re.compile(r'!tt\.ptr<(?:tensor<(?:\d+x)+)?(\w+)(?:, "constant")?>')
+_BEFORE_SPACE = re.compile(r"<\w+, $", re.ASCII)
+"""Text before the address space of a `tl.const` pointer, `!tt.ptr<f32, "constant">` or, elided,
+`<f32, "constant">` (Triton 3.9 and later). Its memory is global memory."""
 _OPERATION = re.compile(r'(?:%[\w.$:-]+ = )?"?([a-z]\w*\.[\w.]+|module\b)', re.ASCII)
 
 
@@ -100,6 +103,9 @@ def without(text: str, names: frozenset[str]) -> str:
 
 def _check_string(text: str, match: re.Match[str]) -> None:
     """A string is no attribute's name."""
+    before = text[max(match.start() - 24, 0) : match.start()]
+    if match[0] == '"constant"' and _BEFORE_SPACE.search(before) and text[match.end()] == ">":
+        return
     line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
     is_first = not line.strip() and text.startswith("(", match.end())
     if not is_first and not _BEFORE_STRING.search(line):

@@ -222,8 +222,8 @@ class Scanner:
     def _pointer(self) -> Pointer:
         self.expect("<")
         pointee = self.type()
-        if self.accept(","):
-            self.integer()  # address space
+        if self.accept(","):  # address space: its number, or its name (Triton 3.9 and later)
+            self.string() if self.peek('"') else self.integer()
         self.expect(">")
         return Pointer(pointee)
 
