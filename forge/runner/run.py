@@ -147,6 +147,8 @@ def resume_run(
                 write_results(paths, experiment.model, console)
             return paths
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):
+            for note in planned.notes:
+                console.say(note)
             require_function(experiment, planned.placement)
             model = locate_model(experiment.model, say=None if quiet else console.say)
             _say_template(experiment, model, planned, console)

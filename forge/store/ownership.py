@@ -9,18 +9,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from forge.errors import ConfigError, MachineError
+from forge.store.layout import RunPaths
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.store.layout import RunPaths
-
+LOCKS = Path("/proc/locks")
+LOCK_HOLDER = re.compile(r" FLOCK +ADVISORY +WRITE +(\d+) ")
 LOCK_TRIES = 10
 LOCK_PAUSE_S = 0.05
 """`is_owned` holds the lock for microseconds, so an owner tries a few times before it gives up."""
@@ -75,6 +75,31 @@ def is_owned(paths: RunPaths) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def runs_on_these_cores() -> list[str]:
+    """Other live runs that use no GPU and may use a core of this process, as `run x-1, pid 7`.
+
+    In any directory of this machine. Covers what this process may look into: its user's runs, in
+    its container.
+    """
+    try:
+        pids = {int(pid) for pid in LOCK_HOLDER.findall(LOCKS.read_text())}
+    except OSError:
+        return []
+    return [f"run {root.name}, pid {pid}" for pid in sorted(pids) for root in _runs_on_cpu(pid)]
+
+
+def _runs_on_cpu(pid: int) -> list[Path]:
+    """Directories of the runs that a process owns; none if it is this one, has ended, has claimed a
+    GPU, or has other cores."""
+    with suppress(OSError):
+        files = [fd.readlink() for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        shared = os.sched_getaffinity(pid) & os.sched_getaffinity(0)
+        if pid != os.getpid() and shared and not any(file.suffix == ".claim" for file in files):
+            roots = {file.parent for file in files if file == RunPaths(file.parent).lock}
+            return sorted(root for root in roots if RunPaths(root).run_db.exists())
+    return []
 
 
 def write_status(paths: RunPaths, status: Mapping[str, Any]) -> None:

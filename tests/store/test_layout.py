@@ -13,7 +13,13 @@ import pytest
 
 from forge.errors import ConfigError, MachineError
 from forge.store.layout import RunPaths, create_run, find_run, list_runs, next_attempt
-from forge.store.ownership import is_owned, open_run_lock, read_status, write_status
+from forge.store.ownership import (
+    is_owned,
+    open_run_lock,
+    read_status,
+    runs_on_these_cores,
+    write_status,
+)
 
 
 def make_run(store: Path, name: str) -> RunPaths:
@@ -82,6 +88,7 @@ def test_a_store_that_cannot_be_written_is_a_machine_error(tmp_path: Path) -> No
 
 def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     paths = create_run("toy", store_dir=tmp_path)
+    paths.run_db.touch()
     code = (
         "import sys, time, pathlib; from forge.store import RunPaths, open_run_lock\n"
         "with open_run_lock(RunPaths(pathlib.Path(sys.argv[1]))): print('mine', flush=True); "
@@ -94,6 +101,7 @@ def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) 
         assert holder.stdout is not None
         assert holder.stdout.readline() == "mine\n"
         assert is_owned(paths)
+        assert f"run toy-1, pid {holder.pid}" in runs_on_these_cores()
         with pytest.raises(ConfigError, match=f"already running as pid {holder.pid}"):
             open_run_lock(paths).__enter__()
     finally:
@@ -102,6 +110,7 @@ def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) 
     assert not is_owned(paths)
     with open_run_lock(paths):
         assert is_owned(paths)
+        assert f"run toy-1, pid {os.getpid()}" not in runs_on_these_cores()
     assert not is_owned(paths)
 
 

@@ -20,6 +20,7 @@ from forge.process.devices import Gpu, GpuUser, Vendor, hidden_gpus, inventory, 
 from forge.process.gpu_locks import claimed
 from forge.process.machine import free_bytes, total_memory_bytes
 from forge.serve.engines import ENGINES, installed_engines
+from forge.store.ownership import runs_on_these_cores
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +60,8 @@ class Machine:
     """Processes outside this run on the cards, by UUID."""
     busy: frozenset[str] = frozenset()
     """UUIDs of cards with other users or claimed by another run: `auto` takes them last."""
+    others: tuple[str, ...] = ()
+    """Live runs without GPUs on the cores of this process."""
     is_here: bool = False
     """True for the machine that this process runs on, whose interpreters can be asked."""
     assumed: str = ""
@@ -95,6 +98,7 @@ def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine
         gpu_users=users,
         busy=claimed(gpus) | users.keys(),
         engines=installed_engines(serve),
+        others=tuple(runs_on_these_cores()),
         is_here=True,
     )
 
@@ -140,6 +144,7 @@ def assume(text: str, *, here: Machine) -> Machine:
         hidden_gpus="",
         gpu_users={},
         busy=frozenset(),
+        others=(),
         is_here=False,
         assumed=text.strip(),
     )

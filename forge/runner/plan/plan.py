@@ -250,6 +250,9 @@ def _notes(
             f"needs about {gigabytes(memory)} of memory; "
             f"{machine.title} has {gigabytes(machine.memory_bytes)}"
         )
+    if machine.others and not placement.gpus:
+        names = "; ".join(machine.others)
+        yield f"these cores are in use: {names}; the times of this plan will not hold"
     room = machine.free_disk_bytes - experiment.store.min_free_bytes
     if disk is not None and disk > room:
         yield f"needs about {gigabytes(disk)} of disk; {gigabytes(room)} are available"

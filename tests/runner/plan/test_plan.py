@@ -237,6 +237,16 @@ def test_allowed_but_unwise_settings_are_noted():
     assert "threads for 2 cores" in notes
 
 
+def test_another_run_on_the_same_cores_is_noted_unless_this_one_has_cards():
+    others = ("run x-1, pid 7",)
+    assert any(
+        "run x-1, pid 7" in note for note in plan_of(machine=make_machine(others=others)).notes
+    )
+    on_card = make_machine(num_gpus=1, others=others)
+    planned = plan_of("devices.gpus=auto", "devices.judge=1", machine=on_card)
+    assert not any("x-1" in note for note in planned.notes)
+
+
 def test_cards_without_a_role_are_noted():
     idle = plan_of("devices.gpus=auto", machine=make_machine(num_gpus=1))
     assert any("everything runs on the CPU" in note for note in idle.notes)
