@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +38,29 @@ SIBLING_UID = None if RUNNER_UID is None else RUNNER_UID + 1
 def bench(
     request: pytest.FixtureRequest, open_bench_at: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
-    with open_bench_at(tmp_path_factory.mktemp("root"), isolation=request.param) as opened:
-        yield opened
+    """The first level has its installation below /tmp, which a candidate has as its own."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+    ):
+        if request.param is LEVELS[0]:
+            patch.setattr(sys, "executable", str(link_installation(Path(folder))))
+        with open_bench_at(tmp_path_factory.mktemp("root"), isolation=request.param) as opened:
+            yield opened
+
+
+def link_installation(folder: Path) -> Path:
+    """The interpreter of a virtual environment with the packages of this one."""
+    packages = Path(sysconfig.get_paths()["purelib"])
+    copied = folder / packages.relative_to(sys.prefix)
+    copied.mkdir(parents=True)
+    for path in packages.iterdir():
+        (copied / path.name).symlink_to(path)
+    shutil.copy(Path(sys.prefix, "pyvenv.cfg"), folder)
+    python = folder / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(os.path.realpath(sys.executable))
+    return python
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +89,13 @@ def test_a_kernel_may_compare_versions(bench: Any) -> None:
     assert bench.judge(line + RELU_KERNEL).status == "correct"
 
 
-@pytest.mark.skipif(
-    sys.prefix.startswith("/tmp/"), reason="ptxas is below /tmp, which a candidate has as its own"
-)
+def test_a_kernel_imports_what_its_installation_has(bench: Any) -> None:
+    code = "from torch._inductor.runtime import triton_helpers\nimport numpy.polynomial\n"
+    verdict = bench.judge(code + RELU_KERNEL)
+    assert verdict.status == "correct", verdict.detail
+    bench.refused("import torch\nopen(torch.__file__, 'a')")
+
+
 def test_a_kernel_can_be_compiled_to_a_binary(bench: Any) -> None:
     """Which executes ptxas, on a file in the scratch folder."""
     verdict = bench.judge_honest(compile="binary")

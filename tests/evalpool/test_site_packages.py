@@ -223,6 +223,12 @@ def test_only_children_without_references_lack_the_mounts_of_listed_packages() -
         assert root.find_hidden(mounts, role=role) == set()
 
 
+def test_an_installation_in_the_scratch_leaves_its_folders_writable() -> None:
+    shown = ("/usr/lib", "/tmp/a/.venv/torch", "/tmp/a/.venv/triton", "/tmp/work/b/torch", "/tmp/c")
+    plan = root.RootPlan(shown=shown, links=(), hidden=(), site_packages="")
+    assert root.shown_in_scratch(plan) == ["/tmp/a", "/tmp/c", "/tmp/work/b"]
+
+
 def test_a_package_that_the_zygote_imported_finds_its_other_modules_below_the_new_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

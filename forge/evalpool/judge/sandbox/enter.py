@@ -50,7 +50,6 @@ PROBE_UID = 60_999
 """User id, under root, of the child that tests the sandbox."""
 OOM_SCORE = 1000
 """Highest score: the kernel ends a child before any other process."""
-SCRATCH_FOLDERS = ("work", "home", "shm", "triton")
 CHILD_ENVIRONMENT = {
     "HOME": "/tmp/home",
     "TMPDIR": "/tmp",
@@ -200,7 +199,7 @@ def enter_child_sandbox(
     isolation = around.isolation
     runs_references = role in root.REFERENCE_ROLES
     if isolation.has_namespaces:
-        _enter_child_namespaces(isolation, is_gpu=around.is_gpu)
+        _enter_child_namespaces(isolation, around.plan, is_gpu=around.is_gpu)
         if not runs_references:
             root.hide_packages(around.plan)
     else:
@@ -242,8 +241,8 @@ def kept_capabilities(isolation: Isolation, *, uid: int | None) -> int:
 
 def make_scratch(scratch: str) -> None:
     """The folders that a child's environment names."""
-    for name in SCRATCH_FOLDERS:
-        os.mkdir(f"{scratch}/{name}")
+    for name in root.SCRATCH_FOLDERS:
+        os.makedirs(f"{scratch}/{name}", exist_ok=True)
         os.chmod(f"{scratch}/{name}", 0o777)
 
 
@@ -253,7 +252,7 @@ def mapped_bytes() -> int:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _enter_child_namespaces(isolation: Isolation, *, is_gpu: bool) -> None:
+def _enter_child_namespaces(isolation: Isolation, plan: root.RootPlan, *, is_gpu: bool) -> None:
     own_net = linux.CLONE_NEWNET if is_gpu else 0
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | own_net)
     if isolation is Isolation.NAMESPACES:
@@ -262,7 +261,7 @@ def _enter_child_namespaces(isolation: Isolation, *, is_gpu: bool) -> None:
     flags = _proc_flags()
     if is_gpu:
         flags &= ~linux.MS_NOEXEC  # Triton compiles its launchers and loads them from there
-    linux.mount("tmpfs", root.SCRATCH, kind="tmpfs", flags=flags, data=options)
+    root.mount_scratch(plan, flags=flags, data=options)
 
 
 def _be_first_to_go(proc: int) -> None:

@@ -34,8 +34,12 @@ SYSTEM_FILES = ("/etc/ld.so.cache",)
 DEVICES = ("null", "zero", "random", "urandom")
 SCRATCH = "/tmp"
 """The one writable place, a tmpfs of each child's own."""
+SCRATCH_FOLDERS = ("work", "home", "shm", "triton")
+BEHIND = "/behind-scratch"
+"""Place of what SCRATCH holds in the root, while a child mounts its own above it."""
 PACKAGES = "/reference-packages"
 """Folder of the distributions that references alone may import; absent without any."""
+READ_ONLY = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
 REFERENCE_ROLES = frozenset({"oracle", "examiner", "baseline"})
 """Roles of children that run references."""
 HIDDEN = ("site-packages", "dist-packages")
@@ -90,8 +94,17 @@ def build_root(plan: RootPlan, *, at: str) -> None:
     linux.mount("tmpfs", at, kind="tmpfs", flags=linux.MS_NOSUID, data="size=1m,mode=755")
     for name in ("dev", "proc", "tmp", "etc"):
         os.mkdir(f"{at}/{name}", 0o755)
+    inside = shown_in_scratch(plan)
+    folders = [path for path in inside if path not in plan.shown]
+    for path in folders:
+        os.makedirs(at + path, 0o755)
+        linux.mount(at + path, at + path, flags=linux.MS_BIND)
     for path in plan.shown:
         _show(path, target=at + path)
+    for path in folders:
+        linux.mount(None, at + path, flags=READ_ONLY)
+    if inside:
+        os.mkdir(at + BEHIND, 0o755)
     if plan.packages:
         _build_packages(plan.packages, at=at + PACKAGES)
     for path in plan.hidden:
@@ -109,8 +122,30 @@ def build_root(plan: RootPlan, *, at: str) -> None:
 
 def seal_root() -> None:
     """After the pivot: the tmpfs that the root itself is becomes read-only."""
-    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
-    linux.mount(None, "/", flags=flags)
+    linux.mount(None, "/", flags=READ_ONLY)
+
+
+def shown_in_scratch(plan: RootPlan) -> list[str]:
+    """Paths in SCRATCH that are or hold what is shown: an installation may lie there."""
+    found: set[str] = set()
+    for path in plan.shown:
+        if path.startswith(f"{SCRATCH}/"):
+            names = path.split("/")[2:]
+            depth = 2 if names[0] in SCRATCH_FOLDERS else 1
+            found.add("/".join([SCRATCH, *names[:depth]]))
+    return sorted(found)
+
+
+def mount_scratch(plan: RootPlan, *, flags: int, data: str) -> None:
+    """Mounts a child's own scratch, and in it again, read-only, what is shown there."""
+    inside = shown_in_scratch(plan)
+    if inside:
+        linux.mount(SCRATCH, BEHIND, flags=linux.MS_BIND | linux.MS_REC)
+    linux.mount("tmpfs", SCRATCH, kind="tmpfs", flags=flags, data=data)
+    for path in inside:
+        _bind(BEHIND + path.removeprefix(SCRATCH), target=path)
+    if inside:
+        linux.unmount(BEHIND)
 
 
 def _build_packages(paths: Iterable[str], *, at: str) -> None:
@@ -119,8 +154,7 @@ def _build_packages(paths: Iterable[str], *, at: str) -> None:
     linux.mount("tmpfs", at, kind="tmpfs", flags=linux.MS_NOSUID, data="size=1m,mode=755")
     for path in paths:
         _show(path, target=f"{at}/{os.path.basename(path)}")
-    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
-    linux.mount(None, at, flags=flags)
+    linux.mount(None, at, flags=READ_ONLY)
 
 
 def follow_packages(plan: RootPlan) -> None:
@@ -171,15 +205,18 @@ def landlock_rules(plan: RootPlan, *, scratch: str, shows_packages: bool) -> lis
 
 
 def _show(path: str, *, target: str) -> None:
+    _bind(path, target=target)
+    kept = linux.MS_NOEXEC if os.statvfs(target).f_flag & os.ST_NOEXEC else 0
+    linux.mount(None, target, flags=READ_ONLY | kept)
+
+
+def _bind(path: str, *, target: str) -> None:
     if os.path.isdir(path):
         os.makedirs(target, 0o755, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         Path(target).touch()
     linux.mount(path, target, flags=linux.MS_BIND | linux.MS_REC)
-    kept = linux.MS_NOEXEC if os.statvfs(target).f_flag & os.ST_NOEXEC else 0
-    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
-    linux.mount(None, target, flags=flags | kept)
 
 
 def _system_libraries() -> tuple[list[str], list[tuple[str, str]]]:
