@@ -16,6 +16,7 @@ import forge
 from docs.generate.__main__ import write_pages
 from docs.generate.advice import ADVICE
 from docs.generate.commands import iter_commands, meaning, metavar
+from docs.generate.hook import on_page_markdown
 from docs.generate.http import OPENENV_BODIES
 from docs.generate.markdown import anchored, code, table, text
 from docs.generate.metrics import METRICS
@@ -213,9 +214,11 @@ def test_no_table_has_an_empty_description() -> None:
                 assert cells[-1].strip() or is_consequence, f"{name}: {line}"
 
 
-def test_pages_are_written_where_the_index_links_to(tmp_path: Path) -> None:
+def test_pages_are_written_where_the_site_links_to(tmp_path: Path) -> None:
+    """In the sources, which are also read before `make docs`, links go to the rows of the index."""
     write_pages(tmp_path)
-    index = (ROOT / "docs/reference/index.md").read_text(encoding="utf-8")
+    index = on_page_markdown((ROOT / "docs/reference/index.md").read_text(encoding="utf-8"))
+    assert on_page_markdown("[x](../reference/index.md#keys)") == "[x](../reference/keys.md)"
     linked = set(re.findall(r"\]\((\S+\.md)\)", index))
     assert linked == {path.name for path in (tmp_path / "reference").iterdir()}
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

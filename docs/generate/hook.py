@@ -1,4 +1,7 @@
-"""Hook of MkDocs (mkdocs.yml, `hooks`): adds the generated pages and renders formulas.
+"""Hook of MkDocs (mkdocs.yml, `hooks`): adds the generated pages, links to them, renders formulas.
+
+A link to a generated page goes to its row of `reference/index.md` in the sources, which are also
+read where nothing was generated, and to the page itself on the site.
 
 Formulas are written as GitHub shows them, a fenced block `math` or $`inline`$, and become MathML,
 which browsers draw by themselves: the site needs no script and no network. Each is inside an
@@ -15,6 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TO_ROW = re.compile(r"\]\(((?:\.\./)?reference/)index\.md#([\w-]+)\)")
+ROW = re.compile(r'<a id="([\w-]+)"></a>([^|]+?) \|')
 INLINE = re.compile(r"\$`([^`]+)`\$")
 
 
@@ -33,7 +38,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with its formulas as MathML."""
+    """The page with links to the generated pages, and its formulas as MathML."""
+    markdown = ROW.sub(r"[\2](\1.md) |", TO_ROW.sub(r"](\1\2.md)", markdown))
     if "```math" not in markdown and "$`" not in markdown:
         return markdown
     convert = import_module("latex2mathml.converter").convert
