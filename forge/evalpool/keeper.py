@@ -281,7 +281,7 @@ def judge_spec(
     uuids = () if gpu is None else (gpu.uuid,)
     return ChildSpec(
         name=name,
-        argv=(sys.executable, "-m", "forge.evalpool.judge.app"),
+        argv=(sys.executable, "-m", "forge.evalpool.judge.start"),
         log_path=log_dir / f"{name}.log",
         env=child_env(threads=threads, gpus=uuids, extra=table.env),
         socket_path=socket_path,

@@ -23,7 +23,7 @@ MODULES = {
     Target.NOTIFY: "forge.runner.outlets.notify_child",
     Target.SINK: "forge.runner.outlets.sink_child",
     Target.TRAINER: "forge.train.trainer",
-    Target.JUDGE: "forge.evalpool.judge.app",
+    Target.JUDGE: "forge.evalpool.judge.start",
 }
 LAUNCHER = "forge.evalpool.judge.children.launcher"
 

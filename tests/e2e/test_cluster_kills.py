@@ -56,7 +56,7 @@ CPUS = 3
 """Room of a node: for a judge, an engine and a rank."""
 STOPPED_S = 2.0
 OUTAGE_S = 30.0
-JUDGE = "forge.evalpool.judge.app"
+JUDGE = "forge.evalpool.judge.start"
 ENGINE = "forge.serve.llama"
 TRAINER = "forge.train.trainer"
 

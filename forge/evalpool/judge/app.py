@@ -1,6 +1,6 @@
-"""The judge: one trusted child process, on a Unix socket.
+"""The judge: one trusted child process, on a Unix socket. `start.py` starts it.
 
-`python -m forge.evalpool.judge.app CONFIG` serves:
+It serves:
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
                  options: {timing, profile, program}} → Verdict
@@ -21,7 +21,6 @@ import logging
 import os
 import sys
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from forge.config.schema import JudgeTable
 from forge.errors import ChildDied, ForgeError, MachineError
 from forge.evalpool.judge.children.spawner import (
     LimitMet,
@@ -56,16 +54,15 @@ from forge.evalpool.wire import (
     read_request,
 )
 from forge.process.busy import BusyClock
-from forge.process.lease import hold_lease
-from forge.process.machine import limit_behind, use_one_heap
+from forge.process.machine import limit_behind
 from forge.process.server.door import Door
-from forge.process.server.serving import serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from starlette.requests import Request
 
+    from forge.config.schema import JudgeTable
     from forge.records.examination import Examination
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import JudgeOptions, Verdict
@@ -80,15 +77,6 @@ NUM_COMPILERS = 64
 """User ids of compiler children."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """The card that a judge owns; the environment hides all others from it."""
-
-    uuid: str
-    minor: int | None
-    """Number of its device file, /dev/nvidia<minor>; None shows children all such files."""
-
-
 class Judge:
     """State that the routes share."""
 
@@ -96,41 +84,26 @@ class Judge:
         self,
         *,
         table: JudgeTable,
-        folder: Path,
+        spawner: Spawner,
+        card_spawner: Spawner | None = None,
         concurrency: int = 1,
-        gpu: Gpu | None = None,
-        cores: tuple[int, ...] = (),
+        gpu_uuid: str | None = None,
     ) -> None:
+        """
+        Args:
+            spawner: its zygote is started.
+            card_spawner: the same for children with the card's files; no candidate runs in them.
+            gpu_uuid: the card that the judge owns; the environment hides all others from it.
+        """
         has_uids = table.isolation != Isolation.NONE
         self.table = table
         self.cache = Cache(default_folder())
         """Compiled kernels."""
         self.num_judged = 0
         self.busy = BusyClock()
-        self.spawner = Spawner(
-            isolation=table.isolation,
-            folder=folder,
-            memory_bytes=table.memory_bytes,
-            cores=cores,
-            num_children=concurrency,
-            site_packages=tuple(table.site_packages),
-        )
-        self.card_spawner = (
-            None
-            if gpu is None
-            else Spawner(
-                isolation=table.isolation,
-                folder=folder.with_suffix(".card"),
-                memory_bytes=table.memory_bytes,
-                cores=cores,
-                num_children=concurrency,
-                is_gpu=True,
-                gpu_minor=gpu.minor,
-                site_packages=tuple(table.site_packages),
-            )
-        )
-        """Spawner of children with the card's files; no candidate runs in them."""
-        self._gpu = gpu
+        self.spawner = spawner
+        self.card_spawner = card_spawner
+        self._gpu_uuid = gpu_uuid
         self._uids = _uids(concurrency) if has_uids else []
         self._oracle_uid = oracle_uid() if has_uids else None
         self.concurrency = concurrency
@@ -140,10 +113,8 @@ class Judge:
         self._trials: Trials | None = None
 
     async def start(self) -> None:
-        """Starts the zygotes and wires references and trials. A zygote that is killed while it
+        """Waits for the zygotes and wires references and trials. A zygote that is killed while it
         starts is started once more. Raises ZygoteGone."""
-        for spawner in self._spawners():
-            spawner.start()
         for spawner in self._spawners():
             try:
                 await anyio.to_thread.run_sync(spawner.wait_ready)
@@ -161,7 +132,7 @@ class Judge:
     def _open_trials(self) -> Trials:
         has_uids = self._oracle_uid is not None
         compiler_uids = _uids(NUM_COMPILERS, first=FIRST_UID + NUM_UIDS) if has_uids else [None]
-        if self._gpu is not None:
+        if self._gpu_uuid is not None:
             from forge.evalpool.judge.trial.gpu.trial import open_gpu_trials
 
             assert self.card_spawner is not None
@@ -170,7 +141,7 @@ class Judge:
                 spawner=self.spawner,
                 card_spawner=self.card_spawner,
                 stamp=self._stamp(),
-                uuid=self._gpu.uuid,
+                uuid=self._gpu_uuid,
                 oracle_uid=self._oracle_uid,
                 plain_uid=plain_uid() if has_uids else None,
                 compiler_uids=compiler_uids,
@@ -241,9 +212,8 @@ class Judge:
             await self._ensure_zygote()
             uid = self._uids.pop() if self._uids else None
             try:
-                uuid = None if self._gpu is None else self._gpu.uuid
                 spawner = self.card_spawner or self.spawner
-                examiners = Examiners(spawner, table=self.table, gpu_uuid=uuid)
+                examiners = Examiners(spawner, table=self.table, gpu_uuid=self._gpu_uuid)
                 work = partial(examiners.examine, problem, uid=uid, lists_sets=lists_sets)
                 return await anyio.to_thread.run_sync(work)
             finally:
@@ -318,21 +288,6 @@ def make_app(judge: Judge) -> Starlette:
     return Starlette(routes=routes, middleware=[Middleware(Door)], lifespan=lifespan)
 
 
-def main() -> None:
-    """Runs until SIGTERM."""
-    use_one_heap()
-    config = hold_lease()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    table = JudgeTable.model_validate(config["table"])
-    socket_path = Path(config["socket_path"])
-    folder = socket_path.with_suffix(".root")  # in the run's private directory, removed with it
-    concurrency = int(config.get("concurrency", 1))
-    gpu = Gpu(**config["gpu"]) if config.get("gpu") else None
-    cores = tuple(config.get("cores", ()))
-    judge = Judge(table=table, folder=folder, concurrency=concurrency, gpu=gpu, cores=cores)
-    serve(make_app(judge), socket_path, network=config.get("network"))
-
-
 def _uids(count: int, *, first: int = FIRST_UID) -> list[int]:
     """User ids for concurrent children; empty unless this process is root."""
     if os.geteuid() != 0:
@@ -377,7 +332,3 @@ def _refuse(error: ZygoteGone) -> None:
     logger.error("%s: %s%s", kind.__name__, message, limit_behind(message))
     sys.stderr.flush()
     os._exit(kind.exit_code)
-
-
-if __name__ == "__main__":
-    main()
