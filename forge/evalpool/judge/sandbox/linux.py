@@ -137,29 +137,29 @@ def drop_capabilities(*, kept: int = 0) -> None:
             _check(raised, f"raise capability {number}")
 
 
-def use_huge_pages() -> int:
-    """Moves the writable private memory of this process into huge pages, where the kernel can, and
-    returns their number.
+def use_huge_pages(proc: int) -> None:
+    """Moves the writable private memory of this process into huge pages, where the kernel can.
 
     A fork copies one entry of the page table for a huge page in place of 512: of a process that has
-    imported torch and Triton it takes 2 ms, not 8.
+    imported torch and Triton it takes 1 ms, not 5.
+
+    Args:
+        proc: descriptor of /proc, which may be out of sight.
     """
-    count = 0
-    for start, end in _private_mappings():
+    for start, end in _private_mappings(proc):
         first = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         if first + HUGE_PAGE_BYTES > end:
             continue
         _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_HUGEPAGE)
         for page in range(first, end - HUGE_PAGE_BYTES + 1, HUGE_PAGE_BYTES):
             place, size = ctypes.c_void_p(page), ctypes.c_size_t(HUGE_PAGE_BYTES)
-            count += _libc.madvise(place, size, MADV_COLLAPSE) == 0
-    return count
+            _libc.madvise(place, size, MADV_COLLAPSE)
 
 
-def _private_mappings() -> list[tuple[int, int]]:
+def _private_mappings(proc: int) -> list[tuple[int, int]]:
     """Start and end of each mapping of this process that belongs to no file and can be written."""
     found: list[tuple[int, int]] = []
-    with open("/proc/self/maps") as file:
+    with open(os.open("self/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)) as file:
         for line in file:
             addresses, rights, _, _, inode, *name = line.split()
             if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
