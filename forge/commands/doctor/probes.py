@@ -28,7 +28,7 @@ from typing import Any
 from forge.errors import Stalled
 from forge.process.environment import RANKS_PARENT_VARIABLE, rank_envs
 from forge.process.gpu_locks import GpuLease
-from forge.process.lease import die_with_parent, hold_lease
+from forge.process.lease import collector_paused, die_with_parent, hold_lease
 
 LEASE_S = 20.0
 """Maximum wait for a judge that times kernels on the GPU."""
@@ -280,7 +280,8 @@ def main() -> None:
     config, code = hold_lease(), 1
     answer = AnswerFile(config["answer_path"])
     try:
-        (PROBES[config["kind"]] if parent is None else be_rank)(config, answer)
+        with collector_paused():
+            (PROBES[config["kind"]] if parent is None else be_rank)(config, answer)
         code = 0
     except Stalled as error:
         answer.say(busy=str(error))
