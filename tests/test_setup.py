@@ -353,6 +353,16 @@ def test_a_checkouts_earlier_distribution_is_removed_before_the_new_one_is_insta
     assert ran.count("pip uninstall -y forge") == 1
 
 
+def test_setup_compiles_forge_for_its_first_command(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "forge/install", tmp_path / "forge/install")
+    (tmp_path / ".venv/lib/python3.11/site-packages").mkdir(parents=True)
+    (tmp_path / ".venv/bin").mkdir()
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    shutil.rmtree(tmp_path / "forge/install/__pycache__", ignore_errors=True)
+    Installer(tmp_path, load_project(ROOT), {}).compile_bytecode()
+    assert list(tmp_path.glob("forge/install/__pycache__/setup.*.pyc"))
+
+
 VULKAN_CORE_TEXT = """\
 #define VK_HEADER_VERSION {patch}
 #define VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION(0, 1, 3, VK_HEADER_VERSION)

@@ -92,9 +92,11 @@ class Installer:
         self._pip("5/5 forge", "--no-deps", "-e", str(self._root))
 
     def compile_bytecode(self) -> None:
-        """Compiles all packages on all cores; pip does so on one. A file that cannot be compiled,
-        such as a package's template, is no error: pip ignores it, too."""
-        self._run("5/5 bytecode", "compileall", "-q", "-j", "0", str(self._site), is_needed=False)
+        """Compiles all packages and forge on all cores; pip does so on one, and not forge, so that
+        its first command would. A file that cannot be compiled, such as a package's template, is no
+        error: pip ignores it, too."""
+        folders = [str(self._site), str(self._root / "forge"), str(self._root / "tui")]
+        self._run("5/5 bytecode", "compileall", "-q", "-j", "0", *folders, is_needed=False)
 
     def _install_llama(self, pinned: str, choice: LlamaChoice) -> None:
         """Installs the chosen build of llama.cpp.
