@@ -22,7 +22,9 @@ the driver has met its phase."""
 STEPS = {"eval": 0, "sft": 24 * PACE, "grpo": 16 * PACE}
 LOOP = "```\nwhile 1:0\n@jit\ndef k():0\nclass ModelNew:0\n```"
 """A candidate that runs until its deadline."""
-LOOPING = (ANSWERS[1], LOOP, LOOP)
+LEARNED = {"model": ANSWERS, "loops": (ANSWERS[1], LOOP, LOOP), "stuck": (LOOP,)}
+"""Answers of each model. An evaluation's gives one alone, so that a judge is always busy in it; the
+groups of a stage that trains need two."""
 HEAD = """\
 name = "x"
 [prompt]
@@ -101,12 +103,10 @@ class Taught:
         """Rows of an sft stage."""
         return self._made("rows.jsonl", _write_rows)
 
-    def model(self, *, loops: bool) -> Path:
-        """A model that gives each of two answers; with `loops` one of them never ends."""
+    def model(self, name: str) -> Path:
+        """A model that gives the answers of that name."""
         problems = sorted(self.problems().rglob("*.py"))
-        answers = LOOPING if loops else ANSWERS
-        name = "loops" if loops else "model"
-        return self._made(name, lambda path: _teach(path, problems, answers))
+        return self._made(name, lambda path: _teach(path, problems, LEARNED[name]))
 
     def _made(self, name: str, make: Callable[[Path], None]) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -146,16 +146,16 @@ def _teach(path: Path, problems: list[Path], answers: tuple[str, ...]) -> None:
 
 def experiment_of(cell: Cell, taught: Taught) -> str:
     """The experiment file of a cell."""
-    is_looping = cell.loops or cell.stage == "eval"
+    model = "stuck" if cell.stage == "eval" else "loops" if cell.loops else "model"
     is_stuck = cell.fault is Fault.STOP
     text = HEAD.format(
-        model=taught.model(loops=is_looping),
+        model=taught.model(model),
         problems=taught.problems(),
         rows=taught.rows(),
         engine=os.environ.get("FORGE_CHAOS_ENGINE", "auto"),
         request_timeout_s=15.0 if is_stuck and cell.target is Target.ENGINE else 300.0,
         judged_s=2 * PACE if cell.stage == "eval" else 2,
-        max_tokens=48 if is_looping else 16,
+        max_tokens=16 if model == "model" else 48,
         min_free_bytes=50 << 20 if cell.fault is Fault.DISK_LOW else 0,
     )
     text += NOTIFY if cell.target is Target.NOTIFY else ""
