@@ -25,6 +25,8 @@ from forge.evalpool.judge.program.format import (
     Origin,
     Section,
 )
+from forge.evalpool.judge.trial import judgement as first_call_module
+from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.gpu import judgement as judgement_module
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
 from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
@@ -36,7 +38,7 @@ from forge.records.verdict import Status
 from tests.evalpool.benches import RELU_KERNEL, make_problem
 from tests.evalpool.execute.host_card import KERNELS, Block
 from tests.evalpool.execute.host_judge import launched
-from tests.evalpool.execute.made_programs import Made, use
+from tests.evalpool.execute.made_programs import Made, data_of, use
 from tests.evalpool.trial.made_judgements import NUM, Bench, open_bench, reference, scaled
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.execute.messages import Message
-    from forge.evalpool.judge.program.format import Program
+    from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.program.questions import Question
     from forge.evalpool.judge.timing.samples import Time
 
@@ -66,6 +68,7 @@ def known_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
         }
 
     monkeypatch.setattr(judgement_module, "accesses_of", found)
+    monkeypatch.setattr(first_call_module, "accesses_of", found)
 
 
 @pytest.fixture
@@ -206,6 +209,55 @@ def test_an_alternative_that_loses_must_be_right(bench: Bench) -> None:
             found, _, detail = decided(judgement._tuned)
             assert found is status
             assert "not with another" in detail
+
+
+def chosen_from(made: Made, *nodes: Node) -> None:
+    """Adds a choice between nodes."""
+    found = (Alternative(label=str(n), nodes=(node,)) for n, node in enumerate(nodes))
+    made.nodes.append(Choice(alternatives=tuple(found), key="k"))
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_a_program_that_follows_its_winner_is_captured_for_each_that_loses(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    made = Made()
+    x, out = made.input([NUM]), made.tensor([NUM])
+    right = launched(made, "scale", use(x), use(out), 2.0, NUM)
+    chosen_from(made, right, launched(made, "scale", use(x), use(out), 5.0, NUM))
+    judgement = bench.judgement(made, out)
+    monkeypatch.setattr(judgement, "_kept", replace(judgement.first(), follows_winner=True))
+    asked: list[str] = []
+
+    def with_winners(self: GpuJudgement, number: int, winners: dict[str, str]) -> Captured:
+        asked.append(winners["k"])
+        other, end = scaled(factor)
+        program = other.done(end)
+        return Captured(program=program, data=data_of(program))
+
+    monkeypatch.setattr(GpuJudgement, "with_winners", with_winners)
+    if factor == 2.0:
+        assert judgement._tuned()["k"] not in asked
+        assert len(asked) == 1
+    else:
+        assert decided(judgement._tuned)[0] is Status.WRONG
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_first_call_on_a_card_runs_behind_its_benchmarks(bench: Bench, is_in_place: bool) -> None:
+    made = Made()
+    x, out = made.input([NUM]), made.tensor([NUM])
+    made.nodes.append(launched(made, "scale", use(x), use(out), 1.0, NUM))
+    source, factor = (out, 2.0) if is_in_place else (x, 2.0)
+    node = launched(made, "scale", use(source), use(out), factor, NUM)
+    chosen_from(made, node, node)
+    judgement = bench.judgement(made, out)
+    if is_in_place:
+        status, _, detail = decided(judgement._tuned)
+        assert status is Status.WRONG
+        assert "reset_to_zero=['x', 'out']" in detail
+    else:
+        assert judgement._tuned()
 
 
 def test_a_program_for_one_set_runs_on_that_set_alone(

@@ -270,6 +270,20 @@ def difference(parts: Parts, one: Sequence[Node], other: Sequence[Node], *, sinc
     return ""
 
 
+def is_same_call(
+    parts: Parts,
+    one: tuple[Sequence[Node], Sequence[int]],
+    other: tuple[Sequence[Node], Sequence[int]],
+    *,
+    since: int,
+) -> bool:
+    """True if the nodes and outputs of two calls are the same, as `difference` compares them."""
+    marks = [Op(name="", arguments=(), results=tuple(outputs)) for _, outputs in (one, other)]
+    pairs = zip((one, other), marks, strict=True)
+    first, second = (canonical(parts, [*nodes, mark], since=since) for (nodes, _), mark in pairs)
+    return first == second
+
+
 def canonical(parts: Parts, nodes: Sequence[Node], *, since: int) -> list[Any]:
     """Nodes with tensors in place of their numbers, and a call's own storages by first use."""
     own = _Numbering()

@@ -88,12 +88,13 @@ def serve_plain(sock: socket.socket, *, file: str = FILE) -> None:
 
 
 def _report(sock: socket.socket, request: dict[str, Any], *, ask: Ask | None, file: str) -> None:
+    notes: dict[str, Any] = {}
     try:
-        data = wire.dumps(capture(request, request["code"], ask=ask, file=file))
+        data = wire.dumps(capture(request, request["code"], ask=ask, file=file, notes=notes))
     except CaptureFailed as error:
         frames.send(sock, Kind.FAILED, error.body())
         return
-    exchange.send_program(sock, Kind.DONE, {}, data)
+    exchange.send_program(sock, Kind.DONE, notes, data)
 
 
 def _used_bytes() -> int:

@@ -37,8 +37,8 @@ class Answer:
 
     Attributes:
         kind: DONE, ASK or FAILED.
-        body: For ASK `kind` (`value` or `kernel`) and `body` of the question; for FAILED `stage`,
-            `type`, `message`, `line`.
+        body: For DONE the notes of `session.capture`; for ASK `kind` (`value` or `kernel`) and
+            `body` of the question; for FAILED `stage`, `type`, `message`, `line`.
         program: Bytes of the program for DONE and ASK; unchecked.
     """
 

@@ -26,6 +26,7 @@ from forge.evalpool.judge.capture.building import (
     difference,
     forgotten,
     hoisted,
+    is_same_call,
     storages_of,
     with_one_input_each,
 )
@@ -54,7 +55,12 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def capture(
-    request: dict[str, Any], code: str, *, ask: Ask | None = None, file: str | None = None
+    request: dict[str, Any],
+    code: str,
+    *,
+    ask: Ask | None = None,
+    file: str | None = None,
+    notes: dict[str, Any] | None = None,
 ) -> Program:
     """The program of a candidate.
 
@@ -65,6 +71,7 @@ def capture(
         code: The candidate's source.
         ask: Answers value requests and kernel facts; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
+        notes: Gets `follows_winner`: True if other winners of its choices make another program.
 
     Raises:
         CaptureFailed: the candidate failed, or does what a program cannot express.
@@ -72,11 +79,14 @@ def capture(
     file = file or str(Path(tempfile.mkdtemp()) / "candidate.py")
     session = Session(request, file=file, ask=ask)
     try:
-        return session.run(code)
+        program = session.run(code)
     except CaptureFailed:
         raise
     except BaseException as error:  # also SystemExit and KeyboardInterrupt of the candidate
         raise session.failed(error) from error
+    if notes is not None:
+        notes["follows_winner"] = session.follows_winner
+    return program
 
 
 class Session:
@@ -102,6 +112,7 @@ class Session:
         self._num_inputs = 0
         self._old = set[int]()
         """Storages of the inputs of the first call, once it is over."""
+        self.follows_winner = False
 
     def run(self, code: str) -> Program:
         """Raises anything that the candidate does."""
@@ -115,7 +126,9 @@ class Session:
             since = len(recorder.storages)
             first, _ = self._forward(inputs)
             made = range(since, len(recorder.storages))
-            forward, outputs = self._forward(self._other_inputs())
+            inputs = self._other_inputs()
+            own = len(recorder.storages)
+            forward, outputs = self._forward(inputs)
         used = self._used(forward, outputs)
         if used & self._old:
             parts = forgotten(self.parts(), self._old)
@@ -124,7 +137,11 @@ class Session:
             parts = with_one_input_each(self.parts())
             words = difference(parts, first, forward, since=since)
         self.init += hoisted(self.parts(), first=first, needed=used & set(made))
-        forward = [*self._lost_choices(first, forward), *forward]
+        lost = self._lost_choices(first, forward)
+        self.follows_winner = not self.asking.num_values and (
+            bool(lost) or self._follows(forward, inputs, outputs, since=own)
+        )
+        forward = [*lost, *forward]
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
             raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
         return self._build(
@@ -157,6 +174,28 @@ class Session:
             kernels=one.kernels,
             constants=one.constants,
         )
+
+    def _follows(self, forward: list[Node], inputs: Any, outputs: list[int], *, since: int) -> bool:
+        """True if a call does something else than in its alternative where another one has won:
+        host code reads the winner (`best_config`), or the kernel is launched once more."""
+        made = [one for one in forward if isinstance(one, Choice)]
+        with torch.no_grad(), self.recorder:
+            for number in range(1, max((len(one.alternatives) for one in made), default=1)):
+                won = {one.key: one.alternatives[number % len(one.alternatives)] for one in made}
+                try:
+                    nodes, found = self._forward(
+                        inputs, winners={key: one.label for key, one in won.items()}
+                    )
+                except Exception:
+                    return True
+                flat = [
+                    inner
+                    for one in forward
+                    for inner in (won[one.key].nodes if isinstance(one, Choice) else (one,))
+                ]
+                if not is_same_call(self.parts(), (flat, outputs), (nodes, found), since=since):
+                    return True
+        return False
 
     def _lost_choices(self, first: list[Node], forward: list[Node]) -> list[Node]:
         """Choices that only the first call made, since the candidate remembers the winner: the
@@ -286,12 +325,14 @@ class Session:
         is_cast = self.request.get("cast") and dtype is not None
         return model.to(dtype) if is_cast and isinstance(model, torch.nn.Module) else model
 
-    def _forward(self, inputs: list[Any]) -> tuple[list[Node], list[int]]:
-        """Nodes and outputs of one call."""
+    def _forward(
+        self, inputs: list[Any], *, winners: dict[str, str] | None = None
+    ) -> tuple[list[Node], list[int]]:
+        """Nodes and outputs of one call. `winners`: labels of alternatives that have won before."""
         nodes: list[Node] = []
         self.recorder.nodes = nodes
         self.asking.num_values = 0
-        self.tuning.begin_call()
+        self.tuning.begin_call(winners)
         result = self.model(*inputs)
         self.tuning.end_benches()
         result = () if result is None else result  # an in-place problem

@@ -49,9 +49,10 @@ class Tuning:
         self.benched: dict[str, Choice] = {}
         """Choices between benchmarks of the candidate's own, by key."""
 
-    def begin_call(self) -> None:
-        """A new call of forward chooses anew: a program must not depend on an earlier call."""
-        self._settled.clear()
+    def begin_call(self, winners: dict[str, str] | None = None) -> None:
+        """A new call of forward chooses anew, but for choices with a winner: a program must not
+        depend on an earlier call."""
+        self._settled = dict(winners or {})
         self.end_benches()
 
     # triton.autotune
@@ -191,11 +192,13 @@ def _key(tuner: Any, kwargs: dict[str, Any]) -> str:
 
 
 def _restored(tuner: Any, config: Any, kwargs: Any) -> list[Any]:
-    """Arguments that the autotuner restores or zeroes around a benchmark run; runs a hook of the
-    candidate's own, which writes to others."""
+    """Arguments that the autotuner restores or zeroes around a benchmark run; runs hooks of the
+    candidate's own, which write to others."""
     arguments = {**tuner.nargs, **kwargs, **config.all_kwargs()}
     if getattr(tuner, "user_defined_pre_hook", False):
         tuner.pre_hook(arguments)
+    if getattr(tuner, "user_defined_post_hook", False):
+        tuner.post_hook(arguments, exception=None)
     return [arguments.get(name) for name in (*tuner.reset_to_zero, *tuner.restore_value)]
 
 

@@ -73,6 +73,23 @@ def open_alternatives(node: Node) -> range:
     return range(len(node.alternatives))
 
 
+def winners(program: Program, *, turn: int, shift: int) -> dict[str, str]:
+    """Labels of the alternatives that run in a turn, by the key of their choice."""
+    found: dict[str, str] = {}
+    for nodes in (program.init, program.forward):
+        open_ = [node for node in nodes if isinstance(node, Choice) and node.chosen is None]
+        open_ = [node for node in open_ if len(node.alternatives) > 1]
+        for number, node in enumerate(open_):
+            chosen = alternative(len(node.alternatives), turn, number * shift)
+            found[node.key] = node.alternatives[chosen].label
+    return found
+
+
+def alternative(num: int, turn: int, shift: int) -> int:
+    """The alternative of `num` that runs in a turn: the first, then each of the others."""
+    return 0 if turn == 0 or num == 1 else 1 + (turn - 1 + shift) % (num - 1)
+
+
 def _choose(placed: Placed, number: int) -> Iterator[Placed]:
     if not isinstance(placed.node, Choice):
         yield placed

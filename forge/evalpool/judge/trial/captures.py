@@ -78,6 +78,8 @@ class Captured:
     """As the child sent it."""
     questions: tuple[Question, ...] = ()
     """Values that the host has read."""
+    follows_winner: bool = False
+    """True if other winners of its choices make another program, says the child."""
 
     @property
     def reads_values(self) -> bool:
@@ -183,7 +185,7 @@ class Captures:
                 frames.send(one.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
                 found = exchange.receive(one.child.sock, deadline=time.monotonic() + limit_s)
             if found.kind is Kind.DONE:
-                captured = Captured(program=wire.loads(found.program), data=found.program)
+                captured = _captured(wire.loads(found.program), found)
                 self._require_target(run, captured.program)
                 is_good = True
                 return captured
@@ -217,7 +219,7 @@ class Captures:
         if found.kind is Kind.FAILED:
             raise Decided(run.failed(found.body))
         program = self._parsed(run, found.program)
-        return Captured(program=program, data=found.program, questions=tuple(asked.questions))
+        return _captured(program, found, questions=tuple(asked.questions))
 
     def _parsed(self, run: Runner, data: bytes) -> Program:
         """A program for this judge's card and compiler. Raises Decided."""
@@ -283,6 +285,17 @@ class Asked:
 
     def _refused(self, words: str) -> Decided:
         return Decided(self.run.finding(Status.REJECTED, "unsupported", words))
+
+
+def _captured(
+    program: Program, found: exchange.Answer, *, questions: tuple[Question, ...] = ()
+) -> Captured:
+    return Captured(
+        program=program,
+        data=found.program,
+        questions=questions,
+        follows_winner=found.body.get("follows_winner") is True,
+    )
 
 
 def _is_doubtful(failure: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
-from forge.evalpool.judge.program.walk import open_alternatives
+from forge.evalpool.judge.program.walk import open_alternatives, winners
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.evaluations import Evaluator
@@ -200,6 +200,8 @@ class _Tried:
     """Alternatives to be tried, the first one first."""
     ran: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Alternative and input set of each call."""
+    by_winner: dict[int, Captured] = field(default_factory=dict[int, "Captured"])
+    """Programs captured with a turn's alternatives as winners."""
 
     def next_turn(self) -> int:
         """The alternative of the next call."""
@@ -246,7 +248,7 @@ class CpuJudgement(Judgement):
     evaluator: Evaluator
     _tried: dict[bytes, _Tried] = field(default_factory=dict[bytes, "_Tried"], init=False)
     """By the data of each program that ran."""
-    _again: tuple[Captured, int] | None = field(default=None, init=False)
+    _again: tuple[_Tried, int] | None = field(default=None, init=False)
     """Program and alternative of a further call."""
     _shift: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
     _fusions: Iterator[Fusion] = field(default_factory=lambda: fusions(), init=False)
@@ -258,7 +260,10 @@ class CpuJudgement(Judgement):
         self.memory.load(0)
         self.first()
         try:
-            return self.check()
+            found = self.check()
+            with self.phases.timed("correct"):
+                self.require_first_call(self._call_once)
+            return found
         finally:
             self._checks = None  # it refers to this judgement, which holds the draw's memory
 
@@ -288,13 +293,14 @@ class CpuJudgement(Judgement):
 
     def _call(self, number: int) -> None:
         if self._again is not None:
-            captured, turn = self._again
+            tried, turn = self._again
         else:
             captured = self.program(number)
             turns = _turns(captured.program)
             tried = self._tried.setdefault(captured.data, _Tried(captured, turns))
             turn = tried.next_turn()
             tried.ran.append((turn, number))
+        captured = self._of_turn(tried, turn, number)
         with self._doubting(captured.program):
             num_bytes = self.evaluator.call(
                 captured,
@@ -307,20 +313,38 @@ class CpuJudgement(Judgement):
         if number == 0:
             self._num_bytes = num_bytes
 
+    def _call_once(self, captured: Captured, turn: int) -> None:
+        """Runs a program once on set 0. Raises Decided."""
+        self.evaluator.call(
+            captured,
+            number=0,
+            turn=(turn, self._shift),
+            fusion=ALL,
+            slots=self.reference.sets[0].slots,
+            finding=self.report,
+        )
+
+    def _of_turn(self, tried: _Tried, turn: int, number: int) -> Captured:
+        """The program of a turn: captured with its alternatives as winners where the host follows
+        them, since the first capture has the host's part of the first alternatives."""
+        base = tried.captured
+        if turn == 0 or not base.follows_winner:
+            return base
+        if turn not in tried.by_winner:
+            chosen = winners(base.program, turn=turn, shift=self._shift)
+            tried.by_winner[turn] = self.with_winners(number, chosen)
+        return tried.by_winner[turn]
+
     def _further(self) -> Iterator[int]:
         """Sets on which the alternatives run that have not run yet."""
         sets = range(self.memory.num_sets)
         given = {number for number in sets if self.memory.variant(number) == "given"}
         most = self._num_further()
-        left = [
-            (one.captured, pair)
-            for one in self._tried.values()
-            for pair in one.left(given, most=most)
-        ]
+        left = [(one, pair) for one in self._tried.values() for pair in one.left(given, most=most)]
         if left:
             self.evaluator.allow(min(len(left) / self.memory.num_sets, MAX_FURTHER_SHARE))
-        for captured, (turn, number) in left:
-            self._again = captured, turn
+        for tried, (turn, number) in left:
+            self._again = tried, turn
             yield number
 
     def _num_further(self) -> int:

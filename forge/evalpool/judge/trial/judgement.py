@@ -7,14 +7,19 @@ What a CPU and a GPU have in common. A subclass runs the programs: `CpuJudgement
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Failure
+from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.first_call import first_call
 from forge.evalpool.judge.program.questions import concealed, deviation
-from forge.evalpool.judge.trial.checks import Checks, require_form
+from forge.evalpool.judge.program.walk import open_alternatives
+from forge.evalpool.judge.trial.captures import Captured
+from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS, Checks, require_form
 from forge.evalpool.judge.trial.structure import (
+    accesses_of,
     compile_finding,
     kernel_facts,
     num_launches,
@@ -26,16 +31,20 @@ from forge.evalpool.judge.trial.trial import Decided, Finding
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.compiler.compile import Compiler
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.program.policy import ProblemFacts
-    from forge.evalpool.judge.trial.captures import Captured, Captures
+    from forge.evalpool.judge.trial.captures import Captures
     from forge.evalpool.judge.trial.checks import Memory
     from forge.evalpool.judge.trial.trial import Candidate, Phases
+
+
+MAX_FIRST_CALLS = 16
+"""Alternatives whose first call is tried."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,6 +132,38 @@ class Judgement(ABC):
         """Sets for further calls, after every set."""
         return ()
 
+    def require_first_call(self, call: Callable[[Captured, int], None]) -> None:
+        """Raises Decided for a tuned kernel that reads what its benchmarks left in its output.
+
+        Args:
+            call: runs a program once on set 0, with an alternative of each choice that is open.
+        """
+        captured = self.first()
+        accesses = accesses_of(captured.program, finding=self.report)
+        first = first_call(captured.program, accesses)
+        if first is None or not self.has_elements(0):
+            return
+        one = Captured(
+            program=first.program, data=wire.dumps(first.program), questions=captured.questions
+        )
+        widest = max(len(open_alternatives(node)) for node in first.program.forward)
+        for turn in range(min(widest, MAX_FIRST_CALLS)):
+            self.memory.load(0)
+            try:
+                call(one, turn)
+                self.memory.take()
+                wrong = self.memory.mismatch(0)
+            except Decided as decided:
+                found = decided.finding
+                if found.reason == Reason.OUT_OF_RESOURCES or found.status is Status.COMPILE_ERROR:
+                    continue  # an autotuner skips such a configuration
+                if found.status not in (Status.WRONG, Status.RUNTIME_ERROR):
+                    raise
+                wrong = found.detail
+            if wrong:
+                detail = self.at_line(first.line, f"{first.words}\n{wrong}")
+                raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+
     def facts(self, prefix: Program) -> dict[str, int] | None:
         """Answers the capture child: registers and memory of a kernel that it compiled."""
         (found,) = self.compiler.compile(prefix.kernels, prefix.target)
@@ -138,6 +179,18 @@ class Judgement(ABC):
         self._choices |= choices
         self._kept = self._captured(0)
         return self._kept
+
+    def with_winners(self, number: int, winners: Mapping[str, str]) -> Captured:
+        """The program for an input set where other alternatives have won. Raises Decided."""
+        kept = self._choices, self.num_launches, self.torch_share
+        self._choices = {**self._choices, **winners}
+        try:
+            return self._captured(number)
+        except Decided as decided:
+            detail = f"{ALTERNATIVE_WORDS}: {decided.finding.detail}"
+            raise Decided(replace(decided.finding, detail=detail)) from decided
+        finally:
+            self._choices, self.num_launches, self.torch_share = kept
 
     def program(self, number: int) -> Captured:
         """The program for an input set: captured again where the arguments differ from those of

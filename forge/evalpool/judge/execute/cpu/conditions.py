@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge.evalpool.judge.program.format import Choice, Node, Program
-from forge.evalpool.judge.program.walk import open_alternatives
+from forge.evalpool.judge.program.walk import alternative, open_alternatives
 from forge.evalpool.judge.ttir.contraction import ALL, Fusion
 from forge.evalpool.judge.ttir.evaluate import Order
 
@@ -85,11 +85,6 @@ def chosen_nodes(nodes: Sequence[Node], *, turn: int, shift: int) -> list[Node]:
         else:
             found.append(node)
     return found
-
-
-def alternative(num: int, turn: int, shift: int) -> int:
-    """The alternative of `num` that runs in a turn: the first, then each of the others."""
-    return 0 if turn == 0 or num == 1 else 1 + (turn - 1 + shift) % (num - 1)
 
 
 def has_open_choices(program: Program) -> bool:

@@ -23,7 +23,7 @@ from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.execute.steps import named_choices
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch
+from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch, Section
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS
 from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
@@ -35,7 +35,7 @@ from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.compiler.binary import Binary
@@ -271,31 +271,73 @@ class GpuJudgement(Judgement):
             with self._turn(self.alone), self.phases.timed("tune"):
                 run = self._run_for(captured)
                 found = run.tune()
-            if self.candidate.protocol is None:
+            winners = self._winners(captured.program, found)
+            if self.candidate.protocol is None and captured.follows_winner:
+                self._require_programs(captured.program, found, winners)
+            elif self.candidate.protocol is None:
                 with self._turn(self.shared), self.phases.timed("tune"):
                     self._require_alternatives(run, found)
-        choices = named_choices(captured.program)
+            self.require_first_call(self._call_once)
+        return winners
+
+    def _call_once(self, captured: Captured, turn: int) -> None:
+        """Runs a program once on set 0, with this alternative of each choice. Raises Decided."""
+        steps = enumerate(places(captured.program), 1)
+        chosen = tuple(
+            (step, min(turn, len(placed.node.alternatives) - 1))
+            for step, placed in steps
+            if isinstance(placed.node, Choice) and placed.section is Section.FORWARD
+        )
+        with self._turn(self.shared), self.phases.timed("tune"):
+            (left,) = self._run_for(captured).calls([0], choices=[chosen])
+            self.card.left(left)
+
+    def _winners(self, program: Program, found: Sequence[ChoiceReport]) -> dict[str, str]:
+        choices = named_choices(program)
         return {
             choices[one.step].key: choices[one.step].alternatives[one.chosen].label
             for one in found
             if one.step in choices and one.chosen < len(choices[one.step].alternatives)
         }
 
+    def _require_programs(
+        self, program: Program, found: Sequence[ChoiceReport], winners: Mapping[str, str]
+    ) -> None:
+        """Runs the programs that the host would make if an alternative that lost had won, each on a
+        set of ours, for half of the time of checked calls. Raises Decided for one that is wrong."""
+        draw, end = random.SystemRandom(), time.monotonic() + self.table.correct_timeout_s / 2
+        choices, losers = named_choices(program), _losers(found)
+        losers = [one for one in losers if one[0] in choices]
+        for step, number in draw.sample(losers, len(losers)):
+            if time.monotonic() > end:
+                return
+            choice = choices[step]
+            label = choice.alternatives[number].label
+            other = self.with_winners(0, {**winners, choice.key: label})
+            with self._turn(self.shared), self.phases.timed("tune"):
+                self._require_right(self._run_for(other).calls([draw.choice(self._own_sets())]))
+
+    def _own_sets(self) -> list[int]:
+        """Sets of ours that the program of set 0 serves; set 0 where there is none."""
+        sets, reads_values = self.request["sets"], self.first().reads_values
+        ours = [n for n in range(self.card.num_sets) if self.card.variant(n) != "given"]
+        return [n for n in ours if sets[n] == sets[0] and not reads_values] or [0]
+
+    def _require_right(self, left: Sequence[LeftByCall]) -> None:
+        """Raises Decided where a call of an alternative left something else than the reference."""
+        for call, is_near in zip(left, self.card.are_near(left), strict=True):
+            self.card.left(call, is_near=is_near)
+            if wrong := self.card.mismatch(call.number):
+                detail = f"{ALTERNATIVE_WORDS}: {wrong}"
+                raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+
     def _require_alternatives(self, run: ProgramRun, found: Sequence[ChoiceReport]) -> None:
         """Runs the alternatives that lost: each on a set of ours, and NUM_FURTHER pairs of an
         alternative and a set or more, for half of the time of checked calls. Raises Decided for
         one that is wrong."""
-        sets, draw = self.request["sets"], random.SystemRandom()
+        draw, ours, losers = random.SystemRandom(), self._own_sets(), _losers(found)
         began, limit_s = time.monotonic(), self.table.correct_timeout_s
         run.deadline = began + limit_s
-        ours = [n for n in range(self.card.num_sets) if self.card.variant(n) != "given"]
-        ours = [n for n in ours if sets[n] == sets[0] and not self.first().reads_values] or [0]
-        losers = [
-            (one.step, number)
-            for one in found
-            for number, us in enumerate(one.times_us)
-            if us is not None and number != one.chosen
-        ]
         first = [(loser, draw.choice(ours)) for loser in losers]
         draw.shuffle(first)
         others = [pair for pair in itertools.product(losers, ours) if pair not in first]
@@ -307,12 +349,7 @@ class GpuJudgement(Judgement):
                 return
             batch = tried[start : start + run.memory.num_places]
             numbers = [number for _, number in batch]
-            left = run.calls(numbers, choices=[(loser,) for loser, _ in batch])
-            for call, is_near in zip(left, self.card.are_near(left), strict=True):
-                self.card.left(call, is_near=is_near)
-                if wrong := self.card.mismatch(call.number):
-                    detail = f"{ALTERNATIVE_WORDS}: {wrong}"
-                    raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+            self._require_right(run.calls(numbers, choices=[(loser,) for loser, _ in batch]))
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -414,6 +451,16 @@ class GpuJudgement(Judgement):
             if isinstance(found, Failure):
                 kernel = program.kernels[number]
                 raise Decided(compile_finding(found, kernel, code=self.code, report=self.report))
+
+
+def _losers(found: Sequence[ChoiceReport]) -> list[tuple[int, int]]:
+    """Step and number of each alternative that ran and did not win."""
+    return [
+        (one.step, number)
+        for one in found
+        for number, us in enumerate(one.times_us)
+        if us is not None and number != one.chosen
+    ]
 
 
 def needed_kernels(program: Program, binaries: Sequence[Binary | Failure]) -> list[int]:

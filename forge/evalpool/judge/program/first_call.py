@@ -1,0 +1,119 @@
+# pyright: strict
+"""The program of a first call on a card, where an autotuner's benchmarks run before the winner.
+
+Called by `trial/judgement.py`. `triton.autotune` runs each configuration on the call's own tensors
+and puts back those alone that `reset_to_zero`, `restore_value` or a hook names. A kernel that reads
+what it writes (`tl.atomic_add`, in place) finds what its benchmarks left in the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge.program import limits
+from forge.evalpool.judge.program.dataflow import effects, storages
+from forge.evalpool.judge.program.format import (
+    Alternative,
+    Choice,
+    Descriptor,
+    Launch,
+    Op,
+    Origin,
+    Program,
+    Storage,
+    Tensor,
+    TensorUse,
+)
+from forge.evalpool.judge.program.walk import places, tensor_bytes
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.program.dataflow import Accesses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstCall:
+    """A program whose configurations run twice, and the cause why that may matter."""
+
+    program: Program
+    kernel: str
+    arguments: tuple[str, ...]
+    """Names of arguments that the kernel reads and writes, and nothing puts back."""
+    line: int
+
+    @property
+    def words(self) -> str:
+        """The cause and what to do, in a line."""
+        names = ", ".join(repr(name) for name in self.arguments)
+        return (
+            f"kernel {self.kernel}: triton.autotune runs every configuration on the same tensors, "
+            f"and what they leave in {names} changes the first call on a card; "
+            f"use reset_to_zero=[{names}] or restore_value=[{names}]"
+        )
+
+
+def first_call(program: Program, accesses: Accesses) -> FirstCall | None:
+    """The program of a first call; None where no benchmark leaves anything that a kernel reads.
+
+    A choice that was made in `init` is settled in `forward`.
+    """
+    settled = {node.key for node in program.init if isinstance(node, Choice)}
+    found: FirstCall | None = None
+    tensors, stored, nodes = list(program.tensors), list(program.storages), list(program.forward)
+    for place, node in enumerate(program.forward):
+        if not isinstance(node, Choice) or node.key in settled or len(node.alternatives) == 1:
+            continue
+        left = [_left(program, one, accesses) for one in node.alternatives]
+        cause = next(filter(None, left), None)
+        if cause is None:
+            continue
+        found = found or FirstCall(
+            program=program, kernel=cause[0], arguments=cause[1], line=node.line
+        )
+        twice = tuple(_twice(one, tensors, stored) for one in node.alternatives)
+        nodes[place] = replace(node, alternatives=twice)
+    if found is None:
+        return None
+    if sum(1 for _ in places(program)) > limits.MAX_NODES // 4:
+        return None
+    made = replace(program, tensors=tuple(tensors), storages=tuple(stored), forward=tuple(nodes))
+    return replace(found, program=made)
+
+
+def _left(
+    program: Program, one: Alternative, accesses: Accesses
+) -> tuple[str, tuple[str, ...]] | None:
+    """A kernel of an alternative, and the arguments that it reads and writes unrestored."""
+    restored = storages(program, one.restored)
+    for node in one.nodes:
+        if not isinstance(node, Launch):
+            continue
+        found = effects(program, node, accesses)
+        both = (found.reads & found.writes) - restored
+        if both:
+            kernel = program.kernels[node.kernel]
+            pairs = zip(node.arguments, kernel.parameters, strict=False)
+            names = [
+                parameter.name
+                for argument, parameter in pairs
+                if isinstance(argument, TensorUse | Descriptor)
+                and program.tensors[argument.tensor].storage in both
+            ]
+            return kernel.name, tuple(names)
+    return None
+
+
+def _twice(one: Alternative, tensors: list[Tensor], stored: list[Storage]) -> Alternative:
+    """An alternative after its own benchmark. Copies of what is restored enter the tables."""
+    before: list[Op] = []
+    behind: list[Op] = []
+    for number in one.restored:
+        tensor, copy = tensors[number], len(tensors)
+        steps = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
+        tensors.append(replace(tensor, storage=len(stored), offset=0, strides=tuple(steps)))
+        stored.append(Storage(num_bytes=tensor_bytes(tensor), origin=Origin.ALLOCATION))
+        use, kept = TensorUse(tensor=number), TensorUse(tensor=copy)
+        before.append(Op(name="aten.clone.default", arguments=(use,), results=(copy,)))
+        behind.append(Op(name="aten.copy_.default", arguments=(use, kept), results=(number,)))
+    return replace(one, nodes=(*before, *one.nodes, *behind, *one.nodes))

@@ -1,0 +1,114 @@
+"""Autotuned kernels: each configuration alone is right, and so is the first call on a card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forge.records.verdict import Status
+from tests.evalpool.benches import HEAD
+
+SUM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x.sum().reshape(1)
+def get_inputs():
+    return [torch.randn(300)]
+def get_init_inputs():
+    return []
+"""
+PARTS = (
+    HEAD
+    + """
+tried = [(64, 4), (64, 8), (256, 4)]
+
+@triton.autotune([triton.Config({"B": b}, num_warps=w) for b, w in tried], key=["n"])
+@triton.jit
+def k(x, y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + tl.program_id(0), tl.sum(tl.load(x + i, mask=i < n, other=0.0)))
+
+@triton.jit
+def total(y, z, m, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(z, tl.sum(tl.load(y + i, mask=i < m, other=0.0)))
+
+class ModelNew(torch.nn.Module):
+    best = None
+    def forward(self, x):
+        n = x.numel()
+        y, z = torch.empty(triton.cdiv(n, 64), device=x.device), torch.empty(1, device=x.device)
+        seen = {}
+        def grid(meta):
+            seen.update(meta)
+            return (triton.cdiv(n, meta["B"]),)
+        LAUNCH
+        total[(1,)](y, z, SIZE, B=64)
+        return z
+"""
+)
+REMEMBERED = """if self.best is None:
+            k[grid](x, y, n)
+            self.best = k.best_config
+        k.fn[grid](x, y, n, **self.best.all_kwargs())"""
+
+
+@pytest.mark.parametrize(
+    ("launch", "size", "status"),
+    [
+        ("k[grid](x, y, n)", 'triton.cdiv(n, k.best_config.kwargs["B"])', Status.CORRECT),
+        ("k[grid](x, y, n)", 'triton.cdiv(n, seen["B"])', Status.CORRECT),
+        (REMEMBERED, 'triton.cdiv(n, self.best.kwargs["B"])', Status.CORRECT),
+        ("k[grid](x, y, n)", "triton.cdiv(n, 64)", Status.WRONG),
+    ],
+    ids=["best_config", "grid", "remembered", "one_size_for_all"],
+)
+def test_a_configuration_is_judged_with_the_host_values_that_it_brings(
+    bench: Any, launch: str, size: str, status: Status
+) -> None:
+    code = PARTS.replace("LAUNCH", launch).replace("SIZE", size)
+    verdict = bench.judge(code, problem=SUM)
+    assert verdict.status is status, verdict.detail
+
+
+ATOMIC = (
+    HEAD
+    + """
+def zero(args, **_):
+    args["y"].zero_()
+
+@triton.autotune([triton.Config({"B": b}HOOK) for b in (32, 128)], key=["n"]MORE)
+@triton.jit
+def k(x, y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(y, tl.sum(tl.load(x + i, mask=i < n, other=0.0)))
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = x.new_zeros(1)
+        k[lambda meta: (triton.cdiv(x.numel(), meta["B"]),)](x, y, x.numel())
+        return y
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("hook", "more", "says"),
+    [
+        ("", "", "reset_to_zero=['y']"),
+        ("", ", reset_to_zero=['x']", "reset_to_zero=['y']"),
+        ("", ", reset_to_zero=['y']", ""),
+        ("", ", restore_value=['y']", ""),
+        ("", ", pre_hook=zero", ""),
+        (", pre_hook=zero", "", ""),
+    ],
+    ids=["none", "another", "reset", "restored", "hook", "hook_of_a_configuration"],
+)
+def test_what_benchmarks_leave_in_an_output_makes_the_first_call_wrong(
+    bench: Any, hook: str, more: str, says: str
+) -> None:
+    verdict = bench.judge(ATOMIC.replace("HOOK", hook).replace("MORE", more), problem=SUM)
+    assert verdict.status is (Status.WRONG if says else Status.CORRECT), verdict.detail
+    assert says in verdict.detail
