@@ -125,6 +125,9 @@ ADVICE: dict[Reason, Advice] = {
         "Move the operation that `detail` names into a kernel, or judge with "
         '`judge.policy = "hybrid"`, which lets torch compute too.'
     ),
+    Reason.STATIC_CHECK: _rejected(
+        'Write the source without what `detail` names; `judge.protocol = "forge"` allows it.'
+    ),
     Reason.FORGED_FRAME: _rejected("Do not write to file descriptors that you did not open."),
     Reason.REFERENCE_FAILED: Advice(
         (Status.UNJUDGEABLE,),

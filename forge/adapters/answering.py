@@ -69,7 +69,7 @@ class Answering:
             problem=problem,
             code=found.code,
             feedback=feedback,
-            protocol=self.table.protocol,
+            table=self.table,
         )
 
     async def _ask(self, problem: ReferenceModule, code: str, *, is_timed: bool) -> Verdict:

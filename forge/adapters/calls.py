@@ -29,7 +29,7 @@ def judges(
     *,
     device: str = "auto",
     workers: int | None = None,
-    policy: Policy = "own",
+    policy: Policy | None = None,
     protocol: Protocol = "forge",
     timeout: float | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -61,7 +61,7 @@ def judge(
     answer: str | Path,
     *,
     device: str = "auto",
-    policy: Policy = "own",
+    policy: Policy | None = None,
     protocol: Protocol = "forge",
     timed: bool | None = None,
     timeout: float | None = None,
@@ -78,7 +78,8 @@ def judge(
             is read as a file: a model's text must not name one.
         device: auto, cpu, cuda, cuda:N.
         policy: own: besides the answer's kernels torch may only move data; hybrid: it may compute.
-        protocol: forge, kernelbench or drkernel: inputs and tolerance.
+            Absent: the protocol's own: own under forge, hybrid under the others.
+        protocol: forge, kernelbench or drkernel: inputs, tolerance, static check and policy.
         timed: time a correct answer. Absent: if there is a GPU.
         timeout: maximum time of each phase, in seconds.
         settings: further keys of `[judge]`: `{"also": ["kernelbench"]}`; `forge keys judge` lists
@@ -109,7 +110,7 @@ async def ajudge(
     answer: str | Path,
     *,
     device: str = "auto",
-    policy: Policy = "own",
+    policy: Policy | None = None,
     protocol: Protocol = "forge",
     timed: bool | None = None,
     timeout: float | None = None,  # noqa: ASYNC109 - of a phase, as of `judge`

@@ -186,7 +186,7 @@ def choose(
     *,
     device: str,
     workers: int | None,
-    policy: str,
+    policy: str | None,
     protocol: str,
     timeout: float | None,
     settings: Mapping[str, Any] | None,

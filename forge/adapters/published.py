@@ -20,19 +20,20 @@ from forge.rollout.rewards import reward_terms
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from forge.config.schema import JudgeTable
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import ShapeVerdict
 
 
 def publish(
-    verdict: Verdict, *, problem: ReferenceModule, code: str, feedback: str, protocol: str
+    verdict: Verdict, *, problem: ReferenceModule, code: str, feedback: str, table: JudgeTable
 ) -> PublicVerdict:
     """A verdict for users.
 
     Args:
         code: the source that was judged; empty if the answer has none.
         feedback: message about the verdict for the next turn.
-        protocol: protocol of the verdict.
+        table: settings of the judge.
     """
     own = ProtocolResult(
         status=str(verdict.status), reason=str(verdict.reason), detail=verdict.detail
@@ -51,11 +52,13 @@ def publish(
         infra=verdict.status is Status.INFRA_ERROR,
         problem_id=problem.problem_id,
         code=code,
-        protocol=protocol,
-        by_protocol={protocol: own, **others},
+        protocol=table.protocol,
+        policy=table.policy,
+        by_protocol={table.rules: own, **others},
         by_shape=tuple(_publish_shape(shape) for shape in verdict.shapes),
         num_launches=verdict.num_launches,
         torch_share=verdict.torch_share,
+        own_share=verdict.own_share,
         device=verdict.device,
         isolation=verdict.isolation,
         harness=verdict.harness,

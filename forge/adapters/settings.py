@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from forge.config.mistakes import found_mistakes
 from forge.config.schema import JudgeTable, dotted
+from forge.config.schema.judge import RulesName
 from forge.config.schema.problems import RowFormat
 from forge.errors import ConfigError, MachineError, pip_install
 from forge.evalpool.site_packages import OPTION, require_installed
@@ -43,7 +44,8 @@ class JudgeSettings:
     compile: str = "ttir"
     baseline: str = "eager"
     protocol: str = "forge"
-    policy: str = "own"
+    policy: str | None = None
+    """Absent: the protocol's own."""
     also: tuple[str, ...] = ()
     """Further protocols."""
     site_packages: tuple[str, ...] = ()
@@ -70,13 +72,14 @@ class JudgeSettings:
                     )
             return _table_of({"url": [self.url]})
         chosen: dict[str, str] = {
-            name: getattr(self, name)
+            name: value
             for name in ("isolation", "compile", "baseline", "protocol", "policy")
+            if (value := getattr(self, name)) is not None
         }
         for name, value in chosen.items():
             _require(f"{self.prefix}{name}", value, allowed=_allowed(name))
         for name in self.also:
-            _require("--also", name, allowed=_allowed("protocol"))
+            _require("--also", name, allowed=get_args(RulesName))
         workers = len(os.sched_getaffinity(0)) if self.workers is None else self.workers
         lists = {"also": list(self.also), "site_packages": list(self.site_packages)}
         values = {"workers": workers, **lists, **chosen, **self._deadlines(), **self.more}

@@ -103,8 +103,11 @@ class Verdict:
     """Source that was judged; empty if the answer has none."""
     protocol: str = "forge"
     """Protocol of this verdict."""
+    policy: str = "own"
+    """Rule for torch's work in this verdict: own or hybrid."""
     by_protocol: Mapping[str, ProtocolResult] = field(default_factory=dict[str, ProtocolResult])
-    """Results by protocol, this one included; more with the setting `also`."""
+    """Results by protocol, this one included; more with the setting `also`. A name ends in the
+    policy where that is not the protocol's own: `kernelbench:own`."""
     by_shape: tuple[ShapeResult, ...] = ()
     """Results by shape, up to the first that is not correct; empty for a problem with one shape."""
     speedup: float | None = None
@@ -129,7 +132,9 @@ class Verdict:
     num_launches: int = 0
     """Kernel launches in one call."""
     torch_share: float | None = None
-    """Share of the work that torch did, 0 to 1; None if unknown."""
+    """Share of the work that torch did, by bytes, 0 to 1; None if unknown."""
+    own_share: float | None = None
+    """Share of the work that the answer's kernels did: the rest."""
     device: str = "cpu"
     """Device that it was judged on."""
     isolation: str = "none"

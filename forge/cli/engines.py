@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.options import RUNS, Device, Json, Overrides, Store, Wait, app, require_linux
+from forge.cli.options import (
+    RUNS,
+    Device,
+    Json,
+    JudgePolicy,
+    Overrides,
+    Store,
+    Wait,
+    app,
+    require_linux,
+)
 from forge.cli.printing import print_json, print_text, say, waiting, write
 
 Model = Annotated[
@@ -130,6 +140,7 @@ def evaluate(
     source: Model,
     suite: SuiteName = None,
     protocol: Protocol = None,
+    policy: JudgePolicy = None,
     baseline: Baseline = None,
     samples: Samples = None,
     turns: Turns = None,
@@ -150,9 +161,10 @@ def evaluate(
     from forge.commands.suite import EvalRequest, evaluate_suite
 
     request = EvalRequest(
-        source=source, suite=suite, protocol=protocol, baseline=baseline, samples=samples,
-        turns=turns, greedy=greedy, device=device, seed=seed, limit=limit, model_name=model_name,
-        api_key_env=api_key_env, overrides=tuple(overrides or ()), store=Path(store),
+        source=source, suite=suite, protocol=protocol, policy=policy, baseline=baseline,
+        samples=samples, turns=turns, greedy=greedy, device=device, seed=seed, limit=limit,
+        model_name=model_name, api_key_env=api_key_env, overrides=tuple(overrides or ()),
+        store=Path(store),
     )  # fmt: skip
     paths, result = evaluate_suite(request, quiet=as_json, wait_s=wait_s)
     print_json(result) if as_json else print_text(str(paths.root))

@@ -13,6 +13,7 @@ from forge.cli.options import (
     Device,
     Isolation,
     Json,
+    JudgePolicy,
     Precision,
     Shapes,
     SitePackages,
@@ -64,9 +65,9 @@ Again = Annotated[
     ),
 ]
 Also = Annotated[
-    list[str] | None, typer.Option(help="Further protocol, for comparison. Repeatable.")
+    list[str] | None,
+    typer.Option(help="Further protocol or PROTOCOL:POLICY, for comparison. Repeatable."),
 ]
-JudgePolicy = Annotated[str, typer.Option(help="Work of torch: own or hybrid, as judge.policy.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")]
 IsTimed = Annotated[
     bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
@@ -107,7 +108,7 @@ def judge(
     compile_to: Compile = "ttir",
     baseline: Baseline = "eager",
     protocol: Protocol = "forge",
-    policy: JudgePolicy = "own",
+    policy: JudgePolicy = None,
     also: Also = None,
     site_packages: SitePackages = None,
     workers: Workers = None,

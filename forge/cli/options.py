@@ -55,6 +55,13 @@ Shapes = Annotated[
         help="Judge at this shape: N=4096,M=100, 3_matmul:N=512, or @FILE.toml. Repeatable.",
     ),
 ]
+JudgePolicy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="Work of torch: own or hybrid, as judge.policy; absent: the protocol's own.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, typer.Option(help="Precision: fp32, fp16 or bf16.")]
 Isolation = Annotated[str, typer.Option(help="Sandbox level, as in judge.isolation.")]

@@ -30,6 +30,7 @@ from forge.config.schema.serving import SERVE_URL
 from forge.data.problem_files import find_files
 from forge.errors import ConfigError, MachineError
 from forge.records import split_step
+from forge.records.rules import PolicyName
 from forge.runner.run import run_experiment
 from forge.runner.weights.resume import find_weights
 from forge.serve.remote.teacher import TeacherSettings, open_teacher
@@ -38,7 +39,7 @@ from forge.store.reader import open_run
 from forge.views.suite import RESULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forge.config.schema import Experiment
     from forge.process.devices import Gpu
@@ -88,6 +89,8 @@ class EvalRequest:
     """A named suite, a directory, or an experiment file; None for the held-out problems of the
     run."""
     protocol: str | None = None
+    policy: str | None = None
+    """own or hybrid; None as in the judge's settings, or the protocol's own if that is given."""
     baseline: str | None = None
     """eager, compile or both; None as in the judge's settings."""
     samples: int | None = None
@@ -132,7 +135,7 @@ def make_experiment(request: EvalRequest) -> str:
     }
     if request.device != "auto":
         values["devices"] = _devices(gpus, is_remote=source.is_remote)
-    values["judge"] = {**values.get("judge", {}), **_judge(request)}
+    values["judge"] = _judge(request, values.get("judge", {}), suite)
     values["eval"] = {
         "seed": seed,
         **values.get("eval", {}),
@@ -148,6 +151,7 @@ def _check(request: EvalRequest) -> None:
     baselines = (*get_args(JudgeTable.model_fields["baseline"].annotation), BOTH)
     for option, value, allowed in (
         ("protocol", request.protocol, get_args(ProtocolName)),
+        ("policy", request.policy, get_args(PolicyName)),
         ("baseline", request.baseline, baselines),
     ):
         if value is not None and value not in allowed:
@@ -183,10 +187,18 @@ def _store(source: ModelSource) -> dict[str, Any]:
     return {} if source.base is None else {"texts": source.base.store.texts}
 
 
-def _judge(request: EvalRequest) -> dict[str, Any]:
+def _judge(request: EvalRequest, given: Mapping[str, Any], suite: Suite) -> dict[str, Any]:
+    """The given keys with the options. Of a level of KernelBench an evaluation shows the verdicts
+    by KernelBench's rules and by forge's, whichever of them count."""
+    judge = dict(given)
+    if request.protocol is not None:
+        judge.pop("policy", None)  # which follows the protocol
     baseline = "eager" if request.baseline == BOTH else request.baseline
-    options = {"protocol": request.protocol, "baseline": baseline}
-    return {name: value for name, value in options.items() if value is not None}
+    options = {"protocol": request.protocol, "policy": request.policy, "baseline": baseline}
+    judge |= {name: value for name, value in options.items() if value is not None}
+    if NAMED.fullmatch(suite.name) and not judge.get("also"):
+        judge["also"] = ["kernelbench" if judge.get("protocol", "forge") == "forge" else "forge"]
+    return judge
 
 
 def _own_stage(request: EvalRequest, source: ModelSource) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge.commands.explained import explain_packed
 from forge.errors import ConfigError
 from forge.views.rollouts import parse_address
+from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "turn_id, problem_id, stage, step, purpose, status, reason, detail, reward, reward_terms, "
-    "speedup, num_launches, torch_share, device, phase_s, harness, code"
+    "speedup, num_launches, torch_share, 1 - torch_share AS own_share, device, phase_s, harness, "
+    "code"
 )
 AGAIN_COLUMNS = "judging, protocol, policy, device, status, reason, detail, speedup"
 SHAPE_COLUMNS = "name, status, speedup, speedup_low, candidate_us, baseline_us"
@@ -76,6 +78,8 @@ def render_turn(turn: dict[str, Any]) -> RichGroup:
     if turn["reward_terms"]:
         terms = ", ".join(f"{name} {value:.4g}" for name, value in turn["reward_terms"].items())
         parts.append(Text(printable(f"reward {turn['reward']:.4g}: {terms}")))
+    if (own := turn["own_share"]) is not None:
+        parts.append(Text(f"own share of the work {percent(own)}"))
     for each in turn["again"]:
         head = f"judged again (pass {each['judging']}, {each['protocol']}, {each['device']})"
         line = f"{head}: {each['status']} ({each['reason']}) {each['detail']}"

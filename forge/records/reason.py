@@ -111,6 +111,8 @@ class Reason(StrEnum):
     """It does something that a program cannot express, or exceeds a program's bounds."""
     TORCH_WORK = "torch_work"
     """torch does more of the work than is allowed."""
+    STATIC_CHECK = "static_check"
+    """The static check of another protocol (kernelbench) refuses the source."""
     FORGED_FRAME = "forged_frame"
     """It wrote to the channel between the judge and its process."""
 

@@ -132,7 +132,8 @@ class Verdict:
     timing: Timing | None = None
     """None if nothing was timed: on a CPU, or for a candidate that is not correct."""
     torch_share: float | None = None
-    """Share of the work that torch did; None if unknown."""
+    """Share of the work that torch did, by bytes, 0 to 1; the rest is its kernels' (`own_share`).
+    None if unknown."""
     isolation: str = "none"
     """Sandbox level of the candidate's process: `namespaces`, ..., `none`."""
     caps: str = "none"
@@ -142,6 +143,8 @@ class Verdict:
     """Seconds by phase: source, reference, capture, compile, correct, ..."""
     harness: str = ""
     """Hash of the judge's source and of the versions of torch and triton."""
+    rules: str = ""
+    """Protocol, and its policy where that is not the protocol's own: `kernelbench:own`."""
     profile: Profile | None = None
     """Only if requested."""
     program: bytes | None = None
@@ -158,6 +161,11 @@ class Verdict:
     def is_correct(self) -> bool:
         """True if it passed every check."""
         return self.status is Status.CORRECT
+
+    @property
+    def own_share(self) -> float | None:
+        """Share of the work that the candidate's kernels did; None if unknown."""
+        return None if self.torch_share is None else 1.0 - self.torch_share
 
     @property
     def policy(self) -> Policy:

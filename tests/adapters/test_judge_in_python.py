@@ -65,6 +65,7 @@ def test_a_verdict_has_the_code_and_every_protocol(pool: forge.JudgePool) -> Non
         "forge": True, "kernelbench": True,
     }  # fmt: skip
     assert verdict.compiled
+    assert verdict.own_share == 1.0
     assert verdict.num_launches == 1
     assert verdict.speedup is None
     assert verdict.device == "cpu"

@@ -9,7 +9,7 @@ import pytest
 
 import forge
 from forge.adapters.published import publish
-from forge.config.schema import RewardTable
+from forge.config.schema import JudgeTable, RewardTable
 from forge.errors import ConfigError
 from forge.records import Status, Timing, Verdict
 from forge.records.problem import ReferenceModule
@@ -32,7 +32,7 @@ WEIGHTS = {"speedup": 0.5, "rejected": -0.25, "compile_error": -0.125}
 
 def published(verdict: Verdict) -> forge.Verdict:
     problem = ReferenceModule(problem_id="p", source="s")
-    found = publish(verdict, problem=problem, code="c", feedback="f", protocol="forge")
+    found = publish(verdict, problem=problem, code="c", feedback="f", table=JudgeTable())
     return forge.Verdict.from_json(found.to_json())
 
 

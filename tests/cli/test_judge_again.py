@@ -156,14 +156,16 @@ def test_the_report_has_a_table_and_shows_no_control_characters(root, pool, caps
 
 
 def test_options_replace_the_runs_own_settings(root, pool, capsys):
-    experiment = EXPERIMENT + '[judge]\nnum_inputs = 7\npolicy = "hybrid"\nurl = ["unix:/x"]\n'
+    experiment = EXPERIMENT + '[judge]\nnum_inputs = 7\npolicy = "own"\nurl = ["unix:/x"]\n'
     (root / "experiment.toml").write_text(experiment)
     judge(root, "--protocol", "kernelbench", "--timeout", "99", capsys=capsys)
     judge(root, "--policy", "own", capsys=capsys)
-    first, second = pool.tables
+    judge(root, "--protocol", "drkernel", "--policy", "own", capsys=capsys)
+    first, second, third = pool.tables
     assert (first.protocol, first.policy, first.num_inputs) == ("kernelbench", "hybrid", 7)
     assert (first.correct_timeout_s, first.url) == (99.0, [])
     assert (second.protocol, second.policy) == ("forge", "own")
+    assert third.rules == "drkernel:own"
 
 
 def test_a_pass_with_other_settings_and_one_after_a_whole_one_are_new(root, pool, capsys):

@@ -144,6 +144,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "model.lora.target_parameters": [],
     },
     "eval-kernelbench": {
+        "judge.rules": "kernelbench",
         "problems.include": [f"level{n}/*.py" for n in (1, 2, 3, 4)], "kinds": {"eval"},
     },
 }  # fmt: skip

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from forge.config.load import dump_experiment, load_experiment
-from forge.records import Purpose, Status
+from forge.records import Group, Purpose, Status
+from forge.records.verdict import OtherVerdict
 from forge.runner.live.console import Console as RunConsole
 from forge.runner.outlets.summary import write_results
 from forge.store.layout import RunPaths
@@ -53,6 +54,7 @@ def paths(tmp_path: Path) -> RunPaths:
         )
         for i, each in enumerate(rows)
     ]  # fmt: skip
+    groups[0] = also_by_kernelbench(groups[0])
     result = evaluate_groups(
         groups, problems, stage="eval-0", step=0, version=0, max_turns=2, at=1.0
     )
@@ -64,6 +66,25 @@ def paths(tmp_path: Path) -> RunPaths:
     (root / "experiment.toml").write_text(dump_experiment(load_experiment(file)))
     anyio.run(put, root, [attempt(), *problems, *groups, result])
     return RunPaths(root)
+
+
+def also_by_kernelbench(made: Group) -> Group:
+    """Each answer is correct there, and torch does a quarter of its work."""
+    other = OtherVerdict(status=CORRECT, reason="ok", detail="")
+    trajectories = [
+        replace(
+            each,
+            turns=tuple(
+                replace(
+                    turn,
+                    verdict=replace(turn.verdict, torch_share=0.25, also={"kernelbench": other}),
+                )
+                for turn in each.turns
+            ),
+        )
+        for each in made.trajectories
+    ]
+    return replace(made, trajectories=tuple(trajectories))
 
 
 async def put(root: Path, records: list[Any]) -> None:
@@ -93,6 +114,10 @@ def test_the_result_has_the_figures_and_what_repeats_them(paths: RunPaths) -> No
     assert result["judge"]["protocol"] == "forge"
     assert result["judge"]["used"][0]["harness"] == "abc"
     assert result["weights_sha256"] is None
+    assert result["by_protocol"] == [
+        {"protocol": "forge", "policy": "own", "pass_at_1": 0.25, "own_share": 0.75},
+        {"protocol": "kernelbench", "policy": "hybrid", "pass_at_1": 0.5, "own_share": 0.75},
+    ]
     assert "secret" not in json.dumps(result)
 
 
@@ -111,6 +136,8 @@ def test_a_leaderboard_is_one_row_whatever_the_names_are(paths: RunPaths) -> Non
     assert "a \\| model" in row
     assert "25.0 % (" in row
     assert "1.50x" in row
+    assert "pass@1 (kernelbench, hybrid)" in head
+    assert "50.0 %, own share 75.0 %" in row
     assert "unjudgeable: 1 mismatch." in " ".join(rest)
     assert "1 turns were lost to faults of the machine" in " ".join(rest)
     console = Console(width=60, file=io.StringIO())

@@ -151,7 +151,7 @@ class HealthReply(Body):
     policy: str
     """Rule for torch's work besides an answer's kernels: own or hybrid."""
     protocol: str
-    """Inputs and tolerance of the verdicts: forge, kernelbench or drkernel."""
+    """Rules of the verdicts: forge, kernelbench or drkernel."""
     also: list[str]
     """Further protocols whose verdicts come in `by_protocol`."""
     is_timed: bool

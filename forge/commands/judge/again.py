@@ -118,7 +118,8 @@ def _table(experiment: Experiment, settings: JudgeSettings, given: Sequence[str]
     if settings.url is not None:
         return chosen
     key = experiment.serve.api_key_env
-    update: dict[str, Any] = {name: getattr(chosen, name) for name in OPTIONS if name in given}
+    named = (*given, "policy") if "protocol" in given else given  # which follows the protocol
+    update: dict[str, Any] = {name: getattr(chosen, name) for name in OPTIONS if name in named}
     update["env"] = {**({key: ""} if key else {}), **experiment.judge.env}
     if "timeout" in given:
         update |= {name: getattr(chosen, name) for name in PHASES}

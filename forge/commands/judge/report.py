@@ -21,6 +21,7 @@ from forge.adapters.answering import NOT_RUN
 from forge.commands.explained import explain_packed
 from forge.evalpool.site_packages import KEY as PACKAGES_KEY
 from forge.records import Reason, Status
+from forge.records.rules import rules_in_words
 from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
 
@@ -224,8 +225,11 @@ def _circumstances(verdict: Verdict) -> Iterator[str]:
         yield "refused by its source alone; nothing was run"
         return
     launches = f"{verdict.num_launches} launch{'' if verdict.num_launches == 1 else 'es'}"
-    share = "" if verdict.torch_share is None else f", torch work {percent(verdict.torch_share)}"
+    own = verdict.own_share
+    share = "" if own is None else f", own share of the work {percent(own)}"
     yield f"{launches} a call{share}; on {verdict.device}"
+    if verdict.rules:
+        yield rules_in_words(verdict.rules)
     if verdict.status is Status.TIMEOUT:
         yield "--timeout gives each phase more time"
     weakness = WEAK.get(verdict.isolation, "")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from forge.config.schema.base import Positive, Table
+from forge.records.rules import POLICIES, PolicyName, join_rules
 
 JUDGE_URL = re.compile(r"https?://[^/\s]+|unix:/\S+")
 
@@ -17,6 +18,10 @@ DistributionName = Annotated[
     Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$"),
 ]
 ProtocolName = Literal["forge", "kernelbench", "drkernel"]
+RulesName = Literal[
+    "forge", "kernelbench", "drkernel", "forge:hybrid", "kernelbench:own", "drkernel:own"
+]
+"""A protocol under its own policy; behind a colon, under the other one."""
 
 
 class JudgeTable(Table):
@@ -37,22 +42,25 @@ class JudgeTable(Table):
     distribution: as given, with spikes, of unlike scale, one more; those behind the first have edge
     values. With one, returning the output of the first call would pass."""
     protocol: ProtocolName = "forge"
-    """Inputs and tolerance of the verdict. forge: inputs as given, spiked and scaled, tolerances by
-    row and column. kernelbench, drkernel: five sets as given and torch.allclose, as those projects
-    check (1e-4 and 1e-2 in fp32). Times are measured in the same way under each."""
-    also: list[ProtocolName] = Field(default_factory=list["ProtocolName"])
+    """Rules of the verdict. forge: inputs as given, spiked and scaled, tolerances by row and
+    column. kernelbench, drkernel: five sets as given and torch.allclose, as those projects check
+    (1e-4 and 1e-2 in fp32), KernelBench's static check, and judge.policy = "hybrid" unless that key
+    is set. Times are measured in the same way under each."""
+    also: list[RulesName] = Field(default_factory=list["RulesName"])
     """Further protocols that judge each candidate, for comparison alone: their verdicts are stored
-    beside the one that counts (v_protocols). Each takes as long as the first."""
+    beside the one that counts (v_protocols). Each has its own policy, and with a policy behind a
+    colon that one: ["kernelbench", "kernelbench:own"]. Each takes as long as the first."""
     compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Maximum time for import, first call and compilation of a candidate."""
     correct_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Maximum time for all checked calls together."""
     memory_bytes: Annotated[int, Field(ge=1 << 20)] = 4 << 30
     """Memory limit of the process that runs a candidate."""
-    policy: Literal["own", "hybrid"] = "own"
+    policy: PolicyName = "own"
     """Rule for torch's work beside a candidate's kernels. own: torch may move data, do index
     bookkeeping and combine partial results. hybrid: torch may compute too, if a kernel is needed
-    for the output."""
+    for the output. Absent: own under the protocol forge; hybrid under kernelbench and drkernel,
+    whose rule it is."""
     tf32: bool = True
     """Allow TF32 in fp32 matrix products on GPUs, for baseline and candidate alike. The tolerance
     of such problems widens by the error of eager with TF32."""
@@ -74,3 +82,17 @@ class JudgeTable(Table):
     of it. transformers builds models with random weights, from configs in the local cache."""
     env: dict[str, str] = Field(default_factory=dict)
     """Additional environment variables of the judges."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_protocol(cls, given: Any) -> Any:
+        """The policy of the protocol, where none is given."""
+        if not isinstance(given, dict):
+            return given
+        values = cast("dict[str, Any]", given)
+        return {"policy": POLICIES.get(str(values.get("protocol")), "own"), **values}
+
+    @property
+    def rules(self) -> str:
+        """Protocol and policy as in `also`: `kernelbench`, `kernelbench:own`."""
+        return join_rules(self.protocol, self.policy)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.records.rules import rules_in_words
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.attention import attention_reasons
 from forge.runner.plan.machine import Machine, this_machine
@@ -263,6 +264,8 @@ def _notes(
         if busy > machine.cores and not devices.train:
             name = f"{stage.kind}-{index}"
             yield f"{name}: trainer and engine have {busy} threads for {machine.cores} cores"
+    if ":" in experiment.judge.rules:
+        yield f"judges: {rules_in_words(experiment.judge.rules)}"
     if experiment.judge.url:
         yield f"judges are external: {', '.join(experiment.judge.url)}"
     yield from _elsewhere(experiment, placement)

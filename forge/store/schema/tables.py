@@ -150,7 +150,7 @@ CREATE TABLE verdicts (
     achieved_gbps REAL,
     achieved_tflops REAL,
     roofline_share REAL,             -- of the memory or compute bound, whichever is tighter
-    torch_share REAL,                -- share of the reference's bytes and FLOPs done by torch
+    torch_share REAL,                -- share of the work done by torch, by bytes
     isolation TEXT NOT NULL,         -- sandbox level
     caps TEXT NOT NULL,              -- how memory was limited
     device TEXT NOT NULL,
@@ -253,7 +253,7 @@ CREATE TABLE turn_protocols (
     group_id INTEGER NOT NULL,
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
-    protocol TEXT NOT NULL,          -- forge, kernelbench or drkernel
+    protocol TEXT NOT NULL,          -- forge, kernelbench, kernelbench:own, ...
     status TEXT NOT NULL,            -- as in verdicts
     reason TEXT NOT NULL,
     detail TEXT NOT NULL,            -- first mismatch or error

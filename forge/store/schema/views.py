@@ -371,7 +371,8 @@ CREATE VIEW v_protocols AS
     SELECT 'g' || o.group_id || '.r' || o.rollout || '.t' || o.turn AS turn_id, o.group_id,
         o.rollout, o.turn, g.stage, g.step, g.purpose, g.problem_id, o.protocol, o.status, o.reason,
         v.status AS own_status, v.reason AS own_reason,
-        (o.status = 'correct') = (v.status = 'correct') AS is_agreed, o.detail,
+        (o.status = 'correct') = (v.status = 'correct') AS is_agreed,
+        1 - v.torch_share AS own_share, o.detail,
         (SELECT body FROM texts WHERE text_id = v.detail_id) AS own_detail
     FROM turn_protocols o
     LEFT JOIN verdicts v USING (group_id, rollout, turn)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from forge.records.rules import split_rules
 from forge.views.report.facts import MOST_EVENTS, MOST_KERNELS, when
 from forge.views.report.run_charts import STEP_PARTS
 from forge.views.run_state import (
@@ -149,6 +150,7 @@ def tables(facts: Facts) -> dict[str, Table | None]:
         "setup": (["part", "setting"], setup_rows(facts)),
         "evaluations": _evaluations(facts),
         "gains": _gains(facts),
+        "protocols": _protocols(facts),
         "kernels": _kernels(facts),
         **_outcomes(facts),
         **_times(facts),
@@ -177,6 +179,20 @@ def _evaluations(facts: Facts) -> Table:
         ]
         for row in facts.evaluations
     ]
+
+
+def _protocols(facts: Facts) -> Table:
+    """Evaluations by the protocol that counts and by further ones, if there are any."""
+    judge = facts.settings.get("judge", {})
+    counts = f"{judge.get('protocol', NONE)}, {judge.get('policy', NONE)} (counts)"
+    rows = [
+        [row["stage"], str(row["step"]), ", ".join(split_rules(each["protocol"])) or counts,
+         percent(each["pass_at_1"]), percent(each["own_share"])]
+        for row in facts.evaluations
+        for each in facts.protocols
+        if (each["stage"], each["step"]) == (row["stage_index"], row["step"])
+    ]  # fmt: skip
+    return ["evaluation", "step", "protocol, policy", "pass@1", "own share of correct"], rows
 
 
 def _outcomes(facts: Facts) -> dict[str, Table]:

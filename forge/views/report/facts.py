@@ -32,6 +32,7 @@ from forge.views.run_state import (
     stage_name,
     total_seconds,
 )
+from forge.views.suite import BY_PROTOCOL
 from forge.views.text.numbers import NONE
 from forge.views.text.secrets import hide_in_diff, hide_secrets
 
@@ -99,6 +100,7 @@ class Facts:
         newest = asker.rows("evaluations", EVALUATIONS, {"most": MOST_EVALUATIONS})
         self.evaluations = newest[::-1]
         self.parts = load_parts(asker, self.evaluations)
+        self.protocols = asker.rows("evaluations by protocol", BY_PROTOCOL)
         kinds = kinds_of(self.stages)
         self.gains, self.before_after = self._compare(kinds)
         self.training = Training(asker, kinds=kinds, evaluations=self.evaluations)

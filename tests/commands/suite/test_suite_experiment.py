@@ -136,6 +136,8 @@ def test_a_server_on_a_level_of_kernelbench(here: Path) -> None:
     assert values["model"] == {}
     assert (values["serve"]["url"], values["serve"]["model_name"]) == ([url], "large")
     assert values["judge"]["protocol"] == "kernelbench"
+    assert values["judge"]["also"] == ["forge"]
+    assert "policy" not in values["judge"]
     stage = {"kind": "eval", "num_problems": 1, "samples": 3, "max_turns": 2}
     assert values["stage"] == [stage]
     assert (values["eval"]["suite"], values["eval"]["label"]) == ("kernelbench-l1", "large")
@@ -164,6 +166,22 @@ def test_a_checkpoint_of_a_run_on_other_problems_keeps_its_prompts_and_its_judge
     assert (values["seed"], values["eval"]["seed"], values["eval"]["label"]) == (5, 9, "toy-1:2")
     assert values["problems"]["num_heldout"] == 1
     assert (values["prompt"]["preset"], values["judge"]["protocol"]) == ("tritonforge", "forge")
+    assert "policy" not in values["judge"]
+
+
+@pytest.mark.parametrize(
+    ("options", "rules"),
+    [
+        ({}, "kernelbench"), ({"policy": "own"}, "kernelbench:own"),
+        ({"protocol": "forge"}, "forge"), ({"protocol": "drkernel"}, "drkernel"),
+        ({"protocol": "forge", "policy": "hybrid"}, "forge:hybrid"),
+    ],
+)  # fmt: skip
+def test_the_policy_follows_the_protocol_that_is_asked_for(
+    here: Path, options: dict[str, str], rules: str
+) -> None:
+    made("toy-1", **options)
+    assert load_experiment(Path("made.toml")).judge.rules == rules
 
 
 def test_an_experiment_file_gives_its_problems_judge_and_prompts(here: Path) -> None:
@@ -196,6 +214,7 @@ def test_an_adapter_is_evaluated_on_its_model(here: Path) -> None:
         ("runs/toy-9", "mine", {}, "no such run; runs/ holds toy-1"),
         ("toy-1:7", "mine", {}, "no weights of that step were kept; there are: 2, 3"),
         ("model", "mine", {"protocol": "strict"}, "--protocol strict: one of forge"),
+        ("model", "mine", {"policy": "any"}, "--policy any: one of own, hybrid"),
         ("model", "mine", {"baseline": "fast"}, "--baseline fast: one of eager"),
         ("model", "mine", {"device": "tpu"}, "--device tpu: one of auto"),
         ("model", "mine", {"model_name": "x"}, "--model x: for a server"),

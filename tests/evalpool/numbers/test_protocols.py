@@ -65,6 +65,31 @@ def test_booleans_must_be_equal() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", None), ("y = x  # pass\n", None), ("z = 'passed'\n", None),
+        ("x = 1\n'one pass over x'\n", 4), ("try: f()\nexcept E: g()\n", 3),
+        ("import threading\n", 3), ("class A(torch.Tensor): ...\n", 3),
+        ("torch.cuda.synchronize = f\n", 3),
+    ],
+)  # fmt: skip
+def test_a_source_is_refused_where_kernelbenchs_static_check_finds_it(
+    text: str, line: int | None
+) -> None:
+    code = f"@triton.jit\ndef k(x): tl.load(x)\n{text}"
+    fault = PROTOCOLS["kernelbench"].source_fault(code)
+    assert (fault and fault.line) == line
+    assert PROTOCOLS["drkernel"].source_fault(code) is None
+
+
+def test_kernelbench_needs_the_text_of_a_kernel() -> None:
+    for code in ("def k(x): tl.load(x)", "@triton.jit\ndef k(x): ..."):
+        fault = PROTOCOLS["kernelbench"].source_fault(code)
+        assert fault is not None
+        assert fault.line is None
+
+
+@pytest.mark.parametrize(
     ("name", "precision", "tolerance"),
     [
         ("kernelbench", "fp32", 1e-4), ("kernelbench", "fp16", 1e-2), ("kernelbench", "bf16", 1e-2),

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.config.schema import JudgeTable
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.benches import RELU, RELU_KERNEL, TABLE
 
 if TYPE_CHECKING:
+    from forge.config.schema.judge import RulesName
     from tests.evalpool.benches import Bench
 
 BOTH = TABLE.model_copy(update={"also": ["kernelbench", "drkernel"]})
@@ -18,6 +20,8 @@ CLOSE = RELU_KERNEL.replace("* 2", "* 2.006")
 CLIPPED = RELU_KERNEL.replace("tl.maximum(value, 0.0) * 2", "tl.clamp(value, 0.0, 8.0) * 2")
 """Right on standard normal inputs."""
 TORCH = RELU_KERNEL.replace("return y", "return torch.relu(x) * 2 + 0 * y")
+UNUSED = RELU_KERNEL.replace("return y", "return torch.relu(x) * 2")
+GUARDED = RELU_KERNEL + "\ntry:\n    import triton\nexcept ImportError: ...\n"
 TUPLE = RELU.replace("torch.relu(x) * 2", "torch.relu(x) * 2, x")
 
 
@@ -27,11 +31,13 @@ TUPLE = RELU.replace("torch.relu(x) * 2", "torch.relu(x) * 2, x")
         (RELU_KERNEL, "ok", "ok", "ok"),
         (CLOSE, "mismatch", "mismatch", "ok"),
         (CLIPPED, "range", "ok", "ok"),
-        (TORCH, "torch_work", "torch_work", "torch_work"),
+        (TORCH, "torch_work", "ok", "ok"),
+        (UNUSED, "torch_work", "decoy_kernel", "decoy_kernel"),
+        (GUARDED, "ok", "static_check", "ok"),
         (RELU_KERNEL.replace("return y", "return y[0]"), "shape", "shape", "shape"),
         ("def f(:", "syntax_error", "syntax_error", "syntax_error"),
     ],
-    ids=["right", "close", "clipped", "torch", "shape", "syntax"],
+    ids=["right", "close", "clipped", "torch", "unused", "guarded", "shape", "syntax"],
 )
 def test_each_protocol_has_a_verdict_of_its_own(
     bench: Bench, code: str, own: str, kernelbench: str, drkernel: str
@@ -41,6 +47,22 @@ def test_each_protocol_has_a_verdict_of_its_own(
     reasons = {name: other.reason for name, other in verdict.also.items()}
     assert reasons == {"kernelbench": kernelbench, "drkernel": drkernel}
     assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_a_product_by_torch_beside_a_kernel_passes_by_kernelbenchs_policy_and_not_by_own(
+    bench: Bench,
+) -> None:
+    source = RELU.replace("def forward(self, x)", "def forward(self, x, w)")
+    source = source.replace("torch.relu(x)", "torch.relu(x @ w)")
+    source = source.replace("torch.randn(16, 64)", "torch.randn(64, 64), torch.randn(64, 64)")
+    code = RELU_KERNEL.replace("(self, x):", "(self, x, w):\n        x = torch.mm(x, w)")
+    also: list[RulesName] = ["forge", "kernelbench:own", "forge:hybrid"]
+    verdict = bench.judge(code, problem=source, table=JudgeTable(protocol="kernelbench", also=also))
+    assert (verdict.rules, verdict.reason) == ("kernelbench", "ok"), verdict.detail
+    assert {name: other.reason for name, other in verdict.also.items()} == {
+        "forge": "torch_work", "kernelbench:own": "torch_work", "forge:hybrid": "ok",
+    }  # fmt: skip
+    assert verdict.own_share == pytest.approx(0.4)
 
 
 def test_a_protocol_can_decide_and_ours_be_beside_it(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.process.devices import Gpu, Vendor
 from forge.records import Event
+from forge.records.problem import ReferenceModule
 from forge.runner.prepare.prompt_facts import (
     card_facts,
     prompts_by_hash,
@@ -78,8 +79,25 @@ def test_prompts_state_the_judges_card_and_whether_it_times() -> None:
 def test_prompts_state_the_tolerance_of_the_protocol_in_force() -> None:
     assert prompts_of(experiment_of(), []).tolerances["fp32"] == 1e-4
     assert prompts_of(experiment_of("judge.protocol=drkernel"), []).tolerances["fp32"] == 1e-2
-    values = prompts_of(experiment_of("judge.policy=hybrid"), []).values
-    assert values["policy"] == "hybrid"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "policy"),
+    [
+        ((), "own"), (("judge.policy=hybrid",), "hybrid"),
+        (("judge.protocol=kernelbench",), "hybrid"),
+        (("judge.protocol=kernelbench", "judge.policy=own"), "own"),
+    ],
+)  # fmt: skip
+def test_the_policy_is_the_protocols_own_unless_it_is_set_and_prompts_state_it(
+    overrides: tuple[str, ...], policy: str
+) -> None:
+    experiment = experiment_of(*overrides)
+    prompts = prompts_of(experiment, [])
+    assert (experiment.judge.policy, prompts.values["policy"]) == (policy, policy)
+    system, _ = prompts.first_messages(ReferenceModule(problem_id="p", source="class Model: ..."))
+    has_line = "torch may do a part" in system.content
+    assert has_line == (policy == "hybrid")
 
 
 def gpu(name: str) -> Gpu:

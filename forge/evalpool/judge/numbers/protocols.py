@@ -1,30 +1,37 @@
 # pyright: strict
-"""Protocols of correctness: other projects' input sets and tolerances, for comparable numbers.
+"""Protocols: other projects' rules for a correct answer, for comparable numbers.
 
-A protocol decides which inputs a candidate must answer and how close. Sandbox, capture, policy and
-memory checks are the judge's own under each.
+A protocol decides which inputs a candidate must answer, how close, what torch may do beside its
+kernels (the policy: `hybrid` under both, since both let torch do any part), and what its source may
+not contain. Sandbox, capture and memory checks are the judge's own under each.
 
 `kernelbench`: ScalingIntelligence/KernelBench at 423217d (2026-03-05), src/kernelbench/eval.py and
 scripts/eval_from_generations.py: 5 trials on `get_inputs()` as the problem gives it, parameters as
 they initialise, TF32 by torch's defaults (convolutions, not products); `torch.allclose` with atol =
-rtol = 1e-4 in fp32, 1e-2 in fp16 and bf16.
+rtol = 1e-4 in fp32, 1e-2 in fp16 and bf16. Its generate_samples.py keeps no answer that its
+src/kernelbench/kernel_static_checker.py finds at fault, so such an answer counts as not correct:
+`STATIC_CHECKS` are those that it makes by default. Torch's layers and products are warnings there.
 
 `drkernel`: hkust-nlp/KernelGYM (Dr.Kernel) at 3a84417 (2026-02-07),
 kernelgym/toolkit/kernelbench/correctness.py and kernelgym/config/settings.py ("standard"): the same
-5 trials with atol = rtol = 1e-2 at every precision.
+5 trials with atol = rtol = 1e-2 at every precision. Its only rules about the source are syntax and
+the entry point; an answer of which no Triton kernel runs is a decoy (pipeline.py).
 
 Both compare one tensor, so nothing passes where Model returns several. Differences that remain
 here: seeds are fresh instead of derived from 42; a candidate's parameters are loaded by name
 instead of drawn in the same order; indices and masks keep their dtypes, which KernelBench casts to
-the precision, so that its own reference fails; and what the policy refuses (torch's work, a decoy,
-an input that is changed) passes nowhere. Their timing (KernelBench: mean of 100 calls by
+the precision, so that its own reference fails. What games a check passes nowhere, though both count
+it: a kernel whose result no output needs (`decoy_kernel`; without any launch Dr.Kernel refuses it,
+too), an input that the output ignores, answers kept between calls or computed in the constructor,
+an input that is changed and read again, a race. Their timing (KernelBench: mean of 100 calls by
 CUDA events behind a flush of 256 MB; Dr.Kernel: without a flush) is not reproduced.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -41,12 +48,45 @@ NUM_TRIALS = 5
 """Input sets of the other protocols, as the problem gives them."""
 ONE_TENSOR = "Model returns several tensors, and this protocol compares one: nothing passes"
 
+COMMENTS = re.compile(r"(#|//).*")
+"""What KernelBench takes for comments, divisions with their rest of the line among them."""
+STATIC_CHECKS: Mapping[str, re.Pattern[str]] = {
+    "try or except": re.compile(r"\btry\s*:|\bexcept\s*:|\bexcept\s+\w"),
+    "the word pass": re.compile(r"\bpass\b"),
+    "threads or processes": re.compile(
+        r"\bthreading\.Thread\s*\(|(import|from)\s+threading|import\s+multiprocessing|"
+        r"multiprocessing\.(Process|Pool|Manager|Queue|Pipe)|concurrent\.futures|"
+        r"(Thread|Process)PoolExecutor"
+    ),
+    "a subclass of Tensor": re.compile(
+        r"_make_subclass|class\s+\w+.*\((torch\.)?Tensor\)|torch\.Tensor\.__new__"
+    ),
+    "an assignment to a clock": re.compile(
+        r"torch\.cuda\.(Event(\.record|\.elapsed_time)?|synchronize)\s*=|"
+        r"time\.(perf_counter|time)\s*="
+    ),
+}
+"""Text that KernelBench allows nowhere in a source, strings included."""
+NEEDED: Mapping[str, re.Pattern[str]] = {
+    "@triton.jit or @triton.autotune": re.compile(r"@triton\.(jit|autotune)"),
+    "an operation of tl": re.compile(r"\btl\.\w"),
+}
+"""Text that it asks for where an answer is to be Triton."""
+
 
 class Comparison(Protocol):
     """Compares an output's bytes with the expected values; None if they agree."""
 
     def __call__(self, expected: Expected, data: Data, *, name: str) -> str | None:
         """The first mismatch in one line; None if there is none."""
+
+
+class StaticFault(NamedTuple):
+    """A place in a source that a static check refuses, or what it misses there."""
+
+    line: int | None
+    """None for what is missing."""
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +96,21 @@ class OtherProtocol:
     name: str
     tolerances: Mapping[str, float]
     """atol and rtol of `torch.allclose`, by precision."""
+    forbidden: Mapping[str, re.Pattern[str]] = field(default_factory=dict[str, "re.Pattern[str]"])
+    needed: Mapping[str, re.Pattern[str]] = field(default_factory=dict[str, "re.Pattern[str]"])
+
+    def source_fault(self, code: str) -> StaticFault | None:
+        """Finds what its static check refuses."""
+        bare = COMMENTS.sub("", code)
+        for name, pattern in self.forbidden.items():
+            if found := pattern.search(bare):
+                line = bare.count("\n", 0, found.start()) + 1
+                shown = found[0].strip()
+                return StaticFault(line, f"{self.name}'s static check refuses {name}: {shown}")
+        for name, pattern in self.needed.items():
+            if not pattern.search(bare):
+                return StaticFault(None, f"{self.name}'s static check needs {name}")
+        return None
 
     def comparison(self, precision: str) -> Comparison:
         """The comparison of outputs at a problem's precision."""
@@ -70,7 +125,12 @@ class OtherProtocol:
 PROTOCOLS: Mapping[str, OtherProtocol] = {
     one.name: one
     for one in (
-        OtherProtocol(name="kernelbench", tolerances={"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}),
+        OtherProtocol(
+            name="kernelbench",
+            tolerances={"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2},
+            forbidden=STATIC_CHECKS,
+            needed=NEEDED,
+        ),
         OtherProtocol(name="drkernel", tolerances={"fp32": 1e-2, "fp16": 1e-2, "bf16": 1e-2}),
     )
 }

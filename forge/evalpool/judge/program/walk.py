@@ -127,9 +127,9 @@ def tensors_of(node: Node) -> Iterator[int]:
             yield node.tensor
 
 
-def op_bytes(program: Program, op: Op) -> int:
-    """Bytes of the distinct tensors that an operation names."""
-    return sum(tensor_bytes(program.tensors[tensor]) for tensor in set(tensors_of(op)))
+def op_bytes(program: Program, node: Op | Launch) -> int:
+    """Bytes of the distinct tensors that an operation or a launch names."""
+    return sum(tensor_bytes(program.tensors[tensor]) for tensor in set(tensors_of(node)))
 
 
 def tensor_bytes(tensor: Tensor) -> int:

@@ -108,7 +108,7 @@ class Judgement(ABC):
         """Answers the capture child: elements of tensors that the host reads, on input set
         `number`. Raises Decided, also for a prefix that breaks the policy."""
         require_work(
-            prefix, self.problem, code=self.code, finding=self.report, policy=self.table.policy
+            prefix, self.problem, code=self.code, finding=self.report, policy=self.candidate.policy
         )
         return self._values(prefix, number=number)
 
@@ -247,6 +247,7 @@ class Judgement(ABC):
         program = captured.program
         with self.phases.timed("structure"):
             self.num_launches = num_launches(program)
+            self.torch_share = torch_share(program)
             require_form(program, self.memory, self.report, number=number)
             if detail := concealed(program, captured.questions):
                 raise Decided(self.report(Status.REJECTED, "unsupported", detail))
@@ -256,7 +257,6 @@ class Judgement(ABC):
                     self.problem,
                     code=self.code,
                     finding=self.report,
-                    policy=self.table.policy,
+                    policy=self.candidate.policy,
                 )
-            self.torch_share = torch_share(program, self.problem)
         return captured

@@ -179,19 +179,20 @@ def _refused(refusal: Refusal, *, code: str, report: Report) -> Finding:
     return report(status, reason, at_line(code, refusal.line or None, message))
 
 
-def torch_share(program: Program, facts: ProblemFacts) -> float:
-    """Share of the problem's necessary work that torch's operations of `forward` do.
+def torch_share(program: Program) -> float:
+    """Share of the work of `forward` that torch's operations do, the rest being the kernels'.
 
-    Counted in bytes, as the policy does; operations that only move data count for nothing.
+    Work is the bytes of the tensors that a node names; operations that only move data have none.
     """
-    moved = sum(
-        op_bytes(program, placed.node)
-        for placed in next(variants(program))
-        if placed.section is Section.FORWARD
-        and isinstance(placed.node, Op)
-        and kind_of(program, placed.node) not in MOVES
-    )
-    return moved / max(facts.work, 1.0)
+    own = moved = 0
+    for placed in next(variants(program)):
+        if placed.section is not Section.FORWARD:
+            continue
+        if isinstance(placed.node, Op) and kind_of(program, placed.node) not in MOVES:
+            moved += op_bytes(program, placed.node)
+        elif isinstance(placed.node, Launch):
+            own += op_bytes(program, placed.node)
+    return moved / max(own + moved, 1)
 
 
 def kernel_facts(binary: Binary) -> dict[str, int]:

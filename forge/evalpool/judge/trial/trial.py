@@ -28,6 +28,7 @@ from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, Reference
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.site_packages import with_advice
 from forge.records.reason import Reason
+from forge.records.rules import split_rules
 from forge.records.verdict import (
     MAX_PROGRAM_BYTES,
     JudgeOptions,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.records.problem import ReferenceModule
+    from forge.records.rules import PolicyName
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +111,7 @@ class Candidate:
     options: JudgeOptions = CORRECTNESS_ALONE
     protocol: OtherProtocol | None = None
     """None for ours."""
+    policy: PolicyName = "own"
     phases: Phases = field(default_factory=Phases)
 
     @property
@@ -116,9 +119,13 @@ class Candidate:
         """Name of the class or function that answers the problem."""
         return f"{self.problem.entry_point}New"
 
-    def under(self, protocol: OtherProtocol | None) -> Candidate:
-        """The same source under another protocol, for correctness alone."""
-        return replace(self, protocol=protocol, options=CORRECTNESS_ALONE, phases=Phases())
+    def under(self, rules: str) -> Candidate:
+        """The same source under other rules, as in `judge.also`, for correctness alone."""
+        name, policy = split_rules(rules)
+        return replace(
+            self, protocol=PROTOCOLS.get(name), policy=policy,
+            options=CORRECTNESS_ALONE, phases=Phases(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +167,10 @@ class Trials(ABC):
         options: JudgeOptions = CORRECTNESS_ALONE,
     ) -> Verdict:
         """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
-        protocol = PROTOCOLS.get(self._table.protocol)
         candidate = Candidate(
-            problem=problem, code=code, uid=uid, options=options, protocol=protocol
-        )
+            problem=problem, code=code, uid=uid, options=options,
+            protocol=PROTOCOLS.get(self._table.protocol), policy=self._table.policy,
+        )  # fmt: skip
         phases = candidate.phases
         finding = self._found(candidate)
         verdict = self.stamped(finding, phases=phases)
@@ -176,13 +183,14 @@ class Trials(ABC):
         return verdict
 
     def _also(self, candidate: Candidate, finding: Finding) -> dict[str, OtherVerdict]:
-        """The verdicts of the table's other protocols, which differ in numbers alone."""
+        """The verdicts of the table's other protocols, the same in each if it does not compile."""
         also: dict[str, OtherVerdict] = {}
         for name in self._table.also:
-            if finding.status not in (Status.REJECTED, Status.COMPILE_ERROR):
-                finding = self._found(candidate.under(PROTOCOLS.get(name)))
-            detail = words.clean(finding.detail)
-            also[name] = OtherVerdict(status=finding.status, reason=finding.reason, detail=detail)
+            other = finding
+            if finding.status is not Status.COMPILE_ERROR:
+                other = self._found(candidate.under(name))
+            detail = words.clean(other.detail)
+            also[name] = OtherVerdict(status=other.status, reason=other.reason, detail=detail)
         return also
 
     def _found(self, candidate: Candidate) -> Finding:
@@ -228,6 +236,7 @@ class Trials(ABC):
             caps=self.stamp.caps,
             device=self.stamp.device,
             harness=self.stamp.harness,
+            rules=self._table.rules,
             phase_s=dict(phases.seconds),
         )
 
@@ -236,6 +245,10 @@ class Trials(ABC):
             fault = check_source(candidate.code, entry_point=candidate.entry_point)
         if fault is not None:
             return Finding(status=fault.status, reason=fault.reason, detail=fault.detail)
+        protocol = candidate.protocol
+        if protocol is not None and (refusal := protocol.source_fault(candidate.code)):
+            detail = words.at_line(candidate.code, refusal.line, refusal.message)
+            return Finding(status=Status.REJECTED, reason=Reason.STATIC_CHECK, detail=detail)
         return self._run(candidate)
 
     @abstractmethod
