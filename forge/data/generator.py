@@ -147,15 +147,15 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     Raises:
         ConfigError: no held-out problem for some family and length, or none left to train on.
     """
-    if table.num_heldout < num_cells(table):
+    if table.num_reserved < num_cells(table):
         raise ConfigError(
-            f"problems.num_heldout: {table.num_heldout}; "
+            f"problems.num_heldout: {table.num_reserved}; "
             f"every family and chain length needs one: at least {num_cells(table)}"
         )
     cells = _draw(table, rng=Random(seed))
     _check(table, num_drawn=sum(map(len, cells.values())))
     rng = Random(seed + 1)
-    heldout = _take_evenly(cells, num=table.num_heldout, rng=rng)
+    heldout = _take_evenly(cells, num=table.num_reserved, rng=rng)
     rest = [composition for cell in sorted(cells) for composition in cells[cell]]
     rng.shuffle(rest)
     sft, grpo = _demonstrate(_unlike(rest, heldout), by_level=table.sft_by_level)
@@ -167,9 +167,9 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
 def is_ample(table: ProblemsTable) -> bool:
     """True if the numbers alone show that no split is empty: drawing takes half a second."""
     num_shown = sum(table.sft_by_level[:MAX_CHAIN])
-    num_left = table.num_problems - table.num_heldout
+    num_left = table.num_problems - table.num_reserved
     rarest = min(LEVEL_WEIGHTS.values()) * table.num_problems
-    return num_cells(table) <= table.num_heldout < rarest and 0 < num_shown < num_left
+    return num_cells(table) <= table.num_reserved < rarest and 0 < num_shown < num_left
 
 
 def families_of(table: ProblemsTable) -> list[str]:
@@ -223,9 +223,9 @@ def _unlike(rest: list[Composition], heldout: list[Composition]) -> list[Composi
 
 
 def _check(table: ProblemsTable, *, num_drawn: int) -> None:
-    if table.num_heldout >= num_drawn:
+    if table.num_reserved >= num_drawn:
         raise ConfigError(
-            f"problems.num_heldout: {table.num_heldout}; "
+            f"problems.num_heldout: {table.num_reserved}; "
             f"must leave some of num_problems = {num_drawn} to train on"
         )
 

@@ -112,7 +112,8 @@ class RunState:
     is_judged_in_part: bool
     """True if the latest evaluation did not judge all of its problems."""
     trained_on: str
-    """`3 of 64` if the run had trained on 3 of its problems; empty for none."""
+    """`3 of 64` if the run had trained on 3 of its problems, `0 of 64, 64 shared` if it trains on
+    them all sooner or later; empty for none."""
     eta_s: float | None
     """Seconds until the end of this stage."""
     ran_s: float | None
@@ -134,7 +135,9 @@ class RunState:
         if self.state == "killed":
             lines.append(f'"forge resume {self.run}" continues it')
         if self.pass_at_1 is not None:
-            lines.append(f"latest evaluation: pass@1 {percent(self.pass_at_1)}, {self.judged}")
+            found = (f"pass@1 {percent(self.pass_at_1)}", self.judged)
+            trained = self.trained_on and f"trained on {self.trained_on}"
+            lines.append(f"latest evaluation: {', '.join(filter(None, (*found, trained)))}")
         return lines
 
 
@@ -148,8 +151,8 @@ def load_run_state(reader: RunReader, *, now: float) -> RunState:
     trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
     rates = _rates(reader, now=now)
     evaluated = reader.one(
-        "SELECT pass_at_1, num_problems, num_trained_problems, num_judged_problems, unjudgeable "
-        "FROM v_evaluations ORDER BY at DESC LIMIT 1"
+        "SELECT pass_at_1, num_problems, num_trained_problems, num_shared_problems, "
+        "num_judged_problems, unjudgeable FROM v_evaluations ORDER BY at DESC LIMIT 1"
     )
     return RunState(
         run=reader.paths.name,
@@ -398,19 +401,23 @@ def judged_label(row: Mapping[str, Any]) -> str:
 
 
 def trained_share(row: Mapping[str, Any]) -> str:
-    """`3 of 64`; empty if no problem was trained on.
+    """`3 of 64`, or `0 of 64, 64 shared` if the run trains on 64 of them sooner or later; empty if
+    it does on none.
 
     Args:
-        row: an evaluation with num_problems and num_trained_problems.
+        row: an evaluation with num_problems, num_trained_problems and num_shared_problems.
     """
-    num = row["num_trained_problems"]
-    return f"{num} of {row['num_problems']}" if num else ""
+    num, shared = row["num_trained_problems"] or 0, row["num_shared_problems"] or 0
+    ratio = f"{num} of {row['num_problems']}"
+    return f"{ratio}, {shared} shared" if shared else ratio if num else ""
 
 
 def trained_label(row: Mapping[str, Any]) -> str:
-    """`trained on 3 of 64 problems`; empty if none."""
-    share = trained_share(row)
-    return share and f"trained on {share} problems"
+    """`trained on 3 of 64 problems`, `trained on 0 of 64 problems, 64 shared with training`; empty
+    if none."""
+    ratio, _, shared = trained_share(row).partition(",")
+    label = ratio and f"trained on {ratio} problems"
+    return f"{label},{shared} with training" if shared else label
 
 
 LAST_ROW = """

@@ -95,6 +95,7 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
         row["detail"] = dict(json.loads(row["detail"]))
         for name in ("num_trained_problems", "num_judged_problems", "unjudgeable"):
             row[name] = row["detail"][name]
+        row["num_shared_problems"] = row["detail"].get("num_shared_problems", 0)
     return rows
 
 

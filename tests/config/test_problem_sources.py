@@ -101,6 +101,21 @@ def test_set_changes_a_key_of_one_source(folder: Path) -> None:
             f"{BENCH}train_levels = [1]\nheldout_levels = [1]\n",
             "problems.heldout_levels: found 1, which is in train_levels too",
         ),
+        (
+            '[problems]\nnum_heldout = "shared"\n',
+            'problems.num_heldout: found "shared" with generated problems',
+        ),
+        (
+            f'{BENCH}heldout_levels = [1]\nnum_heldout = "shared"\n',
+            'problems.num_heldout: found "shared" with heldout_levels',
+        ),
+        (
+            TWO.replace('"train"', '"heldout"').replace(
+                "[[", '[problems]\nnum_heldout = "shared"\n[[', 1
+            ),
+            'problems.num_heldout: found "shared" with use = "heldout"',
+        ),
+        (f'{BENCH}num_heldout = "all"\n', 'num_heldout: found "all"; '),
         ("[problems]\nheldout_levels = [4]\n", "heldout_levels: set with generated problems only"),
         (
             '[problems]\nsource = "file"\npath = "no.jsonl"\n',

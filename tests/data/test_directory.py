@@ -10,6 +10,7 @@ import pytest
 from forge.config.schema import ProblemsTable
 from forge.data.problem_files import find_files, override, parse_file
 from forge.data.problems import from_source, in_split, load_problems
+from forge.data.sources.splitting import digest_of, num_shared
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 from tests.prompting import PROMPTS
@@ -37,6 +38,8 @@ def get_inputs():
 def get_init_inputs():
     return []
 '''
+
+SIDES = (Split.HELDOUT, Split.GRPO)
 
 
 @pytest.fixture
@@ -119,9 +122,30 @@ def test_a_missing_or_empty_directory_is_an_error_of_one_line(tmp_path: Path) ->
         _load(tmp_path)
 
 
-def test_few_files_serve_both_grpo_and_evaluation(folder: Path) -> None:
-    problems = _load(folder, num_heldout=5)
+def test_files_serve_both_grpo_and_evaluation_by_choice_alone(folder: Path) -> None:
+    problems = _load(folder, num_heldout="shared")
     assert in_split(problems, Split.GRPO) == in_split(problems, Split.HELDOUT) == problems
+    assert num_shared(problems, problems) == 2
+    for keys in ({"num_heldout": 5}, {}):  # one problem twice
+        problems = _load(folder, **keys)
+        assert {problem.split for problem in problems} == {Split.HELDOUT}
+        assert num_shared(problems, problems) == 0
+
+
+@pytest.mark.parametrize(("num_files", "num_heldout"), [(2, 1), (9, 1), (100, 20), (340, 64)])
+def test_a_fifth_of_the_files_is_held_out_by_default(
+    tmp_path: Path, num_files: int, num_heldout: int
+) -> None:
+    for number in range(num_files):
+        text = SOURCE.replace("x * scale", f"x * scale + {number}")
+        (tmp_path / f"{number}.py").write_text(text, encoding="utf-8")
+    (tmp_path / "copy.py").write_text(SOURCE.replace("x * scale", "x * scale + 0"))
+    problems = _load(tmp_path)
+    heldout = in_split(problems, Split.HELDOUT)
+    assert num_heldout <= len(heldout) <= num_heldout + 1
+    sides = [{digest_of(each) for each in in_split(problems, part)} for part in SIDES]
+    assert all(sides)
+    assert not sides[0] & sides[1], "a copy under another name is the same problem"
 
 
 def test_enough_files_are_divided(folder: Path) -> None:

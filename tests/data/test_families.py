@@ -71,7 +71,7 @@ def test_the_problems_of_a_seed_are_those_of_earlier_versions(generated: list[Pr
 def test_the_keys_name_every_family() -> None:
     assert list(get_args(BasicFamily)) == list(BASIC)
     assert list(FAMILY_NAMES) == list(FAMILIES)
-    assert len(FAMILIES) * 4 <= ProblemsTable().num_heldout
+    assert len(FAMILIES) * 4 <= ProblemsTable().num_reserved
 
 
 def test_five_thousand_problems_of_all_families_and_types_differ(problems: list[Problem]) -> None:

@@ -49,7 +49,7 @@ def test_no_problem_to_train_on_has_the_model_of_a_heldout_one(generated: list[P
         trained = in_split(problems, Split.SFT) + in_split(problems, Split.GRPO)
         assert len(held) > 32
         assert not held & {normal_digest(one.source) for one in trained}
-        assert len(problems) >= num - table.num_heldout
+        assert len(problems) >= num - table.num_reserved
 
 
 def test_heldout_problems_cover_every_family_and_length_evenly(generated: list[Problem]) -> None:

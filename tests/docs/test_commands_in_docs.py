@@ -88,8 +88,7 @@ def test_a_command_that_only_looks_works_as_written(
 
 
 def write_files(here: Path) -> None:
-    """The files that documents show: experiments with a name, and problems, of which a run needs
-    some dozens."""
+    """The files that documents show: experiments with a name, and problems."""
     for block in read_blocks("toml"):
         if named := re.match(r'name = "([\w-]+)"', block.text):
             (here / f"{named[1]}.toml").write_text(block.text, encoding="utf-8")
@@ -97,9 +96,7 @@ def write_files(here: Path) -> None:
         name = file_name(block) or ""
         if name.startswith("problems/"):
             (here / "problems").mkdir(exist_ok=True)
-            for size in range(1000, 1040):
-                path = here / "problems" / f"{size}_{Path(name).name}"
-                path.write_text(block.text.replace("1000", str(size)), encoding="utf-8")
+            (here / name).write_text(block.text, encoding="utf-8")
 
 
 def test_every_extra_that_pip_installs_in_a_document_exists() -> None:

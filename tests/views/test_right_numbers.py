@@ -45,7 +45,7 @@ def live(tmp_path: Path) -> RunPaths:
     playing = GroupStart(
         group_id=3, problem_id="softmax-0000", purpose=Purpose.TRAIN, stage=1, step=2
     )
-    seen = {**evaluation("eval-0").detail, "num_trained_problems": 1}
+    seen = {**evaluation("eval-0").detail, "num_trained_problems": 1, "num_shared_problems": 2}
     records = [
         attempt(),
         problem(),
@@ -170,12 +170,13 @@ def test_a_curve_gets_its_point_when_the_last_group_ends(live: RunPaths) -> None
 
 
 LABELS: dict[Callable[[RunPaths], str], str] = {
-    show_text: "1 of 2",
-    show_json: '"num_trained_problems": 1',
-    status_json: '"trained_on": "1 of 2"',
-    monitor: "trained on 1 of 2",
-    report: "trained on 1 of 2 problems",
-    views: '"num_trained_problems": 1',
+    show_text: "1 of 2, 2 shared",
+    show_json: '"num_shared_problems": 2',
+    status_text: "trained on 1 of 2, 2 shared",
+    status_json: '"trained_on": "1 of 2, 2 shared"',
+    monitor: "trained on 1 of 2, 2 shared",
+    report: "trained on 1 of 2 problems, 2 shared with training",
+    views: '"num_trained_problems": 1, "num_shared_problems": 2',
 }
 
 
@@ -187,7 +188,7 @@ def test_an_evaluation_on_trained_problems_says_so(
 
 
 def test_a_notification_says_that_problems_were_trained_on(live: RunPaths) -> None:
-    assert Bests(live).summary().endswith("trained on 1 of 2 problems")
+    assert Bests(live).summary().endswith("trained on 1 of 2 problems, 2 shared with training")
 
 
 def test_the_steps_come_in_order_without_being_asked_to(live: RunPaths) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forge.config.checks.mistake import absent, mistake
 from forge.config.schema.problems import (
+    SHARED,
     DataSourceTable,
     ProblemsTable,
     SourceTable,
@@ -48,6 +49,7 @@ def check_problems(experiment: Experiment) -> Iterator[Mistake]:
             *("problems", "source"),
         )
     yield from _check_levels(problems)
+    yield from _check_sharing(problems)
 
 
 def _check_single_keys(
@@ -83,8 +85,8 @@ def _check_generator(experiment: Experiment) -> Iterator[Mistake]:
             'found "gpu" with judges on the CPU; "small", or set devices.judge and devices.gpus',
             *("problems", "sizes"),
         )
-    if problems.num_heldout >= problems.num_problems:
-        text = f"found {problems.num_heldout}; fewer than num_problems = {problems.num_problems}"
+    if problems.num_reserved >= problems.num_problems:
+        text = f"found {problems.num_reserved}; fewer than num_problems = {problems.num_problems}"
         yield mistake(text, "problems", "num_heldout")
 
 
@@ -119,6 +121,21 @@ def _check_files(part: ProblemSource, at: KeyPath) -> Iterator[Mistake]:
     if part.shapes is not None:
         for index, text in find_shape_mistakes(part.shapes):
             yield mistake(text, *at, "shapes", *(() if index is None else (index,)))
+
+
+def _check_sharing(problems: ProblemsTable) -> Iterator[Mistake]:
+    """Sharing is chosen only where nothing else holds problems out."""
+    holds_out = {
+        "generated problems, some of which are held out": problems.has_generated,
+        "heldout_levels, which hold problems out": problems.heldout_levels is not None,
+        'use = "heldout", which holds problems out': any(
+            part.use == "heldout" for part in problems.parts()
+        ),
+    }
+    for text in (text for text, does in holds_out.items() if does):
+        if problems.num_heldout == SHARED:
+            yield mistake(f'found "shared" with {text}; a number', "problems", "num_heldout")
+            return
 
 
 def _check_levels(problems: ProblemsTable) -> Iterator[Mistake]:

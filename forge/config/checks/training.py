@@ -140,7 +140,7 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
                 'put a [[stage]] with kind = "sft" before it, or start from [model] path',
                 *("stage", index, "kind"),
             )
-        heldout = experiment.problems.num_heldout
+        heldout = experiment.problems.num_reserved
         wanted = stage.num_problems if isinstance(stage, EvalStage) else None
         if not experiment.problems.has_others and wanted and wanted > heldout:
             text = f"found {wanted}; at most problems.num_heldout = {heldout}"

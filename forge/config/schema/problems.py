@@ -45,6 +45,11 @@ RowFormat = Literal[
 HUB_DATASET = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 """`owner/name`; anything else can only be a path."""
 
+MOST_HELDOUT = 64
+"""Default number of held-out problems; of a directory or a file the most."""
+SHARED = "shared"
+"""Value of `num_heldout` by which evaluations are of the training problems."""
+
 
 def is_hub_name(text: str) -> bool:
     """True for a text that may name a data set on the hub: `owner/name`, and no file of rows."""
@@ -135,9 +140,10 @@ class ProblemsTable(SourceTable):
     num_problems: Annotated[int, Field(ge=64)] = 3200
     """Number of generated problems, all different, divided among SFT, GRPO and evaluation. Those
     with the model of a held-out one, for inputs of other shapes, are left out."""
-    num_heldout: Positive = 64
-    """Problems reserved for evaluation. With source = "dir" or "file" and too few problems, GRPO
-    and evaluation use the same ones."""
+    num_heldout: Positive | Literal["shared"] | None = None
+    """Number of problems reserved for evaluation. Absent means 64 of generated problems, and of
+    directories and files a fifth, from 1 to 64. "shared", for directories and files, reserves none:
+    evaluations are of the problems that are trained on, and labelled."""
     allow_flagged: bool = False
     """Train on problems that "forge problems check" flags, instead of leaving them out; for source
     = "dir" or "file"."""
@@ -146,6 +152,11 @@ class ProblemsTable(SourceTable):
     )
     """Generated problems with an answer in the SFT rows, by chain length: the first number is for
     length 1. GRPO uses the other problems."""
+
+    @property
+    def num_reserved(self) -> int:
+        """Held-out problems of the generator, and the most of directories and files."""
+        return self.num_heldout if isinstance(self.num_heldout, int) else MOST_HELDOUT
 
     def parts(self) -> list[ProblemSource]:
         """All sources; the keys of a single one count as a list of one."""

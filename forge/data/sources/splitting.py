@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING
 
+from forge.config.schema.problems import MOST_HELDOUT, SHARED
+from forge.data.generator import is_generated
 from forge.data.sources.normal_form import normal_digest
 from forge.errors import ConfigError
 from forge.records import Problem, Split
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ONE_IN = 5
+"""Default share of problems of directories and files that are held out: one in five."""
 REMEDY = (
     'problems.duplicates = "drop" leaves such out of training, "allow" trains on them and labels '
     "evaluations"
@@ -55,7 +60,7 @@ def split_problems(
         for split in _splits(problem, source, table)
     ]
     if not any(split is Split.HELDOUT for _, split in placed):
-        chosen = _draw([p for p, split in placed if split is None], table.num_heldout, seed=seed)
+        chosen = _draw([p for p, split in placed if split is None], table, seed=seed)
         placed = [(p, Split.HELDOUT if p.problem_id in chosen else split) for p, split in placed]
     done = [replace(problem, split=split or Split.GRPO) for problem, split in placed]
     if table.duplicates == "allow":
@@ -81,12 +86,21 @@ def clash(trained: str, heldout: str, *, num: int) -> str:
 
 def digests_of_heldout(problems: Sequence[Problem]) -> dict[str, str]:
     """Ids of held-out problems by the digests of their normal forms."""
-    return {
-        digest: problem.problem_id
-        for problem in problems
-        if problem.split is Split.HELDOUT
-        if (digest := normal_digest(problem.source, entry_point=problem.entry_point))
-    }
+    return {digest_of(each): each.problem_id for each in problems if each.split is Split.HELDOUT}
+
+
+def digest_of(problem: Problem) -> str:
+    """Digest of a problem's normal form; of its text if it has none."""
+    found = normal_digest(problem.source, entry_point=problem.entry_point)
+    return found or sha256(problem.source.strip().encode(errors="replace")).hexdigest()
+
+
+def num_shared(evaluated: Sequence[Problem], problems: Sequence[Problem]) -> int:
+    """Number of evaluated problems that a run trains on sooner or later: all if none of its
+    problems is held out, otherwise those with a duplicate that `duplicates = "allow"` kept."""
+    generated = {each.problem_id for each in problems if is_generated(each.problem_id)}
+    twins = set(_find_clashes(problems, generated).values())
+    return sum(each.split is not Split.HELDOUT or each.problem_id in twins for each in evaluated)
 
 
 def _splits(
@@ -125,19 +139,20 @@ def _check_levels(sources: Sequence[LoadedSource], table: ProblemsTable) -> None
             )
 
 
-def _draw(problems: Sequence[Problem], num_heldout: int, *, seed: int) -> set[str]:
-    """Ids of a random choice of near-duplicate groups with `num_heldout` problems or a few more;
-    none if fewer than as many again would be left, so all serve both training and evaluation."""
-    if len(problems) < 2 * num_heldout:
+def _draw(problems: Sequence[Problem], table: ProblemsTable, *, seed: int) -> set[str]:
+    """Ids of a random choice of near-duplicate groups with as many problems as are held out, or a
+    few more; none if training and evaluation share all."""
+    if table.num_heldout == SHARED or not problems:
         return set()
+    wanted = table.num_heldout or min(max(1, len(problems) // ONE_IN), MOST_HELDOUT)
     groups: dict[str, list[str]] = {}
     for problem in problems:
-        digest = normal_digest(problem.source, entry_point=problem.entry_point)
-        groups.setdefault(digest or problem.problem_id, []).append(problem.problem_id)
+        groups.setdefault(digest_of(problem), []).append(problem.problem_id)
     members = list(groups.values())
+    most = len(members) if table.num_heldout else max(1, len(members) - 1)
     chosen: set[str] = set()
-    for index in Random(seed).sample(range(len(members)), min(num_heldout, len(members) - 1)):
-        if len(chosen) < num_heldout:
+    for index in Random(seed).sample(range(len(members)), min(wanted, most)):
+        if len(chosen) < wanted:
             chosen.update(members[index])
     return chosen
 
@@ -145,14 +160,13 @@ def _draw(problems: Sequence[Problem], num_heldout: int, *, seed: int) -> set[st
 def _find_clashes(problems: Sequence[Problem], generated: set[str]) -> dict[str, str]:
     """Ids of training problems that duplicate a held-out one, with the id of that one. The
     generator's own problems are not compared with each other: their compositions differ."""
-    if all(problem.split is not Split.HELDOUT for problem in problems):
+    if len(generated) == len(problems) or all(p.split is not Split.HELDOUT for p in problems):
         return {}
     heldout = digests_of_heldout(problems)
     return {
         problem.problem_id: heldout[digest]
         for problem in problems
         if problem.split is not Split.HELDOUT
-        if (digest := normal_digest(problem.source, entry_point=problem.entry_point)) in heldout
-        and digest is not None
+        if (digest := digest_of(problem)) in heldout
         and not {problem.problem_id, heldout[digest]} <= generated
     }

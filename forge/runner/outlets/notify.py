@@ -54,6 +54,7 @@ LAST_TURN = "SELECT coalesce(max(turn_row), 0) FROM turns"
 EVALUATIONS = """
 SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns,
     json_extract(detail, '$.num_trained_problems') AS num_trained_problems,
+    json_extract(detail, '$.num_shared_problems') AS num_shared_problems,
     json_extract(detail, '$.num_judged_problems') AS num_judged_problems,
     json_extract(detail, '$.unjudgeable') AS unjudgeable
 FROM evaluations

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.config.schema.problems import SHARED
 from forge.records.rules import rules_in_words
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.attention import attention_reasons
@@ -23,6 +24,7 @@ from forge.runner.plan.placement import Placement, place
 from forge.runner.plan.predict import PhasePlan, predict_disk_bytes, predict_phases
 from forge.runner.plan.prefix_sharing import reasons
 from forge.runner.plan.requirements import (
+    SHARE,
     require_cluster,
     require_disk,
     require_engine,
@@ -141,16 +143,20 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         require_site_packages(experiment.judge)
         require_sinks(experiment.sinks)
         require_cluster(experiment.cluster)
+    shares = experiment.problems.num_heldout == SHARED
     problems = experiment.problems.model_copy(update={"num_heldout": num_heldout})
     experiment = experiment.model_copy(update={"problems": problems})
     params = costs.count_params(experiment.model)
     processes = tuple(_processes(experiment, placement=placement, params=params))
     phases = predict_phases(
-        experiment, machine=machine, params=params, num_judge_gpus=len(placement.judge)
-    )
+        experiment, machine=machine, params=params, num_judge_gpus=len(placement.judge),
+        shares=shares,
+    )  # fmt: skip
     memory = _total([process.memory_bytes for process in processes])
     disk = predict_disk_bytes(experiment, params=params)
     notes = _notes(experiment, placement, machine=machine, memory=memory, disk=disk)
+    if shares:
+        notes = (f"no problem is held out: {SHARE}", *notes)
     return Plan(
         name=experiment.name,
         params=params,

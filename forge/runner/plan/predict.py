@@ -35,9 +35,18 @@ class PhasePlan:
 
 
 def predict_phases(
-    experiment: Experiment, *, machine: Machine, params: int | None, num_judge_gpus: int = 0
+    experiment: Experiment,
+    *,
+    machine: Machine,
+    params: int | None,
+    num_judge_gpus: int = 0,
+    shares: bool = False,
 ) -> Iterator[PhasePlan]:
-    """Phases in order: prepare, then the stages."""
+    """Phases in order: prepare, then the stages.
+
+    Args:
+        shares: evaluations are of the problems that are trained on.
+    """
     is_random = experiment.model.init is not None
     yield _prepare(experiment, machine=machine, num_judge_gpus=num_judge_gpus)
     for index, stage in enumerate(experiment.stage):
@@ -51,8 +60,10 @@ def predict_phases(
             is_random = False
         else:
             cpu_s, wall_s = _grpo(experiment, stage, machine, params=params)
-        name = f"{stage.kind}-{index}"
-        yield PhasePlan(name=name, work=_work(experiment, stage), cpu_s=cpu_s, wall_s=wall_s)
+        name, work = f"{stage.kind}-{index}", _work(experiment, stage)
+        if shares and isinstance(stage, EvalStage):
+            work += ", shared with training"
+        yield PhasePlan(name=name, work=work, cpu_s=cpu_s, wall_s=wall_s)
 
 
 def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -> PhasePlan:
@@ -82,7 +93,7 @@ def _num_pairs(experiment: Experiment) -> int:
     problems = experiment.problems
     if not experiment.data.has_generated:
         return 0
-    num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_heldout)
+    num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_reserved)
     return num_sft * experiment.data.pairs_per_problem
 
 
@@ -147,7 +158,7 @@ def _eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]
     """Numbers of problems, rollouts a problem (the greedy one included), maximum turns."""
     table = experiment.eval
     greedy = table.greedy if stage.greedy is None else stage.greedy
-    num_heldout = experiment.problems.num_heldout
+    num_heldout = experiment.problems.num_reserved
     num_problems = min(stage.num_problems or num_heldout, num_heldout)
     rollouts = (stage.samples or table.samples) + int(greedy)
     return num_problems, rollouts, stage.max_turns or table.max_turns

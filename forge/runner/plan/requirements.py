@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.config.schema import EvalStage, Experiment, SftStage
-from forge.config.schema.problems import is_hub_name
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.config.schema.problems import SHARED, is_hub_name
 from forge.config.schema.training import CHATML
 from forge.data.chat import ChatTemplate
 from forge.data.generator import is_ample
 from forge.data.problems import in_split, load_problems
 from forge.data.prompts.prompt_set import make_prompts
+from forge.data.sources.splitting import digest_of
 from forge.data.template import KEY, absent_template, text_of, try_template
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import require_installed
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from forge.data.template import Template
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
+
+SHARE = f'problems.num_heldout = "{SHARED}", by which evaluations are of what is trained on'
+"""Choice of a run without held-out problems."""
 
 
 def require_disk(experiment: Experiment, machine: Machine) -> None:
@@ -84,17 +88,33 @@ def require_problems(experiment: Experiment, machine: Machine) -> int:
     """
     table = experiment.problems
     if not table.has_others and is_ample(table):
-        return table.num_heldout
+        return table.num_reserved
     paths = [part.path for part in table.parts() if part.source != "generated" and part.path]
     missing = [path for path in paths if not path.exists()]
     if missing and (machine.assumed or all(is_hub_name(str(path)) for path in missing)):
-        return table.num_heldout
+        return table.num_reserved
     problems = load_problems(table, seed=experiment.seed)
+    num_heldout = sum(problem.split is Split.HELDOUT for problem in problems)
+    trains = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, SftStage) and not experiment.data.has_generated:
             continue  # its rows come from elsewhere
         split = Split(stage.kind) if not isinstance(stage, EvalStage) else Split.HELDOUT
+        is_evaluated = split is Split.HELDOUT or (split is Split.GRPO and experiment.eval.every)
+        if is_evaluated and trains and not num_heldout and table.num_heldout != SHARED:
+            raise ConfigError(
+                f"problems: {len(problems)} problems, none of them held out, and stage {index} "
+                f'({stage.kind}) evaluates; use = "heldout" or "both" for a source, or {SHARE}'
+            )
         if not in_split(problems, split):
+            is_drawn = table.heldout_levels is None and any(p.use == "both" for p in table.parts())
+            if table.has_others and is_drawn and len(problems) == num_heldout:
+                distinct = len({digest_of(problem) for problem in problems})
+                raise ConfigError(
+                    f"problems.num_heldout: found {_count(num_heldout)} ({distinct} distinct), "
+                    f"all held out, which leaves none for stage {index} ({stage.kind}); fewer "
+                    f"held out, more distinct problems, or {SHARE}"
+                )
             if table.has_others:
                 raise ConfigError(
                     f"problems: {len(problems)} problems, and none of them for stage {index} "
@@ -102,11 +122,15 @@ def require_problems(experiment: Experiment, machine: Machine) -> int:
                 )
             raise ConfigError(
                 f"problems.sft_by_level: {table.sft_by_level} of {table.num_problems} problems, "
-                f"{table.num_heldout} of them held out, leaves none for stage {index} "
+                f"{table.num_reserved} of them held out, leaves none for stage {index} "
                 f"({stage.kind}); sft trains on that many problems of each chain length, grpo "
                 "plays the rest"
             )
     return len(in_split(problems, Split.HELDOUT))
+
+
+def _count(num: int) -> str:
+    return "1 problem" if num == 1 else f"{num} problems"
 
 
 def require_prompts(experiment: Experiment, machine: Machine) -> None:

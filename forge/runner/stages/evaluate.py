@@ -24,7 +24,8 @@ import anyio
 import anyio.to_thread
 
 from forge.config.schema import SftStage
-from forge.data.sources.normal_form import digests_in, normal_digest
+from forge.data.sources.normal_form import digests_in
+from forge.data.sources.splitting import digest_of, num_shared
 from forge.records import End, Evaluation, Event, Group, Problem, Purpose, Split, Trajectory
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.seeds import problem_place
@@ -191,9 +192,10 @@ def _rules_of(run: RunContext, settings: EvalSettings) -> list[Rules]:
 async def _with_detail(
     run: RunContext, result: Evaluation, problems: Sequence[Problem], *, stage: int
 ) -> Evaluation:
-    """The result with the number of trained problems and the baseline's name."""
+    """The result with the numbers of trained and shared problems, and the baseline's name."""
     num_trained = await anyio.to_thread.run_sync(partial(count_trained, run, problems, stage=stage))
-    detail = {**result.detail, "num_trained_problems": num_trained}
+    shared = await anyio.to_thread.run_sync(num_shared, problems, run.problems)
+    detail = {**result.detail, "num_trained_problems": num_trained, "num_shared_problems": shared}
     detail["baseline"] = run.experiment.judge.baseline
     return replace(result, detail=detail)
 
@@ -315,19 +317,14 @@ def count_trained(run: RunContext, problems: Sequence[Problem], *, stage: int) -
     asked, digests = frozenset[str](), frozenset[str]()
     if any(isinstance(each, SftStage) for each in run.experiment.stage[:stage]):
         asked, digests = _read_asked(run.paths)
-    digests |= {_digest(each) for each in run.problems if each.problem_id in played}
+    digests |= {digest_of(each) for each in run.problems if each.problem_id in played}
     return sum(
         problem.problem_id in played
         or run.prompts.first_messages(problem)[-1].content in asked
         or problem.source.strip() in asked
-        or _digest(problem) in digests
+        or digest_of(problem) in digests
         for problem in problems
     )
-
-
-def _digest(problem: Problem) -> str:
-    """Digest of a problem's normal form; its id if it has none."""
-    return normal_digest(problem.source, entry_point=problem.entry_point) or problem.problem_id
 
 
 @lru_cache(maxsize=1)  # the rows of a run do not change, and thousands take seconds

@@ -104,7 +104,9 @@ class Midway:
                         step=step,
                         show=False,
                     )
-                    name = "trained_on" if result.detail["num_trained_problems"] else "held_out"
+                    found = result.detail
+                    is_trained = found["num_trained_problems"] or found["num_shared_problems"]
+                    name = "trained_on" if is_trained else "held_out"
                     self._run.progress.numbers[name] = result.pass_at_1
                 if not self._receive.statistics().current_buffer_used:
                     self._desk.release()

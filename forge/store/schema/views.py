@@ -99,7 +99,8 @@ CREATE VIEW v_evaluations AS
         num_samples, max_turns,
         pass_at_1, ci_low, ci_high,
         pass_at_1_greedy, pass_at_1_multi, compile_rate,
-        json_extract(detail, '$.num_trained_problems') AS num_trained_problems, detail
+        json_extract(detail, '$.num_trained_problems') AS num_trained_problems,
+        coalesce(json_extract(detail, '$.num_shared_problems'), 0) AS num_shared_problems, detail
     FROM evaluations e WHERE NOT EXISTS (
         SELECT 1 FROM v_rewinds b JOIN policies p ON p.version = e.policy_version
         WHERE b.stage = e.stage_index AND e.step > b.step AND p.attempt < b.attempt)
@@ -127,13 +128,13 @@ CREATE VIEW v_pass_at_k AS
     FROM evaluations e, json_each(e.pass_at_k) AS k ORDER BY e.at, e.evaluation_id, k;
 
 CREATE VIEW v_eval_parts AS
-    -- evaluations by family, level and turn
+    -- evaluations by source, family, level and turn
     SELECT e.stage, e.step, e.policy_version, substr(part.key, 4) AS part, item.key AS name,
         json_extract(item.value, '$.num') AS num,
         json_extract(item.value, '$.pass_at_1') AS pass_at_1,
         json_extract(item.value, '$.compile_rate') AS compile_rate
     FROM evaluations e, json_each(e.detail) AS part, json_each(part.value) AS item
-    WHERE part.key IN ('by_family', 'by_level', 'by_turn')
+    WHERE part.key IN ('by_source', 'by_family', 'by_level', 'by_turn')
     ORDER BY e.at, e.evaluation_id, part, name;
 
 CREATE VIEW v_processes AS

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forge.views.report.asking import Asker, label
 from forge.views.report.charts import Chart, Kind, Line, make_line, spread
 from forge.views.rollouts import MENTIONED_QUEUE_S
-from forge.views.run_state import IDLE_BY_STAGE
+from forge.views.run_state import IDLE_BY_STAGE, trained_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -252,9 +252,11 @@ class Training:
         """The chart with a point for each evaluation within, before and after its stages."""
         stages = sorted({row["stage"] for row in self.steps})
         points = [_held_out(self._evaluations, self.steps, stage) for stage in stages]
+        trained = [trained_label(row) for found in points for _, row in found]
+        kind = "evaluated" if any(trained) else "held-out"
         lines = [
             Line(
-                label=self._name(stages, stage, "held-out problems"), x=[x for x, _ in found],
+                label=self._name(stages, stage, f"{kind} problems"), x=[x for x, _ in found],
                 y=[row["pass_at_1"] for _, row in found], low=[row["ci_low"] for _, row in found],
                 high=[row["ci_high"] for _, row in found], is_points=True,
             )
@@ -262,7 +264,8 @@ class Training:
         ]  # fmt: skip
         if not lines:
             return chart
-        note = "Points: first turns on held-out problems, with the 95 % interval over problems."
+        note = f"Points: first turns on {kind} problems, with the 95 % interval over problems."
+        note += f" The last one: {trained[-1]}." if trained[-1] else ""
         return replace(chart, lines=(*chart.lines, *lines), note=note)
 
     def _kind(self, stage: int) -> str:
@@ -306,7 +309,7 @@ MOST_EVALUATIONS = 400
 EVALUATIONS = """
 SELECT stage, stage_index, step, policy_version, num_problems, num_samples, max_turns, pass_at_1,
     ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems,
-    num_judged_problems, unjudgeable
+    num_shared_problems, num_judged_problems, unjudgeable
 FROM v_evaluations ORDER BY at DESC, stage LIMIT :most
 """
 

@@ -305,10 +305,15 @@ FROM v_duplicates GROUP BY stage, step, purpose ORDER BY stage, step
 """,
     ),
     "evaluations": NamedQuery(
-        "Evaluations with intervals",
+        "Evaluations with intervals, by source and level",
         """
-SELECT stage, step, policy_version, pass_at_1, ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi,
-    compile_rate, num_judged_problems, num_problems, unjudgeable, num_trained_problems
+SELECT stage, step, policy_version, pass_at_1, ci_low, ci_high,
+    (SELECT json_group_object(key, round(value ->> 'pass_at_1', 3))
+        FROM json_each(detail, '$.by_source')) AS by_source,
+    (SELECT json_group_object(key, round(value ->> 'pass_at_1', 3))
+        FROM json_each(detail, '$.by_level')) AS by_level,
+    pass_at_1_greedy, pass_at_1_multi, compile_rate, num_judged_problems, num_problems, unjudgeable,
+    num_trained_problems, num_shared_problems
 FROM v_evaluations
 """,
     ),

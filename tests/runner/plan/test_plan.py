@@ -135,6 +135,58 @@ def test_a_stage_without_problems_is_a_config_error(overrides, message):
         plan_of(*overrides)
 
 
+GRPO = '[[stage]]\nkind = "grpo"\nsteps = 1\nlearning_rate = 1e-6\n'
+MODULE = """import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + {}
+def get_inputs(): return [torch.randn(4)]
+def get_init_inputs(): return []
+"""
+
+
+def plan_of_files(folder: Path, problems: str, *, num: int, stages: str) -> Plan:
+    for number in range(num):
+        (folder / f"{number}.py").write_text(MODULE.format(number))
+    (folder / "copy.py").write_text(MODULE.format(0))
+    keys = problems if "path" in problems else f'source = "dir"\npath = "."\n{problems}\n'
+    text = f'name = "x"\n[model]\npath = "org/m"\n[serve]\nengine = "hf"\n[problems]\n{keys}'
+    (folder / "x.toml").write_text(text + stages)
+    machine = make_machine(engines=frozenset({"hf"}))
+    return plan(load_experiment(folder / "x.toml"), machine=machine)
+
+
+@pytest.mark.parametrize(
+    ("num", "problems", "words"),
+    [
+        (1, "", "found 2 problems .1 distinct., all held out"),
+        (3, "num_heldout = 4", "found 4 problems .3 distinct., all held out"),
+        (3, "num_heldout = 64", "found 4 problems .3 distinct., all held out"),
+        (
+            3,
+            '[[problems.sources]]\nsource = "dir"\npath = "."\nuse = "train"\n',
+            r"none of them held out, and stage 0 \(eval\) evaluates",
+        ),
+    ],
+)
+def test_what_is_held_out_is_trained_on_by_choice_alone(
+    tmp_path: Path, num: int, problems: str, words: str
+) -> None:
+    stages = f'[[stage]]\nkind = "eval"\n{GRPO}'
+    with pytest.raises(ConfigError, match=f'{words}.* problems.num_heldout = "shared"'):
+        plan_of_files(tmp_path, problems, num=num, stages=stages)
+    shared = plan_of_files(tmp_path, 'num_heldout = "shared"', num=num, stages=stages)
+    assert shared.phases[1].work.startswith(f"{num + 1} problems")
+    assert shared.phases[1].work.endswith("shared with training")
+    assert "no problem is held out" in shared.notes[0]
+
+
+def test_an_evaluation_alone_has_every_file_if_as_many_are_held_out(tmp_path: Path) -> None:
+    found = plan_of_files(tmp_path, "num_heldout = 9", num=3, stages='[[stage]]\nkind = "eval"\n')
+    assert found.phases[1].work.startswith("4 problems")
+    assert "shared" not in found.phases[1].work
+
+
 def test_rows_from_a_file_need_no_problems_of_their_own(tmp_path):
     (tmp_path / "rows.jsonl").touch()
     rows = ["data.source=file", f"data.path={tmp_path / 'rows.jsonl'}"]

@@ -88,6 +88,7 @@ async def test_an_evaluation_has_a_rollout_for_every_slot(
     problems = [problem(number) for number in range(60)]
     result = await evaluate(run, problems, settings, label="eval-0", stage=0, step=0, show=False)
     assert result.detail["num_trained_problems"] == 2
+    assert result.detail["num_shared_problems"] == 60, "none is held out"
     assert result.detail["baseline"] == "eager"
     assert 8 * replicas <= most <= 16 * replicas
 
@@ -128,6 +129,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, **serve: Any) -> Any:
     monkeypatch.setattr(module, "count_trained", lambda *args, **kwargs: 2)
     run: Any = SimpleNamespace(
         experiment=experiment(**serve),
+        problems=[],
         weights=SimpleNamespace(version=1),
         group_ids=count(),
         pinned_ports=pinned_ports,

@@ -48,7 +48,9 @@ class Stage:
     async def evaluate(self, *args: object, label: str, **kwargs: object) -> SimpleNamespace:
         self.labels.append(label)
         await self.played.wait()
-        return SimpleNamespace(pass_at_1=0.25, detail={"num_trained_problems": 0})
+        return SimpleNamespace(
+            pass_at_1=0.25, detail={"num_trained_problems": 0, "num_shared_problems": 0}
+        )
 
 
 @pytest.fixture
