@@ -4,9 +4,9 @@
     verdict = judge.judge(problem, answer)
 
 Safe in any number of threads; each request has a connection of its own. Promise: a call ends with a
-verdict on the answer, or with an error: Unavailable after `patience_s` of a full server, a faulty
-machine or no connection; ConfigError for a request that the server refuses. A fault never has a
-score.
+verdict on the answer, or with an error: Unavailable after `patience_s` of a full or starting server
+or a faulty machine, and after GONE_S without a connection; ConfigError for a request that the
+server refuses. A fault never has a score.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ SHORTEST_TIMEOUT_S = 0.01
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 """Maximum pause between two attempts, whatever the server asks for."""
+GONE_S = 60.0
+"""Time without a connection after which a server counts as gone. One that starts answers 503."""
 MAX_CONCURRENT = 128
 """Maximum number of threads of `judge_many`."""
 MAX_BODY_BYTES = 16 << 20
@@ -61,7 +63,8 @@ class Judge:
 
         Args:
             token: FORGE_JUDGE_TOKEN of the server.
-            patience_s: maximum time of one call, in seconds, with all its attempts.
+            patience_s: maximum time of one call, in seconds, with all its attempts. A server that
+                is gone ends a call after 60 s.
 
         Raises:
             ConfigError: a URL of another form, or a token with characters that no header has.
@@ -170,12 +173,15 @@ class Judge:
         if content is not None and len(content) > MAX_BODY_BYTES:
             raise ConfigError(f"the request has {len(content)} bytes; {MAX_BODY_BYTES} are allowed")
         deadline, pause_s = time.monotonic() + self._patience_s, FIRST_PAUSE_S
+        gone_by: float | None = None
         while True:
             left_s = deadline - time.monotonic()
             try:
                 status, found, asked_s = self._send(method, path, content, timeout_s=left_s)
+                gone_by = None
             except (OSError, http.client.HTTPException, ValueError) as error:
                 status, asked_s = 503, pause_s
+                gone_by = gone_by or time.monotonic() + GONE_S
                 found = {"error": f"{type(error).__name__}: {error}"}
             if status == 200:
                 return found
@@ -184,7 +190,10 @@ class Judge:
                 raise ConfigError(f"{self._url}{path}: HTTP {status}: {message}")
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             wait_s = min(asked_s or pause_s, LONGEST_PAUSE_S)
-            if time.monotonic() + wait_s > deadline:
+            next_at = time.monotonic() + wait_s
+            if gone_by is not None and next_at > gone_by:
+                raise Unavailable(f"{self._url}: gone for {GONE_S:g} s; the last: {message}")
+            if next_at > deadline:
                 raise Unavailable(
                     f"{self._url}: no answer within {self._patience_s:g} s; the last: {message}"
                 )

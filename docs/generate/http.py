@@ -45,7 +45,8 @@ curl localhost:8200/v1/judge -H 'Content-Type: application/json' \\
   -d '{"problem": "level=1 problem_id=19", "answer": "class ModelNew: ...", "reward": true}'
 ```
 
-A fault of the machine is no verdict: the status is 503 with `Retry-After`, and the request may be
+While the judges start, every request gets 503 with `Retry-After`, an `error` and the `status`
+`starting`. A fault of the machine is no verdict: the status is 503, too, and the request may be
 sent again. [The Python client](python.md#forgeclientjudge) does so.
 """
 

@@ -95,7 +95,7 @@ class Keeper:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Runs until cancelled. The first start must succeed, or find no room; later ones are
         repeated."""
-        seat, backoff_s, is_first = self._seat, FIRST_BACKOFF_S, True
+        seat, backoff_s, is_first, logged = self._seat, FIRST_BACKOFF_S, True, ""
         while True:
             num_taken = seat.num_taken
             try:
@@ -106,6 +106,7 @@ class Keeper:
                     if is_first:
                         task_status.started()
                         is_first = False
+                    logged = ""
                     try:
                         reason = await self._reason_to_replace(link)
                     finally:
@@ -118,7 +119,8 @@ class Keeper:
                     seat.why = str(error)
                     task_status.started()
                     is_first = False
-                logger.error("%s cannot be started: %s", seat.name, error)
+                if logged != (logged := str(error)):  # once, however long a server is gone
+                    logger.error("%s cannot be started: %s", seat.name, error)
             if seat.num_taken > num_taken:
                 backoff_s = FIRST_BACKOFF_S
             await anyio.sleep(backoff_s)
@@ -205,6 +207,8 @@ PROBE_EVERY_S = 5.0
 PROBES = 3
 """Probes in a row without an answer until a pool counts as gone. A single one may be a busy server,
 and all requests in flight would be dropped."""
+STARTING, STARTING_PAUSE_S = "the judges are starting", 0.5
+"""Error of a pool that has no judges yet, and pause until it is asked again."""
 TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
 
 
@@ -230,13 +234,14 @@ async def open_child_link(
 
 @asynccontextmanager
 async def open_url_link(url: str, *, timeout_s: float) -> AsyncGenerator[Link]:
-    """Connect to a served pool. Raises ConfigError for an invalid URL, MachineError."""
+    """Connect to a served pool, once its judges have started. Raises ConfigError for an invalid
+    URL, MachineError."""
     if not JUDGE_URL.fullmatch(url):
         raise ConfigError(f'judge.url: found "{url}"; http://HOST:PORT or unix:/PATH')
     token = os.environ.get(TOKEN_VARIABLE) or None
     async with open_url_client(url, timeout_s=timeout_s, token=token) as client:
         try:
-            health = await ask_health(client)
+            health = await _ask_started(client, url)
             read_kinds(health)
         except NoAnswer as error:
             raise MachineError(
@@ -291,6 +296,25 @@ def judge_spec(
     )
 
 
+class _StartingError(NoAnswer):
+    """A pool answers, and has no judges yet."""
+
+
+async def _ask_started(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
+    """The /health of a pool with judges. Raises NoAnswer, for a pool that starts too long too."""
+    deadline, is_first = anyio.current_time() + READY_TIMEOUT_S, True
+    while True:
+        try:
+            return await ask_health(client)
+        except _StartingError:
+            if anyio.current_time() > deadline:
+                raise
+            if is_first:
+                logger.info("the judges at %s are starting", url)
+            is_first = False
+            await anyio.sleep(STARTING_PAUSE_S)
+
+
 async def ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
     """The answer of a judge or pool to /health. Raises NoAnswer."""
     try:
@@ -298,7 +322,9 @@ async def ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
         if response.status == 401:
             raise NoAnswer(f"it needs the token of its {TOKEN_VARIABLE} in {TOKEN_VARIABLE} here")
         if response.status != 200:
-            raise NoAnswer(f"HTTP {response.status}: {error_message(response.content)}")
+            message = error_message(response.content)
+            kind = _StartingError if message == STARTING else NoAnswer
+            raise kind(f"HTTP {response.status}: {message}")
         health: Any = response.json()
     except (ChildDied, Stalled, ValueError) as error:
         raise NoAnswer(str(error)) from error

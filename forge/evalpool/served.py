@@ -6,6 +6,7 @@
     POST /examine {problem, lists_sets} → Examination
     GET /health → {ok, status, capacity, in_flight, queue, judges: [{name, device, ...}], ...}
 
+While the judges start, every request gets 503 with Retry-After and the status `starting`.
 A request is about one shape, unless the source has `get_input_sets()`: a client whose problem has
 several by constants asks for each. These routes are internal and change with the version;
 `/v1/` (`forge.adapters.http`), served with them, is for other programs. `[judge] url` connects
@@ -26,13 +27,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.keeper import TOKEN_VARIABLE
+from forge.evalpool.keeper import STARTING, TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seating import State
 from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
 from forge.process.server.door import Door, error_answer, unless_hung_up
 from forge.process.server.listening import open_listener, url_of
-from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
+from forge.process.server.serving import (
+    PUBLIC_KEEP_ALIVE_S,
+    Opening,
+    cancel_on_signal,
+    serve_listener,
+)
 from forge.process.sockets import open_socket_dir
 from forge.records.verdict import Status, Verdict
 
@@ -71,17 +77,18 @@ def serve_pool(
     token: str | None = None,
     gpus: Sequence[Gpu] = (),
     more: MoreRoutes | None = None,
+    has_websockets: bool = False,
 ) -> None:
     """Serve judges on a Unix socket or at HOST:PORT until SIGTERM or Ctrl-C. Raises as
     `open_listener`, and MachineError if this machine allows no sandbox.
 
     Args:
-        more: further routes behind the same door; with a WebSocket among them, the package
-            websockets must be installed.
+        more: further routes behind the same door.
+        has_websockets: a WebSocket is among them; the package websockets must be installed.
     """
     opened = open_listener(path=socket, listen=listen, token=token, token_advice=TOKEN_ADVICE)
     with opened as listener, open_socket_dir() as folder:
-        anyio.run(_serve, table, listener, folder, token, gpus, more)
+        anyio.run(_serve, table, listener, folder, token, gpus, more, has_websockets)
 
 
 async def _serve(
@@ -91,24 +98,24 @@ async def _serve(
     token: str | None,
     gpus: Sequence[Gpu],
     more: MoreRoutes | None,
+    has_websockets: bool,
 ) -> None:
-    from starlette.routing import WebSocketRoute
-
+    is_local = token is None and listener.family != sockets.AF_UNIX
+    front = Opening(_starting_app(token=token, is_local=is_local))
+    serve = partial(
+        serve_listener,
+        max_connections=MAX_CONNECTIONS,
+        keep_alive_s=PUBLIC_KEEP_ALIVE_S,
+        has_websockets=has_websockets,
+    )
     async with anyio.create_task_group() as tg:
         tg.start_soon(cancel_on_signal, tg.cancel_scope)
+        await tg.start(serve, front, listener)
         async with open_pool(
             table, socket_dir=folder, log_dir=folder, gpus=gpus, finishes_started=True
         ) as pool:
-            is_local = token is None and listener.family != sockets.AF_UNIX
             app = PoolApp(pool, token=token, is_local=is_local)
-            routes = () if more is None else more(pool, app)
-            serve = partial(
-                serve_listener,
-                max_connections=MAX_CONNECTIONS,
-                keep_alive_s=PUBLIC_KEEP_ALIVE_S,
-                has_websockets=any(isinstance(route, WebSocketRoute) for route in routes),
-            )
-            await tg.start(serve, app.routes(routes), listener)
+            front.open(app.routes(() if more is None else more(pool, app)))
             kinds = sorted({f"{one.device}, {one.isolation}" for one in pool.seating.kinds})
             sys.stderr.write(
                 f"{len(pool.seating.seats)} judges ({', '.join(kinds)}) at"
@@ -117,6 +124,23 @@ async def _serve(
             )
             sys.stderr.flush()
             await anyio.sleep_forever()
+
+
+def _starting_app(*, token: str | None, is_local: bool) -> Starlette:
+    """An application that answers 503 with the status `starting` to every request."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.routing import Route
+
+    async def answer(_request: Request) -> Response:
+        facts = {"ok": False, "status": "starting", "error": STARTING}
+        response = to_json_response(facts, status=503)
+        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+        return response
+
+    door = Middleware(Door, token=token, is_local=is_local)
+    every = Route("/{path:path}", answer, methods=["GET", "POST"])
+    return Starlette(routes=[every], middleware=[door])
 
 
 class PoolApp:

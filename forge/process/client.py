@@ -172,7 +172,7 @@ class _Connection(asyncio.Protocol):
         except (HungUp, AnswerTooLarge) as error:
             self._fail(error)
         except h11.ProtocolError as error:
-            self._fail(HungUp(str(error)))
+            self._fail(HungUp(str(error) if data else "the connection ended before its answer"))
 
     def _note(self, event: object) -> None:
         """Note a part of the answer. With the last one, the connection is kept if both sides would

@@ -127,6 +127,24 @@ def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
             judge.health()
 
 
+def test_a_server_that_dies_while_a_client_waits_is_gone_long_before_its_patience_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("forge.client.GONE_S", 0.3)
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def die() -> None:
+        with server:
+            server.accept()[0].close()
+
+    with Judge(f"http://127.0.0.1:{server.getsockname()[1]}") as judge:
+        dying = threading.Thread(target=die)
+        dying.start()
+        with pytest.raises(Unavailable, match=r"gone for 0\.3 s; the last: ConnectionRefused"):
+            judge.judge(PROBLEM, code("a"))
+        dying.join()
+
+
 def test_a_refused_request_is_one_line_at_once(url: str, tmp_path: Path) -> None:
     with Judge(url, token="secret") as judge:
         with pytest.raises(ConfigError, match="HTTP 422: problem: 'nowhere' is no source"):

@@ -16,7 +16,7 @@ import pytest
 from forge import exits
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError, MachineError
-from forge.evalpool import keeper
+from forge.evalpool import keeper, served
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seating import Seat, Seating, State
 from forge.evalpool.served import PoolApp, serve_pool
@@ -320,6 +320,37 @@ async def test_a_lost_pool_is_an_infra_error_and_is_used_again_later(
                     await anyio.sleep(0.05)
             verdict = await pool.judge(PROBLEM, CODE + "# again")
             assert verdict.status is Status.CORRECT
+
+
+async def test_while_judges_start_the_server_says_so_and_runs_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = anyio.Event()
+
+    @asynccontextmanager
+    async def open_later(*_: object, **__: object) -> AsyncIterator[Pool]:
+        await started.wait()
+        seat = Seat("judge-0", state=State.UP)
+        yield Pool(JudgeTable(), Seating([seat]))
+
+    monkeypatch.setattr(served, "open_pool", open_later)
+    monkeypatch.setattr(keeper, "STARTING_PAUSE_S", 0.01)
+    path = tmp_path / "x.sock"
+    with bound_path(path) as listener:
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(served._serve, JudgeTable(), listener, tmp_path, None, (), None, False)
+            async with open_client(path, timeout_s=10.0) as client:
+                for answer in (await client.get("/health"), await client.post("/judge", json=BODY)):
+                    assert answer.status_code == 503
+                    assert answer.json()["status"] == "starting"
+                    assert answer.headers["retry-after"] == "1"
+                with anyio.move_on_after(0.05):
+                    await keeper._ask_started(client, "x")
+                    raise AssertionError
+                started.set()
+                with anyio.fail_after(10):
+                    assert (await keeper._ask_started(client, "x"))["ok"]
+            tg.cancel_scope.cancel()
 
 
 async def test_a_url_without_a_server_is_a_machine_error_that_names_it(tmp_path: Path) -> None:

@@ -222,7 +222,9 @@ def document() -> dict[str, Any]:
             },
             "/v1/health": {
                 "get": _call(
-                    "Show the state of the judges", HealthReply, {"503": "No judge takes requests."}
+                    "Show the state of the judges",
+                    HealthReply,
+                    {"503": "No judge takes requests, or the judges are starting."},
                 )
             },
         },

@@ -275,13 +275,15 @@ def serve(
     listen: str | None,
     more: MoreRoutes | None = None,
     more_paths: Mapping[str, Any] = MappingProxyType({}),
+    has_websockets: bool = False,
 ) -> None:
     """Serves a pool until a signal ends it.
 
     Args:
         problems: a problem, a directory of them or a file of rows that clients may name.
         format: columns of a file of rows.
-        more: makes further routes, and `more_paths` describes them in `/openapi.json`.
+        more: makes further routes, and `more_paths` describes them in `/openapi.json`;
+            `has_websockets`, if one of them is a WebSocket.
 
     Raises:
         ConfigError: an argument that cannot be used.
@@ -302,4 +304,7 @@ def serve(
         return [*api.routes(), *(() if more is None else more(pool, served))]
 
     token = os.environ.get(TOKEN_VARIABLE) or None
-    serve_pool(table, socket=socket, listen=listen, token=token, gpus=gpus, more=routes)
+    serve_pool(
+        table, socket=socket, listen=listen, token=token, gpus=gpus, more=routes,
+        has_websockets=has_websockets,
+    )  # fmt: skip

@@ -124,7 +124,8 @@ def serve_environment(
         return routes_of(Environment(rules=rules, problems=served, sessions=sessions))
 
     paths = openapi_paths()
-    serve(settings, problems=problems, format=format, more=routes, more_paths=paths, **where)
+    more = {"more": routes, "more_paths": paths, "has_websockets": True}
+    serve(settings, problems=problems, format=format, **more, **where)
 
 
 def routes_of(environment: Environment) -> Sequence[BaseRoute]:
