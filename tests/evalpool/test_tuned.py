@@ -1,4 +1,5 @@
-"""Autotuned kernels: each configuration alone is right, and so is the first call on a card."""
+"""Autotuned kernels: each configuration alone is right, and so is the first call on a card; tiles
+that no card has memory for."""
 
 from __future__ import annotations
 
@@ -112,3 +113,49 @@ def test_what_benchmarks_leave_in_an_output_makes_the_first_call_wrong(
     verdict = bench.judge(ATOMIC.replace("HOOK", hook).replace("MORE", more), problem=SUM)
     assert verdict.status is (Status.WRONG if says else Status.CORRECT), verdict.detail
     assert says in verdict.detail
+
+
+PRODUCT = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return a @ b
+def get_inputs():
+    return [torch.randn(128, 128), torch.randn(128, 128)]
+def get_init_inputs():
+    return []
+"""
+TILES = (
+    HEAD
+    + """
+@triton.autotune([triton.Config({}, num_warps=8, num_stages=s) for s in STAGES], key=["K"])
+@triton.jit
+def product(a, b, c, K, B: tl.constexpr):
+    m, n, k = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :], tl.arange(0, B)
+    acc = tl.zeros((B, B), tl.float32)
+    for s in range(0, K, B):
+        x = tl.load(a + m * K + (s + k)[None, :])
+        y = tl.load(b + (s + k)[:, None] * B + n)
+        acc += tl.dot(x, y, input_precision="ieee")
+    tl.store(c + m * B + n, acc)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, a, b):
+        c = torch.empty_like(a)
+        product[(1,)](a, b, c, a.shape[1], 128)
+        return c
+"""
+)
+
+
+@pytest.mark.parametrize(("stages", "fits"), [([4], False), ([2], True), ([4, 2], True)])
+def test_tiles_beyond_a_cards_shared_memory_are_out_of_resources_without_a_card(
+    bench: Any, stages: list[int], fits: bool
+) -> None:
+    """An autotuner leaves such a configuration out."""
+    verdict = bench.judge(TILES.replace("STAGES", str(stages)), problem=PRODUCT)
+    if fits:
+        assert verdict.status is Status.CORRECT, verdict.detail
+    else:
+        assert verdict.reason == "out_of_resources"
+        assert "Required: 393216, Hardware limit: 232448" in verdict.detail

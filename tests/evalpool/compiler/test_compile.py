@@ -56,6 +56,14 @@ def test_equal_kernels_are_compiled_once(compiler: Compiler, server: ForkServer)
     assert isinstance(again[0], Binary)
 
 
+def test_a_kernel_of_small_tiles_is_not_compiled_to_know_that_it_fits(
+    compiler: Compiler, server: ForkServer
+) -> None:
+    before = server.num_spawned
+    assert compiler.too_large([make_kernel()], TARGET) == [None]
+    assert server.num_spawned == before
+
+
 def test_a_failure_stands_at_the_kernels_own_line(compiler: Compiler) -> None:
     text = DOUBLE.replace("tensor<128xi32>\n    %3", "tensor<64xi32>\n    %3")
     kernels = [make_kernel(text, lines=tuple(range(at, at + 20))) for at in (10, 50)]

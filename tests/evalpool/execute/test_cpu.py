@@ -18,7 +18,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.execute.child_cpu import Session
-from forge.evalpool.judge.execute.cpu.conditions import Poison, alternative
+from forge.evalpool.judge.execute.cpu.conditions import Poison
 from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
@@ -36,6 +36,7 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
+from forge.evalpool.judge.program.walk import alternative
 from tests.evalpool.execute.made_programs import REQUEST, copy_kernel, launch, program
 
 X = np.arange(256, dtype=np.float32)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
-from triton._C.libtriton import ir
+from triton._C.libtriton import ir, nvidia, passes
 from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _TARGET = re.compile(r"(cuda):(\d{2,3}):(\d+)|(hip):(gfx[0-9a-f]{3,4}):(\d+)")
 MAX_CLUSTER = 16
+PTX_VERSION = 86
+"""For the allocation of shared memory alone: it asks no ptxas."""
 BOUNDS = {
     "num_warps": (1, 2, 4, 8, 16, 32),
     "num_ctas": (1, 2, 4, 8, 16),
@@ -112,6 +114,34 @@ def lower(module: Any, kernel: Kernel, target: Target, *, key: str) -> Binary:
         Refused: an option is out of bounds.
         CompileFailed: a stage refused the kernel.
     """
+    code, facts = _staged(module, kernel, target, until="")
+    return _binary(code, facts, kernel, target, key)
+
+
+def shared_bytes(module: Any, kernel: Kernel, target: Target) -> int:
+    """Shared memory of a block of a checked module's kernel. Compiles no further than it takes.
+
+    Raises: as `lower`.
+    """
+    allocate: Any = getattr(nvidia.passes.ttgpuir, "add_allocate_shared_memory_nv", None)
+    if target.gpu.backend != "cuda" or allocate is None:
+        return int(_staged(module, kernel, target, until="llir")[1].get("shared") or 0)
+    # The start of Triton's own stage `llir`, without the seconds that LLVM takes for large tiles.
+    product, _ = _staged(module, kernel, target, until="ttgir")
+    manager = ir.pass_manager(module.context)
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    passes.ttgpuir.add_allocate_warp_groups(manager)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    allocate(manager, target.gpu.arch, PTX_VERSION)
+    manager.run(product, "shared memory")
+    return int(product.get_int_attr("ttg.shared"))
+
+
+def _staged(
+    module: Any, kernel: Kernel, target: Target, *, until: str
+) -> tuple[Any, dict[str, Any]]:
+    """Product of the compiler's stages up to one of them, with the facts that they found."""
     options = parse_options(target, kernel.options)
     knobs.compilation.disable_line_info = True
     stages: dict[str, Any] = {}
@@ -123,7 +153,9 @@ def lower(module: Any, kernel: Kernel, target: Target, *, key: str) -> Binary:
             product = stage(product, facts)
         except Exception as error:
             raise CompileFailed(f"{name}: {type(error).__name__}: {error}") from error
-    return _binary(product, facts, kernel, target, key)
+        if name == until:
+            break
+    return product, facts
 
 
 def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, key: str) -> Binary:

@@ -231,8 +231,13 @@ def over_limits(binary: Binary) -> str:
     ]
     for name, required, allowed in checks:
         if allowed is not None and required > allowed:
-            return (
-                f"out of resource: {name}, Required: {required}, Hardware limit: {allowed}. "
-                "Reducing block sizes or `num_stages` may help."
-            )
+            return over_limit(name, required, allowed)
     return ""
+
+
+def over_limit(name: str, required: int, allowed: int) -> str:
+    """Triton's words for a launch that asks for more than there is."""
+    return (
+        f"out of resource: {name}, Required: {required}, Hardware limit: {allowed}. "
+        "Reducing block sizes or `num_stages` may help."
+    )

@@ -2,7 +2,8 @@
 
     judge ── CALL + memory (text, then room for the binary) ─▶ check, compile ── DONE | FAILED ──▶
 
-The answer is a binary's header, or a failure's kind, message and line. It proves nothing: the
+The answer is a binary's header, the bytes of shared memory where the request needs them alone, or
+a failure's kind, message and line. It proves nothing: the
 judge checks each field and reads the binary itself. Uses nothing of a GPU.
 """
 
@@ -83,6 +84,8 @@ def answer(request: dict[str, Any], memory: mmap.mmap) -> tuple[Kind, dict[str, 
         try:
             target = backend.open_target(request["target"])
             module = check.check_ttir(kernel, target)
+            if request["needs_shared_alone"]:
+                return Kind.DONE, {"shared_bytes": backend.shared_bytes(module, kernel, target)}
             binary = backend.lower(module, kernel, target, key=request["key"])
         except Exception as error:
             failure = _failure(error, kernel, words.read())

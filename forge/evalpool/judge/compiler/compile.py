@@ -15,9 +15,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
@@ -29,12 +29,14 @@ from forge.evalpool.judge.compiler.binary import (
     Failure,
     FailureKind,
     InvalidBinary,
+    over_limit,
     over_limits,
     parse_binary,
 )
 from forge.evalpool.judge.compiler.cache import Cache, key_of
 from forge.evalpool.judge.compiler.elf import InvalidElf, check_code
 from forge.evalpool.judge.compiler.text import Refused, check_text, source_line
+from forge.evalpool.judge.compiler.tiles import may_exceed, shared_limit
 from forge.evalpool.judge.sandbox import proof
 from forge.process.child import describe_exit
 
@@ -50,6 +52,9 @@ BUDGET_S = 180.0
 ROLE = "compiler"
 RECHECK_SHARE = 1 / 64
 """Share of the binaries from disk that are compiled again, and must be equal byte for byte."""
+T = TypeVar("T")
+Read: TypeAlias = "Callable[[dict[str, Any], bytes], T | Failure]"
+"""Makes a checked result of the body of a child's answer and the room behind the text."""
 MAX_FAILURES = 10_000
 MAX_MESSAGE_CHARACTERS = 2000
 _PAGE = 4096
@@ -84,6 +89,8 @@ class Compiler:
         self._lock = threading.Lock()
         self._pending: dict[str, Future[Binary | Failure]] = {}
         self._failures: dict[str, Failure] = {}
+        self._shared: dict[str, int] = {}
+        """Bytes of shared memory of kernels whose tiles are large, by key."""
         self.num_compiled = 0
         """Children that were asked."""
         self.num_rechecked = 0
@@ -122,6 +129,37 @@ class Compiler:
                 found = Failure(kind=FailureKind.COMPILE_ERROR, message=message)
             results.append(_at_line(found, kernel))
         return results
+
+    def too_large(self, kernels: Sequence[Kernel], target: str) -> list[Failure | None]:
+        """For each kernel the failure, if its tiles need more shared memory than the target has.
+        Kernels whose tiles surely fit are not compiled, others as far as it takes to know."""
+        limit = shared_limit(target)
+        if limit is None:
+            return [None] * len(kernels)
+        version = self._spawner.versions.get("triton", "")
+        keys = [
+            key_of(one, target=target, version=version)
+            if may_exceed(one, limit) and one.ttir.isascii()
+            else ""
+            for one in kernels
+        ]
+        asked = {key: one for key, one in zip(keys, kernels, strict=True) if key}
+        fresh = {key: one for key, one in asked.items() if key not in self._shared}
+        made = self._pool.map(lambda key: self._shared_bytes(fresh[key], target, key), fresh)
+        for key, found in zip(fresh, made, strict=True):
+            if len(self._shared) >= MAX_FAILURES:
+                self._shared.clear()
+            # One that Triton refuses may be right: the binary's compilation says so, if asked for.
+            self._shared[key] = found if isinstance(found, int) else 0
+        sizes = [self._shared.get(key, 0) for key in keys]
+        return [
+            Failure(
+                kind=FailureKind.OUT_OF_RESOURCES, message=over_limit("shared memory", size, limit)
+            )
+            if size > limit
+            else None
+            for size in sizes
+        ]
 
     def _submit(self, kernel: Kernel, target: str) -> Future[Binary | Failure]:
         version = self._spawner.versions.get("triton", "")
@@ -190,13 +228,28 @@ class Compiler:
         return result
 
     def _compile(self, kernel: Kernel, target: str, key: str) -> Binary | Failure:
-        """In a child. A zygote that dies meanwhile is infra."""
+        return self._in_child(
+            kernel,
+            target,
+            key,
+            lambda body, room: _binary(body, room, kernel, target, key),
+        )
+
+    def _shared_bytes(self, kernel: Kernel, target: str, key: str) -> int | Failure:
+        return self._in_child(
+            kernel, target, key, lambda body, _: _shared(body), needs_shared_alone=True
+        )
+
+    def _in_child(
+        self, kernel: Kernel, target: str, key: str, read: Read[T], **asked: bool
+    ) -> T | Failure:
+        """What `read` makes of a child's answer. A zygote that dies meanwhile is infra."""
         with self._lock:
             uid = self._uids.pop() if self._uids else None
         try:
             child = self._spawner.spawn(role=ROLE, uid=uid)
             self.num_compiled += 1
-            return self._ask(child, kernel, target, key)
+            return self._ask(child, kernel, target, key, read, **asked)
         except (ZygoteGone, proof.WeakSandbox) as error:
             return Failure(kind=FailureKind.INFRA, message=str(error))
         finally:
@@ -205,8 +258,15 @@ class Compiler:
                     self._uids.append(uid)
 
     def _ask(
-        self, child: SandboxedChild, kernel: Kernel, target: str, key: str
-    ) -> Binary | Failure:
+        self,
+        child: SandboxedChild,
+        kernel: Kernel,
+        target: str,
+        key: str,
+        read: Read[T],
+        *,
+        needs_shared_alone: bool = False,
+    ) -> T | Failure:
         text = kernel.ttir.encode("ascii")
         code_at = -(-len(text) // _PAGE) * _PAGE
         num_bytes = code_at + MAX_CODE_BYTES
@@ -219,6 +279,7 @@ class Compiler:
             "text_bytes": len(text),
             "code_at": code_at,
             "num_bytes": num_bytes,
+            "needs_shared_alone": needs_shared_alone,
         }
         has_hung_up, message = False, ""
         try:
@@ -231,7 +292,7 @@ class Compiler:
                 )
                 if answer.kind is Kind.FAILED:
                     return _failure(answer.body)
-                return _binary(answer.body, memory[code_at:], kernel, target, key)
+                return read(answer.body, memory[code_at:])
         except frames.DeadlinePassed:
             message = f"not compiled within {self._deadline_s:g} s"
         except frames.PeerGone:
@@ -244,6 +305,14 @@ class Compiler:
         if has_hung_up:
             message = f"the compiler crashed: {_how(self._spawner.ended(child))}"
         return Failure(kind=FailureKind.COMPILE_ERROR, message=message)
+
+
+def _shared(body: dict[str, Any]) -> int:
+    """The child's answer, checked. Raises InvalidBinary."""
+    size = body.get("shared_bytes")
+    if type(size) is not int or size < 0:
+        raise InvalidBinary("no bytes of shared memory")
+    return size
 
 
 def _binary(

@@ -200,7 +200,9 @@ class _Tried:
     """Alternatives to be tried, the first one first."""
     ran: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Alternative and input set of each call."""
-    by_winner: dict[int, Captured] = field(default_factory=dict[int, "Captured"])
+    by_winner: dict[int, tuple[Captured, int]] = field(
+        default_factory=dict[int, "tuple[Captured, int]"]
+    )
     """Programs captured with a turn's alternatives as winners."""
 
     def next_turn(self) -> int:
@@ -300,7 +302,7 @@ class CpuJudgement(Judgement):
             tried = self._tried.setdefault(captured.data, _Tried(captured, turns))
             turn = tried.next_turn()
             tried.ran.append((turn, number))
-        captured = self._of_turn(tried, turn, number)
+        captured, turn = self._of_turn(tried, turn, number)
         with self._doubting(captured.program):
             num_bytes = self.evaluator.call(
                 captured,
@@ -324,15 +326,21 @@ class CpuJudgement(Judgement):
             finding=self.report,
         )
 
-    def _of_turn(self, tried: _Tried, turn: int, number: int) -> Captured:
-        """The program of a turn: captured with its alternatives as winners where the host follows
-        them, since the first capture has the host's part of the first alternatives."""
+    def _of_turn(self, tried: _Tried, turn: int, number: int) -> tuple[Captured, int]:
+        """The program of a turn, and the alternatives that run of what is open in it: captured with
+        those of the turn as winners where the host follows them, since the first capture has the
+        host's part of the first alternatives. One that no card launches never wins."""
         base = tried.captured
         if turn == 0 or not base.follows_winner:
-            return base
+            return base, turn
         if turn not in tried.by_winner:
             chosen = winners(base.program, turn=turn, shift=self._shift)
-            tried.by_winner[turn] = self.with_winners(number, chosen)
+            try:
+                tried.by_winner[turn] = self.with_winners(number, chosen), turn
+            except Decided as decided:
+                if decided.finding.reason != Reason.OUT_OF_RESOURCES:
+                    raise
+                tried.by_winner[turn] = base, 0
         return tried.by_winner[turn]
 
     def _further(self) -> Iterator[int]:
@@ -355,6 +363,11 @@ class CpuJudgement(Judgement):
 
     def _captured(self, number: int) -> Captured:
         captured = Judgement._captured(self, number)
+        program = captured.program
         if self.table.compile == "binary":
-            self.require_binaries(captured.program, self.binaries(captured.program))
+            self.require_kernels(program, self.binaries(program))
+        else:
+            with self.phases.timed("structure"):
+                found = self.compiler.too_large(program.kernels, program.target)
+            self.require_kernels(program, found)
         return captured

@@ -14,6 +14,7 @@ from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.first_call import first_call
+from forge.evalpool.judge.program.format import Choice, Launch
 from forge.evalpool.judge.program.questions import concealed, deviation
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captured
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.compiler.compile import Compiler
-    from forge.evalpool.judge.program.format import Program
+    from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.trial.captures import Captures
     from forge.evalpool.judge.trial.checks import Memory
@@ -216,6 +217,13 @@ class Judgement(ABC):
             if isinstance(one, Failure):
                 raise Decided(compile_finding(one, kernel, code=self.code, report=self.report))
 
+    def require_kernels(self, program: Program, found: Sequence[Binary | Failure | None]) -> None:
+        """Raises Decided for the first kernel that must run and failed."""
+        for number in needed_kernels(program, found):
+            if isinstance(one := found[number], Failure):
+                kernel = program.kernels[number]
+                raise Decided(compile_finding(one, kernel, code=self.code, report=self.report))
+
     def at_line(self, line: int | None, message: str) -> str:
         """A message with the candidate's source line."""
         return at_line(self.code, line or None, message)
@@ -260,3 +268,27 @@ class Judgement(ABC):
                     policy=self.candidate.policy,
                 )
         return captured
+
+
+def needed_kernels(program: Program, binaries: Sequence[Binary | Failure | None]) -> list[int]:
+    """Kernels without which a program cannot run: those outside of choices, and those of the first
+    alternative of a choice whose alternatives all fail."""
+    found: list[int] = []
+    for nodes in (program.init, program.forward):
+        _collect(nodes, binaries, found)
+    return found
+
+
+def _collect(
+    nodes: Sequence[Node], binaries: Sequence[Binary | Failure | None], found: list[int]
+) -> None:
+    for node in nodes:
+        if isinstance(node, Launch):
+            found.append(node.kernel)
+        elif isinstance(node, Choice):
+            kernels: list[list[int]] = []
+            for alternative in node.alternatives:
+                kernels.append([])
+                _collect(alternative.nodes, binaries, kernels[-1])
+            if all(any(isinstance(binaries[one], Failure) for one in each) for each in kernels):
+                found += kernels[0]

@@ -20,17 +20,16 @@ import torch
 
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import create_block
-from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.execute.steps import named_choices
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch, Section
+from forge.evalpool.judge.program.format import Choice, InvalidProgram, Section
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS
 from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
 from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
 from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
 from forge.evalpool.judge.trial.judgement import Judgement
-from forge.evalpool.judge.trial.structure import accesses_of, compile_finding, require_waits
+from forge.evalpool.judge.trial.structure import accesses_of, require_waits
 from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
 from forge.records.reason import Reason, Status
 
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from forge.evalpool.judge.compiler.binary import Binary
+    from forge.evalpool.judge.compiler.binary import Binary, Failure
     from forge.evalpool.judge.execute.executor import ChoiceReport, Executor, NodeTime
-    from forge.evalpool.judge.program.format import Node, Program
+    from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.gpu.card_memory import CardMemory, LeftByCall
@@ -93,7 +92,7 @@ class GpuJudgement(Judgement):
         """Captures and compiles the program, and settles its choices. Raises Decided."""
         program = self.first().program
         for _ in range(MAX_TUNINGS):
-            self._require_kernels(program)
+            self.require_kernels(program, self.binaries(program))
             if not any(isinstance(placed.node, Choice) for placed in places(program)):
                 return
             winners = self._tuned()
@@ -443,15 +442,6 @@ class GpuJudgement(Judgement):
             synchronize=self.synchronize,
         )
 
-    def _require_kernels(self, program: Program) -> None:
-        """Raises Decided for a kernel that must run and has no binary."""
-        binaries = self.binaries(program)
-        for number in needed_kernels(program, binaries):
-            found = binaries[number]
-            if isinstance(found, Failure):
-                kernel = program.kernels[number]
-                raise Decided(compile_finding(found, kernel, code=self.code, report=self.report))
-
 
 def _losers(found: Sequence[ChoiceReport]) -> list[tuple[int, int]]:
     """Step and number of each alternative that ran and did not win."""
@@ -461,25 +451,3 @@ def _losers(found: Sequence[ChoiceReport]) -> list[tuple[int, int]]:
         for number, us in enumerate(one.times_us)
         if us is not None and number != one.chosen
     ]
-
-
-def needed_kernels(program: Program, binaries: Sequence[Binary | Failure]) -> list[int]:
-    """Kernels without which a program cannot run: those outside of choices, and those of the first
-    alternative of a choice whose alternatives all fail."""
-    found: list[int] = []
-    for nodes in (program.init, program.forward):
-        _collect(nodes, binaries, found)
-    return found
-
-
-def _collect(nodes: Sequence[Node], binaries: Sequence[Binary | Failure], found: list[int]) -> None:
-    for node in nodes:
-        if isinstance(node, Launch):
-            found.append(node.kernel)
-        elif isinstance(node, Choice):
-            kernels: list[list[int]] = []
-            for alternative in node.alternatives:
-                kernels.append([])
-                _collect(alternative.nodes, binaries, kernels[-1])
-            if all(any(isinstance(binaries[one], Failure) for one in each) for each in kernels):
-                found += kernels[0]
