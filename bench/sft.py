@@ -78,29 +78,9 @@ def config_of(shape: str) -> Any:
             num_dense_layers=1,
             dtype="bfloat16",
         )
-    known = KNOWN["qwen3-8b" if shape == "8b" else shape]
-    sizes = {
-        "hidden_size": known.hidden,
-        "intermediate_size": known.intermediate,
-        "num_hidden_layers": known.layers,
-        "num_attention_heads": known.heads,
-        "num_key_value_heads": known.kv_heads,
-        "head_dim": known.head_dim,
-        "vocab_size": known.vocab,
-        "max_position_embeddings": 40_960,
-        "dtype": "bfloat16",
-    }
-    if shape == "8b":
-        return Qwen3Config(**sizes, tie_word_embeddings=False)
-    return AfmoeConfig(
-        **sizes,
-        moe_intermediate_size=known.expert_intermediate,
-        num_experts=known.experts,
-        num_experts_per_tok=8,
-        num_shared_experts=known.shared_experts,
-        num_dense_layers=known.dense_layers,
-        tie_word_embeddings=False,
-    )
+    known = {**KNOWN["qwen3-8b" if shape == "8b" else shape], "max_position_embeddings": 40_960}
+    kind = Qwen3Config if shape == "8b" else AfmoeConfig
+    return kind(**known, dtype="bfloat16")
 
 
 def write_model(shape: str, at: Path, *, device: str) -> tuple[int, int]:

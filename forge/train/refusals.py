@@ -74,14 +74,14 @@ def missing_package(stage: SftStage | GrpoStage, *, model: ModelTable) -> str | 
 
 def is_mixture(model_dir: Path) -> bool:
     """True if config.json names experts."""
-    config = _text_config(model_dir)
+    config = text_config(model_dir)
     return any(config.get(key) for key in EXPERT_KEYS)
 
 
 def has_windows(model_dir: Path) -> bool:
     """True if config.json names layers without full attention, or a window for all layers or for
     those that the model's class selects."""
-    config = _text_config(model_dir)
+    config = text_config(model_dir)
     if kinds := config.get("layer_types"):
         return any(kind != "full_attention" for kind in kinds)
     if config.get("attention_chunk_size") or config.get("sliding_window_pattern"):
@@ -92,7 +92,7 @@ def has_windows(model_dir: Path) -> bool:
 def has_states(model_dir: Path) -> bool:
     """True if config.json names layers that carry a state from token to token: linear attention,
     Mamba, convolutions."""
-    config = _text_config(model_dir)
+    config = text_config(model_dir)
     kinds = config.get("layer_types") or config.get("layers_block_type") or ()
     return any(key.startswith("mamba_") for key in config) or any(
         kind.startswith(("linear", "conv", "mamba", "hybrid", "recurrent")) for kind in kinds
@@ -133,7 +133,7 @@ def _config(model_dir: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def _text_config(model_dir: Path) -> dict[str, Any]:
+def text_config(model_dir: Path) -> dict[str, Any]:
     """The config with the keys of its language model."""
     config = _config(model_dir)
     return config | (config.get("text_config") or {})

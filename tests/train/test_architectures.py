@@ -322,3 +322,38 @@ def test_a_config_that_names_no_dtype_gets_that_of_its_weights(tmp_path: Path) -
     assert json.loads((base / "config.json").read_text()) == config, "the user's is not changed"
     written = json.loads(Path(published["path"], "config.json").read_text())
     assert written == config | {"dtype": "bfloat16"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_plan_knows_the_parameters_and_the_cache_of_the_model(name: str, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    from forge.runner.plan.model_shape import model_shape
+    from forge.train.trainer.child.settings import model_class
+
+    made = make_architecture(name, tmp_path)
+    shape = model_shape(ModelTable(path=str(made)))
+    assert shape is not None
+    kind = model_class(made, trust_remote_code=False)
+    model = kind.from_pretrained(made, dtype=torch.float32)
+    assert shape.params == model.num_parameters()
+    cache = transformers.DynamicCache(config=model.config)
+    model(input_ids=torch.ones(1, 40, dtype=torch.long), past_key_values=cache, use_cache=True)
+    parts = [
+        (layer.keys, layer.values)
+        for layer in cache.layers
+        if getattr(layer, "keys", None) is not None
+    ]
+    values = sum(part.numel() for pair in parts for part in pair)
+    # A window's layer keeps its last token but one.
+    windows = sum(values for window, values in shape.kv if window is not None)
+    assert values == shape.kv_of(40) - windows
+    adapter = LoraTable(r=1, target_modules=list(ARCHITECTURES[name].modules))
+    adapted = sum(
+        sum(module.weight.shape)
+        for path, module in model.named_modules()
+        if path.rpartition(".")[2] in ARCHITECTURES[name].modules
+    )
+    assert shape.adapter_params(adapter) == adapted

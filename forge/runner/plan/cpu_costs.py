@@ -10,7 +10,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.runner.plan.model_shape import model_shape, tiny_shape
+from forge.errors import ConfigError
+from forge.runner.plan.model_shape import model_shape
 from forge.train.gguf import read_gguf
 
 if TYPE_CHECKING:
@@ -63,22 +64,24 @@ EXTRA_CHECKPOINTS = 2
 
 
 def count_params(model: ModelTable) -> int | None:
-    """Parameters of a run's model; None if it is neither on this machine nor known by name."""
+    """Parameters of a run's model, by its shape or else by its files; None without either."""
     folder = Path(model.path or "").expanduser()
     if model.is_gguf and folder.is_file():
         return read_gguf(folder).num_params
+    if shape := model_shape(model):
+        return shape.params
     files = list(folder.glob("*.safetensors")) if model.path and folder.is_dir() else []
-    if files:
-        return sum(map(_params_of, files))
-    shape = model_shape(model)
-    return None if shape is None else shape.params
+    return sum(map(_params_of, files)) or None
 
 
 def _params_of(file: Path) -> int:
-    """Values in a safetensors file, by the shapes in its header."""
-    from safetensors import safe_open
+    """Values in a safetensors file, by the shapes in its header. Raises ConfigError."""
+    from safetensors import SafetensorError, safe_open
 
-    opened: Any = safe_open(file, framework="np")
+    try:
+        opened: Any = safe_open(file, framework="np")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{file}: {error}") from error
     with opened as tensors:
         return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
 
@@ -100,7 +103,6 @@ def turns_of(max_turns: int) -> float:
 
 def replica_bytes(serve: ServeTable, model: ModelTable, *, params: int) -> int:
     """Host memory of one engine on the CPU: weights and KV cache."""
-    width = 4 if serve.precision == "exact" else 2
-    kv_values = tiny_shape(model.tiny).kv_values if model.init else params**0.5 / 2
-    kv = int(serve.slots * serve.context_tokens * kv_values * width)
+    width, shape = 4 if serve.precision == "exact" else 2, model_shape(model)
+    kv = serve.slots * shape.kv_of(serve.context_tokens) * width if shape else 0
     return REPLICA_BYTES + params * width + kv

@@ -168,7 +168,7 @@ def serve_bytes(
     fixed = CONTEXT_BYTES + (shape.params * width + adapters) / num_gpus
     if engine == "vllm":
         fixed += GRAPH_BYTES
-    context = serve.context_tokens * shape.kv_values * width / num_gpus
+    context = shape.kv_of(serve.context_tokens) * width / num_gpus
     least = min(serve.slots, LEAST_CONTEXTS) if engine == "vllm" else serve.slots
     full = int(fixed + serve.slots * context)
     return ServeBytes(least=int(fixed + least * context), full=full)

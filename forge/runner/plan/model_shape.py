@@ -2,7 +2,8 @@
 
 It comes from the experiment (a tiny model), from `config.json` of a directory or of the hub's
 cache, from the header of a GGUF file, or from the table of known hub names, so that a plan needs no
-download.
+download. The shapes of plain decoders are computed here; for others transformers is asked
+(`measured`).
 """
 
 from __future__ import annotations
@@ -11,148 +12,166 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from forge.errors import ConfigError
+from forge.runner.plan.measured import measure
+from forge.runner.plan.model_files import CONFIG, SIZES, read_config
 from forge.serve.architectures import no_llama, why_not_llama
 from forge.train.gguf import made_dir, read_gguf
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from forge.config.schema import LoraTable, ModelTable, TinyModel
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP = ("gate_proj", "up_proj", "down_proj")
+PLAIN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Values of `model_type` whose shapes `decoder` computes from a config."""
+PLAIN_KEYS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+)  # fmt: skip
+"""Keys that a config of these types must have."""
+QK_NORMS = frozenset({"qwen3", "qwen3_moe", "afmoe"})
+
+
+class Matrices(NamedTuple):
+    """The matrices of a model that have one name."""
+
+    num: int
+    params: int
+    widths: int
+    """Input and output widths of all, added up: an adapter of rank r has r · widths parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder with grouped attention and a gated MLP: Qwen3, Llama, mixtures of experts."""
+    """Sizes of a model for text, and of what else it loads."""
 
+    model_type: str
+    """`model_type` of config.json."""
+    params: int
+    linear: Mapping[str, Matrices]
+    """Linear layers without the output head, by the last part of their names."""
+    experts: Mapping[str, Matrices]
+    """Fused experts by name, one for each sparse layer; empty for a dense model."""
+    kv: tuple[tuple[int | None, int], ...]
+    """Values of a token in the KV cache, by the window of their layers; None for no window."""
     hidden: int
     layers: int
     heads: int
-    kv_heads: int
     head_dim: int
     intermediate: int
     """Width of a dense layer's MLP."""
+    expert_intermediate: int
     vocab: int
-    is_tied: bool
-    experts: int = 0
-    """Experts in each sparse layer; 0 for a dense model."""
-    expert_intermediate: int = 0
-    shared_experts: int = 0
-    dense_layers: int = 0
-    """Layers of a mixture without experts."""
-    gated_attention: bool = False
-    model_type: str = "qwen3"
-    """`model_type` of config.json."""
-
-    @property
-    def params(self) -> int:
-        """Number of parameters, with the norms of the residual stream, queries and keys."""
-        embeddings = self.vocab * self.hidden * (1 if self.is_tied else 2)
-        norms = (2 * self.layers + 1) * self.hidden + 2 * self.layers * self.head_dim
-        return embeddings + norms + self.layers * self._attention + self._mlps
 
     @property
     def expert_params(self) -> int:
         """Parameters of the fused experts."""
-        return 3 * self.sparse_layers * self.experts * self.hidden * self.expert_intermediate
+        return sum(each.params for each in self.experts.values())
 
     @property
     def quantized_params(self) -> int:
         """Parameters that are stored in 4 bits: linear layers and experts. Embeddings, norms, the
         output layer and routers are not."""
-        return self.linear_params + self.expert_params
-
-    @property
-    def linear_params(self) -> int:
-        """Parameters of plain linear layers, to which "all-linear" refers."""
-        return self.layers * self._attention + self._mlps - self.expert_params - self._routers
+        return sum(each.params for each in self.linear.values()) + self.expert_params
 
     @property
     def kv_values(self) -> int:
         """Values in the KV cache of one token, all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        return sum(values for _, values in self.kv)
 
     @property
     def is_mixture(self) -> bool:
         """True for a mixture of experts."""
-        return self.experts > 0
-
-    def adapter_params(self, lora: LoraTable) -> int:
-        """Parameters of a LoRA adapter: r · (in + out) for each matrix that it changes."""
-        names = lora.target_modules
-        wanted = ATTENTION + MLP if names == "all-linear" else names
-        num_dense = self.dense_layers if self.is_mixture else self.layers
-        total = 0
-        for name, widths in self._matrices().items():
-            if name in wanted:
-                total += sum(widths) * (self.layers if name in ATTENTION else num_dense)
-        for name in lora.target_parameters:
-            inner = self.expert_intermediate * (2 if "gate_up" in name else 1)
-            total += self.sparse_layers * self.experts * (self.hidden + inner)
-        return lora.r * total
+        return bool(self.experts)
 
     @property
     def sparse_layers(self) -> int:
         """Layers with experts."""
-        return self.layers - self.dense_layers if self.is_mixture else 0
+        return max((each.num for each in self.experts.values()), default=0)
 
-    @property
-    def _routers(self) -> int:
-        return self.sparse_layers * self.experts * self.hidden
+    def kv_of(self, context_tokens: int) -> int:
+        """Values in the KV cache of a sequence."""
+        return sum(
+            values * min(context_tokens, window or context_tokens) for window, values in self.kv
+        )
 
-    @property
-    def _attention(self) -> int:
-        query = self.heads * self.head_dim
-        num_query = 3 if self.gated_attention else 2  # queries, output, gate
-        return self.hidden * (num_query * query + 2 * self.kv_heads * self.head_dim)
-
-    @property
-    def _mlps(self) -> int:
-        dense = 3 * self.hidden * self.intermediate
-        if not self.is_mixture:
-            return self.layers * dense
-        shared = self.shared_experts * 3 * self.hidden * self.expert_intermediate
-        sparse = self.sparse_layers * shared + self.expert_params + self._routers
-        return self.dense_layers * dense + sparse
-
-    def _matrices(self) -> dict[str, tuple[int, int]]:
-        """Input and output width of each linear layer of a dense block."""
-        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "q_proj": (self.hidden, query),
-            "k_proj": (self.hidden, kv),
-            "v_proj": (self.hidden, kv),
-            "o_proj": (query, self.hidden),
-            "gate_proj": (self.hidden, self.intermediate),
-            "up_proj": (self.hidden, self.intermediate),
-            "down_proj": (self.intermediate, self.hidden),
-        }
+    def adapter_params(self, lora: LoraTable) -> int:
+        """Parameters of a LoRA adapter: r · (in + out) for each matrix that it changes."""
+        names = lora.target_modules
+        wanted = self.linear if names == "all-linear" else [n.rpartition(".")[2] for n in names]
+        adapted = [self.linear[name] for name in wanted if name in self.linear]
+        fused = [name.rpartition(".")[2] for name in lora.target_parameters]
+        adapted += [self.experts[name] for name in fused if name in self.experts]
+        return lora.r * sum(each.widths for each in adapted)
 
 
-def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, *, tied: bool) -> ModelShape:
+def decoder(config: Mapping[str, Any]) -> ModelShape:
+    """Shape of a decoder with grouped attention, a gated MLP or fused experts: what transformers
+    makes of the types in `PLAIN` and `KNOWN`, without asking it."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    heads, vocab = config["num_attention_heads"], config["vocab_size"]
+    inner, kind = config["intermediate_size"], config["model_type"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head = config.get("head_dim") or hidden // heads
+    query, keys = heads * head, kv_heads * head
+    num_experts, expert = config.get("num_experts", 0), config.get("moe_intermediate_size", 0)
+    num_sparse = layers - config.get("num_dense_layers", 0) if num_experts else 0
+    mlps = [(layers - num_sparse, inner)]
+    mlps += [(num_sparse, expert)] * config.get("num_shared_experts", 0)
+    linear = {
+        "q_proj": _matrices(layers, hidden, query), "k_proj": _matrices(layers, hidden, keys),
+        "v_proj": _matrices(layers, hidden, keys), "o_proj": _matrices(layers, query, hidden),
+    }  # fmt: skip
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        parts = [_matrices(num, hidden, width) for num, width in mlps if num]
+        if name == "gate_proj" and kind == "afmoe":
+            parts.append(_matrices(layers, hidden, query))  # the gate of its attention
+        if parts:
+            linear[name] = Matrices(*map(sum, zip(*parts, strict=True)))
+    experts: dict[str, Matrices] = {}
+    for name, width in {"gate_up_proj": 2 * expert, "down_proj": expert}.items():
+        if num_sparse:
+            every = _matrices(num_sparse * num_experts, hidden, width)
+            experts[name] = every._replace(num=num_sparse)
+    norms = (2 * layers + 1) * hidden + layers * 2 * head * (kind in QK_NORMS)
+    biases = layers * (query + 2 * keys) if kind == "qwen2" else 0
+    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    matrices = sum(each.params for each in (*linear.values(), *experts.values()))
     return ModelShape(
-        hidden=hidden, layers=layers, heads=heads, kv_heads=8, head_dim=128,
-        intermediate=intermediate, vocab=151_936, is_tied=tied,
+        model_type=kind, linear=linear, experts=experts, kv=((None, layers * 2 * keys),),
+        params=embeddings + norms + biases + matrices + num_sparse * num_experts * hidden,
+        hidden=hidden, layers=layers, heads=heads, head_dim=head, vocab=vocab,
+        intermediate=inner, expert_intermediate=expert,
     )  # fmt: skip
 
 
-_LLAMA_8B = ModelShape(
-    hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336,
-    vocab=128_256, is_tied=False, model_type="llama",
-)  # fmt: skip
-_QWEN3_30B_A3B = ModelShape(
-    hidden=2048, layers=48, heads=32, kv_heads=4, head_dim=128, intermediate=6144, vocab=151_936,
-    is_tied=False, experts=128, expert_intermediate=768, model_type="qwen3_moe",
-)  # fmt: skip
-_TRINITY_MINI = ModelShape(
-    hidden=2048, layers=32, heads=32, kv_heads=4, head_dim=128, intermediate=6144, vocab=200_192,
-    is_tied=False, experts=128, expert_intermediate=1024, shared_experts=1, dense_layers=2,
-    gated_attention=True, model_type="afmoe",
-)  # fmt: skip
+def _matrices(num: int, width: int, other: int) -> Matrices:
+    return Matrices(num, num * width * other, num * (width + other))
 
-KNOWN: dict[str, ModelShape] = {
+
+def _qwen3(hidden: int, layers: int, heads: int, inner: int, *, tied: bool) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3", "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": inner, "vocab_size": 151_936, "tie_word_embeddings": tied,
+    }  # fmt: skip
+
+
+_LLAMA_8B = {
+    **_qwen3(4096, 32, 32, 14_336, tied=False), "model_type": "llama", "vocab_size": 128_256,
+}  # fmt: skip
+_QWEN3_30B_A3B = {
+    **_qwen3(2048, 48, 32, 6144, tied=False), "model_type": "qwen3_moe", "num_key_value_heads": 4,
+    "num_experts": 128, "moe_intermediate_size": 768, "num_experts_per_tok": 8,
+}  # fmt: skip
+_TRINITY_MINI = {
+    **_QWEN3_30B_A3B, "model_type": "afmoe", "num_hidden_layers": 32, "vocab_size": 200_192,
+    "moe_intermediate_size": 1024, "num_shared_experts": 1, "num_dense_layers": 2,
+}  # fmt: skip
+
+KNOWN: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
     "qwen3-1.7b": _qwen3(2048, 28, 16, 6144, tied=True),
     "qwen3-4b": _qwen3(2560, 36, 32, 9728, tied=True),
@@ -165,23 +184,34 @@ KNOWN: dict[str, ModelShape] = {
     "kernelllm": _LLAMA_8B,
     "trinity-mini": _TRINITY_MINI,
 }
-"""Shapes by name without owner, in lower case. A longer name `<known>-...` has the same shape."""
+"""Configs by name without owner, in lower case. A longer name `<known>-...` has the same one."""
 
 
 def model_shape(model: ModelTable) -> ModelShape | None:
-    """The shape of a model; None without a local `config.json` or a known name. Uses no network."""
+    """The shape of a model; None if `why_unknown`. Uses no network. Raises ConfigError for a config
+    or a GGUF file that cannot be used."""
+    found = _find(model)
+    return found if isinstance(found, ModelShape) else None
+
+
+def why_unknown(model: ModelTable) -> str:
+    """The reason for which the shape of a model is not known; empty if it is."""
+    found = _find(model)
+    return found if isinstance(found, str) else ""
+
+
+def _find(model: ModelTable) -> ModelShape | str:
+    """The shape, or the reason why it is not known."""
     if model.init:
         return tiny_shape(model.tiny)
     if folder := config_dir(model):
-        return read_shape(folder / "config.json")
+        return _shape_of(read_config(folder), where=str(folder / CONFIG))
     name = model.path or ""
     if model.is_gguf:
-        return _shape_of(read_gguf(Path(name).expanduser()).config())
-    if Path(name).expanduser().is_dir():
-        return None
+        return _shape_of(read_gguf(Path(name).expanduser()).config(), where=name)
     last = name.rpartition("/")[2].lower()
     fitting = [known for known in KNOWN if last == known or last.startswith(f"{known}-")]
-    return KNOWN[max(fitting, key=len)] if fitting else None
+    return decoder(KNOWN[max(fitting, key=len)]) if fitting else "not on this machine"
 
 
 def config_dir(model: ModelTable) -> Path | None:
@@ -193,48 +223,39 @@ def config_dir(model: ModelTable) -> Path | None:
         folders = (made_dir(model.revision or ""),)
     else:
         folders = (Path(model.path).expanduser(), *_cached(model.path))
-    return next((each for each in folders if (each / "config.json").is_file()), None)
+    return next((each for each in folders if (each / CONFIG).is_file()), None)
 
 
 def tiny_shape(tiny: TinyModel) -> ModelShape:
     """Shape of the model that `init = "tiny"` makes."""
-    return ModelShape(
-        hidden=tiny.hidden_size, layers=tiny.num_layers, heads=tiny.num_heads,
-        kv_heads=tiny.num_kv_heads, head_dim=tiny.head_dim, intermediate=tiny.intermediate_size,
-        vocab=tiny.vocab_size, is_tied=tiny.tie_word_embeddings,
-    )  # fmt: skip
+    return decoder({
+        "model_type": "qwen3", "hidden_size": tiny.hidden_size, "head_dim": tiny.head_dim,
+        "num_hidden_layers": tiny.num_layers, "num_attention_heads": tiny.num_heads,
+        "num_key_value_heads": tiny.num_kv_heads, "intermediate_size": tiny.intermediate_size,
+        "vocab_size": tiny.vocab_size, "tie_word_embeddings": tiny.tie_word_embeddings,
+    })  # fmt: skip
 
 
-def read_shape(path: Path) -> ModelShape | None:
-    """Shape in a `config.json` of transformers; None for other kinds of models."""
-    try:
-        return _shape_of(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _shape_of(found: dict[str, Any]) -> ModelShape:
-    """Shape in the values of a `config.json`."""
-    found = found.get("text_config", found)
-    heads = int(found["num_attention_heads"])
-    hidden = int(found["hidden_size"])
-    experts = int(found.get("num_experts") or found.get("num_local_experts") or 0)
-    return ModelShape(
-        hidden=hidden,
-        layers=int(found["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=int(found.get("num_key_value_heads") or heads),
-        head_dim=int(found.get("head_dim") or hidden // heads),
-        intermediate=int(found["intermediate_size"]),
-        vocab=int(found["vocab_size"]),
-        is_tied=bool(found.get("tie_word_embeddings", False)),
-        experts=experts,
-        expert_intermediate=int(found.get("moe_intermediate_size") or 0),
-        shared_experts=int(found.get("num_shared_experts") or 0),
-        dense_layers=int(found.get("num_dense_layers") or 0),
-        gated_attention=found.get("model_type") == "afmoe",
-        model_type=str(found.get("model_type", "")),
-    )
+def _shape_of(config: dict[str, Any], *, where: str) -> ModelShape | str:
+    """The shape that a config gives, or the reason why it is not known."""
+    kind = str(config["model_type"])
+    has_biases = config.get("attention_bias") or config.get("mlp_bias")
+    has_window = config.get("sliding_window") and config.get("use_sliding_window", True)
+    has_default = kind == "qwen3" and not config.get("head_dim")
+    has_lists = any(isinstance(config.get(key), list) for key in SIZES)
+    if kind in PLAIN and not (has_biases or has_window or has_default or has_lists):
+        missing = [key for key in PLAIN_KEYS if config.get(key) is None]
+        if missing:
+            raise ConfigError(f"{where}: lacks {', '.join(missing)}")
+        return decoder(config)
+    found = measure(config)
+    if "refused" in found:
+        raise ConfigError(f"{where}: {found['refused']}")
+    if "unknown" in found:
+        return str(found["unknown"])
+    for key in ("linear", "experts"):
+        found = {**found, key: {name: Matrices(*each) for name, each in found[key].items()}}
+    return ModelShape(model_type=kind, **{**found, "kv": tuple(map(tuple, found["kv"]))})
 
 
 def model_type(model_dir: Path) -> str | None:

@@ -17,7 +17,8 @@ from forge.records.rules import rules_in_words
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.attention import attention_reasons
 from forge.runner.plan.machine import Machine, this_machine
-from forge.runner.plan.model_shape import llama_refusal
+from forge.runner.plan.model_files import check_model_path
+from forge.runner.plan.model_shape import llama_refusal, why_unknown
 from forge.runner.plan.needs import makes_pairs, needs_judges, needs_serving, needs_training
 from forge.runner.plan.nodes.layout import NodePlan, plan_nodes
 from forge.runner.plan.placement import Placement, place
@@ -127,6 +128,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     """
     if machine is None:
         machine = this_machine(experiment.store.dir, serve=experiment.serve)
+    check_model_path(experiment.model, is_here=not machine.assumed)
     engine, why = _engine(experiment, machine)
     placement = place(experiment, machine, engine=engine)
     shared = reasons(experiment, gpus=placement.train)
@@ -290,8 +292,8 @@ def _notes(
     for gpu in machine.gpus if devices.gpus else ():
         for user in machine.gpu_users.get(gpu.uuid, ()):
             yield f"GPU {gpu.index}: {user}, which disturbs the timing of kernels there"
-    if experiment.model.path and costs.count_params(experiment.model) is None:
-        yield f"{experiment.model.path} is not a local directory: nothing is predicted for it"
+    if why := why_unknown(experiment.model):
+        yield f"{experiment.model.path or '[model]'}: size unknown: {why}"
 
 
 def _elsewhere(experiment: Experiment, placement: Placement) -> Iterator[str]:

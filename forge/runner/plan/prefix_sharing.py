@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forge.config.schema import GrpoStage
 from forge.process.devices import Vendor
-from forge.runner.plan.model_shape import config_dir, model_shape, read_shape
-from forge.train.refusals import SHARING, has_windows
+from forge.runner.plan.model_shape import config_dir, model_shape
+from forge.train.refusals import SHARING, has_windows, is_mixture, text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,15 +91,23 @@ def _model(model: ModelTable, model_dir: Path | None) -> str:
     if model.quantize is not None:
         return "not tested with 4-bit weights"
     folder = model_dir or config_dir(model)
-    shape = read_shape(model_dir / "config.json") if model_dir else model_shape(model)
-    if shape is None:
+    if folder:  # without `model_shape`, which may ask transformers and block a run's loop
+        config = text_config(folder)
+        kind, is_sparse = str(config.get("model_type")), is_mixture(folder)
+        heads = config.get("num_attention_heads") or 1
+        width = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
+    elif shape := model_shape(model):
+        kind, is_sparse, width = shape.model_type, shape.is_mixture, shape.head_dim
+    else:
+        kind, is_sparse, width = "", False, 0
+    if not (kind and width):
         return "the shape of the model is unknown"
-    if shape.is_mixture:
+    if is_sparse:
         return "the router loss of a mixture counts a token each time it is forwarded"
-    if shape.model_type not in SHARING:
-        return f"not tested with {shape.model_type}"
+    if kind not in SHARING:
+        return f"not tested with {kind}"
     if folder and has_windows(folder):
         return "its layers use sliding windows"
-    if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 8:
-        return f"its kernel does not support a head width of {shape.head_dim}"
+    if width > MAX_HEAD_DIM or width % 8:
+        return f"its kernel does not support a head width of {width}"
     return ""

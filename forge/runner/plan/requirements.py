@@ -154,8 +154,7 @@ def require_template(experiment: Experiment) -> tuple[str, ...]:
     if folder is None and model.is_gguf:
         template = _gguf_template(model)
         return (template.note,) if template and template.note else ()
-    is_partial = model.path is not None and not Path(model.path).expanduser().is_dir()
-    if folder is None or (is_partial and not (folder / "tokenizer.json").is_file()):
+    if folder is None or not (folder / "tokenizer.json").is_file():
         return ()
     thinking = experiment.prompt.thinking
     chat = ChatTemplate.load(folder, chat_template=model.chat_template, thinking=thinking)
@@ -183,7 +182,8 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
         ConfigError: one line for each stage and limit.
         MachineError: bitsandbytes or flash_attn is missing.
     """
-    model, shape = experiment.model, model_shape(experiment.model)
+    model, folder = experiment.model, config_dir(experiment.model)
+    shape = None if folder else model_shape(model)
     trained = [
         (index, stage)
         for index, stage in enumerate(experiment.stage)
@@ -194,7 +194,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
         found = refusals(
             stage,
             model=model,
-            model_dir=config_dir(model) or Path(model.path or "").expanduser(),
+            model_dir=folder or Path(model.path or "").expanduser(),
             num_gpus=num_ranks(experiment, placement.train),
             has_experts=shape.is_mixture if shape else None,
         )

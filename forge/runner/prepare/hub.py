@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from forge.config.schema.problems import is_hub_name
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.machine import free_bytes, is_disk_full
+from forge.runner.plan.model_files import check_complete, check_model_path
 from forge.runner.prepare.gguf import locate_gguf
 from forge.views.text.numbers import gigabytes
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from forge.config.schema import DataTable, Experiment, ModelTable, ProblemsTable
     from forge.config.schema.build import DataBuild
 
-NEEDED = ("config.json", "tokenizer.json")
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 """Files of a hub repository that are downloaded."""
 ROW_FILES = (("*.parquet",), ("*.jsonl", "*.json"))
@@ -54,12 +54,13 @@ def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None)
     """
     if table.path is None:
         return table
+    check_model_path(table)
     local = Path(table.path).expanduser()
     if local.is_dir():
-        return table.model_copy(update={"path": str(_check_complete(local.resolve()))})
+        return table.model_copy(update={"path": str(local.resolve())})
     if table.is_gguf:
         return locate_gguf(table, say=say)
-    snapshot = _check_complete(
+    snapshot = check_complete(
         fetch_snapshot(
             table.path,
             key="model.path",
@@ -70,17 +71,6 @@ def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None)
         )
     )
     return table.model_copy(update={"path": str(snapshot), "revision": snapshot.name})
-
-
-def _check_complete(path: Path) -> Path:
-    missing = [name for name in NEEDED if not (path / name).is_file()]
-    if not any(path.glob("*.safetensors")):
-        missing.append("*.safetensors")
-    if missing:
-        files = sorted(path.glob("*.gguf"))
-        allowed = f'or model.path = "{files[0]}"' if files else "a model directory has them"
-        raise ConfigError(f"model.path: {path}: lacks {', '.join(missing)}; {allowed}")
-    return path
 
 
 def locate_rows(experiment: Experiment, *, say: Callable[[str], None] | None = None) -> Experiment:

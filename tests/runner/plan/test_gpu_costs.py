@@ -16,15 +16,16 @@ from forge.config.schema import (
     SftStage,
     TinyModel,
 )
+from forge.errors import ConfigError
 from forge.evalpool.capacity import CONTEXT_BYTES, MAX_EXECUTORS, MAX_ORACLES, NUM_OTHER_CONTEXTS
 from forge.runner.plan.gpu_costs import JUDGE_SHARE, judge_bytes, serve_bytes, train_bytes
-from forge.runner.plan.model_shape import KNOWN, lora_rank, model_shape, read_shape
+from forge.runner.plan.model_shape import KNOWN, decoder, lora_rank, model_shape
 
 GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
 SFT = SftStage(kind="sft", steps=1, learning_rate=1e-6)
 FULL = ModelTable(path="Qwen/Qwen3-8B")
 LORA = ModelTable(path="Qwen/Qwen3-8B", lora=LoraTable(r=64))
-SHAPE = KNOWN["qwen3-8b"]
+SHAPE = decoder(KNOWN["qwen3-8b"])
 
 
 @pytest.mark.parametrize(
@@ -44,18 +45,23 @@ def test_a_similar_name_is_unknown(name):
     assert model_shape(ModelTable(path=name)) is None
 
 
-def test_the_shape_of_a_directory_is_in_its_config(tmp_path):
-    config = {
-        "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-        "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("model_type", "changes", "params"),
+    [
+        ("qwen3", {}, 596_049_920),
+        ("qwen2", {"sliding_window": 9, "use_sliding_window": False}, 596_157_440),
+        ("mistral", {"sliding_window": None}, 596_042_752),
+    ],
+)
+def test_the_shape_of_a_plain_decoder_is_computed_from_its_config(
+    model_type, changes, params, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(f"{model_shape.__module__}.measure", lambda config: pytest.fail("asked"))
+    config = {**KNOWN["qwen3-0.6b"], "model_type": model_type, **changes}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert model_shape(ModelTable(path=str(tmp_path))) == KNOWN["qwen3-0.6b"]
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    assert model_shape(ModelTable(path=str(tmp_path))) is None
-    (tmp_path / "config.json").write_text("[1]")
-    assert read_shape(tmp_path / "config.json") is None
+    shape = model_shape(ModelTable(path=str(tmp_path)))
+    assert shape is not None
+    assert shape.params == params
 
 
 def test_a_cached_hub_model_is_read_from_its_snapshot(tmp_path, monkeypatch):
@@ -67,7 +73,30 @@ def test_a_cached_hub_model_is_read_from_its_snapshot(tmp_path, monkeypatch):
     (snapshot / "config.json").write_text(json.dumps(config))
     shape = model_shape(ModelTable(path="org/mine"))
     assert shape is not None
-    assert (shape.head_dim, shape.kv_heads, shape.model_type) == (32, 2, "llama")
+    assert (shape.head_dim, shape.kv_values, shape.model_type) == (32, 256, "llama")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "config.json: not JSON"),
+        ("[1]", "config.json: not a JSON object"),
+        ("{}", "config.json: model_type"),
+        ({"hidden_size": -4}, "config.json: hidden_size: found -4"),
+        ({"num_hidden_layers": "28"}, "config.json: num_hidden_layers: found '28'"),
+        ({"vocab_size": True}, "config.json: vocab_size: found True"),
+        ({"num_hidden_layers": 10**12}, "config.json: num_hidden_layers: found 1000000000000"),
+        ({"hidden_size": None}, "config.json: lacks hidden_size"),
+        ({"text_config": {"head_dim": 0.5}}, "config.json: text_config.head_dim: found 0.5"),
+        ('{"x": "' + "x" * (9 << 20) + '"}', "config.json: 9 MiB"),
+    ],
+)
+def test_a_config_that_no_model_has_is_refused_with_its_key(config, words, tmp_path):
+    if not isinstance(config, str):
+        config = json.dumps({**KNOWN["qwen3-8b"], **config})
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=words):
+        model_shape(ModelTable(path=str(tmp_path)))
 
 
 def test_a_tiny_model_has_the_parameters_that_transformers_makes():
@@ -86,7 +115,7 @@ def test_a_tiny_model_has_the_parameters_that_transformers_makes():
 
 
 def test_a_mixture_counts_its_experts_once_and_its_adapter_in_them():
-    shape = KNOWN["qwen3-30b-a3b"]
+    shape = decoder(KNOWN["qwen3-30b-a3b"])
     assert 0.9 < shape.expert_params / shape.params < 1
     attention = LoraTable(r=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
     experts = attention.model_copy(update={"target_parameters": ["mlp.experts.down_proj"]})
@@ -94,7 +123,7 @@ def test_a_mixture_counts_its_experts_once_and_its_adapter_in_them():
 
 
 def test_experts_in_4_bits_take_a_quarter_and_are_expanded_a_layer_at_a_time():
-    shape = KNOWN["trinity-mini"]
+    shape = decoder(KNOWN["trinity-mini"])
     assert shape.quantized_params / shape.params == pytest.approx(0.97, abs=0.01)
     attention = LoraTable(r=8, target_modules=["q_proj"])
     experts = attention.model_copy(update={"target_parameters": ["mlp.experts.down_proj"]})

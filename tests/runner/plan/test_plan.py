@@ -16,10 +16,12 @@ from forge.process.devices import Gpu, Vendor
 from forge.runner.plan import cpu_costs, requirements
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.machine import Machine, assume, this_machine
+from forge.runner.plan.model_shape import KNOWN
 from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.predict import predict_phases
 from forge.runner.plan.view import render
+from forge.runner.prepare.hub import locate_model
 
 ROOT = Path(__file__).parents[3]
 
@@ -376,3 +378,20 @@ def test_a_plan_counts_the_problems_of_the_folder(asked: str, words: str, tmp_pa
     )
     planned = plan(load_experiment(tmp_path / "x.toml"), machine=make_machine())
     assert planned.phases[1].work.startswith(words)
+
+
+def test_a_plan_refuses_a_directory_as_a_run_does(tmp_path: Path) -> None:
+    table = ModelTable(path=str(tmp_path))
+    with pytest.raises(ConfigError) as of_a_run:
+        locate_model(table)
+    overrides = [f"model.path={tmp_path}", "devices.gpus=auto"]
+    experiment = load_experiment(ROOT / "experiments/kernelllm-8b-single-turn.toml",
+                                 overrides=overrides, is_here=False)  # fmt: skip
+    with pytest.raises(ConfigError) as of_a_plan:
+        plan(experiment, machine=make_machine(num_gpus=8))
+    assert str(of_a_plan.value) == str(of_a_run.value)
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["llama-3.1-8b"]))
+    with pytest.raises(ConfigError, match=r"lacks tokenizer.json, \*.safetensors; .*--assume"):
+        plan(experiment, machine=make_machine(num_gpus=8))
+    assumed = assume("8xH100-80GB", here=make_machine())
+    assert plan(experiment, machine=assumed).params == 8_030_261_248

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMIT = "5" * 40
-FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": b"weights"}
+FILES = {
+    "config.json": b'{"model_type": "llama"}', "tokenizer.json": b"[]",
+    "model.safetensors": b"weights",
+}  # fmt: skip
 NOWHERE = "http://127.0.0.1:9"
 """Nothing listens on the discard port."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -130,11 +130,17 @@ def start_logging() -> None:
 
 
 def model_class(model_dir: Path, *, trust_remote_code: bool) -> Any:
-    """The class to load a model with: the one that its config names, which keeps the names of its
-    tensors and a model of several parts whole; otherwise transformers' choice."""
+    """The class to load a model with, `class_of` its config."""
+    from transformers import AutoConfig
+
+    return class_of(AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code))
+
+
+def class_of(config: PreTrainedConfig) -> Any:
+    """The class that a config names, which keeps the names of its tensors and a model of several
+    parts whole; otherwise transformers' choice."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
     name = next(iter(config.architectures or ()), "")
     generates = name.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
     found = getattr(transformers, name, None) if generates else None

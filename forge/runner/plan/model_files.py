@@ -1,0 +1,87 @@
+"""Checks the path of a model as a run needs it, and reads its `config.json`.
+
+Called by the plan, and by `forge.runner.prepare.hub` when a run has found its model: both refuse
+the same path with the same line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.data.template import read_object
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forge.config.schema import ModelTable
+
+CONFIG = "config.json"
+NEEDED = (CONFIG, "tokenizer.json")
+MAX_CONFIG_BYTES = 8 << 20
+"""Published ones have up to some hundred kB."""
+SIZES = {
+    "hidden_size": 1 << 20, "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16, "head_dim": 1 << 16, "intermediate_size": 1 << 24,
+    "moe_intermediate_size": 1 << 24, "num_experts": 1 << 16, "num_local_experts": 1 << 16,
+    "n_routed_experts": 1 << 16, "vocab_size": 1 << 28,
+}  # fmt: skip
+"""Keys of a config with sizes, and their maximum."""
+MAYBE_ZERO = frozenset({"moe_intermediate_size", "num_experts", "num_local_experts",
+                        "n_routed_experts"})  # fmt: skip
+
+
+def check_model_path(model: ModelTable, *, is_here: bool = True) -> None:
+    """Check a local directory. A hub name is checked when it is downloaded, a GGUF file by its
+    reader.
+
+    Args:
+        is_here: True for a run on this machine; else `config.json` suffices.
+
+    Raises:
+        ConfigError: one line with the files that it lacks, or the key of its config.
+    """
+    path = Path(model.path or "").expanduser()
+    if model.path and path.is_dir():
+        check_complete(path.resolve(), is_here=is_here)
+
+
+def check_complete(path: Path, *, is_here: bool = True) -> Path:
+    """The directory of a model, if its files are there and its config can be used. Raises
+    ConfigError."""
+    missing = [name for name in (NEEDED if is_here else NEEDED[:1]) if not (path / name).is_file()]
+    if is_here and not any(path.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        files = sorted(path.glob("*.gguf"))
+        allowed = f'or model.path = "{files[0]}"' if files else "a model directory has them"
+        if CONFIG not in missing:
+            allowed += "; forge plan --assume MACHINE needs config.json alone"
+        raise ConfigError(f"model.path: {path}: lacks {', '.join(missing)}; {allowed}")
+    read_config(path)
+    return path
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a model. Raises ConfigError for what no model has: not an object, no
+    `model_type`, or a size that is not a positive integer."""
+    path = folder / CONFIG
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ConfigError(
+            f"{path}: {path.stat().st_size >> 20} MiB; the config of a model has up to "
+            f"{MAX_CONFIG_BYTES >> 20} MiB"
+        )
+    config = read_object(path)
+    if not isinstance(config.get("model_type"), str):
+        raise ConfigError(f"{path}: model_type: found {config.get('model_type')!r}; a name")
+    text = config.get("text_config") or {}
+    if not isinstance(text, dict):
+        raise ConfigError(f"{path}: text_config: found {text!r:.40}; an object")
+    for table, place in ((config, ""), (text, "text_config.")):
+        for key, most in SIZES.items():
+            found, least = table.get(key), int(key not in MAYBE_ZERO)
+            if found is None or isinstance(found, list):  # one for each layer
+                continue
+            if type(found) is not int or not least <= found <= most:
+                text = f"found {found!r:.40}; an integer from {least} to {most} is allowed"
+                raise ConfigError(f"{path}: {place}{key}: {text}")
+    return config
