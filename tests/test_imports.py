@@ -131,7 +131,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.execute",
         "evalpool.judge.execute.gpu.driver",
     },
-    "evalpool.judge.execute.gpu.driver": set(),
+    "evalpool.judge.execute.gpu.driver": {"evalpool.judge.channel"},
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     "evalpool.judge.numbers.errors": {"evalpool.judge.numbers"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers", "evalpool.judge.numbers.errors"},
@@ -229,8 +229,10 @@ EXCEPTIONS: dict[str, set[str]] = {
     # The doctor says what a machine must allow for the sandbox.
     "forge/commands/doctor/host.py": {"evalpool.judge.sandbox"},
     "forge/commands/doctor/examine.py": {"evalpool.judge.sandbox"},
+    "forge/commands/doctor/gpus.py": {"evalpool.judge.channel"},
     # Its child processes try what a judge does.
     "forge/commands/doctor/probes.py": {
+        "evalpool.judge.execute.gpu.driver",
         "evalpool.judge.sandbox",
         "evalpool.judge.capture",
         "evalpool.judge.execute.cpu",

@@ -20,6 +20,7 @@ import anyio
 
 from forge.commands.doctor.finding import Finding, Severity, docker, error, warning
 from forge.commands.doctor.probe import Outcome, run_probe
+from forge.evalpool.judge.channel.gpu_library import MIN_ROCM
 from forge.process.devices import Vendor
 from forge.views.text.numbers import size
 
@@ -37,7 +38,6 @@ COLLECTIVE_S = 30.0
 """Maximum time of one sum over GPUs, after which the ranks end with NCCL's own error."""
 MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver by major version of CUDA, for all its minor versions."""
-MIN_ROCM = (6, 2)
 NEEDED_BYTES = 3 << 30
 """Free memory of a GPU that is tried: three processes with a context each."""
 CAPABILITIES = "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"

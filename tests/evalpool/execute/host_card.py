@@ -116,6 +116,8 @@ KERNELS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
 class HostDriver:
     """Calls of `driver.Driver` that the executor uses; handles of memory are memfds."""
 
+    kind = "cuda"
+
     def __init__(self) -> None:
         self.mapped: dict[int, int] = {}
         self.modules: dict[int, str] = {}

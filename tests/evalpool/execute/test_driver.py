@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forge.evalpool.judge.channel import gpu_library
+from forge.evalpool.judge.channel.gpu_library import MIN_ROCM
 from forge.evalpool.judge.execute.gpu.driver.calls import (
     NAMES,
     DriverError,
@@ -60,9 +63,66 @@ def test_a_call_goes_by_its_drivers_name(kind: str, symbol: str) -> None:
     assert [one.value for one in arguments] == [4096, 512]
 
 
-def test_hip_has_a_name_for_all_that_a_program_without_tensor_maps_needs() -> None:
-    absent = {call for call, (_, hip) in NAMES.items() if not hip}
-    assert absent == {"error_name", "function_parameter", "persisting_reset", "tensor_map"}
+def rocm(*lacking: str, **codes: int) -> tuple[Driver, Library]:
+    """HIP's driver on a ROCm that lacks symbols."""
+    library = Library(1, codes=codes)
+    library.symbols -= {*lacking}
+    return Driver("hip", library), library
+
+
+ROCM_6_3 = ("hipDrvLaunchKernelEx",)
+"""Symbols that it lacks: HIP 7.0.0 added this one, by its changelog."""
+GRID, BLOCK, SHARED, STREAM, FUNCTION = (2, 3, 4), (128, 1, 1), 99, 5, 7
+
+
+@pytest.mark.parametrize(
+    ("lacking", "options", "symbol"),
+    [
+        (ROCM_6_3, {}, "hipModuleLaunchKernel"),
+        ((), {}, "hipModuleLaunchKernel"),
+        (ROCM_6_3, {"is_programmatic": True}, "hipModuleLaunchKernel"),
+        (ROCM_6_3, {"is_cooperative": True}, "hipModuleLaunchCooperativeKernel"),
+        ((), {"cluster": (2, 1, 1)}, "hipDrvLaunchKernelEx"),
+    ],
+)
+def test_hip_launches_by_the_oldest_call_that_can(
+    lacking: tuple[str, ...], options: dict[str, Any], symbol: str
+) -> None:
+    driver, library = rocm(*lacking)
+    driver.require_virtual_memory(0)
+    shape = Geometry(grid=GRID, num_threads=128, shared_bytes=SHARED, **options)
+    driver.launch(FUNCTION, launch_config(shape, stream=STREAM, kind="hip"), "arguments")
+    ((asked, arguments),) = library.asked
+    assert asked == symbol
+    if symbol != "hipDrvLaunchKernelEx":
+        given = [getattr(one, "value", one) for one in arguments]
+        assert given == [FUNCTION, *GRID, *BLOCK, SHARED, STREAM, "arguments", None]
+
+
+def test_a_hip_driver_without_a_needed_call_is_refused_by_its_name() -> None:
+    driver, _ = rocm("hipMemCreate", "hipModuleLaunchKernel")
+    oldest = "{}.{}".format(*MIN_ROCM)
+    with pytest.raises(Unsupported, match=rf"hipModuleLaunchKernel, hipMemCreate.*{oldest}"):
+        driver.require_virtual_memory(0)
+    driver, _ = rocm(*ROCM_6_3)
+    driver.allow_cluster(FUNCTION, 1)
+    with pytest.raises(Unsupported, match="hipDrvLaunchKernelEx"):
+        driver.allow_cluster(FUNCTION, 2)
+
+
+def test_the_hip_library_is_the_one_that_torch_has_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = "/venv of me/torch/lib/libamdhip64.so"
+    maps = tmp_path / "maps"
+    maps.write_text(
+        f"7f00-7f10 r-xp 00000000 fe:00 77 /lib/libc.so.6\n7f20-7f30 r 0 fe:0 7 {loaded}\n"
+    )
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: path)
+    monkeypatch.setattr(gpu_library, "MAPS", str(maps))
+    assert gpu_library.open_library("hip") == loaded
+    maps.unlink()
+    assert gpu_library.open_library("hip") == "libamdhip64.so"
 
 
 def test_what_hip_lacks_is_unsupported_or_left_out() -> None:
@@ -90,7 +150,7 @@ def test_a_driver_without_virtual_memory_is_refused() -> None:
     with pytest.raises(Unsupported, match="virtual memory"):
         driver.require_virtual_memory(0)
     library.symbols.discard("cuMemCreate")
-    with pytest.raises(Unsupported, match="virtual memory"):
+    with pytest.raises(Unsupported, match="cuMemCreate"):
         driver.require_virtual_memory(0)
 
 

@@ -1,7 +1,7 @@
 """GPU memory that two processes share: allocated by one, handed over as a file descriptor.
 
 Called by the judge (which owns every block) and, handed in by the zygote, by oracles and runners.
-Imports nothing of forge. CUDA's virtual memory calls through ctypes, by their HIP names on AMD (the
+CUDA's virtual memory calls through ctypes, by their HIP names on AMD (the
 structures and numbers are the same): legacy IPC handles fail across uids and expose the whole block
 they lie in. Not tried on AMD: no card was at hand.
 """
@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
+from forge.evalpool.judge.channel.gpu_library import open_library
+
 PINNED, ON_DEVICE, POSIX_FD, READ_WRITE, MINIMUM_GRANULARITY = 1, 1, 1, 3, 0
 SUFFIXES = {"MemcpyDtoDAsync": "_v2"}
 """CUDA's versions of calls that have several."""
@@ -208,4 +209,4 @@ def _words(code: int) -> str:
 
 @cache
 def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(LIBRARIES["hip" if torch.version.hip else "cuda"])
+    return open_library("hip" if torch.version.hip else "cuda")

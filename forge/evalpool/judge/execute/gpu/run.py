@@ -17,7 +17,7 @@ import torch
 from forge.evalpool.judge.compiler.binary import Binary, Failure
 from forge.evalpool.judge.execute.gpu import arguments, operations
 from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
-from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, LaunchConfig
+from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, LaunchConfig, Unsupported
 from forge.evalpool.judge.execute.gpu.driver.driver import launch_config
 from forge.evalpool.judge.execute.gpu.operations import UnknownOperation
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places
@@ -310,8 +310,8 @@ class Loaded:
             function = self.driver.function(module, binary.name)
             self.driver.allow_shared(function, binary.shared_bytes)
             self.driver.allow_cluster(function, math.prod(binary.cluster_dims))
-        except DriverError as error:
-            if error.is_fault:
+        except (DriverError, Unsupported) as error:
+            if isinstance(error, DriverError) and error.is_fault:
                 raise
             return 0, binary, str(error)
         return function, binary, ""
@@ -348,7 +348,7 @@ class Loaded:
         step.packed = arguments.pack(self.program, launch, binary)
         arguments.finish(step.packed, self.driver.parameter_sizes(step.function))
         shape = arguments.geometry(launch, binary, is_first=is_first)
-        step.config = launch_config(shape, stream=self.card.stream)
+        step.config = launch_config(shape, stream=self.card.stream, kind=self.driver.kind)
         if num_bytes := arguments.scratch_bytes(launch, binary):
             step.scratch = len(self._scratch)
             self._scratch.append(num_bytes)

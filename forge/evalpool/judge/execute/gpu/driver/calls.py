@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 from typing import Any, Final
 
-LIBRARIES: Mapping[str, str] = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
+from forge.evalpool.judge.channel.gpu_library import MIN_ROCM, open_library
+
 NAMES: Mapping[str, tuple[str, str]] = {
     "context_limit": ("cuCtxSetLimit", "hipDeviceSetLimit"),
     "context_synchronize": ("cuCtxSynchronize", "hipDeviceSynchronize"),
     "device_attribute": ("cuDeviceGetAttribute", "hipDeviceGetAttribute"),
     "error_name": ("cuGetErrorName", ""),
-    "function_cache": ("cuFuncSetCacheConfig", "hipFuncSetCacheConfig"),
-    "function_set": ("cuFuncSetAttribute", "hipFuncSetAttribute"),
+    "function_cache": ("cuFuncSetCacheConfig", ""),
+    "function_set": ("cuFuncSetAttribute", ""),
     "function_parameter": ("cuFuncGetParamInfo", ""),
     "launch": ("cuLaunchKernelEx", "hipDrvLaunchKernelEx"),
+    "launch_cooperative": ("", "hipModuleLaunchCooperativeKernel"),
+    "launch_plain": ("", "hipModuleLaunchKernel"),
     "memory_access": ("cuMemSetAccess", "hipMemSetAccess"),
     "memory_copy": ("cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync"),
     "memory_create": ("cuMemCreate", "hipMemCreate"),
@@ -42,6 +45,12 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "tensor_map": ("cuTensorMapEncodeTiled", ""),
 }
 """Symbol of each call in CUDA's library and in HIP's; empty where a driver has none."""
+NOT_ALWAYS: Mapping[str, frozenset[str]] = {
+    "cuda": frozenset({"error_name", "function_parameter", "persisting_reset"}),
+    "hip": frozenset({"launch", "launch_cooperative"}),
+}
+"""Calls that a driver may lack: all that is lost are better messages and checks, or on HIP clusters
+(`hipDrvLaunchKernelEx` came with ROCm 7.0) and cooperative launches."""
 OUT_OF_MEMORY: Final = 2
 FAULTS: Final = frozenset({214, 700, 702, 709, 710, *range(714, 720), 999})
 """Codes after which the context is lost: illegal addresses and instructions, traps, timeouts."""
@@ -84,14 +93,23 @@ class Calls:
         self._column = {"cuda": 0, "hip": 1}[kind]
         self.kind = kind
         try:
-            self._library = ctypes.CDLL(LIBRARIES[kind]) if library is None else library
+            self._library = open_library(kind) if library is None else library
         except OSError as error:
-            raise Unsupported(f"{LIBRARIES[kind]}: {error}") from error
+            raise Unsupported(str(error)) from error
 
     def has(self, call: str) -> bool:
         """True if this driver has the call."""
         symbol = NAMES[call][self._column]
         return bool(symbol) and hasattr(self._library, symbol)
+
+    def require_calls(self) -> None:
+        """Raises Unsupported if the driver lacks a call that every program needs."""
+        named = (call for call, symbols in NAMES.items() if symbols[self._column])
+        lost = [one for one in named if one not in NOT_ALWAYS[self.kind] and not self.has(one)]
+        if lost:
+            symbols = ", ".join(NAMES[call][self._column] for call in lost)
+            needed = "; ROCm {}.{} or later has them".format(*MIN_ROCM) * (self.kind == "hip")
+            raise Unsupported(f"the {self.kind} driver has no {symbols}{needed}")
 
     def call(self, call: str, *arguments: Any) -> None:
         """Raises DriverError, or Unsupported where the driver lacks the call."""

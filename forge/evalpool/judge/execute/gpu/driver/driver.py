@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forge.evalpool.judge.execute.gpu.driver.calls import (
+    NAMES,
     Calls,
     DriverError,
     LaunchAttribute,
@@ -31,12 +32,12 @@ class ContextCalls(Calls):
 
     def require_virtual_memory(self, device: int) -> None:
         """Raises Unsupported where buffers cannot be mapped between guards."""
+        self.require_calls()
+        if self.kind != "cuda":
+            return
         value = c_int()
-        if self.kind == "cuda":
-            self.call("device_attribute", byref(value), SUPPORTS_VIRTUAL_MEMORY, c_int(device))
-        needed = ("memory_create", "memory_reserve", "memory_map", "memory_access")
-        missing = [call for call in needed if not self.has(call)]
-        if missing or (self.kind == "cuda" and not value.value):
+        self.call("device_attribute", byref(value), SUPPORTS_VIRTUAL_MEMORY, c_int(device))
+        if not value.value:
             raise Unsupported("the driver has no virtual memory calls: programs cannot be run")
 
     def shrink_buffers(self) -> None:
@@ -134,12 +135,15 @@ class ModuleCalls(Calls):
 
     def allow_shared(self, function: int, num_bytes: int) -> None:
         """Lets a kernel use so much dynamic shared memory, as Triton's own loader does."""
-        if num_bytes > DEFAULT_SHARED_BYTES:
+        if self.kind == "cuda" and num_bytes > DEFAULT_SHARED_BYTES:  # HIP needs no permission
             self.call("function_cache", c_void_p(function), c_int(PREFER_SHARED))
             self._set(function, MAX_DYNAMIC_SHARED, num_bytes)
 
     def allow_cluster(self, function: int, num_blocks: int) -> None:
-        """Allows a cluster larger than what every card of the architecture has."""
+        """Allows a cluster, also one larger than what every card of the architecture has. Raises
+        Unsupported."""
+        if num_blocks > 1 and not self.has("launch"):
+            raise Unsupported(f"clusters: the {self.kind} driver has no {NAMES['launch'][1]}")
         if num_blocks > MAX_PORTABLE_CLUSTER:
             self._set(function, NON_PORTABLE_CLUSTER, 1)
 
@@ -166,22 +170,33 @@ class Geometry:
 
 
 class LaunchCalls(Calls):
-    """The call that launches a kernel."""
+    """The calls that launch a kernel."""
 
     def launch(self, function: int, config: LaunchConfig, arguments: Any) -> None:
-        """Launches asynchronously. `arguments` is an array of pointers, one per parameter."""
-        self.call("launch", byref(config), c_void_p(function), arguments, None)
+        """Launches asynchronously. `arguments` is an array of pointers, one per parameter.
+
+        HIP's call with attributes came with ROCm 7.0: it is used for clusters alone.
+        """
+        numbers = {one.number for one in config.attributes[: config.num_attributes]}
+        if self.kind == "cuda" or CLUSTER in numbers:
+            self.call("launch", byref(config), c_void_p(function), arguments, None)
+            return
+        call = "launch_cooperative" if numbers else "launch_plain"
+        sizes = map(c_uint, (*config.grid, *config.block, config.shared_bytes))
+        self.call(call, c_void_p(function), *sizes, c_void_p(config.stream), arguments, None)
 
 
-def launch_config(geometry: Geometry, *, stream: int) -> LaunchConfig:
-    """The driver's structure for a launch; `attributes` lives as long as the result."""
+def launch_config(geometry: Geometry, *, stream: int, kind: str = "cuda") -> LaunchConfig:
+    """The driver's structure for a launch; `attributes` lives as long as the result. HIP has no
+    programmatic launches and no policy for clusters."""
+    is_cuda = kind == "cuda"
     attributes: list[tuple[int, tuple[int, ...]]] = []
-    if geometry.is_programmatic:
+    if geometry.is_programmatic and is_cuda:
         attributes.append((PROGRAMMATIC, (1,)))
     if geometry.is_cooperative:
         attributes.append((COOPERATIVE, (1,)))
     if geometry.cluster != (1, 1, 1):
-        attributes += [(CLUSTER, geometry.cluster), (CLUSTER_POLICY, (SPREAD,))]
+        attributes += [(CLUSTER, geometry.cluster), (CLUSTER_POLICY, (SPREAD,))][: 1 + is_cuda]
     array = (LaunchAttribute * max(len(attributes), 1))()
     for target, (number, values) in zip(array, attributes, strict=False):
         target.number = number
