@@ -145,6 +145,9 @@ ADVICE: dict[Reason, Advice] = {
     Reason.RUNNER_KILLED: _infra(
         f"{_AGAIN} Else the machine has too little memory for `judge.workers`."
     ),
+    Reason.MACHINE_BUSY: _infra(
+        f"{_AGAIN} Else lower `judge.workers`, or end what else runs on the machine."
+    ),
     Reason.GPU_BUSY: _infra("Find what holds the GPU: `forge ps`, `forge doctor`."),
     Reason.GPU_MEMORY: _infra(
         f"{_AGAIN} Else other roles or programs leave too little memory on the GPU."

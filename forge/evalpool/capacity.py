@@ -48,6 +48,10 @@ def seat_cores(
     return tuple(cores[(first + number) % count] for number in range(each))
 
 
+BUSY_FACTOR = 4
+"""Times its limit that a phase of a candidate may last on a machine that has no core for it."""
+
+
 def reference_timeout_s(table: JudgeTable) -> float:
     """Limit for a reference itself, on all input sets of a draw."""
     return table.compile_timeout_s + table.correct_timeout_s

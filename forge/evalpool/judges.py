@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from forge.errors import MachineError
-from forge.evalpool.capacity import draw_timeout_s, executor_timeout_s
+from forge.evalpool.capacity import BUSY_FACTOR, draw_timeout_s, executor_timeout_s
 from forge.evalpool.seating import NoJudge
 from forge.evalpool.wire import NoAnswer, ask_examination, ask_verdict
 from forge.records.examination import Examination, Flag
@@ -189,6 +189,6 @@ def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
     timings of other requests that come first (on a card, or behind a URL, where they are
     unknown)."""
     num_protocols = 1 + len(table.also)
-    candidate_s = table.compile_timeout_s + table.correct_timeout_s
+    candidate_s = BUSY_FACTOR * (table.compile_timeout_s + table.correct_timeout_s)
     checks_s = num_protocols * (draw_timeout_s(table) + candidate_s)
     return checks_s + (executor_timeout_s(table) if is_timed else 0.0) + SLACK_S

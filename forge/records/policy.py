@@ -29,6 +29,7 @@ _CAUSES: dict[Reason | None, Cause] = {
     Reason.JUDGE_BUG: Cause.SUBJECT,
     Reason.BAD_REQUEST: Cause.SUBJECT,
     Reason.GPU_BUSY: Cause.OUTSIDE,
+    Reason.MACHINE_BUSY: Cause.OUTSIDE,
     Reason.RUNNER_KILLED: Cause.OUTSIDE,
     Reason.GPU_MEMORY: Cause.CROWD,
     Reason.GPU_UNAVAILABLE: Cause.CROWD,

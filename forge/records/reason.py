@@ -129,6 +129,8 @@ class Reason(StrEnum):
     """The judge refused the request."""
     RUNNER_KILLED = "runner_killed"
     """SIGKILL ended the candidate's process: an operator, the kernel, or its own limits."""
+    MACHINE_BUSY = "machine_busy"
+    """The machine had no core for the candidate's process, for longer than its deadline."""
     GPU_BUSY = "gpu_busy"
     """No turn on the GPU within the deadline."""
     GPU_MEMORY = "gpu_memory"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -416,3 +417,34 @@ class ModelNew(torch.nn.Module):
     )
     assert (verdict.status, verdict.reason) == (Status.WRONG, "race")
     assert "has two lanes with one address and other values" in verdict.detail
+
+
+@pytest.mark.parametrize("phase", ["correct", "capture"])
+def test_a_deadline_that_passes_for_want_of_a_core_is_the_machines(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    """It is judged again; the child is said to wait for a core all the time."""
+    began = time.monotonic()
+    monkeypatch.setattr(trial, "waited_s", lambda pid: time.monotonic() - began)
+    code = ENDLESS if phase == "correct" else relu_kernel(end="while True: pass")
+    table = JudgeTable(correct_timeout_s=0.3, compile_timeout_s=0.3)
+    verdict = bench.judge(code, table=table)
+    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "machine_busy")
+    assert verdict.detail.startswith(f"{phase}: no core for 0.9 s")
+
+
+def test_what_a_child_waited_for_a_core_is_not_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waited = [0.0], [5.0]
+    monkeypatch.setattr(trial.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trial, "waited_s", lambda pid: waited[0])
+    allowed = trial.Allowance(1, 10.0, limit_s=10.0)
+    now[0], waited[0] = 10.0, 9.0
+    assert allowed.left_s() == 4.0
+    assert allowed.spent_s() == 6.0
+    now[0] = 14.0
+    assert allowed.left_s() == 0.0
+    assert not allowed.is_machines
+    for ran, is_machines in ((6.0, False), (3.0, True)):
+        now[0], waited[0] = 30.0 + ran, 35.0
+        assert allowed.left_s() < 10.0 - ran + 0.1
+        assert allowed.is_machines is is_machines

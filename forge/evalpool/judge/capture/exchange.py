@@ -56,8 +56,8 @@ def send_program(sock: socket.socket, kind: Kind, body: dict[str, Any], data: by
         frames.send(sock, kind, {"part": part, "body": body if is_last else None})
 
 
-def receive(sock: socket.socket, *, deadline: float) -> Answer:
-    """The next message of a capture child, complete before `deadline` (monotonic).
+def receive(sock: socket.socket, *, deadline: frames.Deadline) -> Answer:
+    """The next message of a capture child, complete before `deadline`.
 
     Raises:
         frames.FrameError: not the format, or a program that is too long.

@@ -13,9 +13,10 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 HEADER = struct.Struct("!4sBI")
 """Magic, kind, length of the body in bytes."""
@@ -112,12 +113,15 @@ def send(
         raise PeerGone(str(error)) from error
 
 
+Deadline: TypeAlias = float | Callable[[], float]
+"""A monotonic time, or a function that returns the seconds that are left."""
+
+
 def receive(
-    sock: socket.socket, *, deadline: float, expected: tuple[Kind, ...], takes_fds: bool = False
+    sock: socket.socket, *, deadline: Deadline, expected: tuple[Kind, ...], takes_fds: bool = False
 ) -> Frame:
-    """One frame of an expected kind, before `deadline` (monotonic). Descriptors are not received
-    unless asked for: a frame of a million parts, each with some, would take all that the reader
-    may have.
+    """One frame of an expected kind, before `deadline`. Descriptors are not received unless asked
+    for: a frame of a million parts, each with some, would take all that the reader may have.
 
     Raises:
         FrameError: not the format, too long, more than MAX_FDS descriptors, or another kind.
@@ -150,18 +154,18 @@ def _parse(data: bytes) -> dict[str, Any]:
     return body
 
 
-def _read(sock: socket.socket, size: int, *, deadline: float, fds: list[int] | None) -> bytes:
+def _read(sock: socket.socket, size: int, *, deadline: Deadline, fds: list[int] | None) -> bytes:
     """Exactly `size` bytes; descriptors are appended to `fds`, or dropped by the kernel."""
     parts = bytearray()
     while len(parts) < size:
-        left_s = deadline - time.monotonic()
+        left_s = deadline() if callable(deadline) else deadline - time.monotonic()
         if left_s <= 0:
             raise DeadlinePassed("silent past the deadline")
         sock.settimeout(left_s)
         try:
             data = _take(sock, min(size - len(parts), 1 << 16), fds)
-        except TimeoutError as error:
-            raise DeadlinePassed("silent past the deadline") from error
+        except TimeoutError:
+            continue
         except OSError as error:
             raise PeerGone(str(error)) from error
         if not data:

@@ -59,6 +59,28 @@ def start_time(pid: int) -> int | None:
         return None
 
 
+def waited_s(pid: int) -> float:
+    """Seconds that a process's first thread was ready to run and had no core, without what its own
+    other threads ran meanwhile; 0 for one that has started processes, and where the kernel does
+    not say."""
+    try:
+        if has_children(pid):
+            return 0.0
+        waited, others = _scheduled(pid, pid)[1], 0.0
+        for task in os.listdir(f"/proc/{pid}/task"):
+            others += _scheduled(pid, int(task))[0] if int(task) != pid else 0.0
+        return max(0.0, waited - others)
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _scheduled(pid: int, task: int) -> tuple[float, float]:
+    """Seconds that a thread ran, and that it waited for a core."""
+    with open(f"/proc/{pid}/task/{task}/schedstat", "rb") as file:
+        ran, waited = file.read().split()[:2]
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
 def has_children(pid: int) -> bool:
     """True if a process has started others that run; also where the kernel does not say."""
     try:

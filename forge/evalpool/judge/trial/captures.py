@@ -28,7 +28,7 @@ from forge.evalpool.judge.program.questions import (
     unanswerable,
 )
 from forge.evalpool.judge.trial.shareable import is_plain
-from forge.evalpool.judge.trial.trial import Decided, Runner
+from forge.evalpool.judge.trial.trial import Allowance, Decided, Runner
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
@@ -180,10 +180,11 @@ class Captures:
             table=self._table,
         )
         is_good = False
+        allowed = Allowance(one.child.pid_here, limit_s, limit_s=limit_s)
         try:
             with phases.timed("capture"):
                 frames.send(one.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
-                found = exchange.receive(one.child.sock, deadline=time.monotonic() + limit_s)
+                found = exchange.receive(one.child.sock, deadline=allowed.left_s)
             if found.kind is Kind.DONE:
                 captured = _captured(wire.loads(found.program), found)
                 self._require_target(run, captured.program)
@@ -191,7 +192,7 @@ class Captures:
                 return captured
             is_good = found.kind is Kind.FAILED and not _is_doubtful(found.body)
         except frames.DeadlinePassed:
-            with run.answering(phase="capture", limit_s=limit_s):
+            with run.answering(phase="capture", limit_s=limit_s, allowed=allowed):
                 raise
         except (frames.PeerGone, frames.FrameError, InvalidProgram):
             return None
@@ -205,16 +206,16 @@ class Captures:
         self, run: Runner, body: dict[str, Any], *, answers: Answers, number: int
     ) -> Captured:
         limit_s = self._table.compile_timeout_s
-        deadline = time.monotonic() + limit_s
+        allowed = Allowance(run.child.pid_here, limit_s, limit_s=limit_s)
         asked = Asked(run=run, answers=answers, number=number, parse=self._parsed)
-        with run.answering(phase="capture", limit_s=limit_s):
+        with run.answering(phase="capture", limit_s=limit_s, allowed=allowed):
             frames.send(run.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
             while True:
-                found = exchange.receive(run.child.sock, deadline=deadline)
+                found = exchange.receive(run.child.sock, deadline=allowed.left_s)
                 if found.kind is not Kind.ASK:
                     break
                 value, granted_s = asked.answer(found)
-                deadline += granted_s
+                allowed.add(granted_s)
                 exchange.answer(run.child.sock, value)
         if found.kind is Kind.FAILED:
             raise Decided(run.failed(found.body))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -252,6 +253,8 @@ class CpuJudgement(Judgement):
     """By the data of each program that ran."""
     _again: tuple[_Tried, int] | None = field(default=None, init=False)
     """Program and alternative of a further call."""
+    _capture_s: float = field(default=0.0, init=False)
+    """Time for captures with other winners than the first."""
     _shift: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
     _fusions: Iterator[Fusion] = field(default_factory=lambda: fusions(), init=False)
     _num_bytes: int = field(default=0, init=False)
@@ -333,7 +336,10 @@ class CpuJudgement(Judgement):
         base = tried.captured
         if turn == 0 or not base.follows_winner:
             return base, turn
+        if turn not in tried.by_winner and self._capture_s > self.table.compile_timeout_s:
+            return base, 0
         if turn not in tried.by_winner:
+            began = time.monotonic()
             chosen = winners(base.program, turn=turn, shift=self._shift)
             try:
                 tried.by_winner[turn] = self.with_winners(number, chosen), turn
@@ -341,6 +347,7 @@ class CpuJudgement(Judgement):
                 if decided.finding.reason != Reason.OUT_OF_RESOURCES:
                     raise
                 tried.by_winner[turn] = base, 0
+            self._capture_s += time.monotonic() - began
         return tried.by_winner[turn]
 
     def _further(self) -> Iterator[int]:

@@ -16,7 +16,6 @@ a fresh one.
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,7 +27,7 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op
 from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
 from forge.evalpool.judge.program.walk import places
-from forge.evalpool.judge.trial.trial import Decided, Runner
+from forge.evalpool.judge.trial.trial import Allowance, Decided, Runner
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -91,10 +90,12 @@ class EvaluatorRunner(Runner):
     """True if the child must serve no other candidate."""
 
     @contextmanager
-    def answering(self, *, phase: str, limit_s: float) -> Generator[None]:
+    def answering(
+        self, *, phase: str, limit_s: float, allowed: Allowance | None = None
+    ) -> Generator[None]:
         """Within, any end but an answer is the candidate's and spends the child: raises Decided."""
         before, self.is_spent = self.is_spent, True
-        with super().answering(phase=phase, limit_s=limit_s):
+        with super().answering(phase=phase, limit_s=limit_s, allowed=allowed):
             yield
         self.is_spent = before
 
@@ -120,8 +121,8 @@ class Evaluator:
     """Memory of the draw's layout."""
     restore: Callable[[int], None]
     """Writes the memory as it is before the first call on an input set."""
-    _deadline: float | None = None
-    """For all calls together, monotonic; from the first one on."""
+    _left_s: float | None = None
+    """For all calls together, of the child's own time; None before the first."""
     _kept: Kept | None = None
     _run: EvaluatorRunner | None = None
     _loaded: bytes = b""
@@ -158,7 +159,7 @@ class Evaluator:
 
     def allow(self, share: float) -> None:
         """Gives all later calls together this share of the time for checked calls."""
-        self._deadline = time.monotonic() + share * self.table.correct_timeout_s
+        self._left_s = share * self.table.correct_timeout_s
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """The elements of a prefix's outputs on the set that lies in the memory. Raises Decided."""
@@ -185,8 +186,8 @@ class Evaluator:
                 self._run.end()
 
     def _ask(self, program: Program, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self.table.correct_timeout_s
+        if self._left_s is None:
+            self._left_s = self.table.correct_timeout_s
         if data != self._loaded:
             self._is_plain = self._is_plain and is_plain(program)
         if self._run is None:
@@ -206,8 +207,8 @@ class Evaluator:
 
     def _sent(self, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
         assert self._run is not None
-        assert self._deadline is not None
-        left_s = max(0.05, self._deadline - time.monotonic())
+        assert self._left_s is not None
+        left_s, before_s = max(0.05, self._left_s), self._run.spent_s
         with ExitStack() as held:
             kind, fds = Kind.CALL, list[int]()
             if not self._loaded:
@@ -218,9 +219,11 @@ class Evaluator:
                 fds.append(program_fd)
                 self._loaded = data
             limit_s = self.table.correct_timeout_s
-            return self._run.ask(
+            answer = self._run.ask(
                 kind, body, phase="correct", left_s=left_s, limit_s=limit_s, fds=tuple(fds)
-            ).body
+            )
+        self._left_s -= self._run.spent_s - before_s
+        return answer.body
 
     def _start(self, take: Callable[[], Kept]) -> None:
         with self.phases.timed("sandbox"):

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
+from forge.evalpool.capacity import BUSY_FACTOR
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.sandbox.caps import held_bytes
+from forge.evalpool.judge.sandbox.processes import waited_s
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
 from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.source import check_source
@@ -68,6 +70,8 @@ LARGE_BYTES = 1 << 30
 PROGRAM_LEVEL = 9
 """Level of zstd: 1 to 5 kB a program, in 0.3 ms."""
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
+MIN_OWN_SHARE = 0.5
+"""Share of its limit that a child has run for before its silence is its own on a busy machine."""
 OUT_OF_MEMORY = "out_of_memory"
 """Reason of a candidate that asked for more than there was."""
 
@@ -256,6 +260,47 @@ class Trials(ABC):
         """Judges a source that has no fault of its own. Raises what `judge` makes a verdict of."""
 
 
+class Allowance:
+    """Time for one answer of a child, without what it waited for a core: a busy machine's part.
+
+    Args:
+        left_s: for the child itself.
+        limit_s: limit of the phase; the machine may take `BUSY_FACTOR` - 1 times as much.
+    """
+
+    def __init__(self, pid: int, left_s: float, *, limit_s: float) -> None:
+        self._pid, self._given_s, self._limit_s = pid, left_s, limit_s
+        self._most_s = (BUSY_FACTOR - 1) * limit_s
+        self._began, self._waited_at_start = time.monotonic(), waited_s(pid)
+        self._granted_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Gives the child more time."""
+        self._given_s += seconds
+
+    def left_s(self) -> float:
+        """Seconds until the deadline, as `frames.receive` asks."""
+        left_s = self._given_s + self._granted_s - (time.monotonic() - self._began)
+        if left_s > 0:
+            return left_s
+        more_s = min(self._waited_s(), self._most_s) - self._granted_s
+        self._granted_s += more_s
+        return left_s + more_s
+
+    def spent_s(self) -> float:
+        """Seconds that were the child's own."""
+        return time.monotonic() - self._began - self._waited_s()
+
+    @property
+    def is_machines(self) -> bool:
+        """True if the child waited for a core as long as it may, and had too little of one: a loop
+        without end takes what there is."""
+        return self._waited_s() >= self._most_s and self.spent_s() < MIN_OWN_SHARE * self._limit_s
+
+    def _waited_s(self) -> float:
+        return max(0.0, waited_s(self._pid) - self._waited_at_start)
+
+
 @dataclass(slots=True, kw_only=True)
 class Runner:
     """One runner from its first frame to its end; where its memory lies is the subclass's part."""
@@ -268,6 +313,8 @@ class Runner:
     is_compiled: bool = False
     num_launches: int = 0
     is_ended: bool = False
+    spent_s: float = 0.0
+    """Time for answers that the child itself took."""
 
     def end(self) -> int:
         """Kills it. Answers how it had ended, once."""
@@ -291,23 +338,33 @@ class Runner:
         Args:
             left_s: rest of the phase's `limit_s`, which a message names.
         """
-        with self.answering(phase=phase, limit_s=limit_s):
+        allowed = Allowance(self.child.pid_here, left_s, limit_s=limit_s)
+        with self.answering(phase=phase, limit_s=limit_s, allowed=allowed):
             frames.send(self.child.sock, kind, body, fds=fds, timeout_s=left_s)
             answer = frames.receive(
-                self.child.sock,
-                deadline=time.monotonic() + left_s,
-                expected=(Kind.DONE, Kind.FAILED),
+                self.child.sock, deadline=allowed.left_s, expected=(Kind.DONE, Kind.FAILED)
             )
+        self.spent_s += allowed.spent_s()
         if answer.kind is Kind.FAILED:
             raise Decided(self.failed(answer.body))
         return answer
 
     @contextmanager
-    def answering(self, *, phase: str, limit_s: float) -> Iterator[None]:
-        """Within, the child's silence, rubbish or end is the candidate's: raises Decided."""
+    def answering(
+        self, *, phase: str, limit_s: float, allowed: Allowance | None = None
+    ) -> Iterator[None]:
+        """Within, the child's silence, rubbish or end is the candidate's: raises Decided. Silence
+        for want of a core is the machine's."""
         try:
             yield
         except frames.DeadlinePassed:
+            if allowed is not None and allowed.is_machines:
+                detail = (
+                    f"{phase}: no core for {(BUSY_FACTOR - 1) * limit_s:.3g} s and more; "
+                    "the machine is busy"
+                )
+                reason = Reason.MACHINE_BUSY
+                raise Decided(self.finding(Status.INFRA_ERROR, reason, detail)) from None
             detail = f"no answer within {limit_s:.3g} s{self._doubt()}"
             raise Decided(self.finding(Status.TIMEOUT, f"deadline:{phase}", detail)) from None
         except frames.FrameError:
