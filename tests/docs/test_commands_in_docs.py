@@ -244,22 +244,21 @@ def test_every_extra_that_pip_installs_in_a_document_exists() -> None:
     assert extras <= set(project["optional-dependencies"])
 
 
-OTHERS = {
-    *(
+OTHERS = set(
+    [
         "curl",
         "export",
         "git",
         "make",
         "mkdir",
         "pip",
-        "python",
         "python3",
         "ray",
         "sed",
         "sqlite3",
-    ),
-    "vllm-env/bin/pip",
-}
+        "vllm-env/bin/pip",
+    ]  # fmt: skip
+)
 """Programs of the lines that are not forge's."""
 
 
