@@ -244,21 +244,10 @@ def test_every_extra_that_pip_installs_in_a_document_exists() -> None:
     assert extras <= set(project["optional-dependencies"])
 
 
-OTHERS = set(
-    [
-        "curl",
-        "export",
-        "git",
-        "make",
-        "mkdir",
-        "pip",
-        "python3",
-        "ray",
-        "sed",
-        "sqlite3",
-        "vllm-env/bin/pip",
-    ]  # fmt: skip
-)
+OTHERS = {
+    *("curl", "export", "git", "make", "mkdir", "pip", "python3", "ray", "sed", "sqlite3"),
+    "vllm-env/bin/pip",
+}
 """Programs of the lines that are not forge's."""
 
 
