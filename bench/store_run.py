@@ -127,7 +127,10 @@ class SyntheticRun:
             num_problems=EVAL_PROBLEMS, num_samples=4, max_turns=MAX_TURNS, pass_at_1=skill,
             ci_low=skill / 2, ci_high=min(1.0, skill * 1.5), pass_at_k={1: skill},
             pass_at_1_greedy=skill, pass_at_1_multi=skill, compile_rate=0.8,
-            detail={"by_family": {family: {"num": 9, "pass_at_1": skill} for family in FAMILIES}},
+            detail={
+                "num_judged_problems": EVAL_PROBLEMS,
+                "by_family": {family: {"num": 9, "pass_at_1": skill} for family in FAMILIES},
+            },
         )  # fmt: skip
 
     def _group(

@@ -12,15 +12,16 @@ from contextlib import closing
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from forge.cli import run_command
 from forge.errors import ConfigError, MachineError
 from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
+from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock
-from forge.views.report import write_report
+from forge.store.reader import open_run
+from forge.views.report import samples, write_report
 from forge.views.show import show_run
 from tests.report.made_runs import make_run, write_hostile_run
 from tests.store.storefactory import (
@@ -32,9 +33,6 @@ from tests.store.storefactory import (
     timing,
 )
 
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
-
 TAGS = frozenset(
     re.findall(
         r"\w+",
@@ -44,6 +42,9 @@ TAGS = frozenset(
     )
 )
 """All elements that a page may contain."""
+
+
+CARD = r'<dt>(.*?)</dt><dd class="figure">(?:<a [^>]*>)?([^<]*)'
 
 
 class Elements(HTMLParser):
@@ -61,6 +62,11 @@ class Elements(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words += data
+
+
+def words_at(page: str, anchor: str) -> str:
+    """The text from a place of the page to the next one that is linked."""
+    return Elements(page.partition(f'id="{anchor}">')[2].split('id="')[0]).words
 
 
 def page_of(paths: RunPaths) -> str:
@@ -101,9 +107,7 @@ def test_the_quickstart_has_every_part(canned_page: str) -> None:
 
 
 def test_the_quickstart_is_summed_up_in_cards(canned_page: str) -> None:
-    cards = dict(
-        re.findall(r'<dt>(.*?)</dt><dd class="figure">(.*?)</dd><dd class="about">', canned_page)
-    )
+    cards = dict(re.findall(CARD, canned_page))
     assert cards["pass@1"] == "54.7 %"
     assert cards["Time"] == "6:23"
     assert cards["Rollouts"] == "651"
@@ -131,7 +135,7 @@ def test_all_but_the_main_curves_is_folded(canned_page: str) -> None:
 
 def test_numbers_equal_those_of_forge_show(canned_page: str, canned_template: RunPaths) -> None:
     last = show_run(canned_template)["evaluations"][-1]
-    assert f'<dd class="figure">{100 * last["pass_at_1"]:.1f} %</dd>' in canned_page
+    assert dict(re.findall(CARD, canned_page))["pass@1"] == f"{100 * last['pass_at_1']:.1f} %"
 
 
 def test_a_page_has_no_requests_and_no_script(canned_page: str) -> None:
@@ -148,6 +152,74 @@ def test_a_page_has_no_requests_and_no_script(canned_page: str) -> None:
 def test_ids_of_a_page_are_unique(canned_page: str) -> None:
     ids = [a["id"] for _, a in Elements(canned_page).tags if "id" in a]
     assert len(ids) == len(set(ids)) > 100
+
+
+def test_every_link_leads_to_a_place(canned_page: str, hostile_page: str) -> None:
+    for page in (canned_page, hostile_page):
+        tags = Elements(page).tags
+        ids = {attributes["id"] for _, attributes in tags if "id" in attributes}
+        links = {attributes["href"] for tag, attributes in tags if tag == "a"}
+        assert {f"#{each}" for each in ids} >= links
+
+
+def test_a_number_leads_to_the_rollouts_behind_it(
+    canned_page: str, canned_template: RunPaths
+) -> None:
+    """From pass@1 to the verdicts of its evaluation, from a count to a turn with the verdict."""
+    (target,) = re.findall(r'<dt>pass@1</dt><dd class="figure"><a href="#([^"]+)"', canned_page)
+    part = canned_page.partition(f'<div id="{target}">')[2].partition("</div></details>")[0]
+    head, *rows = re.findall(r"<tr>(.*?)</tr>", part.partition("</table>")[0])
+    assert Elements(head).words == "verdictturn 1turn 2turn 3"
+    num_first = 0
+    for row in rows:
+        status, first, *_ = re.findall(r"<td>(.*?)</td>", row)
+        anchor, count = re.findall(r'<a href="#([^"]+)">([\d,]+)</a>', first)[0]
+        num_first += int(count)
+        assert words_at(canned_page, anchor).startswith(f"Turn 1: {status}")
+    with open_run(canned_template) as reader:
+        sql = "SELECT count(*) FROM v_turns WHERE stage = 4 AND purpose = 'eval' AND turn = 0"
+        assert num_first == reader.value(sql)
+    problem = re.findall(r"<tr><td>(.*?)</td>.*?</tr>", part.partition("</table>")[2])[0]
+    links = re.findall(rf'<tr><td>{problem}</td>.*?<a href="#(\w+\.\w+)\.t0">([^<]*)</a>', part)
+    for rollout, statuses in links:
+        assert statuses in canned_page.partition(f'<div id="{rollout}">')[0][-300:]
+
+
+def test_a_rollout_is_shown_with_its_prompt_its_answers_and_their_feedback(
+    canned_page: str,
+) -> None:
+    found = re.findall(r"<summary>[^<]*: wrong → correct \((g\d+\.r\d+) in", canned_page)
+    shown = canned_page.partition(f'<div id="{found[0]}">')[2].partition("</div></details>")[0]
+    words = Elements(shown).words
+    assert words.count("class ModelNew") == 2
+    assert "judge> wrong: mismatch" in words
+    (prompt,) = re.findall(r'<a href="#(prompt-\d+)">', shown)
+    assert "class Model" in words_at(canned_page, prompt)
+
+
+def test_long_answers_and_many_rollouts_stay_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "</script>" * 120_000
+    groups = [
+        group(number, [[Status.WRONG]] * 4, problem_id=f"p{number}", purpose=Purpose.EVAL, stage=0)
+        for number in range(200)
+    ]
+    groups[0] = replace(groups[0], trajectories=tuple(
+        replace(each, turns=tuple(replace(turn, completion_text=long) for turn in each.turns))
+        for each in groups[0].trajectories
+    ))  # fmt: skip
+    problems = [replace(problem(), problem_id=f"p{number}") for number in range(200)]
+    records = [attempt(), *problems, *groups, evaluation(stage="eval-0", step=1)]
+    page = page_of(make_run(tmp_path / "l-1", records))
+    assert page.count('<details class="rollout">') <= 2 * samples.MOST_SHOWN
+    assert "</script>" not in page
+    assert "[1,068,000 characters more are in the store]" in page
+    assert len(page) < 2_000_000
+    monkeypatch.setattr(samples, "MOST_CHARACTERS", 1)
+    few = page_of(RunPaths(tmp_path / "l-1"))
+    assert few.count('<details class="rollout">') == 1
+    test_every_link_leads_to_a_place(page, few)
 
 
 def test_every_picture_has_a_title_words_and_a_table(canned_page: str) -> None:
@@ -229,10 +301,11 @@ def test_timed_kernels_have_times_and_speed_ups(tmp_path: Path) -> None:
     ]
     run = [attempt(), problem(), *evals, evaluation(), *groups]
     page = page_of(make_run(tmp_path / "t-1", run))
-    best = '<dd class="figure">≥ 2.70×</dd><dd class="about">softmax-0000, measured 3.00×</dd>'
-    assert best in page
+    assert dict(re.findall(CARD, page))["Best kernel"] == "≥ 2.70×"
+    assert "softmax-0000, measured 3.00×" in page
     assert '<td class="words">softmax-0000</td>' in page  # folds, so that no column is cut off
-    assert "softmax-0000: at least 2.70 times as fast, 33.3 µs" in page
+    (best,) = re.findall(r'<td><a href="#(g3.r0.t0)">2.70×</a></td>', page)
+    assert "3.00 times as fast" in words_at(page, best)
     assert '<figure id="speedup">' in page
     assert '<figure id="fast-p">' in page
     assert "<td>33.3</td><td>100.0</td>" in page  # candidate and baseline, µs

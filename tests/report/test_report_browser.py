@@ -71,6 +71,16 @@ def test_every_picture_is_there_and_the_console_is_empty(
     assert dark == is_dark
 
 
+def test_a_number_opens_the_rollouts_behind_it(page: Page, report: Path) -> None:
+    page.open(report, width=1000)
+    page.value("document.querySelector('.figure a').click()")
+    part = "document.querySelector(':target')"
+    assert page.value(f"{part}.checkVisibility()") is True
+    page.value(f"{part}.querySelector('a').click()")
+    assert page.value(f"{part}.checkVisibility()") is True
+    assert page.value(f"{part}.innerText").startswith("Turn 1: ")
+
+
 def test_hostile_text_runs_no_script_and_makes_no_request(page: Page, tmp_path: Path) -> None:
     report = write_report(write_hostile_run(tmp_path / "evil-1"))
     page.complaints.clear()

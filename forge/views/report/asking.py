@@ -33,7 +33,9 @@ class Asker:
             rows = self.reader.rows(sql, params)
             return [{name: finite(value) for name, value in row.items()} for row in rows]
         except sqlite3.Error as error:
-            self.problems.append(f"{part}: not readable in this run: {error}")
+            line = f"{part}: not readable in this run: {error}"
+            if line not in self.problems:
+                self.problems.append(line)
             return []
 
     def one(self, part: str, sql: str, params: Params = ()) -> dict[str, Any]:

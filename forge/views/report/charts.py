@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
+from typing import TypeVar
 
 from forge.views.text.numbers import NONE, finite, grouped, percent
+
+Row = TypeVar("Row")
 
 MOST_POINTS = 400
 """Points of a line: more than the picture has pixels for."""
@@ -130,7 +133,7 @@ class Chart:
         return head, spread(rows, MOST_TABLE_ROWS)
 
 
-def spread(rows: list[list[str]], most: int) -> list[list[str]]:
+def spread(rows: list[Row], most: int) -> list[Row]:
     """At most `most` rows, spread evenly, including the first and the last."""
     if len(rows) <= most:
         return rows

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forge.records.rules import split_rules
 from forge.views.report.facts import MOST_EVENTS, MOST_KERNELS, when
 from forge.views.report.run_charts import STEP_PARTS
+from forge.views.report.samples import MOST_SHOWN, PageLink
 from forge.views.run_state import (
     judged_label,
     judged_share,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from forge.views.report.facts import Facts
 
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""Head and rows."""
+Table = tuple[Sequence[str], Sequence[Sequence[str | Sequence[str]]]]
+"""Head and rows. A cell is a text, a link (`samples.PageLink`) or several of these."""
 SETTINGS = {
     "problems": "source path num_problems num_heldout sizes families dtypes",
     "rollout": "group_size groups_per_step max_turns gamma temperature max_completion_tokens",
@@ -73,6 +74,27 @@ def describe(facts: Facts) -> dict[str, Any]:
     }
 
 
+def describe_samples(facts: Facts) -> dict[str, Any]:
+    """The rollouts: sets with their tables, those that are shown whole, and their prompts."""
+    samples = facts.samples
+    return {
+        "about": f"{len(samples.shown):,} of {facts.num_rollouts:,} rollouts are shown whole: of "
+        f"each set one for each problem and last verdict, at most {MOST_SHOWN}, and those that "
+        'this report names. The others: "forge rollouts RUN --id g12.r3 --turns".',
+        "sets": [
+            {
+                "anchor": each.anchor,
+                "title": f"{each.title}: {len(each.played):,} rollouts",
+                "verdicts": samples.verdicts(each),
+                "problems": without_empty(*samples.problems(each)),
+            }
+            for each in samples.sets
+        ],
+        "rollouts": sorted(samples.shown.values(), key=lambda each: each.place),
+        "prompts": {name: text for name, text in samples.prompts.items() if text},
+    }
+
+
 def rounded_clock(seconds: float | None) -> str:
     """`6:23` or `1:06:23`, to the nearest second."""
     return clock(None if seconds is None else round(seconds))
@@ -90,7 +112,11 @@ def _cards(facts: Facts) -> list[dict[str, str] | None]:
         _speed_card(facts),
         _solved_card(facts),
         _reward_card(facts),
-        _card("Rollouts", f"{facts.num_rollouts:,}", f"{facts.num_turns:,} turns judged"),
+        _card(
+            "Rollouts",
+            PageLink(f"{facts.num_rollouts:,}", "rollouts"),
+            f"{facts.num_turns:,} turns judged",
+        ),
         _card("Time", clock(facts.seconds), steps) if facts.attempts else None,
     ]
 
@@ -107,7 +133,8 @@ def _pass_card(facts: Facts) -> dict[str, str] | None:
         about += f"; {percent(first['pass_at_1'])} in {first['stage']}"
     for gain in facts.gains:
         about += f"; {' and '.join(gain.by)} {gain.points()}"
-    return _card("pass@1", percent(last["pass_at_1"]), about)
+    figure = facts.samples.of_evaluation(percent(last["pass_at_1"]), last)
+    return _card("pass@1", figure, about)
 
 
 def _speed_card(facts: Facts) -> dict[str, str] | None:
@@ -115,7 +142,8 @@ def _speed_card(facts: Facts) -> dict[str, str] | None:
     if best is None:
         return None
     about = f"{best['problem_id']}, measured {best['speedup']:.2f}×"
-    return _card("Best kernel", f"≥ {best['speedup_low']:.2f}×", about)
+    figure = facts.samples.of_turn(f"≥ {best['speedup_low']:.2f}×", best["turn_id"])
+    return _card("Best kernel", figure, about)
 
 
 def _solved_card(facts: Facts) -> dict[str, str] | None:
@@ -127,7 +155,8 @@ def _solved_card(facts: Facts) -> dict[str, str] | None:
     about = f"{share}, at least once"
     if row["num_unjudgeable"]:
         about += f"; {row['num_unjudgeable']:,} more unjudgeable"
-    return _card("Training problems solved", f"{row['num_solved']:,} of {num_judged:,}", about)
+    figure = facts.samples.of_training(f"{row['num_solved']:,} of {num_judged:,}")
+    return _card("Training problems solved", figure, about)
 
 
 def _reward_card(facts: Facts) -> dict[str, str] | None:
@@ -162,17 +191,18 @@ def tables(facts: Facts) -> dict[str, Table | None]:
 def _evaluations(facts: Facts) -> Table:
     head = ["evaluation", "step", "policy", "problems × samples", "pass@1", "95 %", "greedy"]
     head += ["any turn", "compiles", "judged", "unjudgeable", "trained on"]
+    link = facts.samples.of_evaluation
     return head, [
         [
             row["stage"],
             str(row["step"]),
             str(row["policy_version"]),
             f"{row['num_problems']} × {row['num_samples']}",
-            percent(row["pass_at_1"]),
+            link(percent(row["pass_at_1"]), row),
             f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
-            percent(row["pass_at_1_greedy"]),
-            percent(row["pass_at_1_multi"]),
-            percent(row["compile_rate"]),
+            link(percent(row["pass_at_1_greedy"]), row),
+            link(percent(row["pass_at_1_multi"]), row),
+            link(percent(row["compile_rate"]), row),
             judged_share(row) or NONE,
             unjudgeable_reasons(row) or NONE,
             trained_share(row) or NONE,
@@ -197,17 +227,21 @@ def _protocols(facts: Facts) -> Table:
 
 def _outcomes(facts: Facts) -> dict[str, Table]:
     parts = [
-        [row["part"], row["name"], str(row["num"]), percent(row["pass_at_1"]),
+        [row["part"], row["name"], str(row["num"]),
+         facts.samples.of_evaluation(percent(row["pass_at_1"]), facts.evaluations[-1]),
          percent(row["compile_rate"])]
         for row in facts.parts
     ]  # fmt: skip
     reasons = [
-        [row["purpose"], row["status"], row["reason"], f"{row['num_turns']:,}", row["example"]]
+        [row["purpose"], row["status"], row["reason"],
+         facts.samples.of_turn(f"{row['num_turns']:,}", row["example"]),
+         [facts.samples.of_turn(each, each)
+          for each in dict.fromkeys([row["example"], row["another"]])]]
         for row in facts.reasons
-    ]
+    ]  # fmt: skip
     return {
         "parts": (["by", "name", "first turns", "pass@1", "compiles"], parts),
-        "reasons": (["in", "status", "reason", "turns", "example"], reasons),
+        "reasons": (["in", "status", "reason", "turns", "examples"], reasons),
     }
 
 
@@ -225,9 +259,11 @@ def _kernels(facts: Facts) -> Table:
     head = ["problem", "family", "level", "at least", "speed-up", "µs", "baseline µs", "launches"]
     rows = [
         [row["problem_id"], row["family"] or NONE, str(row["level"]),
-         _digits(row["speedup_low"], 2, "×"), _digits(row["speedup"], 2, "×"),
+         facts.samples.of_turn(_digits(row["speedup_low"], 2, "×"), row["turn_id"]),
+         _digits(row["speedup"], 2, "×"),
          _digits(row["candidate_us"], 1), _digits(row["baseline_us"], 1),
-         str(row["num_launches"]), str(row["policy_version"]), row["turn_id"]]
+         str(row["num_launches"]), str(row["policy_version"]),
+         facts.samples.of_turn(row["turn_id"], row["turn_id"])]
         for row in facts.kernels
     ]  # fmt: skip
     return [*head, "policy", "turn"], rows

@@ -23,6 +23,7 @@ from forge.views.report.run_charts import (
     load_parts,
     pass_at_k_chart,
 )
+from forge.views.report.samples import Samples
 from forge.views.run_state import (
     LAST_OF_ATTEMPT,
     LAST_ROW,
@@ -47,7 +48,7 @@ MOST_EVENTS = 200
 
 KERNELS = f"""
 SELECT rank, problem_id, family, level, ranked_by, speedup_low, speedup, candidate_us, baseline_us,
-    num_launches, num_characters, turn_id, stage, step, purpose, policy_version, code
+    num_launches, turn_id, policy_version
 FROM v_best_kernels WHERE rank <= {MOST_KERNELS} ORDER BY rank
 """
 
@@ -61,7 +62,8 @@ WHERE purpose IS NOT NULL GROUP BY purpose ORDER BY purpose
 """
 
 REASONS = """
-SELECT purpose, status, reason, sum(num_turns) AS num_turns, min(example) AS example
+SELECT purpose, status, reason, sum(num_turns) AS num_turns, min(example) AS example,
+    max(example) AS another
 FROM v_failures GROUP BY purpose, status, reason
 ORDER BY purpose, num_turns DESC LIMIT 60
 """
@@ -108,6 +110,9 @@ class Facts:
         self.kernels = asker.rows("best kernels", KERNELS)
         self.problems = asker.rows("problems", PROBLEMS)
         self.reasons = asker.rows("failures", REASONS)
+        self.samples = Samples(
+            asker, stages=self.stages, evaluations=self.evaluations, turns=self._named_turns()
+        )
         self.events = asker.rows("events", EVENTS, {"most": MOST_EVENTS})[::-1]
         self.processes = asker.rows("processes", PROCESSES)
         self.nodes = asker.rows("nodes", f"{NODES} LIMIT 200")
@@ -147,6 +152,13 @@ class Facts:
         except sqlite3.Error as error:
             self._asker.problems.append(f"gains: not readable in this run: {error}")
             return [], None
+
+    def _named_turns(self) -> list[str]:
+        """Turns that the report names: of the pair, of best kernels, examples of failures."""
+        pair = self.before_after
+        found = [] if pair is None else [pair.before["turn_id"], pair.after["turn_id"]]
+        found += [row["turn_id"] for row in self.kernels]
+        return [*found, *(row[name] for row in self.reasons for name in ("example", "another"))]
 
     @property
     def num_rollouts(self) -> int:

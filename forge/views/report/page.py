@@ -18,9 +18,8 @@ from pygments.formatters.html import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.styles import get_style_by_name
 
-from forge.views.report.contents import describe, tables
+from forge.views.report.contents import describe, describe_samples, tables
 from forge.views.report.draw import GRID, INK, PAPER, SERIES, inline_svg
-from forge.views.text.numbers import launches
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 LONGEST_CODE = 20_000
 """Maximum characters of one source, which bounds the lexer's time."""
-MOST_CODES = 16
-"""Kernels whose source is shown."""
 LONGEST_ANSWER = 8_000
 """Maximum characters of an answer in the pair of transcripts."""
 COLORS = {INK: "var(--ink)", GRID: "var(--line)", PAPER: "var(--paper)"} | {
@@ -46,6 +43,7 @@ CONTENTS = (
     ("example", "Before and after"),
     ("kernels", "Best kernels"),
     ("failures-part", "Failures"),
+    ("rollouts", "Rollouts"),
     ("time", "Time"),
     ("events", "What happened"),
     ("config", "Configuration"),
@@ -80,9 +78,9 @@ def render_page(facts: Facts, *, name: str, svgs: Mapping[str, str]) -> str:
         missing=facts.missing,
         num_turns=facts.num_turns,
         state=facts.state,
-        codes=[_code(kernel) for kernel in facts.kernels[:MOST_CODES]],
         config=_highlight(facts.config, "toml"),
         diff=_highlight(facts.diff, "diff"),
+        samples=describe_samples(facts),
         **describe(facts),
         **tables(facts),
     )
@@ -108,21 +106,6 @@ def _picture(chart: Chart, document: str) -> dict[str, Any]:
         "head": head,
         "rows": rows,
         "num_left_out": chart.num_rows - len(rows),
-    }
-
-
-def _code(kernel: Mapping[str, Any]) -> dict[str, Any]:
-    if kernel["speedup"] is None:
-        speed = f"{launches(kernel['num_launches'])}, {kernel['num_characters']:,} characters"
-    else:
-        speed = (
-            f"at least {kernel['speedup_low']:.2f} times as fast, {kernel['candidate_us']:.1f} µs"
-        )
-    left_out = len(kernel["code"]) - LONGEST_CODE
-    return {
-        "title": f"{kernel['problem_id']}: {speed} ({kernel['turn_id']})",
-        "code": _highlight(kernel["code"], "python"),
-        "note": f"{left_out:,} characters more are in the store." if left_out > 0 else "",
     }
 
 

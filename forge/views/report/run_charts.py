@@ -417,8 +417,7 @@ def _chosen(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, An
     by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_name[row["stage"]].append(row)
-    names = [each[0] for each in spread([[name] for name in by_name], MOST_CURVES)]
-    return [(name, by_name[name]) for name in names]
+    return [(name, by_name[name]) for name in spread(list(by_name), MOST_CURVES)]
 
 
 IDLE = """
