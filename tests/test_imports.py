@@ -88,7 +88,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.trial.draws",
     },
     "evalpool.judge.timing": {
-        "config.schema", "evalpool.judge.channel", "evalpool.judge.children",
+        "config.schema", "evalpool", "evalpool.judge.channel", "evalpool.judge.children",
         "evalpool.judge.reference", "evalpool.judge.numbers", "evalpool.judge.trial",
         "evalpool.judge.trial.draws",
     },

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from forge.evalpool.cards import FLOPS_PER_CLOCK
 from forge.evalpool.judge.timing import device as gpu_device
 from forge.evalpool.judge.timing.baseline import Baseline, Baselines, baselines_path
 from forge.evalpool.judge.timing.samples import RESOLUTION_US, Time, speedup
@@ -131,9 +132,9 @@ def test_a_card_has_the_peak_of_its_own_vendor(monkeypatch: pytest.MonkeyPatch) 
     h100 = SimpleNamespace(major=9, minor=0, gcnArchName="")
     mi250 = SimpleNamespace(major=9, minor=0, gcnArchName="gfx90a:sramecc+:xnack-")
     monkeypatch.setattr(torch.version, "hip", None)
-    assert gpu_device.FLOPS_PER_CLOCK[gpu_device.target_of(h100)["arch"]]["half"] == 4096
+    assert FLOPS_PER_CLOCK[gpu_device.target_of(h100)["arch"]]["half"] == 4096
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert gpu_device.FLOPS_PER_CLOCK[gpu_device.target_of(mi250)["arch"]]["half"] == 1024
+    assert FLOPS_PER_CLOCK[gpu_device.target_of(mi250)["arch"]]["half"] == 1024
 
 
 @pytest.mark.parametrize(
@@ -151,5 +152,23 @@ def test_a_card_has_the_peak_of_its_own_vendor(monkeypatch: pytest.MonkeyPatch) 
 def test_rates_give_the_peaks_of_data_sheets(
     arch: int | str, units: int, clock_ghz: float, kind: str, tflops: float
 ) -> None:
-    rate = gpu_device.FLOPS_PER_CLOCK[arch][kind]
+    rate = FLOPS_PER_CLOCK[arch][kind]
     assert rate * units * clock_ghz / 1e3 == pytest.approx(tflops, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "hip", "mhz", "bits", "gbps"),
+    [
+        ("AMD Instinct MI300X", "6.3", 1300, 8192, 5300),
+        ("AMD Instinct MI250X", "6.3", 1600, 4096, 1638),
+        ("AMD Instinct MI999", "6.3", 1300, 8192, 0),
+        ("NVIDIA H100 80GB HBM3", None, 2619, 5120, 3352),
+        ("NVIDIA A100-SXM4-40GB", None, 1215, 5120, 1555),
+    ],
+)
+def test_the_memory_rate_is_the_data_sheets(
+    monkeypatch: pytest.MonkeyPatch, name: str, hip: str | None, mhz: int, bits: int, gbps: float
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    card = SimpleNamespace(name=name, memory_clock_rate=mhz * 1000, memory_bus_width=bits)
+    assert gpu_device.peak_gbps(card) == pytest.approx(gbps, rel=0.001)

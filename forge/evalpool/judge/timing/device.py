@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from forge.evalpool.cards import FLOPS_PER_CLOCK, find_card
+
 BF16_SIZE = 2048
 PROBE_BYTES = 256 << 20
 NUM_WARM_UPS, NUM_PROBES = 2, 5
@@ -21,25 +23,9 @@ PROBE_CYCLES = 400_000
 PROBE_S = 0.5
 """Age up to which a probe stands for the card's speed, in seconds."""
 DOUBLE_RATE = 2
-"""Transfers a clock of GPU memory."""
+"""Transfers a clock of NVIDIA's memory."""
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
 """Absent where the driver is the kernel's own."""
-
-FLOPS_PER_CLOCK: dict[int | str, dict[str, int]] = {
-    80: {"fp32": 128, "tf32": 1024, "half": 2048},
-    86: {"fp32": 256, "tf32": 512, "half": 1024},
-    89: {"fp32": 256, "tf32": 512, "half": 1024},
-    90: {"fp32": 256, "tf32": 2048, "half": 4096},
-    100: {"fp32": 256, "tf32": 4096, "half": 8192},
-    120: {"fp32": 256, "tf32": 512, "half": 1024},
-    "gfx90a": {"fp32": 256, "tf32": 256, "half": 1024},
-    "gfx942": {"fp32": 256, "tf32": 1024, "half": 2048},
-    "gfx950": {"fp32": 256, "tf32": 256, "half": 4096},
-}
-"""Dense FLOPs of one multiprocessor (AMD: compute unit) in a clock, by the architecture of a
-capture's target: the vendors' white papers and data sheets, and where the cards of an architecture
-differ (GeForce adds half precision in fp32 at half the rate) the fastest. No other card has a share
-of the compute roofline."""
 
 
 class GpuDevice:
@@ -54,7 +40,7 @@ class GpuDevice:
         self.memory_bytes: int = properties.total_memory
         self.target = target_of(properties)
         """Target of captures and compilations."""
-        self._peak_gbps = _peak_gbps(properties)
+        self._peak_gbps = peak_gbps(properties)
         self._clocks_per_us = properties.multi_processor_count * _clock_khz(properties) / 1e3
         self._flops_per_clock = FLOPS_PER_CLOCK.get(self.target["arch"], {})
         self._probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device="cuda")
@@ -126,8 +112,13 @@ def target_of(properties: Any) -> dict[str, Any]:
     }
 
 
-def _peak_gbps(properties: object) -> float:
-    """From clock (kHz) and bus width (bits), in 1e9 bytes a second."""
+def peak_gbps(properties: Any) -> float:
+    """Memory rate in 1e9 bytes a second: the data sheet's; of another NVIDIA card, from its clock
+    (kHz) and bus width (bits), which differ from data sheets by 3 % at most; 0 where not known."""
+    if (card := find_card(properties.name)) is not None:
+        return card.gbps
+    if torch.version.hip:
+        return 0.0
     clock = getattr(properties, "memory_clock_rate", 0) or 0
     width = getattr(properties, "memory_bus_width", 0) or 0
     return DOUBLE_RATE * clock * 1e3 * width / 8 / 1e9
