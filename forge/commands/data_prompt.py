@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from forge.records import Problem, Verdict
     from forge.store.layout import RunPaths
 
+CARD_UNKNOWN = (
+    "the judges' card, which this machine does not have; --assume names a machine that does"
+)
 BASELINE_UNKNOWN = (
     "the reference's time is measured with the first correct kernel, and stated in the message "
     "about it"
@@ -121,9 +124,9 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
         raise ConfigError("--set and --assume change an experiment; name it with --experiment")
     experiment = _experiment(request)
     if experiment is None:
-        prompts, gpus = make_prompts(PromptTable()), ()
+        prompts, gpus, unknown = make_prompts(PromptTable()), (), ""
     else:
-        prompts, gpus = _prompts(request, experiment)
+        prompts, gpus, unknown = _prompts(request, experiment)
     if request.attempts and request.assumed is not None:
         raise ConfigError("--assume: attempts are judged here; leave out --attempt or --assume")
     problem = find_asked(request.problem, run=request.run, experiment=experiment)
@@ -132,7 +135,8 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
         request.attempts, problem, thinking=prompts.thinking, table=table, gpus=gpus
     )
     chat, note = _chat_template(request, experiment, thinking=prompts.thinking)
-    unknown = BASELINE_UNKNOWN if gpus and prompts.has_baseline and not attempts else ""
+    if gpus and prompts.has_baseline and not attempts:
+        unknown = BASELINE_UNKNOWN
     if chat is None or experiment is None:
         messages = prompts.conversation(problem, attempts)
         plain = Prompt(ids=(), messages=messages)
@@ -167,20 +171,24 @@ def _experiment(request: PromptRequest) -> Experiment | None:
     return experiment if request.run is not None else with_run(experiment, merges=False)
 
 
-def _prompts(request: PromptRequest, experiment: Experiment) -> tuple[PromptSet, Sequence[Gpu]]:
-    """The prompts, and the cards of the judges: those of the run, or those of this machine."""
+def _prompts(
+    request: PromptRequest, experiment: Experiment
+) -> tuple[PromptSet, Sequence[Gpu], str]:
+    """The prompts, the cards of the judges that the run or this machine has, and a remark if it
+    lacks them. Nothing else of the experiment has to fit this machine."""
     machine = this_machine(experiment.store.dir)
     if request.assumed is not None:
         machine = assume(request.assumed, here=machine)
+    gpus, unknown = (), ""
     try:
         gpus = judge_cards(experiment, machine)
-    except MachineError as error:
-        if request.run is None:
-            raise MachineError(f"{error}; --assume names a machine that has them") from None
-        gpus = ()
+    except MachineError:
+        if request.attempts and request.run is None:
+            raise
+        unknown = CARD_UNKNOWN
     if request.run is not None:
-        return prompts_of_run(request.run, experiment), gpus
-    return prompts_of(experiment, gpus), gpus
+        return prompts_of_run(request.run, experiment), gpus, ""
+    return prompts_of(experiment, gpus), gpus, unknown
 
 
 def _chat_template(

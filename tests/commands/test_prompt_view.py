@@ -179,15 +179,18 @@ def test_prompts_of_a_run_are_those_that_it_recorded(
     assert text.startswith("[system]\nYou write GPU kernels in Triton")
 
 
-def test_what_does_not_fit_or_cannot_be_placed_is_one_line(
+def test_what_does_not_fit_is_one_line_and_a_missing_card_is_named(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ("1", "--experiment", str(folder / "x.toml"))
     said = shown(capsys, *argv, "--set", "serve.context_tokens=200", code=2)
     assert "level1/1_relu: does not fit serve.context_tokens = 200" in said
     gpus = ("--set", "devices.gpus=auto", "--set", "devices.judge=1")
-    said = shown(capsys, *argv, *gpus, code=3)
-    assert "--assume names a machine" in said
+    assert run_command(["data", "prompt", *argv, *gpus, "--set", "serve.engine=vllm"]) == 0
+    found = capsys.readouterr()
+    assert "Device:" not in found.out
+    assert "get_init_inputs" in found.out
+    assert "--assume names a machine" in found.err
     text = shown(capsys, *argv, *gpus, "--assume", "1xH100-80GB")
     assert "Device: H100, 80 GB of memory, 3352 GB/s" in text
 

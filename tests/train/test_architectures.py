@@ -339,7 +339,7 @@ def test_a_plan_knows_the_parameters_and_the_cache_of_the_model(name: str, tmp_p
     kind = model_class(made, trust_remote_code=False)
     model = kind.from_pretrained(made, dtype=torch.float32)
     assert shape.params == model.num_parameters()
-    cache = transformers.DynamicCache(config=model.config)
+    cache: Any = transformers.DynamicCache(config=model.config)
     model(input_ids=torch.ones(1, 40, dtype=torch.long), past_key_values=cache, use_cache=True)
     parts = [
         (layer.keys, layer.values)

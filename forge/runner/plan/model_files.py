@@ -73,10 +73,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_object(path)
     if not isinstance(config.get("model_type"), str):
         raise ConfigError(f"{path}: model_type: found {config.get('model_type')!r}; a name")
-    text = config.get("text_config") or {}
-    if not isinstance(text, dict):
-        raise ConfigError(f"{path}: text_config: found {text!r:.40}; an object")
-    for table, place in ((config, ""), (text, "text_config.")):
+    inner: dict[str, Any] = config.get("text_config") or {}
+    if type(inner) is not dict:
+        raise ConfigError(f"{path}: text_config: found {inner!r:.40}; an object")
+    for table, place in ((config, ""), (inner, "text_config.")):
         for key, most in SIZES.items():
             found, least = table.get(key), int(key not in MAYBE_ZERO)
             if found is None or isinstance(found, list):  # one for each layer

@@ -253,9 +253,10 @@ def _shape_of(config: dict[str, Any], *, where: str) -> ModelShape | str:
         raise ConfigError(f"{where}: {found['refused']}")
     if "unknown" in found:
         return str(found["unknown"])
+    sizes: dict[str, Any] = {**found, "kv": tuple((window, num) for window, num in found["kv"])}
     for key in ("linear", "experts"):
-        found = {**found, key: {name: Matrices(*each) for name, each in found[key].items()}}
-    return ModelShape(model_type=kind, **{**found, "kv": tuple(map(tuple, found["kv"]))})
+        sizes[key] = {name: Matrices(*each) for name, each in found[key].items()}
+    return ModelShape(model_type=kind, **sizes)
 
 
 def model_type(model_dir: Path) -> str | None:
