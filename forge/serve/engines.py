@@ -30,6 +30,11 @@ HTTP = ("anyio", "starlette", "uvicorn", "httptools", "numpy", "tokenizers", "ji
 """Modules that the endpoints of every engine need."""
 TESTED_VLLM = "0.24"
 """Minor version that `forge.serve.vllm` was tested with; pyproject.toml requires it."""
+GET_VLLM = (
+    f'python3 -m venv vllm-env && vllm-env/bin/pip install "vllm=={TESTED_VLLM}.*", then '
+    'serve.python = "vllm-env/bin/python"'
+)
+"""Instructions to install vLLM in an interpreter of its own, since it pins its own torch."""
 PYTHON_AT_LEAST = (3, 11)
 """The same as in pyproject.toml and in forge.install, which must load under older versions."""
 ASK_TIMEOUT_S = 60.0
@@ -67,7 +72,7 @@ ENGINES: dict[str, EngineKind] = {
     "vllm": EngineKind(
         module="forge.serve.vllm",
         requires=("vllm", *HTTP),
-        advice=f'install "vllm=={TESTED_VLLM}.*" in a separate interpreter, serve.python',
+        advice=GET_VLLM,
         start_timeout_s=300.0,
         needs_gpu=True,
     ),
@@ -174,7 +179,8 @@ def find_fault(engine: str, found: Interpreter, *, num_gpus: int) -> str | None:
         built = other[0] if other else "the CPU"
         return (
             f"llama.cpp is built for {built}{found.where}, and devices.serve gives it {cards};"
-            " `make setup LLAMA=cuda` (or hip, vulkan) builds it for them"
+            " `make setup LLAMA=cuda` (or hip, vulkan) builds it for them; vLLM is faster there:"
+            f" {GET_VLLM}"
         )
     return None
 
@@ -267,8 +273,7 @@ def find_mismatch(found: Interpreter) -> str | None:
         return None
     return (
         f"vllm {vllm}{found.where} needs torch {wanted}; found torch {torch}. Give vLLM an"
-        " interpreter of its own: python3 -m venv vllm-env, then vllm-env/bin/pip install"
-        f' "vllm=={TESTED_VLLM}.*", then serve.python = "vllm-env/bin/python"'
+        f" interpreter of its own: {GET_VLLM}"
     )
 
 

@@ -36,7 +36,7 @@ from forge.runner.plan.requirements import (
     require_template,
     require_trainer,
 )
-from forge.serve.engines import ENGINES, choose_engine
+from forge.serve.engines import GET_VLLM, choose_engine
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _notes(
     disk: int | None,
 ) -> Iterator[str]:
     if placement.engine == "hf" and experiment.serve.engine == "auto":
-        yield f"transformers serves, which is many times slower; {ENGINES['vllm'].advice}"
+        yield f"vLLM is not installed: transformers serves, many times slower; {GET_VLLM}"
     if memory is not None and memory > machine.memory_bytes:
         yield (
             f"needs about {gigabytes(memory)} of memory; "
