@@ -96,7 +96,9 @@ def test_a_wrong_option_or_command_is_not_accepted() -> None:
             parse(line.split())
 
 
-def test_every_mark_is_of_a_command_that_is_there() -> None:
+def test_every_command_is_in_a_block_that_is_run_or_marked() -> None:
+    assert read_blocks("bash", "console", "shell", "zsh") == []
+    assert [each.place for each in BLOCKS if re.search(r"^\$ ", each.text, re.MULTILINE)] == []
     for block in BLOCKS:
         assert block.above.count("<!-- not run") == len(block.marks), f"{block.place}: no reason"
         for words, _ in block.marks:

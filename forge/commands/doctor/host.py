@@ -300,10 +300,10 @@ TABLE: tuple[Check, ...] = (
         "the quickstart needs 4 GB: docker run --memory=...",
         [Limit(ERROR, lambda host: host.memory_bytes < 4 << 30)]),
     Check("disk", lambda host: f"{gigabytes(host.disk_bytes)} free for {host.store_dir}",
-        "free some space, or --set store.dir=DIR",
+        "free some space, or --store DIR",
         [Limit(ERROR, lambda host: host.disk_bytes < 2 << 30)]),
     Check("file system", _show_mount,
-        '--set store.dir=DIR on a local disk; "forge export sqlite" makes a file to share',
+        '--store DIR on a local disk; "forge export sqlite" makes a file to share',
         [Limit(ERROR, lambda host: host.mount and host.mount.is_network,
                lambda host: f"{host.mount and host.mount.source} is a network file system: "
                "SQLite's locks and shared memory do not work there, and rows can be lost")]),

@@ -50,7 +50,7 @@ def require_disk(experiment: Experiment, machine: Machine) -> None:
         raise MachineError(
             f"{store.dir}: {free} of disk are free; a run stops "
             f"below store.min_free_bytes = {least}. Free some disk, or start a new "
-            f"run elsewhere with --set store.dir=DIR"
+            f"run elsewhere with --store DIR"
         )
 
 

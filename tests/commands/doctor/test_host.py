@@ -132,10 +132,10 @@ def test_a_machine_with_plenty_of_everything_has_no_problem() -> None:
         ({"cpu_quota": 2.5, **IN_DOCKER}, "cores", WARNING, "--cpuset-cpus=0-1"),
         ({"cpu_quota": 8.0}, "cores", OK, ""),
         ({"memory_bytes": 2 << 30}, "memory", ERROR, "--memory"),
-        ({"disk_bytes": 1 << 30}, "disk", ERROR, "store.dir=DIR"),
+        ({"disk_bytes": 1 << 30}, "disk", ERROR, "--store DIR"),
         (
             {"mount": Mount(point="/home", kind="nfs4", source="filer:/home")}, "file system",
-            ERROR, "store.dir=DIR on a local disk",
+            ERROR, "--store DIR on a local disk",
         ),
         ({"newest_at": NOW + 60}, "clock", OK, ""),
         ({"newest_at": NOW + 7200, "newest_name": "a-1/b"}, "clock", WARNING, "set-ntp"),
