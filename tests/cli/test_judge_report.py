@@ -13,7 +13,7 @@ from rich.console import Console
 from forge.commands.judge.judge import Judged, JudgeJob, JudgingRequest
 from forge.commands.judge.report import BAR_WIDTH, histogram, render, render_table
 from forge.records import Problem, Split, Status, Timing, Verdict
-from forge.records.verdict import KernelTime, Profile, ShapeVerdict
+from forge.records.verdict import KernelTime, OtherVerdict, Profile, ShapeVerdict
 
 TIMING = Timing(
     speedup=2.0, speedup_low=1.9, candidate_us=100.0, baseline_us=200.0, candidate_spread_us=1.0,
@@ -184,6 +184,23 @@ def test_a_table_has_speed_ups_if_a_candidate_was_timed() -> None:
     assert "2.00" in shown
     assert "line 1: a | [red]b" in shown
     assert shown.splitlines()[-1] == "2 candidates: 1 correct, 1 wrong"
+
+
+def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share() -> None:
+    out = io.StringIO()
+    other = OtherVerdict(status=Status.REJECTED, reason="torch_work", detail="")
+    both = replace(FAST, torch_share=0.6, rules="kernelbench", also={"forge": other})
+    table = render_table([make_job(), make_job()], [both, FAST], skipped={})
+    Console(file=out, width=200).print(table)
+    head, row, *_, last = out.getvalue().splitlines()
+    assert "own share" in head
+    assert "40.0 %" in row
+    assert "rejected (torch_work)" in row
+    assert last == "by protocol forge, policy own: 1 candidate: 1 rejected"
+    assert "protocol kernelbench, policy hybrid" in show(both)
+    said = show(replace(both, rules="kernelbench:own"))
+    assert "protocol kernelbench, policy own (the protocol's own is hybrid)" in said
+    assert "own share of the work 40.0 %" in said
 
 
 def test_a_histogram_counts_every_sample_and_is_not_flattened_by_an_outlier() -> None:

@@ -22,7 +22,7 @@ from forge.commands.explained import explain_packed
 from forge.evalpool.site_packages import KEY as PACKAGES_KEY
 from forge.records import Reason, Status
 from forge.records.rules import rules_in_words
-from forge.views.text.numbers import percent
+from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from forge.commands.judge.judge import JudgeJob, JudgingRequest
     from forge.records import Timing, Verdict
-    from forge.records.verdict import KernelTime
+    from forge.records.verdict import KernelTime, OtherVerdict
 
 CONTEXT_LINES = 3
 """Lines shown before and after the line that failed."""
@@ -256,7 +256,9 @@ def render_table(
 ) -> Group:
     """The table, the summary, and the files that were not judged."""
     is_timed = any(verdict.timing is not None for verdict in verdicts)
+    also = list(dict.fromkeys(name for verdict in verdicts for name in verdict.also))
     names = ["candidate", "problem", "verdict", "reason"]
+    names += ["own share", *also] if also else []
     table = Table(*names, *(["speed-up"] if is_timed else []), "", box=None, pad_edge=False)
     for job, verdict in zip(jobs, verdicts, strict=True):
         cells = [
@@ -265,10 +267,16 @@ def render_table(
             Text(verdict.status, style=STYLES.get(verdict.status, "red")),
             Text(printable(verdict.reason)),
         ]
+        if also:
+            cells.append(Text(percent(verdict.own_share)))
+            cells += [_other(verdict.also.get(name)) for name in also]
         if is_timed:
             cells.append(Text(f"{verdict.timing.speedup:.2f}" if verdict.timing else ""))
         table.add_row(*cells, Text(_short_detail(verdict)))
     parts = [table, Text(""), Text(summary(verdicts))]
+    for name in also:
+        found = [verdict.also[name] for verdict in verdicts if name in verdict.also]
+        parts.append(Text(f"by {rules_in_words(name)}: {summary(found)}"))
     if skipped:
         plural = "" if len(skipped) == 1 else "s"
         parts += [Text(""), Text(f"{len(skipped)} file{plural} not judged:", style="yellow")]
@@ -276,7 +284,16 @@ def render_table(
     return Group(*parts)
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def _other(verdict: OtherVerdict | None) -> Text:
+    """A cell of a further protocol."""
+    if verdict is None:
+        return Text(NONE)
+    if verdict.status is Status.CORRECT:
+        return Text("correct", style="green")
+    return Text(printable(f"{verdict.status} ({verdict.reason})"), style="red")
+
+
+def summary(verdicts: Sequence[Verdict | OtherVerdict]) -> str:
     """`12 candidates: 7 correct, 3 wrong, 2 compile_error`."""
     counts = Counter(str(verdict.status) for verdict in verdicts)
     order = [str(status) for status in Status if counts[str(status)]]
