@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge.records.rules import join_rules, split_rules
 from forge.store.reader import RunReader, open_run
 from forge.views.run_state import (
     describe_steps,
@@ -36,6 +38,34 @@ def show_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> d
     """`load_show` of a run by path, name, `name-n` or `last`."""
     with open_run(run, store_dir=store_dir) as reader:
         return load_show(reader)
+
+
+BY_PROTOCOL = """
+WITH firsts AS (
+    SELECT g.stage, g.step, g.problem_id, v.group_id, v.rollout, v.turn, v.status,
+        1 - v.torch_share AS own_share
+    FROM groups g JOIN verdicts v USING (group_id)
+    WHERE g.purpose = 'eval' AND NOT g.is_greedy AND v.turn = 0
+        AND v.status NOT IN ('unjudgeable', 'infra_error')
+        AND g.group_id NOT IN (SELECT group_id FROM v_replayed)
+), judged AS (
+    SELECT stage, step, problem_id, '' AS protocol, status, own_share FROM firsts
+    UNION ALL
+    SELECT f.stage, f.step, f.problem_id, n.protocol, coalesce(o.status, f.status), f.own_share
+    FROM firsts f CROSS JOIN (SELECT DISTINCT protocol FROM turn_protocols) n
+    LEFT JOIN turn_protocols o ON o.group_id = f.group_id AND o.rollout = f.rollout
+        AND o.turn = f.turn AND o.protocol = n.protocol
+), problem AS (
+    SELECT stage, step, protocol, avg(status = 'correct') AS rate,
+        avg(CASE WHEN status = 'correct' THEN own_share END) AS own_share
+    FROM judged GROUP BY stage, step, problem_id, protocol
+)
+SELECT stage, step, protocol, avg(rate) AS pass_at_1, avg(own_share) AS own_share
+FROM problem GROUP BY stage, step, protocol ORDER BY stage, step, protocol
+"""
+"""First answers of each evaluation: pass@1 and the share of the work that own kernels of correct
+ones do, means over problems, by the verdict that counts (without a name) and by further
+protocols."""
 
 
 def load_show(reader: RunReader) -> dict[str, Any]:
@@ -89,14 +119,33 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
         "e.policy_version) IN (SELECT stage, step, policy_version FROM v_evaluations) "
         "ORDER BY at, evaluation_id"
     )
+    by_protocol = load_by_protocol(reader)
     for row in rows:
         del row["evaluation_id"]
+        row["by_protocol"] = by_protocol.get((row["stage_index"], row["step"]), [])
         row["pass_at_k"] = dict(json.loads(row["pass_at_k"]))
         row["detail"] = dict(json.loads(row["detail"]))
         for name in ("num_trained_problems", "num_judged_problems", "unjudgeable"):
             row[name] = row["detail"][name]
         row["num_shared_problems"] = row["detail"].get("num_shared_problems", 0)
     return rows
+
+
+def load_by_protocol(reader: RunReader) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """Figures of first answers of each evaluation, by stage index and step: for the protocol that
+    counts, then for further ones."""
+    try:
+        judge = tomllib.loads(reader.value("SELECT experiment FROM runs") or "").get("judge", {})
+    except tomllib.TOMLDecodeError:  # a row made by hand
+        judge = {}
+    own = join_rules(judge.get("protocol", "forge"), judge.get("policy", "own"))
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in reader.rows(BY_PROTOCOL):
+        place, rules = (row.pop("stage"), row.pop("step")), row.pop("protocol")
+        protocol, policy = split_rules(rules or own)
+        each = {"protocol": protocol, "policy": policy, "counts": not rules, **row}
+        found.setdefault(place, []).append(each)
+    return found
 
 
 def load_chat(reader: RunReader) -> dict[str, Any] | None:
@@ -200,6 +249,15 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     table = RowTable(columns=columns, rows=cells)
     named = [row for row in evaluations[:-1] if is_judged_in_part(row)] + evaluations[-1:]
     lines = [Text(f"{row['stage']}: {judged_label(row)}") for row in named]
+    for row in evaluations[-1:]:
+        lines += [
+            Text(
+                f"{row['stage']} by protocol {each['protocol']}, policy {each['policy']}: "
+                f"{percent(each['pass_at_1'])}, own share of correct {percent(each['own_share'])}"
+            )
+            for each in row["by_protocol"]
+            if len(row["by_protocol"]) > 1
+        ]
     return RichGroup(Text("evaluations", style="italic"), Fitting(table), *lines)
 
 

@@ -12,7 +12,6 @@ import json
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from forge.records.rules import split_rules
 from forge.store.identity import read_identity
 from forge.views.show import load_evaluations
 from forge.views.text.numbers import NONE, percent
@@ -64,33 +63,6 @@ WHERE g.purpose = 'eval' AND g.stage = :stage AND NOT g.is_greedy
 GROUP BY v.status ORDER BY 2 DESC
 """
 
-BY_PROTOCOL = """
-WITH firsts AS (
-    SELECT g.stage, g.step, g.problem_id, v.group_id, v.rollout, v.turn, v.status,
-        1 - v.torch_share AS own_share
-    FROM groups g JOIN verdicts v USING (group_id)
-    WHERE g.purpose = 'eval' AND NOT g.is_greedy AND v.turn = 0
-        AND v.status NOT IN ('unjudgeable', 'infra_error')
-        AND g.group_id NOT IN (SELECT group_id FROM v_replayed)
-), judged AS (
-    SELECT stage, step, problem_id, '' AS protocol, status, own_share FROM firsts
-    UNION ALL
-    SELECT f.stage, f.step, f.problem_id, n.protocol, coalesce(o.status, f.status), f.own_share
-    FROM firsts f CROSS JOIN (SELECT DISTINCT protocol FROM turn_protocols) n
-    LEFT JOIN turn_protocols o ON o.group_id = f.group_id AND o.rollout = f.rollout
-        AND o.turn = f.turn AND o.protocol = n.protocol
-), problem AS (
-    SELECT stage, step, protocol, avg(status = 'correct') AS rate,
-        avg(CASE WHEN status = 'correct' THEN own_share END) AS own_share
-    FROM judged GROUP BY stage, step, problem_id, protocol
-)
-SELECT stage, step, protocol, avg(rate) AS pass_at_1, avg(own_share) AS own_share
-FROM problem GROUP BY stage, step, protocol ORDER BY stage, step, protocol
-"""
-"""First answers of each evaluation: pass@1 and the share of the work that own kernels of correct
-ones do, means over problems, by the verdict that counts (without a name) and by further
-protocols."""
-
 
 def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, Any] | None:
     """The last evaluation of an eval stage as JSON; None before one has ended.
@@ -117,7 +89,7 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
         "prompt": _prompt(reader, experiment),
         "counts": _counts(reader, row),
         "metrics": _metrics(row),
-        "by_protocol": _by_protocol(reader, experiment["judge"], row),
+        "by_protocol": row["by_protocol"],
         "other_baseline": row["detail"].get("speed_other"),
         "by_turn": row["detail"]["speed"]["by_turn"],
         "best_by_turn": row["detail"]["speed"]["best_by_turn"],
@@ -216,19 +188,6 @@ def _metrics(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _by_protocol(
-    reader: RunReader, judge: dict[str, Any], row: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Figures of first answers by protocol and policy, those that count first."""
-    found: list[dict[str, Any]] = []
-    for each in reader.rows(BY_PROTOCOL):
-        if (each.pop("stage"), each.pop("step")) == (row["stage_index"], row["step"]):
-            rules = each.pop("protocol")
-            protocol, policy = split_rules(rules) if rules else (judge["protocol"], judge["policy"])
-            found.append({"protocol": protocol, "policy": policy, **each})
-    return found
-
-
 def _machine(reader: RunReader) -> dict[str, Any]:
     """The last attempt: commit with a digest of uncommitted changes, versions, cores, GPUs."""
     row = reader.one(_ATTEMPTS) or {}
@@ -322,7 +281,7 @@ def _protocols(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     cells: dict[str, str] = {}
     for each in rows:
         own = percent(each["own_share"])
-        if not cells:
+        if each["counts"]:
             cells["own share of correct"] = own
         else:
             name = f"pass@1 ({each['protocol']}, {each['policy']})"

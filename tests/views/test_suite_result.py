@@ -20,6 +20,7 @@ from forge.runner.outlets.summary import write_results
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
+from forge.views.show import load_evaluations, render_evaluations
 from forge.views.statistics import evaluate_groups
 from forge.views.suite import leaderboard, load_result, render_result
 from tests.store.storefactory import Options, attempt, group, make_root, problem, timing, write_run
@@ -114,10 +115,15 @@ def test_the_result_has_the_figures_and_what_repeats_them(paths: RunPaths) -> No
     assert result["judge"]["protocol"] == "forge"
     assert result["judge"]["used"][0]["harness"] == "abc"
     assert result["weights_sha256"] is None
-    assert result["by_protocol"] == [
-        {"protocol": "forge", "policy": "own", "pass_at_1": 0.25, "own_share": 0.75},
-        {"protocol": "kernelbench", "policy": "hybrid", "pass_at_1": 0.5, "own_share": 0.75},
+    assert [tuple(each.values()) for each in result["by_protocol"]] == [
+        ("forge", "own", True, 0.25, 0.75),
+        ("kernelbench", "hybrid", False, 0.5, 0.75),
     ]
+    with open_run(paths) as reader:
+        console = Console(width=100, file=io.StringIO())
+        console.print(render_evaluations(load_evaluations(reader)))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "protocol kernelbench, policy hybrid: 50.0 %, own share of correct 75.0 %" in shown
     assert "secret" not in json.dumps(result)
 
 

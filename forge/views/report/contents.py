@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge.records.rules import split_rules
 from forge.views.report.facts import MOST_EVENTS, MOST_KERNELS, when
 from forge.views.report.run_charts import STEP_PARTS
 from forge.views.report.samples import MOST_SHOWN, PageLink
@@ -213,16 +212,14 @@ def _evaluations(facts: Facts) -> Table:
 
 def _protocols(facts: Facts) -> Table:
     """Evaluations by the protocol that counts and by further ones, if there are any."""
-    judge = facts.settings.get("judge", {})
-    counts = f"{judge.get('protocol', NONE)}, {judge.get('policy', NONE)} (counts)"
     rows = [
-        [row["stage"], str(row["step"]), ", ".join(split_rules(each["protocol"])) or counts,
-         percent(each["pass_at_1"]), percent(each["own_share"])]
+        [row["stage"], str(row["step"]), f"{each['protocol']}, {each['policy']}",
+         "yes" if each["counts"] else "no", percent(each["pass_at_1"]), percent(each["own_share"])]
         for row in facts.evaluations
-        for each in facts.protocols
-        if (each["stage"], each["step"]) == (row["stage_index"], row["step"])
+        for each in facts.protocols.get((row["stage_index"], row["step"]), ())
     ]  # fmt: skip
-    return ["evaluation", "step", "protocol, policy", "pass@1", "own share of correct"], rows
+    head = ["evaluation", "step", "protocol, policy", "counts", "pass@1", "own share of correct"]
+    return head, rows
 
 
 def _outcomes(facts: Facts) -> dict[str, Table]:

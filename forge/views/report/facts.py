@@ -33,7 +33,7 @@ from forge.views.run_state import (
     stage_name,
     total_seconds,
 )
-from forge.views.suite import BY_PROTOCOL
+from forge.views.show import load_by_protocol
 from forge.views.text.numbers import NONE
 from forge.views.text.secrets import hide_in_diff, hide_secrets
 
@@ -102,7 +102,7 @@ class Facts:
         newest = asker.rows("evaluations", EVALUATIONS, {"most": MOST_EVALUATIONS})
         self.evaluations = newest[::-1]
         self.parts = load_parts(asker, self.evaluations)
-        self.protocols = asker.rows("evaluations by protocol", BY_PROTOCOL)
+        self.protocols = self._by_protocol()
         kinds = kinds_of(self.stages)
         self.gains, self.before_after = self._compare(kinds)
         self.training = Training(asker, kinds=kinds, evaluations=self.evaluations)
@@ -142,6 +142,13 @@ class Facts:
     def seconds(self) -> float | None:
         """Duration of all attempts; a killed one ended with its last row."""
         return total_seconds(self.attempts, self.last_row_at)
+
+    def _by_protocol(self) -> dict[tuple[int, int], list[dict[str, Any]]]:
+        try:
+            return load_by_protocol(self._asker.reader)
+        except sqlite3.Error as error:
+            self._asker.problems.append(f"protocols: not readable in this run: {error}")
+            return {}
 
     def _compare(self, kinds: list[str]) -> tuple[list[Gain], BeforeAfter | None]:
         """Gains between evaluations and a pair of answers; none if the answers cannot be read."""
