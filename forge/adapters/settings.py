@@ -20,6 +20,7 @@ from forge.config.schema.judge import RulesName
 from forge.config.schema.problems import RowFormat
 from forge.errors import ConfigError, MachineError, pip_install
 from forge.evalpool.site_packages import OPTION, require_installed
+from forge.evalpool.targets import require_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ class JudgeSettings:
     protocol: str = "forge"
     policy: str | None = None
     """Absent: the protocol's own."""
+    target: str | None = None
+    """GPU to judge for on a CPU. Absent: the table's."""
     also: tuple[str, ...] = ()
     """Further protocols."""
     site_packages: tuple[str, ...] = ()
@@ -73,11 +76,12 @@ class JudgeSettings:
             return _table_of({"url": [self.url]})
         chosen: dict[str, str] = {
             name: value
-            for name in ("isolation", "compile", "baseline", "protocol", "policy")
+            for name in ("isolation", "compile", "baseline", "protocol", "policy", "target")
             if (value := getattr(self, name)) is not None
         }
         for name, value in chosen.items():
-            _require(f"{self.prefix}{name}", value, allowed=_allowed(name))
+            if name != "target":
+                _require(f"{self.prefix}{name}", value, allowed=_allowed(name))
         for name in self.also:
             _require("--also", name, allowed=get_args(RulesName))
         workers = len(os.sched_getaffinity(0)) if self.workers is None else self.workers
@@ -86,6 +90,7 @@ class JudgeSettings:
         table = _table_of(values)
         _require_torch()
         require_installed(table.site_packages, key=OPTION)
+        require_target(table.target, key=f"{self.prefix}target")
         return table
 
     def _deadlines(self) -> dict[str, float]:
@@ -99,13 +104,18 @@ class JudgeSettings:
         return dict.fromkeys(PHASES, self.timeout)
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs to judge on; empty for the CPU.
+        """The GPUs to judge on; empty for the CPU, which judges for any target.
 
         Raises:
             ConfigError: the device is not a device name.
             MachineError: this machine does not have it.
         """
-        if self.device == "cpu" or self.url is not None:
+        if self.target is not None and self.device not in ("auto", "cpu"):
+            raise ConfigError(
+                f"{self.prefix}target {self.target}: belongs to {self.prefix}device cpu; a judge "
+                "on a GPU judges for that GPU"
+            )
+        if self.device == "cpu" or self.url is not None or self.target is not None:
             return ()
         if self.device != "auto" and not _DEVICE.fullmatch(self.device):
             raise ConfigError(f"{self.prefix}device {self.device}: one of auto, cpu, cuda, cuda:N")

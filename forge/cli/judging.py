@@ -68,6 +68,10 @@ Also = Annotated[
     list[str] | None,
     typer.Option(help="Further protocol or PROTOCOL:POLICY, for comparison. Repeatable."),
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(help="GPU to judge for on the CPU, such as hip:gfx942; absent: cuda:90."),
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")]
 IsTimed = Annotated[
     bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
@@ -109,6 +113,7 @@ def judge(
     baseline: Baseline = "eager",
     protocol: Protocol = "forge",
     policy: JudgePolicy = None,
+    target: Target = None,
     also: Also = None,
     site_packages: SitePackages = None,
     workers: Workers = None,
@@ -135,7 +140,7 @@ def judge(
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
-        protocol=protocol, policy=policy, also=tuple(also or ()),
+        protocol=protocol, policy=policy, target=target, also=tuple(also or ()),
         site_packages=tuple(site_packages or ()), workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if is_openenv and not is_serving:

@@ -39,6 +39,7 @@ from forge.data.problems import load_problems
 from forge.errors import ChildDied, ConfigError, ForgeError
 from forge.evalpool.pool import open_private_pool
 from forge.evalpool.site_packages import require_installed
+from forge.evalpool.targets import require_target
 from forge.records import End, Problem, Split
 from forge.rollout.play import Rules
 from forge.runner.prepare.prompt_facts import prompts_for
@@ -339,6 +340,7 @@ def read_task(request: DistillRequest) -> DistillTask:
         source, reward, prompt = experiment.name, experiment.reward, experiment.prompt
         judge = _overridden(experiment.judge, request.judge)
         require_installed(judge.site_packages, key="judge.site_packages")
+        require_target(judge.target)
     else:
         if request.overrides:
             raise ConfigError(f"--set: {path} is no experiment file; it changes keys of X.toml")

@@ -27,6 +27,7 @@ from forge.config.load import load_experiment
 from forge.data.problems import load_problems
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_private_pool
+from forge.evalpool.targets import require_target
 from forge.records import Status, Verdict
 from forge.records.judged_again import JudgedAgain, Judging
 from forge.records.problem import ReferenceModule
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
     from forge.store.write.writer import Writer
 
-OPTIONS = ("protocol", "policy", "isolation", "workers")
+OPTIONS = ("protocol", "policy", "target", "isolation", "workers")
 """Options that replace a key of the run's `[judge]`, if they are given."""
 AS_SERVED = "as served"
 """Protocol and policy of a pass by a served pool."""
@@ -123,7 +124,9 @@ def _table(experiment: Experiment, settings: JudgeSettings, given: Sequence[str]
     update["env"] = {**({key: ""} if key else {}), **experiment.judge.env}
     if "timeout" in given:
         update |= {name: getattr(chosen, name) for name in PHASES}
-    return experiment.judge.model_copy(update={**update, "url": [], "also": []})
+    table = experiment.judge.model_copy(update={**update, "url": [], "also": []})
+    require_target(table.target)
+    return table
 
 
 async def _judge_all(

@@ -37,6 +37,15 @@ class JudgeTable(Table):
     one is refused. namespaces-noproc, landlock: weaker levels, for machines that allow no more."""
     compile: Literal["ttir", "binary"] = "ttir"
     """Depth of compilation without a GPU: Triton IR (5 ms), or a binary (1 s if not cached)."""
+    target: Annotated[
+        str,
+        Field(
+            pattern=r"^(cuda:\d{2,3}|hip:gfx[0-9a-f]{3,4})$",
+            json_schema_extra={"allowed": "cuda:NUMBER or hip:gfxNAME, such as hip:gfx942"},
+        ),
+    ] = "cuda:90"
+    """GPU that judges without one capture and compile for: cuda:90 (H100), hip:gfx942 (MI300X), or
+    any other that the installed Triton compiles for. A judge with a GPU judges for that GPU."""
     num_inputs: Annotated[int, Field(ge=2, le=16)] = 4
     """Independent random inputs that a candidate must answer correctly, each of another
     distribution: as given, with spikes, of unlike scale, one more; those behind the first have edge

@@ -29,10 +29,10 @@ from forge.runner.plan.requirements import (
     require_cluster,
     require_disk,
     require_engine,
+    require_judge,
     require_problems,
     require_prompts,
     require_sinks,
-    require_site_packages,
     require_template,
     require_trainer,
 )
@@ -142,7 +142,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     num_heldout = require_problems(experiment, machine)
     require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:
-        require_site_packages(experiment.judge)
+        require_judge(experiment.judge)
         require_sinks(experiment.sinks)
         require_cluster(experiment.cluster)
     shares = experiment.problems.num_heldout == SHARED

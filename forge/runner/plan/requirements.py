@@ -21,6 +21,7 @@ from forge.data.sources.splitting import digest_of
 from forge.data.template import KEY, absent_template, text_of, try_template
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import require_installed
+from forge.evalpool.targets import require_target
 from forge.records import Message, Split
 from forge.runner.plan.attention import PACKAGE, flash_refusal
 from forge.runner.plan.model_shape import config_dir, llama_refusal, lora_rank, model_shape
@@ -219,10 +220,12 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
             _require_package(PACKAGE, f'stage {index}: attention = "flash"')
 
 
-def require_site_packages(table: JudgeTable) -> None:
-    """Raises ConfigError if a distribution that references may import is not installed."""
+def require_judge(table: JudgeTable) -> None:
+    """Raises ConfigError if judges here cannot judge for their target, or if a distribution that
+    references may import is not installed."""
     if not table.url:
         require_installed(table.site_packages)
+        require_target(table.target)
 
 
 def require_cluster(table: ClusterTable) -> None:

@@ -106,12 +106,6 @@ def test_all_kernels_of_a_call_have_one_budget(compiler: Compiler) -> None:
     assert all(isinstance(one, Binary) for one in later)
 
 
-def test_amd_is_a_target(compiler: Compiler) -> None:
-    (made,) = compiler.compile([make_kernel()], "hip:gfx942:64")
-    assert isinstance(made, Binary), made
-    check_code(made.code, name="double", backend="hip")
-
-
 def test_a_target_that_nobody_has_is_a_failure(compiler: Compiler) -> None:
     (found,) = compiler.compile([make_kernel()], "cuda:sm90:32")
     assert isinstance(found, Failure)

@@ -215,6 +215,13 @@ SHARED_BYTES = {
 }
 """Shared memory of one block by opt-in (CUDA C++ programming guide, table of compute capabilities),
 LDS of a workgroup (AMD's ISA documents)."""
+
+
+def warp_size_of(target: str) -> int:
+    """Threads of a warp of `cuda:90` or `hip:gfx942`: 64 on AMD's GCN and CDNA (gfx9), else 32."""
+    return 64 if re.fullmatch(r"hip:gfx[1-9]\w\w", target) else 32
+
+
 MAX_THREADS = 1024
 MAX_TENSOR_MEMORY = 512
 

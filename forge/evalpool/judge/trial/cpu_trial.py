@@ -14,8 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.capacity import draw_timeout_s, reference_timeout_s
+from forge.evalpool.cards import CARDS
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.children.kept import KeptChildren
+from forge.evalpool.judge.compiler.binary import SHARED_BYTES, warp_size_of
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.contraction import Fusion
 
 
+H100 = 90
 MAX_TURNS = 128
 """Alternatives of a choice that are tried."""
 MAX_FURTHER, MAX_SMALL_FURTHER = 16, 96
@@ -51,8 +54,31 @@ the first one runs on the given set before anything else. More of a small progra
 load and store as many bytes together."""
 MAX_FURTHER_SHARE = 4.0
 """Most time for the alternatives that the sets' own calls leave, as a share of the latter's."""
-ASSUMED_TARGET = {"backend": "cuda", "arch": 90, "warp_size": 32}
-"""GPU that candidates are captured and compiled for on a machine without one."""
+
+
+def assumed_target(name: str) -> dict[str, Any]:
+    """The GPU `cuda:90` or `hip:gfx942` as captures and compilations take it, with the facts of the
+    best known card of its architecture. An H100's are the defaults of a capture."""
+    backend, _, code = name.partition(":")
+    arch = int(code) if backend == "cuda" else code
+    properties: dict[str, Any] = {"name": name, "max_shared_mem": SHARED_BYTES.get(name)}
+    found = next(((short, one) for short, one in CARDS.items() if one.arch == arch), None)
+    if found is not None:
+        short, card = found
+        properties |= {
+            "name": short if backend == "cuda" else f"AMD Instinct {short}",
+            "multi_processor_count": card.num_sms,
+            "total_memory": card.memory_gb << 30,
+            "l2_cache_size": card.l2_mb << 20,
+            "clock_rate": round(card.ghz * 1e6),
+        }
+    known = {key: value for key, value in properties.items() if value is not None}
+    return {
+        "backend": backend,
+        "arch": arch,
+        "warp_size": warp_size_of(name),
+        "properties": {} if arch == H100 else known,
+    }
 
 
 def open_cpu_trials(
@@ -83,7 +109,7 @@ def open_cpu_trials(
     captures = Captures(
         spawner,
         table=table,
-        target=ASSUMED_TARGET,
+        target=assumed_target(table.target),
         kept=KeptChildren(spawner, role=PLAIN_ROLE, uid=plain_uid),
     )
     return CpuTrials(
