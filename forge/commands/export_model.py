@@ -34,6 +34,7 @@ from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES
 from forge.store.identity import read_identity
 from forge.store.reader import open_run
+from forge.views.run_state import parts_label, trained_label
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
 
 EVALUATIONS = """
 SELECT stage, step, policy_version, num_problems, num_samples, max_turns, pass_at_1, ci_low,
-    ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate
+    ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate,
+    json_extract(detail, '$.num_trained_problems') AS num_trained_problems,
+    json_extract(detail, '$.num_shared_problems') AS num_shared_problems,
+    json_extract(detail, '$.by_source') AS by_source, json_extract(detail, '$.by_level') AS by_level
 FROM evaluations WHERE policy_version <= ? ORDER BY evaluation_id
 """
 POLICY = "SELECT stage, step, sha256 FROM policies WHERE version = ?"
@@ -296,6 +300,10 @@ def _figures(lineage: Mapping[str, Any]) -> Iterator[str]:
             f"| {row['stage']} | {row['step']} | {size} | {first} | {interval} | {multi} "
             f"| {compiles} |"
         )
+    for row in lineage["evaluations"]:
+        if about := "; ".join(filter(None, (parts_label(row), trained_label(row)))):
+            yield ""
+            yield f"{row['stage']} at step {row['step']}: {about}."
     own = lineage["evaluations"][-1]["policy_version"] == lineage["policy_version"]
     yield ""
     yield "The last row is of these weights." if own else "All rows are of earlier weights."

@@ -65,7 +65,7 @@ class Problem(ReferenceModule):
     """Difficulty: chain length of a generated problem, or KernelBench level of a file."""
     split: Split
     origin: str = ""
-    """Name or number of its source, if a run has several sources."""
+    """Name of its source, if a run has several sources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,8 @@ class Evaluation:
     compile_rate: float
     """Share of first turns with a kernel that compiled and launched."""
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """`by_family`, `by_level`, `by_turn`: name → {num, pass_at_1, compile_rate}; `pass_at_k_ci`;
+    """`by_source`, `by_level`, `by_family`, `by_turn`: name → {num, pass_at_1, compile_rate};
+    `sources`: problem to source, if there are several; `pass_at_k_ci`;
     `num_trained_problems`: problems that the run had trained on; `num_shared_problems`: those that
     it trains on sooner or later; `speed`: fast_p and geometric
     means by turn (`forge.views.statistics`)."""

@@ -35,7 +35,7 @@ from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.resume import find_lost_weights, without_stages
 from forge.serve.replicas import open_replicas
 from forge.version import __version__
-from forge.views.run_state import judged_label, trained_label
+from forge.views.run_state import judged_label, parts_label, trained_label
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -293,6 +293,8 @@ class Work:
         self.run.console.say(
             f"eval-{index}: pass@1 {result.pass_at_1:.1%} {interval}  {compiles}  ({size})"
         )
+        if parts := parts_label(row):
+            self.run.console.say(f"eval-{index}: pass@1 of {parts}")
 
 
 def _without_key(experiment: Experiment) -> JudgeTable:

@@ -106,6 +106,11 @@ class RunState:
     policy_version: int | None
     pass_at_1: float | None
     """Result of the latest evaluation."""
+    pass_by_source: str
+    """Its pass@1, or that of each of several sources; empty without an evaluation."""
+    parts: str
+    """Its pass@1 by source and level: `generated 97.0 %, bench 0.0 % (level 1 0.0 %, ...)`; empty
+    if it has one of each."""
     judged: str
     """`95 of 100 problems judged; 5 unjudgeable (5 reference_failed)`: of the latest evaluation;
     empty without one."""
@@ -135,7 +140,8 @@ class RunState:
         if self.state == "killed":
             lines.append(f'"forge resume {self.run}" continues it')
         if self.pass_at_1 is not None:
-            found = (f"pass@1 {percent(self.pass_at_1)}", self.judged)
+            parts = self.parts and f": {self.parts}"
+            found = (f"pass@1 {percent(self.pass_at_1)}{parts}", self.judged)
             trained = self.trained_on and f"trained on {self.trained_on}"
             lines.append(f"latest evaluation: {', '.join(filter(None, (*found, trained)))}")
         return lines
@@ -152,7 +158,8 @@ def load_run_state(reader: RunReader, *, now: float) -> RunState:
     rates = _rates(reader, now=now)
     evaluated = reader.one(
         "SELECT pass_at_1, num_problems, num_trained_problems, num_shared_problems, "
-        "num_judged_problems, unjudgeable FROM v_evaluations ORDER BY at DESC LIMIT 1"
+        "num_judged_problems, unjudgeable, by_source, by_level FROM v_evaluations "
+        "ORDER BY at DESC LIMIT 1"
     )
     return RunState(
         run=reader.paths.name,
@@ -171,6 +178,8 @@ def load_run_state(reader: RunReader, *, now: float) -> RunState:
         idle=load_idle(reader, stage=stage),
         policy_version=reader.value("SELECT max(version) FROM policies"),
         pass_at_1=None if evaluated is None else evaluated["pass_at_1"],
+        pass_by_source="" if evaluated is None else pass_by_source(evaluated),
+        parts="" if evaluated is None else parts_label(evaluated),
         judged="" if evaluated is None else judged_label(evaluated),
         is_judged_in_part=evaluated is not None and is_judged_in_part(evaluated),
         trained_on="" if evaluated is None else trained_share(evaluated),
@@ -400,6 +409,48 @@ def judged_label(row: Mapping[str, Any]) -> str:
     return f"{judged}; {number} unjudgeable {reasons}" if found else judged
 
 
+def parts_of(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """pass@1 of an evaluation by source, and by level in each; of one source under no name. Empty
+    if it has one source and one level.
+
+    Args:
+        row: an evaluation with by_source and by_level, as JSON or read.
+    """
+    sources, levels = (_read_parts(row, name) for name in ("by_source", "by_level"))
+    found: dict[str, dict[str, float]] = {}
+    for name, part in levels.items():
+        source, _, level = name.rpartition(" ")
+        found.setdefault(source, {})[f"level {level}"] = part["pass_at_1"]
+    found = {source: each if len(each) > 1 else {} for source, each in found.items()}
+    return {
+        **{source: {"": part["pass_at_1"], **found[source]} for source, part in sources.items()},
+        **({"": levels} if not sources and (levels := found.get("")) else {}),
+    }
+
+
+def _read_parts(row: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    value = row.get(name) or {}
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def parts_label(row: Mapping[str, Any]) -> str:
+    """`generated 97.0 % (level 1 99.0 %, level 2 95.0 %); bench 0.0 %`; with one source `level 1
+    60.0 %, level 2 10.0 %`; empty if the number is of one source and one level."""
+    shown = list[str]()
+    for source, parts in parts_of(row).items():
+        levels = ", ".join(f"{name} {percent(value)}" for name, value in parts.items() if name)
+        named = f"{source} {percent(parts[''])}" if source else levels
+        shown.append(f"{named} ({levels})" if source and levels else named)
+    return "; ".join(shown)
+
+
+def pass_by_source(row: Mapping[str, Any]) -> str:
+    """`37.5 %`, or of several sources each, for a place without room for more: `generated 97.0 %;
+    bench 0.0 %`."""
+    found = [f"{name} {percent(each[''])}" for name, each in parts_of(row).items() if name]
+    return "; ".join(found) or percent(row["pass_at_1"])
+
+
 def trained_share(row: Mapping[str, Any]) -> str:
     """`3 of 64`, or `0 of 64, 64 shared` if the run trains on 64 of them sooner or later; empty if
     it does on none.
@@ -470,7 +521,7 @@ FROM events WHERE kind IN ('stage_start', 'stage_end') ORDER BY event_id
 _LAST_STEP = "SELECT max(step) FROM metrics WHERE key = 'train/loss/mean' AND stage = ?"
 EVALUATIONS = """
 SELECT stage, stage_index, step, policy_version, num_problems, num_samples, pass_at_1, ci_low,
-    ci_high
+    ci_high, num_trained_problems, num_shared_problems, by_source, by_level
 FROM v_evaluations ORDER BY at, stage
 """
 
@@ -505,6 +556,17 @@ class Rung:
     high: float | None = None
     size: str = ""
     """Problems and samples of the evaluation: `64×4`."""
+    parts: str = ""
+    """pass@1 by source and level, if there are several."""
+    short: str = ""
+    """pass@1, or that of each of several sources."""
+    trained_on: str = ""
+    """`trained on 3 of 64 problems`; empty if none."""
+
+    @property
+    def has_sources(self) -> bool:
+        """True if its number is of several sources."""
+        return self.pass_at_1 is not None and self.short != percent(self.pass_at_1)
 
 
 def load_ladder(
@@ -570,6 +632,7 @@ def _measured(row: Mapping[str, Any] | None) -> dict[str, Any]:
     return {
         "pass_at_1": row["pass_at_1"], "low": row["ci_low"], "high": row["ci_high"],
         "size": f"{row['num_problems']}×{row['num_samples']}",
+        "parts": parts_label(row), "short": pass_by_source(row), "trained_on": trained_label(row),
     }  # fmt: skip
 
 

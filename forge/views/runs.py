@@ -12,8 +12,15 @@ from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, list_runs
 from forge.store.read_only import RowTable
 from forge.store.reader import RunReader
-from forge.views.run_state import load_seconds, load_stages, run_state
-from forge.views.text.numbers import NONE, duration, percent
+from forge.views.run_state import (
+    load_seconds,
+    load_stages,
+    parts_label,
+    pass_by_source,
+    run_state,
+    trained_label,
+)
+from forge.views.text.numbers import NONE, duration
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -53,10 +60,16 @@ def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
     """The evaluation with the highest value of a column. The lower end of the interval ranks them:
     few problems give high rates by chance.
     """
-    return reader.one(
-        "SELECT stage, step, pass_at_1, ci_low, ci_high FROM v_evaluations "
+    row = reader.one(
+        "SELECT stage, step, pass_at_1, ci_low, ci_high, by_source, by_level, "
+        "num_problems, num_trained_problems, num_shared_problems FROM v_evaluations "
         f"ORDER BY {order} DESC, at DESC LIMIT 1"
     )
+    if row is None:
+        return None
+    labels = {"parts": parts_label(row), "short": pass_by_source(row)}
+    own = {name: row[name] for name in ("stage", "step", "pass_at_1", "ci_low", "ci_high")}
+    return {**own, **labels, "trained_on": trained_label(row)}
 
 
 def render_runs(runs: list[dict[str, Any]]) -> RichGroup:
@@ -69,7 +82,8 @@ def render_runs(runs: list[dict[str, Any]]) -> RichGroup:
     rows = []
     for run in runs:
         best = run.get("best_evaluation")
-        shown = f"{percent(best['pass_at_1'])} ({best['stage']})" if best else NONE
+        about = [best["stage"], best["trained_on"]] if best else []
+        shown = f"{best['short']} ({', '.join(filter(None, about))})" if best else NONE
         rows.append(
             (run["name"], run["state"].partition(":")[0], _when(run.get("started_at")),
              duration(run.get("seconds")), " → ".join(run.get("stages", [])),

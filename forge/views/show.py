@@ -21,12 +21,13 @@ from forge.views.run_state import (
     load_idle_by_stage,
     load_run_state,
     load_stages,
+    parts_label,
     stage_name,
     trained_share,
     why_lines,
 )
 from forge.views.text.numbers import NONE, factor, launches, percent, without_empty
-from forge.views.text.terminal import printable_values
+from forge.views.text.terminal import printable, printable_values
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
@@ -128,6 +129,7 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
         for name in ("num_trained_problems", "num_judged_problems", "unjudgeable"):
             row[name] = row["detail"][name]
         row["num_shared_problems"] = row["detail"].get("num_shared_problems", 0)
+        row |= {name: row["detail"].get(name, {}) for name in ("by_source", "by_level")}
     return rows
 
 
@@ -248,7 +250,12 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     )
     table = RowTable(columns=columns, rows=cells)
     named = [row for row in evaluations[:-1] if is_judged_in_part(row)] + evaluations[-1:]
-    lines = [Text(f"{row['stage']}: {judged_label(row)}") for row in named]
+    lines = [
+        Text(printable(f"{row['stage']}: pass@1 of {parts}"))
+        for row in evaluations
+        if (parts := parts_label(row))
+    ]
+    lines += [Text(f"{row['stage']}: {judged_label(row)}") for row in named]
     for row in evaluations[-1:]:
         lines += [
             Text(

@@ -90,8 +90,8 @@ def evaluate_groups(
         pass_at_1_multi=multi["value"],
         compile_rate=_mean_by_problem(first, _is_compiled),
         detail={
+            **_by_source(first, {problem.problem_id: problem.origin for problem, _ in sampled}),
             "by_family": _parts(first, lambda problem: problem.family),
-            "by_level": _parts(first, lambda problem: str(problem.level)),
             "by_turn": _rates_by_turn(sampled),
             "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
             "multi": multi,
@@ -170,6 +170,23 @@ def _interval_by_problem(answers: list[Answer], claim: Callable[[Turn], bool]) -
     means = [sum(each) / len(each) for each in _claims(answers, claim).values()]
     found = estimate_mean(means)
     return [0.0, 1.0] if found is None else [found.low, found.high]
+
+
+def _by_source(answers: list[Answer], sources: dict[str, str]) -> dict[str, Any]:
+    """Parts by source, and by level of each source. With one source levels have no other name, and
+    there are no sources.
+
+    Args:
+        sources: source of each problem, judged or not.
+    """
+    if len(set(sources.values())) < 2:
+        return {"by_source": {}, "by_level": _parts(answers, lambda one: str(one.level))}
+    levels = _parts(answers, lambda problem: f"{problem.origin} {problem.level}")
+    return {
+        "sources": sources,
+        "by_source": _parts(answers, lambda problem: problem.origin),
+        "by_level": levels,
+    }
 
 
 def _parts(answers: list[Answer], name: Callable[[Problem], str]) -> dict[str, dict[str, Any]]:

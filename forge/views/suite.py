@@ -93,7 +93,9 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
         "other_baseline": row["detail"].get("speed_other"),
         "by_turn": row["detail"]["speed"]["by_turn"],
         "best_by_turn": row["detail"]["speed"]["best_by_turn"],
-        "parts": {name: row["detail"][name] for name in ("by_level", "by_family")},
+        "parts": {
+            name: row["detail"].get(name, {}) for name in ("by_source", "by_level", "by_family")
+        },
         "methods": METHODS,
         "machine": _machine(reader),
         "experiment": {name: _public(each) for name, each in experiment.items() if name not in CUT},

@@ -251,12 +251,12 @@ def test_several_sources_have_uses_and_origins(tmp_path: Path) -> None:
     )
     found = load_problems(table, seed=0)
     assert [(p.problem_id, str(p.split), p.origin) for p in found] == [
-        ("kernelbook/0", "grpo", "0"),
-        ("kernelbook/1", "grpo", "0"),
-        ("kernelbook/2", "grpo", "0"),
+        ("kernelbook/0", "grpo", "book"),
+        ("kernelbook/1", "grpo", "book"),
+        ("kernelbook/2", "grpo", "book"),
         ("bench/level3/1_cos", "heldout", "bench"),
     ]
-    assert table.weights == {"0": 2.0}
+    assert table.weights == {"book": 2.0}
 
 
 def test_the_generator_may_be_one_of_several_sources(three_levels: Path) -> None:

@@ -128,7 +128,19 @@ def test_problems_are_won_and_lost_with_a_paired_interval(tmp_path: Path) -> Non
     assert last.low > 0
     assert [part.name for part in found.by_level] == ["level 1", "level 2"]
     assert found.by_level[0].score.num_won == 2
+    assert found.by_source == ()
     assert found.notes == ()
+
+
+def test_scores_of_several_sources_are_apart(tmp_path: Path) -> None:
+    runs = made({0: 0, 1: 4}), made({0: 4, 1: 4})
+    sources = {"softmax-0000": "made", "softmax-0001": "my bench"}
+    for records in runs:
+        records[-1] = replace(records[-1], detail={**records[-1].detail, "sources": sources})
+    found = compared(tmp_path, *runs)
+    won = {part.name: (part.score.num_won, part.score.num_even) for part in found.by_source}
+    assert won == {"made": (1, 0), "my bench": (0, 1)}
+    assert [part.name for part in found.by_level] == ["made level 1", "my bench level 2"]
 
 
 def test_a_run_does_not_differ_from_itself(canned_run: RunPaths) -> None:

@@ -22,16 +22,37 @@ from forge.runner.live.progress import Progress
 from forge.runner.outlets.notify import Bests
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.tui.widgets.run_lines import figures
+from forge.tui.widgets.run_lines import draw_ladder, figures
 from forge.views.api import open_run as open_api
 from forge.views.curves import Curves, load_activity
 from forge.views.report.asking import Asker
 from forge.views.report.contents import describe, tables
 from forge.views.report.facts import Facts
-from forge.views.run_state import load_played_steps, load_run_state
+from forge.views.run_state import (
+    load_ladder,
+    load_played_steps,
+    load_run_state,
+    parts_label,
+    pass_by_source,
+)
+from forge.views.runs import load_run, render_runs
 from forge.views.show import load_show, render_show
+from forge.views.sql.named_queries import QUERIES
 from tests.store.storefactory import attempt, evaluation, group, problem, write_run
 
+PARTS = {
+    "num_shared_problems": 2,
+    "by_source": {
+        "made": {"num_problems": 20, "pass_at_1": 0.97},
+        "my bench": {"num_problems": 32, "pass_at_1": 0.0},
+    },
+    "by_level": {
+        "made 1": {"num_problems": 16, "pass_at_1": 1.0},
+        "made 2": {"num_problems": 4, "pass_at_1": 0.85},
+        "my bench 1": {"num_problems": 32, "pass_at_1": 0.0},
+    },
+}
+"""Part of the detail of an evaluation whose single number is true of neither source."""
 CORRECT, WRONG = [Status.CORRECT], [Status.WRONG]
 
 
@@ -45,7 +66,11 @@ def live(tmp_path: Path) -> RunPaths:
     playing = GroupStart(
         group_id=3, problem_id="softmax-0000", purpose=Purpose.TRAIN, stage=1, step=2
     )
-    seen = {**evaluation("eval-0").detail, "num_trained_problems": 1, "num_shared_problems": 2}
+    seen = {
+        **evaluation("eval-0").detail,
+        "num_trained_problems": 1,
+        **PARTS,
+    }
     records = [
         attempt(),
         problem(),
@@ -178,6 +203,63 @@ LABELS: dict[Callable[[RunPaths], str], str] = {
     report: "trained on 1 of 2 problems, 2 shared with training",
     views: '"num_trained_problems": 1, "num_shared_problems": 2',
 }
+
+
+def runs_table(paths: RunPaths) -> str:
+    return text(render_runs([load_run(paths)]))
+
+
+def notification(paths: RunPaths) -> str:
+    return Bests(paths).summary()
+
+
+def monitor_of_all(paths: RunPaths) -> str:
+    return json.dumps([load_run(paths)["last_evaluation"]["short"], ladder(paths)])
+
+
+def ladder(paths: RunPaths) -> str:
+    with open_run(paths) as reader:
+        rungs = load_ladder(reader, [{"kind": "eval"}, {"kind": "grpo"}], is_running=True)
+    return draw_ladder(rungs, {}, width=70).plain
+
+
+def named_query(paths: RunPaths) -> str:
+    with open_run(paths) as reader:
+        return json.dumps(reader.rows(QUERIES["evaluations"].sql, {}))
+
+
+WHOLE = "made 97.0 % (level 1 100.0 %, level 2 85.0 %); my bench 0.0 %"
+SHORT = "made 97.0 %; my bench 0.0 %"
+PLACES: dict[Callable[[RunPaths], str], str] = {
+    status_text: f"pass@1 25.0 %: {WHOLE}",
+    status_json: f'"parts": "{WHOLE}"',
+    show_text: f"grpo-1@1: pass@1 of {WHOLE}",
+    show_json: '"by_source": {"made": {"num_problems": 20, "pass_at_1": 0.97}',
+    monitor: f"pass@1 {SHORT}",
+    ladder: WHOLE,
+    monitor_of_all: SHORT,
+    report: WHOLE,
+    notification: f"(12.5 to 37.5): {WHOLE}",
+    runs_table: SHORT,
+    named_query: r'"by_source": "{\"made\":0.97,\"my bench\":0.0}"',
+    views: r'"by_level": "{\"made 1\":{',
+}
+"""Place to its words about the parts."""
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_where_sources_differ_the_single_number_is_never_alone(
+    place: Callable[[RunPaths], str], live: RunPaths
+) -> None:
+    assert PLACES[place] in place(live)
+
+
+def test_levels_of_one_source_have_no_other_name_and_one_level_is_no_part() -> None:
+    levels = {"1": {"pass_at_1": 0.6}, "10": {"pass_at_1": 0.1}}
+    row = {"by_source": "{}", "by_level": json.dumps(levels), "pass_at_1": 0.35}
+    assert parts_label(row) == "level 1 60.0 %, level 10 10.0 %"
+    assert pass_by_source(row) == "35.0 %"
+    assert parts_label({"by_source": None, "by_level": {"1": levels["1"]}}) == ""
 
 
 @pytest.mark.parametrize("place", LABELS, ids=lambda place: place.__name__)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from forge.records import End, Evaluation, Group, Purpose, Status, Trajectory
 from forge.store.reader import open_run
-from forge.views.run_state import judged_label
+from forge.views.run_state import judged_label, parts_label
 from forge.views.statistics import (
     FLOOR,
     THRESHOLDS,
@@ -143,6 +143,28 @@ def test_greedy_rollouts_do_not_count_in_pass_at_1() -> None:
     assert result.num_samples == 2
 
 
+def test_levels_of_several_sources_are_not_mixed() -> None:
+    problems = [
+        replace(problem(0), origin="made"),
+        replace(problem(1, family="matmul"), origin="my bench", level=2),
+    ]
+    groups = [played(0, [[GOOD]] * 2), played(1, [[BAD], [GOOD]], 1)]
+    groups = [replace(g, problem_id=p.problem_id) for g, p in zip(groups, problems, strict=True)]
+    detail = evaluate_groups(
+        groups, problems, stage="eval-0", step=0, version=1, max_turns=1, at=5.0
+    ).detail
+    rates = {name: part["pass_at_1"] for name, part in detail["by_source"].items()}
+    assert rates == {"made": 1.0, "my bench": 0.5}
+    assert set(detail["by_level"]) == {"made 1", "my bench 2"}
+    assert parts_label(detail) == "made 100.0 %; my bench 50.0 %"
+    assert detail["sources"] == {one.problem_id: one.origin for one in problems}
+    groups[0] = replace(played(0, [[NONE]] * 2), problem_id=problems[0].problem_id)
+    detail = evaluate_groups(
+        groups, problems, stage="eval-0", step=0, version=1, max_turns=1, at=5.0
+    ).detail
+    assert parts_label(detail) == "my bench 50.0 %", "no problem of the other was judged"
+
+
 def test_parts_are_by_family_level_and_turn() -> None:
     result = evaluate(played(0, [[GOOD], [BAD, GOOD]]), played(1, [[Status.COMPILE_ERROR]] * 2, 1))
     families = result.detail["by_family"]
@@ -153,6 +175,7 @@ def test_parts_are_by_family_level_and_turn() -> None:
         "compile_rate": 0.0,
     }
     assert set(result.detail["by_level"]) == {"1", "2"}
+    assert result.detail["by_source"] == {}
     assert result.detail["by_turn"]["1"]["num"] == 1
     assert result.detail["by_turn"]["1"]["solved_by_then"] == 0.5
     assert result.compile_rate == 0.5

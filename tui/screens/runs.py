@@ -54,7 +54,7 @@ COLUMNS = (
     Column(
         "turns", "turns", lambda row: str(row.get("num_turns", "")), is_number=True, from_width=50
     ),
-    Column("pass", "pass@1", lambda row: _last(row, "pass_at_1"), is_number=True),
+    Column("pass", "pass@1", lambda row: _last(row), is_number=True),
     Column(
         "of",
         "of",
@@ -189,9 +189,9 @@ def _stages(row: Row) -> str:
     return printable(" ".join(str(kind) for kind in row.get("stages", [])))
 
 
-def _last(row: Row, field: str) -> str:
+def _last(row: Row) -> str:
     last = row.get("last_evaluation")
-    return percent(last[field]) if last else NONE
+    return printable(last["short"]) if last else NONE
 
 
 def _last_stage(row: Row) -> str:

@@ -60,7 +60,7 @@ def figures(run: RunState | None, activity: Activity) -> Text:
     if run is not None:
         pairs += [
             *_played(run.played),
-            ("pass@1", NONE if live else percent(run.pass_at_1)),  # beside its stage
+            ("pass@1", NONE if live else run.pass_by_source or NONE),  # beside its stage
             ("evaluated", run.judged if run.is_judged_in_part else NONE),
             ("trained on", run.trained_on or NONE),
         ]
@@ -185,14 +185,21 @@ STEPS_BAR = 8
 
 
 def draw_ladder(rungs: Sequence[Rung], gains: Mapping[str, str], *, width: int) -> Text:
-    """A line per rung.
+    """A line per rung; a second one where its number is of several sources, or of problems that are
+    trained on, and at the last one with its levels.
 
     Args:
         gains: name of an evaluation to its gain over the one before: `+21.9 pts`, `+1.2 pts?`.
     """
     scale = min(MOST_SCALE, width - FIXED)
     label = "pass@1 " if width >= NAMED_FROM else ""
-    lines = [_line(rung, gains.get(rung.name, ""), scale, label) for rung in rungs]
+    lines = list[Text]()
+    last = next((rung for rung in reversed(rungs) if rung.pass_at_1 is not None), None)
+    for rung in rungs:
+        lines.append(_line(rung, gains.get(rung.name, ""), scale, label))
+        parts = rung.parts if rung.has_sources or rung is last else ""
+        about = "; ".join(filter(None, (parts, rung.trained_on)))
+        lines += [Text(f"    {printable(about)}", style="dim")] * bool(about)
     return Text("\n").join(lines)
 
 
@@ -204,7 +211,7 @@ def ladder_line(rungs: Sequence[Rung]) -> Text:
         if rung.name.startswith("@"):
             continue
         text.append(f"{sign} {printable(rung.name)}", style=style)
-        words = percent(rung.pass_at_1) if rung.pass_at_1 is not None else ""
+        words = rung.short
         if rung.state is RungState.RUNNING and rung.kind != "eval":
             words = _steps(rung)
         text.append(f" {words}  " if words else "  ", style="bold")

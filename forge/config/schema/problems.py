@@ -99,6 +99,11 @@ class ProblemSource(SourceTable):
     """Use of its problems. train, heldout: training or evaluation only. both: divided by levels or
     at random."""
 
+    @property
+    def label(self) -> str:
+        """Its name, `generated`, or the last folder or file of its path."""
+        return self.name or ("generated" if self.path is None else self.path.stem)
+
 
 class ProblemsTable(SourceTable):
     """`[problems]`: the problems to solve."""
@@ -170,8 +175,10 @@ class ProblemsTable(SourceTable):
         return "problems." if self.sources is None else f"problems.sources.{index}."
 
     def origin_of(self, index: int) -> str:
-        """Name of one of several sources, or its number."""
-        return self.parts()[index].name or str(index)
+        """Name of one of several sources; without one its kind or path, with its number if another
+        source has the same."""
+        names = [part.label for part in self.parts()]
+        return names[index] + (f"-{index}" if names.count(names[index]) > 1 else "")
 
     @property
     def weights(self) -> dict[str, float]:

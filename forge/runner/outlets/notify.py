@@ -27,7 +27,7 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.environment import python_path
 from forge.records import Event
 from forge.store.reader import RunReader
-from forge.views.run_state import is_judged_in_part, judged_label, trained_label
+from forge.views.run_state import is_judged_in_part, judged_label, parts_label, trained_label
 from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
 
@@ -55,6 +55,8 @@ EVALUATIONS = """
 SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns,
     json_extract(detail, '$.num_trained_problems') AS num_trained_problems,
     json_extract(detail, '$.num_shared_problems') AS num_shared_problems,
+    json_extract(detail, '$.by_source') AS by_source,
+    json_extract(detail, '$.by_level') AS by_level,
     json_extract(detail, '$.num_judged_problems') AS num_judged_problems,
     json_extract(detail, '$.unjudgeable') AS unjudgeable
 FROM evaluations
@@ -293,4 +295,6 @@ def _evaluation_line(row: dict[str, Any]) -> str:
     low, high = 100 * row["ci_low"], 100 * row["ci_high"]
     line = f"{row['stage']}: pass@1 {percent(row['pass_at_1'])} ({low:.1f} to {high:.1f})"
     judged = judged_label(row) if is_judged_in_part(row) else ""
+    parts = parts_label(row)
+    line += f": {parts}" if parts else ""
     return ", ".join(filter(None, (line, judged, trained_label(row))))

@@ -10,6 +10,7 @@ wandb uses it as the x axis.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import traceback
@@ -41,7 +42,8 @@ ORDER BY stage, step, key
 """
 EVALUATIONS = """
 SELECT evaluation_id, stage, step, policy_version, at, pass_at_1, ci_low, ci_high,
-    pass_at_1_greedy, pass_at_1_multi, compile_rate
+    pass_at_1_greedy, pass_at_1_multi, compile_rate,
+    json_extract(detail, '$.by_source') AS by_source
 FROM evaluations WHERE evaluation_id > ? AND at >= ? ORDER BY evaluation_id
 """
 RATES = ("pass_at_1", "ci_low", "ci_high", "pass_at_1_greedy", "pass_at_1_multi", "compile_rate")
@@ -154,7 +156,9 @@ class Follower:
             self._last_evaluation = row["evaluation_id"]
             yield Point(
                 group="eval", step=row["policy_version"], at=row["at"],
-                values={name: row[name] for name in RATES if row[name] is not None},
+                values={name: row[name] for name in RATES if row[name] is not None}
+                | {f"{name}/pass_at_1": part["pass_at_1"]
+                   for name, part in json.loads(row["by_source"] or "{}").items()},
             )  # fmt: skip
 
     def _name(self, stage: int) -> str:

@@ -36,7 +36,7 @@ from forge.store.resume import read_turn
 from forge.views.statistics import evaluate_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forge.config.schema import EvalStage, EvalTable, ServeTable
     from forge.records import Turn
@@ -107,7 +107,10 @@ async def evaluate(
         show: Drive the progress display, which a training stage uses otherwise.
         kept: Groups of an earlier attempt, which are not played again.
     """
-    playing = Playing(run=run, rules=_rules_of(run, settings), stage=stage, step=step, show=show)
+    playing = Playing(
+        run=run, rules=_rules_of(run, settings), stage=stage, step=step, show=show,
+        sources={problem.problem_id: problem.origin for problem in problems},
+    )  # fmt: skip
     playing.groups += kept
     if show:
         playing.show_begin(label, len(problems))
@@ -135,6 +138,8 @@ class Playing:
     show: bool
     groups: list[Group] = field(default_factory=list[Group])
     """Finished groups, those of an earlier attempt included."""
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Sources of the problems by their ids."""
 
     def show_begin(self, label: str, num_problems: int) -> None:
         """Sets up the progress display."""
@@ -177,7 +182,10 @@ class Playing:
         progress = self.run.progress
         progress.done += rule.group_size
         sampled = [group for group in self.groups if not group.is_greedy]
-        progress.numbers = {"pass@1": group_numbers(sampled)["pass_rate"]}
+        parts = {"pass@1": sampled}
+        for group in sampled if len(set(self.sources.values())) > 1 else ():
+            parts.setdefault(self.sources[group.problem_id], []).append(group)
+        progress.numbers = {name: group_numbers(each)["pass_rate"] for name, each in parts.items()}
 
 
 def _rules_of(run: RunContext, settings: EvalSettings) -> list[Rules]:

@@ -107,7 +107,10 @@ class Midway:
                     found = result.detail
                     is_trained = found["num_trained_problems"] or found["num_shared_problems"]
                     name = "trained_on" if is_trained else "held_out"
-                    self._run.progress.numbers[name] = result.pass_at_1
+                    numbers = self._run.progress.numbers
+                    numbers[name] = result.pass_at_1
+                    for source, part in found["by_source"].items():
+                        numbers[f"{name} {source}"] = part["pass_at_1"]
                 if not self._receive.statistics().current_buffer_used:
                     self._desk.release()
         self._done.set()

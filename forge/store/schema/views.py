@@ -100,7 +100,9 @@ CREATE VIEW v_evaluations AS
         pass_at_1, ci_low, ci_high,
         pass_at_1_greedy, pass_at_1_multi, compile_rate,
         json_extract(detail, '$.num_trained_problems') AS num_trained_problems,
-        coalesce(json_extract(detail, '$.num_shared_problems'), 0) AS num_shared_problems, detail
+        coalesce(json_extract(detail, '$.num_shared_problems'), 0) AS num_shared_problems,
+        json_extract(detail, '$.by_source') AS by_source,
+        json_extract(detail, '$.by_level') AS by_level, detail
     FROM evaluations e WHERE NOT EXISTS (
         SELECT 1 FROM v_rewinds b JOIN policies p ON p.version = e.policy_version
         WHERE b.stage = e.stage_index AND e.step > b.step AND p.attempt < b.attempt)

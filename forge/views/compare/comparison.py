@@ -148,6 +148,8 @@ class Comparison:
     score: Score | None
     problems: tuple[ProblemChange, ...]
     """Largest loss first, largest gain last."""
+    by_source: tuple[ScorePart, ...]
+    """Empty if all problems are of one source."""
     by_level: tuple[ScorePart, ...]
     by_device: tuple[ScorePart, ...]
     notes: tuple[str, ...]
@@ -187,7 +189,10 @@ def render_comparison(found: Comparison) -> RichGroup:
     if found.curves:
         title = f"curves at equal {found.by}, means of the last {WINDOW} steps, a → b"
         parts += [Text(""), Text(title, style="bold"), _render_curves(found)]
-    for title, sections in (("by level", found.by_level), ("by device", found.by_device)):
+    sections_of = {
+        "by source": found.by_source, "by level": found.by_level, "by device": found.by_device,
+    }  # fmt: skip
+    for title, sections in sections_of.items():
         if sections:
             parts += [Text(""), Text(title, style="bold"), _render_parts(sections)]
     won = [each for each in reversed(found.problems) if each.outcome == "won"]

@@ -4,6 +4,7 @@ run solves and the other does not, with intervals. `compare` reads both runs onc
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
 from collections import defaultdict
@@ -23,11 +24,11 @@ from forge.views.compare.comparison import (
 )
 from forge.views.compare.settings import find_changes
 from forge.views.gains import FIRST_ANSWERS
-from forge.views.run_state import run_state
+from forge.views.run_state import run_state, trained_label
 from forge.views.statistics import Estimate, Tally, compare_paired, estimate_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forge.store.reader import RunReader
 
@@ -59,6 +60,7 @@ def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
         curves=curves,
         score=score(tallies(answers_a), tallies(answers_b)),
         problems=compare_problems(answers_a, answers_b),
+        by_source=parts_by_source(answers_a, answers_b),
         by_level=parts_by_level(answers_a, answers_b),
         by_device=parts_by_device(answers_a, answers_b),
         notes=tuple(notes),
@@ -287,8 +289,9 @@ Z = 1.959964
 """Quantile of the normal distribution for 95 %."""
 
 _EVALUATIONS = """
-SELECT stage, stage_index, step, at, num_problems FROM v_evaluations WHERE stage_index IS NOT NULL
-ORDER BY at
+SELECT stage, stage_index, step, at, num_problems, num_trained_problems, num_shared_problems,
+    json_extract(detail, '$.sources') AS sources
+FROM v_evaluations WHERE stage_index IS NOT NULL ORDER BY at
 """
 _ANSWERS = f"""
 SELECT g.problem_id, p.family, p.level, t.sha256 AS source, v.device, count(*) AS num,
@@ -304,6 +307,8 @@ class Answers:
 
     family: str
     level: int
+    origin: str
+    """Name of its source; empty if the run has one."""
     source: bytes | None
     tallies: Mapping[str, Tally]
     speedups: Mapping[str, float]
@@ -339,13 +344,17 @@ def choose_evaluation(
         if spent is not None and budget is not None and spent > budget * (1 + 1e-9):
             continue
         name = f"{row['stage']} at step {row['step']}"
-        answers = _load_answers(reader, stage=row["stage_index"], step=row["step"])
+        name = ", ".join(filter(None, (name, trained_label(row))))
+        sources = json.loads(row["sources"] or "{}")
+        answers = _load_answers(reader, sources, stage=row["stage_index"], step=row["step"])
         if answers:
             chosen = Chosen(name=name, spent=spent, answers=answers)
     return chosen
 
 
-def _load_answers(reader: RunReader, *, stage: int, step: int) -> dict[str, Answers]:
+def _load_answers(
+    reader: RunReader, sources: Mapping[str, str], *, stage: int, step: int
+) -> dict[str, Answers]:
     found: dict[str, list[dict]] = {}
     for row in reader.rows(_ANSWERS, {"stage": stage, "step": step}):
         found.setdefault(row["problem_id"], []).append(row)
@@ -353,6 +362,7 @@ def _load_answers(reader: RunReader, *, stage: int, step: int) -> dict[str, Answ
         name: Answers(
             family=rows[0]["family"] or "",
             level=rows[0]["level"] or 0,
+            origin=sources.get(name, ""),
             source=rows[0]["source"],
             tallies={
                 row["device"] or "": Tally(num=row["num"], correct=row["correct"] or 0)
@@ -396,14 +406,37 @@ def tallies(answers: Mapping[str, Answers]) -> dict[str, Tally]:
     return {name: each.tally for name, each in answers.items()}
 
 
+def parts_by_source(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[ScorePart, ...]:
+    """Scores by source; none if there is one."""
+    if len(_origins(a, b)) < 2:
+        return ()
+    return _parts_by(a, b, lambda each: (each.origin, 0), lambda origin, _: origin)
+
+
 def parts_by_level(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[ScorePart, ...]:
-    """Scores by level."""
-    levels = sorted({a[name].level for name in a.keys() & b.keys()})
+    """Scores by level, of each source if there are several."""
+    has_several = len(_origins(a, b)) > 1
+    return _parts_by(
+        a, b, lambda each: (each.origin if has_several else "", each.level),
+        lambda origin, level: f"{origin} level {level}".strip(),
+    )  # fmt: skip
+
+
+def _origins(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> set[str]:
+    return {a[name].origin for name in a.keys() & b.keys()}
+
+
+def _parts_by(
+    a: Mapping[str, Answers], b: Mapping[str, Answers],
+    key: Callable[[Answers], tuple[str, int]], named: Callable[[str, int], str],
+) -> tuple[ScorePart, ...]:  # fmt: skip
+    """Scores of the problems whose answers in `a` have the same key."""
+    both = {name: key(a[name]) for name in a.keys() & b.keys()}
     out = []
-    for level in levels:
-        of_a = {name: each for name, each in a.items() if each.level == level}
-        of_b = {name: each for name, each in b.items() if each.level == level}
-        out.append(_part(f"level {level}", tallies(of_a), tallies(of_b), _ratios(of_a, of_b)))
+    for part in sorted(set(both.values())):
+        of_a = {name: a[name] for name, of in both.items() if of == part}
+        of_b = {name: b[name] for name in of_a}
+        out.append(_part(named(*part), tallies(of_a), tallies(of_b), _ratios(of_a, of_b)))
     return tuple(part for part in out if part is not None)
 
 

@@ -16,6 +16,7 @@ from forge.views.report.samples import MOST_SHOWN, PageLink
 from forge.views.run_state import (
     judged_label,
     judged_share,
+    parts_label,
     stage_name,
     trained_label,
     trained_share,
@@ -125,9 +126,8 @@ def _pass_card(facts: Facts) -> dict[str, str] | None:
         return None
     first, last = facts.evaluations[0], facts.evaluations[-1]
     about = f"{last['stage']}, 95 %: {percent(last['ci_low'])} to {percent(last['ci_high'])}"
-    about += f"; {judged_label(last)}"
-    if label := trained_label(last):
-        about += f"; {label}"
+    for label in (parts_label(last), judged_label(last), trained_label(last)):
+        about += f"; {label}" if label else ""
     if len(facts.evaluations) > 1:
         about += f"; {percent(first['pass_at_1'])} in {first['stage']}"
     for gain in facts.gains:
@@ -188,8 +188,8 @@ def tables(facts: Facts) -> dict[str, Table | None]:
 
 
 def _evaluations(facts: Facts) -> Table:
-    head = ["evaluation", "step", "policy", "problems × samples", "pass@1", "95 %", "greedy"]
-    head += ["any turn", "compiles", "judged", "unjudgeable", "trained on"]
+    head = ["evaluation", "step", "policy", "problems × samples", "pass@1", "by source and level"]
+    head += ["95 %", "greedy", "any turn", "compiles", "judged", "unjudgeable", "trained on"]
     link = facts.samples.of_evaluation
     return head, [
         [
@@ -198,6 +198,7 @@ def _evaluations(facts: Facts) -> Table:
             str(row["policy_version"]),
             f"{row['num_problems']} × {row['num_samples']}",
             link(percent(row["pass_at_1"]), row),
+            parts_label(row) or NONE,
             f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
             link(percent(row["pass_at_1_greedy"]), row),
             link(percent(row["pass_at_1_multi"]), row),

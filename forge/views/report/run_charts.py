@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forge.views.report.asking import Asker, label
 from forge.views.report.charts import Chart, Kind, Line, make_line, spread
 from forge.views.rollouts import MENTIONED_QUEUE_S
-from forge.views.run_state import IDLE_BY_STAGE, trained_label
+from forge.views.run_state import IDLE_BY_STAGE, parts_of, trained_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -262,6 +262,8 @@ class Training:
             )
             for stage, found in zip(stages, points, strict=True) if found
         ]  # fmt: skip
+        for stage, found in zip(stages, points, strict=True):
+            lines += _source_lines(found, prefix=f"{self._name(stages, stage, kind)}: ")
         if not lines:
             return chart
         note = f"Points: first turns on {kind} problems, with the 95 % interval over problems."
@@ -309,7 +311,7 @@ MOST_EVALUATIONS = 400
 EVALUATIONS = """
 SELECT stage, stage_index, step, policy_version, num_problems, num_samples, max_turns, pass_at_1,
     ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems,
-    num_shared_problems, num_judged_problems, unjudgeable
+    num_shared_problems, num_judged_problems, unjudgeable, by_source, by_level
 FROM v_evaluations ORDER BY at DESC, stage LIMIT :most
 """
 
@@ -324,17 +326,17 @@ SELECT stage, step, p, fast_p, ci_low, ci_high FROM v_fast_p ORDER BY stage, ste
 PARTS = """
 SELECT part, name, num, pass_at_1, compile_rate FROM v_eval_parts
 WHERE stage = :stage AND step = :step AND policy_version = :policy_version
-    AND part IN ('family', 'level', 'turn')
+    AND part IN ('source', 'family', 'level', 'turn')
 LIMIT 400
 """
 
 
 def load_parts(asker: Asker, evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last evaluation by family, level and turn."""
+    """The last evaluation by source, family, level and turn."""
     if not evaluations:
         return []
     last = {name: evaluations[-1][name] for name in ("stage", "step", "policy_version")}
-    return asker.rows("the evaluation by family and level", PARTS, last)
+    return asker.rows("the evaluation by source and level", PARTS, last)
 
 
 def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
@@ -349,6 +351,7 @@ def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
             label="pass@1", x=xs, y=column("pass_at_1"), low=column("ci_low"),
             high=column("ci_high"),
         ),
+        *_source_lines(list(enumerate(evaluations))),
         Line(label="greedy", x=xs, y=column("pass_at_1_greedy")),
         Line(label="any turn", x=xs, y=column("pass_at_1_multi")),
         Line(label="compiles", x=xs, y=column("compile_rate")),
@@ -362,6 +365,18 @@ def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
         "first turns at temperature 0. Any turn: rollouts with a correct turn. Compiles: first "
         "turns whose own kernel launched.",
     )  # fmt: skip
+
+
+def _source_lines(points: Sequence[tuple[int, dict[str, Any]]], prefix: str = "") -> list[Line]:
+    """pass@1 of each of several sources, by evaluation."""
+    found = [(x, parts_of(row)) for x, row in points]
+    names = dict.fromkeys(name for _, parts in found for name in parts if name)
+    of = {name: [(x, parts[name][""]) for x, parts in found if name in parts] for name in names}
+    return [
+        Line(label=label(f"{prefix}{name}"), x=[x for x, _ in each], y=[y for _, y in each],
+             is_points=bool(prefix))
+        for name, each in of.items()
+    ]  # fmt: skip
 
 
 def pass_at_k_chart(asker: Asker) -> Chart:

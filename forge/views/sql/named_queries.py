@@ -308,10 +308,10 @@ FROM v_duplicates GROUP BY stage, step, purpose ORDER BY stage, step
         "Evaluations with intervals, by source and level",
         """
 SELECT stage, step, policy_version, pass_at_1, ci_low, ci_high,
-    (SELECT json_group_object(key, round(value ->> 'pass_at_1', 3))
-        FROM json_each(detail, '$.by_source')) AS by_source,
-    (SELECT json_group_object(key, round(value ->> 'pass_at_1', 3))
-        FROM json_each(detail, '$.by_level')) AS by_level,
+    (SELECT json_group_object(key, round(value ->> 'pass_at_1', 3)) FROM json_each(by_source))
+        AS by_source,
+    (SELECT json_group_object(key, round(value ->> 'pass_at_1', 3)) FROM json_each(by_level))
+        AS by_level,
     pass_at_1_greedy, pass_at_1_multi, compile_rate, num_judged_problems, num_problems, unjudgeable,
     num_trained_problems, num_shared_problems
 FROM v_evaluations
@@ -334,6 +334,8 @@ SELECT stage, step, policy_version, p, num_rollouts, fast_p FROM v_fast_p ORDER 
         """
 WITH first AS (SELECT * FROM v_evaluations ORDER BY at LIMIT 1)
 SELECT e.stage, e.step, e.policy_version, e.pass_at_1, e.ci_low, e.ci_high,
+    (SELECT json_group_object(key, round(value ->> 'pass_at_1', 3)) FROM json_each(e.by_source))
+        AS by_source,
     first.stage AS compared_with, first.pass_at_1 AS pass_at_1_then, first.ci_high AS ci_high_then
 FROM v_evaluations e, first WHERE e.ci_low > first.ci_high ORDER BY e.at LIMIT 1
 """,

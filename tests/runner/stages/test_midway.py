@@ -49,7 +49,12 @@ class Stage:
         self.labels.append(label)
         await self.played.wait()
         return SimpleNamespace(
-            pass_at_1=0.25, detail={"num_trained_problems": 0, "num_shared_problems": 0}
+            pass_at_1=0.25,
+            detail={
+                "num_trained_problems": 0,
+                "num_shared_problems": 0,
+                "by_source": {"made": {"pass_at_1": 0.5}},
+            },
         )
 
 
@@ -74,7 +79,7 @@ async def test_the_trainer_gets_its_batch_once_the_evaluation_has_been_played(st
         stage.played.set()
         await stage.midway.finish()
     assert answers[0]["kind"] == "batch"
-    assert stage.numbers == {"held_out": 0.25}
+    assert stage.numbers == {"held_out": 0.25, "held_out made": 0.5}
 
 
 async def test_a_wait_for_the_next_publish_does_not_time_out_while_the_trainer_is_held(
