@@ -34,13 +34,14 @@ def judges(
     timeout: float | None = None,
     settings: Mapping[str, Any] | None = None,
     problems: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Generator[JudgePool]:
     """Judges that stay ready for many answers, for `with`.
 
     Args:
         device: auto (all GPUs, or the CPU), cpu, cuda, cuda:N.
         workers: number of judges on a CPU; absent: one per core. With GPUs: one per GPU.
-        policy, protocol, timeout, settings, problems: as of `forge.judge`.
+        policy, protocol, timeout, settings, problems, overrides: as of `forge.judge`.
 
     Raises:
         ConfigError: an argument that is not allowed.
@@ -50,7 +51,7 @@ def judges(
 
     choice = choose(
         device=device, workers=workers, policy=policy, protocol=protocol,
-        timeout=timeout, settings=settings, problems=problems,
+        timeout=timeout, settings=settings, problems=problems, overrides=overrides,
     )  # fmt: skip
     with open_judges(choice) as pool:
         yield pool
@@ -67,6 +68,7 @@ def judge(
     timeout: float | None = None,
     settings: Mapping[str, Any] | None = None,
     problems: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """The verdict on one answer, by a judge that is started for it, which takes seconds.
     `forge.judges` keeps judges ready.
@@ -86,6 +88,9 @@ def judge(
             them.
         problems: directory or file of rows with the problems that names refer to, such as a
             checkout of KernelBench.
+        overrides: values for module constants of problems, as in `[problems] overrides`:
+            `{"batch_size": 16, "3_matmul": {"N": 512}}`. `--override` of `forge judge` says the
+            same.
 
     Raises:
         ConfigError: an argument that cannot be used.
@@ -98,7 +103,7 @@ def judge(
 
     choice = choose(
         device=device, workers=1, policy=policy, protocol=protocol,
-        timeout=timeout, settings=settings, problems=problems,
+        timeout=timeout, settings=settings, problems=problems, overrides=overrides,
     )  # fmt: skip
     ask = prepare(choice, problem, answer, timed=timed)
     with plain_errors(), start_blocking_portal(name="forge-judge") as portal:
@@ -116,6 +121,7 @@ async def ajudge(
     timeout: float | None = None,  # noqa: ASYNC109 - of a phase, as of `judge`
     settings: Mapping[str, Any] | None = None,
     problems: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """`judge` in an asyncio event loop, which it does not block; arguments and errors as there."""
     from asyncio import wrap_future
@@ -126,7 +132,7 @@ async def ajudge(
 
     choice = choose(
         device=device, workers=1, policy=policy, protocol=protocol,
-        timeout=timeout, settings=settings, problems=problems,
+        timeout=timeout, settings=settings, problems=problems, overrides=overrides,
     )  # fmt: skip
     ask = prepare(choice, problem, answer, timed=timed)
     with plain_errors(), start_blocking_portal(name="forge-judge") as portal:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from anyio.from_thread import start_blocking_portal
 
 from forge.adapters.answering import open_answering
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.settings import JudgeSettings, checked_constants
 from forge.adapters.subjects import known_problems, read_answer, read_problem
+from forge.data.problem_files import Overrides
 from forge.errors import ConfigError, ForgeError, MachineError
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ class JudgeChoice:
     table: JudgeTable
     gpus: tuple[Gpu, ...]
     known: KnownProblems | None
+    overrides: Overrides
+
+    def read(self, problem: str | Path | ReferenceModule) -> ReferenceModule:
+        """The problem that a user names, with its constants. Raises ConfigError."""
+        return read_problem(problem, known=self.known, overrides=self.overrides)
 
 
 class JudgePool:
@@ -139,7 +145,7 @@ class JudgePool:
             future.cancel()
 
     def _read(self, problem: str | Path | ReferenceModule) -> ReferenceModule:
-        return read_problem(problem, known=self._choice.known)
+        return self._choice.read(problem)
 
     def _start(self, problem: ReferenceModule, answer: str, timed: bool | None) -> Future[Verdict]:
         require_gpus(timed, self._choice.gpus)
@@ -191,6 +197,7 @@ def choose(
     timeout: float | None,
     settings: Mapping[str, Any] | None,
     problems: str | Path | None,
+    overrides: Mapping[str, Any] | None,
 ) -> JudgeChoice:
     """The arguments of a call, checked. Raises ConfigError or MachineError."""
     for key in settings or ():
@@ -201,7 +208,12 @@ def choose(
         timeout=timeout, more=settings or {}, prefix="",
     )  # fmt: skip
     gpus = chosen.gpus()
-    return JudgeChoice(table=chosen.table(), gpus=gpus, known=known_problems(problems))
+    return JudgeChoice(
+        table=chosen.table(),
+        gpus=gpus,
+        known=known_problems(problems),
+        overrides=Overrides.from_table(checked_constants({} if overrides is None else overrides)),
+    )
 
 
 def prepare(
@@ -214,7 +226,7 @@ def prepare(
     """A judgement by a judge that is started for it. Everything is read now, before that takes
     seconds. Raises ConfigError or MachineError."""
     require_gpus(timed, choice.gpus)
-    subject, text = read_problem(problem, known=choice.known), read_answer(answer)
+    subject, text = choice.read(problem), read_answer(answer)
 
     async def judge() -> Verdict:
         async with open_answering(choice.table, choice.gpus) as answering:

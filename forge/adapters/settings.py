@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from forge.config.mistakes import found_mistakes
 from forge.config.schema import JudgeTable, dotted
 from forge.config.schema.judge import RulesName
-from forge.config.schema.problems import RowFormat
+from forge.config.schema.problems import ConstantsTable, ProblemsTable, RowFormat
 from forge.errors import ConfigError, MachineError, pip_install
 from forge.evalpool.site_packages import OPTION, require_installed
 from forge.evalpool.targets import require_target
@@ -146,6 +146,17 @@ def _require_torch() -> None:
 def _allowed(key: str) -> tuple[str, ...]:
     """Values of a key of the `[judge]` table."""
     return get_args(JudgeTable.model_fields[key].annotation)
+
+
+def checked_constants(values: Mapping[str, Any]) -> ConstantsTable:
+    """A table of module constants, as `problems.overrides` has it. Raises ConfigError."""
+    given: dict[str, Any] = {"overrides": values}
+    try:
+        return ProblemsTable.model_validate(given).overrides
+    except ValidationError as error:
+        found = found_mistakes(error, given, root=ProblemsTable)
+        lines = [f"{dotted(mistake.path)}: {mistake.text}" for mistake in found]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
 
 
 def check_precision(precision: str) -> None:

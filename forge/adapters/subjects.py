@@ -39,7 +39,7 @@ from forge.records import Problem, Reason, Split
 from forge.records.problem import ReferenceModule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from forge.config.schema.problems import RowFormat
     from forge.data.problem_files import ProblemFile
@@ -56,6 +56,10 @@ CACHED_SOURCES = 256
 MAX_CACHED_SOURCE = 1 << 14
 """Maximum length of a source whose problem is kept, so that the cache takes at most 32 MB."""
 NO_OVERRIDES = Overrides()
+PREFIX = "overrides."
+"""Beginning of a message about an override in Python."""
+TEXT = "problem.py"
+"""Name of a problem that is a text."""
 MAX_SHOWN = 80
 """Characters of a user's text in a message."""
 _SOURCE = re.compile(r"\n|^(?:import|from|class|def)\s")
@@ -66,26 +70,32 @@ _DEFINITION = re.compile(r"^(?:class|def)[ \t]+\w", re.MULTILINE)
 
 
 def read_problem(
-    problem: str | Path | ReferenceModule, *, known: KnownProblems | None = None
+    problem: str | Path | ReferenceModule,
+    *,
+    known: KnownProblems | None = None,
+    overrides: Overrides = NO_OVERRIDES,
 ) -> ReferenceModule:
     """The problem that a user names.
 
     Args:
         problem: the path of a file, its source, or a name among `known`.
+        overrides: new values for its module constants.
 
     Raises:
-        ConfigError: no such problem, or a text that has none.
+        ConfigError: no such problem, a text that has none, or an override without effect.
     """
     if isinstance(problem, ReferenceModule):
+        if overrides != NO_OVERRIDES:
+            raise ConfigError("overrides: a problem that was read before keeps its constants")
         return problem
     _require_text("problem", problem)
     if isinstance(problem, str) and is_source(problem):
-        return problem_from_text(problem)
+        return problem_from_text(problem, overrides=overrides)
     name = str(problem).strip()
     if not name:
         raise ConfigError("problem: found an empty text; a path, a source or a name is needed")
     if known is not None and isinstance(problem, str):
-        return known.problem(known.file(name))
+        return known.overridden(name, overrides)
     path = Path(name)
     if os.path.isdir(path) or (os.path.isfile(path) and path.suffix in SUFFIXES):
         raise ConfigError(f"problem: {name[:MAX_SHOWN]} has several problems; pass it as problems=")
@@ -94,19 +104,26 @@ def read_problem(
             f"problem: {name[:MAX_SHOWN]}: no such file; a path, the source of a problem, or a "
             'name below problems=, as of a checkout: problems="KernelBench/KernelBench"'
         )
-    known = KnownProblems(path)
-    return known.problem(known.file(name))
+    return KnownProblems(path).overridden(name, overrides)
 
 
 def problem_from_text(
-    source: str, *, entry_point: str = "Model", precision: str = "fp32"
+    source: str,
+    *,
+    entry_point: str = "Model",
+    precision: str = "fp32",
+    overrides: Overrides = NO_OVERRIDES,
 ) -> ReferenceModule:
     """The problem in a text: a whole problem file, or a bare torch function. Raises ConfigError."""
+    if overrides != NO_OVERRIDES:
+        return _parse_problem(source, entry_point, precision, overrides)
     parse = _parse_cached if len(source) <= MAX_CACHED_SOURCE else _parse_problem
     return parse(source, entry_point, precision)
 
 
-def _parse_problem(source: str, entry_point: str, precision: str) -> ReferenceModule:
+def _parse_problem(
+    source: str, entry_point: str, precision: str, overrides: Overrides = NO_OVERRIDES
+) -> ReferenceModule:
     if len(source) > MAX_SOURCE:
         raise ConfigError(f"problem: {len(source)} characters; {MAX_SOURCE} are allowed")
     try:
@@ -114,13 +131,16 @@ def _parse_problem(source: str, entry_point: str, precision: str) -> ReferenceMo
     except UnicodeEncodeError:
         raise ConfigError("problem: found half of a surrogate pair; text is needed") from None
     try:
-        file = parse_source(source, path=Path("problem.py"), entry_point=entry_point)
+        file = parse_source(source, path=Path(TEXT), entry_point=entry_point)
     except ConfigError:
         if entry_point != "Model" or parse(source) is None:
             raise
+        _require_effect(overrides.mistakes({TEXT: ()}, among=[TEXT], prefix=PREFIX))
         made = from_source(source, name="problem")
     else:
-        made = to_problem(file, root=Path(), overrides={}, split=Split.HELDOUT)
+        _require_effect(overrides.mistakes({TEXT: file.constants}, among=[TEXT], prefix=PREFIX))
+        values = overrides.of(TEXT, among=[TEXT])
+        made = to_problem(file, root=Path(), overrides=values, split=Split.HELDOUT)
         digest = sha256(source.encode()).hexdigest()[:8]
         made = replace(made, problem_id=f"text-{digest}", entry_point=entry_point)
     return replace(made, precision=precision)
@@ -247,18 +267,25 @@ class KnownProblems:
         )
         return replace(made, precision=precision)
 
+    def overridden(self, name: str, overrides: Overrides) -> Problem:
+        """The problem of a name with new constants, of which each must have an effect. Raises
+        ConfigError."""
+        file = self.file(name)
+        _require_effect(
+            find_mistakes(overrides, [file], root=self._folder, prefix=PREFIX, among=self._names)
+        )
+        return self.problem(file, overrides=overrides)
+
     def check(self, overrides: Overrides, shapes: Sequence[Overrides]) -> None:
         """Raises ConfigError for an override or a shape that names no problem, or no constant of
         the files that were asked for."""
         given = [("--override ", overrides), *(("--shape ", shape) for shape in shapes)]
         files, among = list(self._files.values()), self._names
-        found = [
+        _require_effect(
             mistake
             for prefix, each in given
             for mistake in find_mistakes(each, files, root=self._folder, prefix=prefix, among=among)
-        ]
-        if found:
-            raise ConfigError("\n".join(dict.fromkeys(found)))
+        )
 
     def _find(self, name: str, *, option: str = "") -> str:
         found = find_problem(name, self._names)
@@ -267,6 +294,12 @@ class KnownProblems:
                 f"{option}{name}: {self._given} has no single problem of this name or number"
             )
         return found
+
+
+def _require_effect(mistakes: Iterable[str]) -> None:
+    """Raises ConfigError with a line for each override without effect."""
+    if found := list(dict.fromkeys(mistakes)):
+        raise ConfigError("\n".join(found))
 
 
 def holds_several(problem: Path) -> bool:

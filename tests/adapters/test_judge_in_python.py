@@ -165,6 +165,9 @@ MISTAKES = {
     "value": ({"settings": {"num_inputs": 99}}, ConfigError, "judge.num_inputs: found 99"),
     "own": ({"settings": {"workers": 2}}, ConfigError, r"set by forge.judges\(workers=\)"),
     "problems": ({"problems": "nowhere"}, ConfigError, "problems: nowhere: no such directory"),
+    "constant": ({"overrides": {"N": [1]}}, ConfigError, r"overrides\.N: found \[1\]"),
+    "constants": ({"overrides": 3}, ConfigError, "overrides: found 3; a table"),
+    "no effect": ({"overrides": {"N": 1}}, ConfigError, r"overrides\.N: .* no such module const"),
     "timed": ({"device": "cpu", "timed": True}, MachineError, "timed: the judges have no GPU"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +16,13 @@ from forge.adapters.subjects import (
     read_answer,
     read_problem,
 )
+from forge.data.problem_files import Overrides
 from forge.errors import ConfigError
 from forge.records import Reason
 from tests.adapters.kernels import ANSWER, PROBLEM, RIGHT
+
+if TYPE_CHECKING:
+    from forge.config.schema.problems import ConstantsTable
 
 FENCED = f"```python\n{RIGHT}```\n"
 CODE = {
@@ -106,6 +111,23 @@ def test_a_problem_that_is_none_is_one_clear_line(bench: Path) -> None:
         assert len(str(caught.value)) < 300
     with pytest.raises(ConfigError, match=r"19: .* has no single problem of this name or number"):
         read_problem("19", known=known)
+
+
+def test_constants_of_a_problem_are_overridden_wherever_it_comes_from(bench: Path) -> None:
+    source, path = f"N = 2\nM = 3\n{PROBLEM}", bench / "level1" / "19_ReLU.py"
+    path.write_text(source)
+    known = known_problems(bench)
+    table: ConstantsTable = {"N": 5, "level2/19_Conv": {}, "19_ReLU": {"M": 7}}
+    wanted = source.replace("N = 2", "N = 5").replace("M = 3", "M = 7")
+    both = Overrides.from_table(table)
+    assert read_problem("level1/19_ReLU", known=known, overrides=both).source == wanted
+    everywhere = Overrides(everywhere={"N": 5, "M": 7})
+    for problem in (path, source):
+        assert read_problem(problem, overrides=everywhere).source == wanted
+        with pytest.raises(ConfigError, match=r"overrides\.K: .* no such module constant"):
+            read_problem(problem, overrides=Overrides(everywhere={"K": 1}))
+    with pytest.raises(ConfigError, match="read before keeps its constants"):
+        read_problem(read_problem(PROBLEM), overrides=everywhere)
 
 
 def test_a_source_that_is_sent_again_is_not_parsed_again_unless_it_is_long() -> None:
