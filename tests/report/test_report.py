@@ -202,7 +202,14 @@ def test_long_answers_and_many_rollouts_stay_bounded(
 ) -> None:
     long = "</script>" * 120_000
     groups = [
-        group(number, [[Status.WRONG]] * 4, problem_id=f"p{number}", purpose=Purpose.EVAL, stage=0)
+        group(
+            number,
+            [[Status.WRONG]] * 4,
+            problem_id=f"p{number}",
+            purpose=Purpose.EVAL,
+            stage=0,
+            step=1 + number % 2,
+        )
         for number in range(200)
     ]
     groups[0] = replace(groups[0], trajectories=tuple(
