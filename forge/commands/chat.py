@@ -241,6 +241,7 @@ async def _open_ports(
                 gpus=placement.serve_uuids,
                 shared=placement.shared,
                 max_lora_rank=lora_rank(experiment.model, adapter=weights.adapter),
+                thinking=prompts.thinking,
             ),
             open_own_scorer(
                 experiment.reward, socket_dir=socket_dir, log_dir=store.log_dir

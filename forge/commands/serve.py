@@ -30,6 +30,7 @@ from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
 from forge.runner.prepare.hub import locate_model
 from forge.runner.prepare.model_dir import with_template
+from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
@@ -76,6 +77,8 @@ class _ServedModel:
     weights: Weights
     model: str
     """Name in /v1/models."""
+    thinking: str | None
+    """`prompt.thinking` of the run or of the experiment's text; None for the template's default."""
 
 
 def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> None:
@@ -128,8 +131,10 @@ def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
             experiment=experiment,
             weights=weights,
             model=f"{paths.name}:{step}" if step else paths.name,
+            thinking=prompts_of_run(paths, experiment).thinking,
         )
     experiment = load_experiment(Path(request.source), overrides=request.overrides)
+    prompt = experiment.prompt
     if experiment.model.init is not None:
         raise ConfigError(
             f'{request.source}: model.init = "{experiment.model.init}" has learned nothing yet;'
@@ -141,6 +146,7 @@ def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
         experiment=experiment,
         weights=Weights(full=Path(model.path), adapter=model.adapter),
         model=experiment.model.path or experiment.name,
+        thinking=prompt.thinking if "thinking" in prompt.model_fields_set else None,
     )
 
 
@@ -173,7 +179,7 @@ async def _serve(
         model = found.experiment.model.model_copy(update={"path": str(found.weights.full)})
         full = Path(with_template(model, work_dir / "model").path or "")
         found = replace(found, weights=replace(found.weights, full=full))
-        chat = ChatTemplate.load(full)
+        chat = ChatTemplate.load(full, thinking=found.thinking)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
             async with open_replicas(
@@ -185,6 +191,7 @@ async def _serve(
                 work_dir=work_dir,
                 gpus=placement.serve_uuids,
                 max_lora_rank=lora_rank(found.experiment.model, adapter=found.weights.adapter),
+                thinking=found.thinking,
             ) as replicas:
                 weights = None
                 if accepts_weights:

@@ -216,6 +216,7 @@ class Work:
             gpus=placement.serve_uuids,
             shared=placement.shared,
             max_lora_rank=lora_rank(run.experiment.model),
+            thinking=run.prompts.thinking,
             elsewhere=self._engines_elsewhere(table),
         )
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ALL_GPU_LAYERS = 999
 """Value for "all layers" in llama.cpp."""
-COMMON = ("stop_token_ids", "max_lora_rank", "version")
+COMMON = ("stop_token_ids", "max_lora_rank", "thinking", "version")
 """Keys of an engine's config that are the same at home and elsewhere."""
 
 
@@ -94,6 +94,7 @@ async def open_replicas(
     gpus: Sequence[Sequence[str]] = (),
     shared: frozenset[str] = frozenset(),
     max_lora_rank: int = 0,
+    thinking: str | None = None,
     elsewhere: OpenEngineElsewhere | None = None,
 ) -> AsyncGenerator[Replicas]:
     """Start `table.replicas` engines and keep them up until the context ends.
@@ -105,6 +106,7 @@ async def open_replicas(
         gpus: UUIDs per replica; empty means CPU.
         shared: UUIDs of GPUs with other users: engines run each step under a lease.
         max_lora_rank: maximum rank of adapters that will be published; 0 for none.
+        thinking: `prompt.thinking`, for chats with the engines; None for the template's default.
         elsewhere: starts engines on other machines, which check their own installation.
 
     Raises:
@@ -125,6 +127,7 @@ async def open_replicas(
             "work_dir": str(work_dir.absolute()),
             "stop_token_ids": list(stop_token_ids),
             "max_lora_rank": max_lora_rank,
+            "thinking": thinking,
             "shared_gpus": [uuid for uuid in own if uuid in shared],
         }
         folders = {"socket_dir": socket_dir, "log_dir": log_dir}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from forge.commands import serve as serving
@@ -16,7 +18,10 @@ from forge.data.problem_files import Overrides, find_problem
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
 from forge.runner.plan.machine import Machine
+from forge.runner.prepare.prompt_facts import to_event
 from forge.serve.weights import Weights
+from tests.prompting import PROMPTS
+from tests.store.storefactory import attempt, write_run
 
 EXPERIMENT = """
 name = "x"
@@ -55,7 +60,10 @@ def found(tmp_path: Path) -> serving._ServedModel:
     file = tmp_path / "x.toml"
     file.write_text(EXPERIMENT.format(path=tmp_path))
     return serving._ServedModel(
-        experiment=load_experiment(file), weights=Weights(full=tmp_path), model="x"
+        experiment=load_experiment(file),
+        weights=Weights(full=tmp_path),
+        model="x",
+        thinking=None,
     )
 
 
@@ -72,6 +80,17 @@ def test_engines_get_their_gpus_and_trainer_and_judges_get_none(
 def test_too_few_gpus_for_the_engines_are_a_machine_error(found: serving._ServedModel) -> None:
     with pytest.raises(MachineError, match="needs 2 GPUs"):
         serving._place(found, make_machine(1))
+
+
+def test_a_served_run_thinks_as_it_was_trained_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [to_event(replace(PROMPTS, thinking=""), before=None)]
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), *events])
+    (tmp_path / "toy-1" / "experiment.toml").write_text(EXPERIMENT.format(path=tmp_path))
+    monkeypatch.setattr(serving, "find_weights", lambda paths, step: Weights(full=tmp_path))
+    request = ServeRequest(source="toy-1", socket=tmp_path / "s")
+    assert serving._find(request, store_dir=tmp_path, say=pytest.fail).thinking == ""
 
 
 def test_a_run_takes_no_overrides(tmp_path: Path) -> None:

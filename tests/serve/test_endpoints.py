@@ -286,9 +286,14 @@ def test_a_number_beyond_float_range_is_refused_with_its_field() -> None:
         request_from({"temperature": 10**400}, prompt=np.array([1]), stop=())
 
 
+SWITCH = "{%- if not enable_thinking | default(true) %}<think>\n\n</think>\n\n{% endif %}"
+
+
 async def test_chat_renders_like_training_and_streams_the_same_text(
     talking: Path, tmp_path: Path
 ) -> None:
+    with (talking / "chat_template.jinja").open("a") as file:
+        file.write("{%- if add_generation_prompt %}" + SWITCH + "{% endif %}")
     table = ServeTable(slots=2, context_tokens=256)
     with open_socket_dir() as sockets, anyio.fail_after(60):
         async with (
@@ -299,13 +304,15 @@ async def test_chat_renders_like_training_and_streams_the_same_text(
                 socket_dir=sockets,
                 log_dir=tmp_path,
                 work_dir=tmp_path,
+                thinking="",
             ),
             open_client(sockets / "serve-0.sock", timeout_s=20) as http,
         ):
             whole = (await http.post("/v1/chat/completions", json=CHAT)).json()
             stream = await http.post("/v1/chat/completions", json={**CHAT, "stream": True})
-    template = ChatTemplate.load(talking)
-    rendered = template.render([Message(role="user", content="née")], add_generation_prompt=True)
+    template, asked = ChatTemplate.load(talking, thinking=""), [Message(role="user", content="née")]
+    rendered = template.render(asked, add_generation_prompt=True)
+    assert len(rendered) > len(ChatTemplate.load(talking).render(asked, add_generation_prompt=True))
     (choice,) = whole["choices"]
     assert whole["usage"]["prompt_tokens"] == len(rendered)
     assert choice["message"]["content"] == template.decode(choice["token_ids"])

@@ -297,7 +297,7 @@ def make_endpoints(engine: EnginePort, config: Mapping[str, Any]) -> Endpoints:
     """The endpoints of an engine, with the supervisor's config."""
     return Endpoints(
         engine,
-        texts=Texts(Path(config["model_dir"])),
+        texts=Texts(Path(config["model_dir"]), thinking=config.get("thinking")),
         stop=config.get("stop_token_ids", ()),
         context_tokens=config["context_tokens"],
     )

@@ -140,8 +140,10 @@ def _shown(value: Any) -> str:
 class Texts:
     """The tokenizer of the served checkpoint, loaded on first use."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, *, thinking: str | None = None) -> None:
+        """`thinking`: as in `ChatTemplate.load`."""
         self._model_dir = model_dir
+        self._thinking = thinking
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -149,7 +151,7 @@ class Texts:
         template."""
         from forge.data.chat import ChatTemplate
 
-        return ChatTemplate.load(self._model_dir)
+        return ChatTemplate.load(self._model_dir, thinking=self._thinking)
 
     def deltas(self) -> Deltas | None:
         """Decoder for a stream; None if the checkpoint has no tokenizer."""
