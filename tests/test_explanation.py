@@ -31,6 +31,7 @@ DEFAULTS = GrpoStage.model_fields
 FIGURES = {
     "judge": (
         f"{limits.MAX_NODES:,} nodes",
+        f"{limits.MAX_OPERATIONS:,} operations of a kernel",
         f"{limits.MAX_CONSTANT_BYTES >> 20} MiB of constants",
         f"{limits.MAX_TTIR_BYTES >> 20} MiB of TTIR",
         f"up to {questions.MAX_VALUES} values a call",

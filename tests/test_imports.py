@@ -99,7 +99,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
         "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.plan",
     },
-    "evalpool.judge.ttir.grammar": {"evalpool.judge.ttir"},
+    "evalpool.judge.ttir.grammar": {"evalpool.judge.program", "evalpool.judge.ttir"},
     "evalpool.judge.ttir.plan": {
         "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
         "evalpool.judge.ttir.semantics", "evalpool.judge.ttir.grammar",

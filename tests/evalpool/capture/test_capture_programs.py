@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forge.evalpool.judge.capture.failures import CaptureFailed
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Launch, Op, Origin, Section
 from tests.evalpool.capture.capturing import HEADER, SCALE, captured, launches, ops, uses
 
@@ -359,6 +360,15 @@ def test_a_failure_has_its_stage_type_and_line(tmp_path, code, stage, kind, line
     error = found.value
     assert (error.stage, error.type, error.line) == (stage, kind, line)
     assert words in error.message
+
+
+@pytest.mark.parametrize("bound", ["MAX_OPERATIONS", "MAX_UNOPTIMIZED"])
+def test_a_kernel_beyond_a_bound_of_operations_is_refused_with_both_numbers(
+    tmp_path, monkeypatch, bound
+):
+    monkeypatch.setattr(limits, bound, 5)
+    with pytest.raises(CaptureFailed, match=r"kernel scale: \d\d operations.*; 5 are allowed"):
+        captured(tmp_path, forward("return scaled(x)"), inputs=[[64]])
 
 
 def test_a_wrong_constructor_fails_in_init(tmp_path):

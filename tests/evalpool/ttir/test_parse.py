@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.trial.structure import _read_text
+from forge.evalpool.judge.ttir.grammar import reader
 from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
@@ -140,6 +141,12 @@ def test_nesting_is_bounded() -> None:
         parse(kernel("%c: i1", deep))
 
 
+def test_operations_are_bounded_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_OPERATIONS", 5)
+    with pytest.raises(InvalidModule, match="more than 5 operations"):
+        parse(kernel("%n: i32", "%a = arith.addi %n, %n : i32 " * 5))
+
+
 def test_a_call_that_does_not_fit_is_refused() -> None:
     source = """
 module {
@@ -197,7 +204,7 @@ def test_uses_of_a_long_chain_of_blocks_are_found_in_linear_time() -> None:
     assert second is not None
     assert not second.is_read
     with pytest.raises(InvalidModule, match="blocks"):
-        parse(chain(10_002))
+        parse(kernel("%n: i32", "".join(f"^b{k}:\n" for k in range(10_001))))
 
 
 def loop(num_blocks: int) -> Module:

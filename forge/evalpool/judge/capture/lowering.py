@@ -12,7 +12,8 @@ from triton._C.libtriton import ir
 from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
 
-from forge.evalpool.judge.capture.failures import Unsupported
+from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 
 _PUBLIC = re.compile(r"tt\.func public @([\w.$]+|\"[^\"]*\")\(")
@@ -128,11 +129,13 @@ class Lowering:
         backend, context = self._backend, self._fresh_context()
         functions = backend.get_codegen_implementation(options)
         module = source.make_ir(target, watched, functions, backend.get_module_map(), context)
+        _require_size(module, source.name, limits.MAX_UNOPTIMIZED, " before they are optimized")
         stages: dict[str, Any] = {}
         backend.add_stages(stages, options, source.language)
         if "ttir" not in stages:
             raise Unsupported("Gluon kernels: write the kernel in Triton's language")
         module = stages["ttir"](module, {})
+        _require_size(module, source.name, limits.MAX_OPERATIONS)
         lines = operation_lines(str(module), self.file)
         return module.str_nodebug(), tuple(lines)
 
@@ -142,6 +145,19 @@ class Lowering:
             return self._shared.context(self._backend)
         self._context = self._context or _taken_context(self._backend)
         return self._context
+
+
+def _require_size(module: Any, name: str, most: int, when: str = "") -> None:
+    """Raises BoundExceeded for a kernel of more operations than `most`."""
+    found = 0
+
+    def count(_operation: Any) -> None:
+        nonlocal found
+        found += 1
+
+    module.walk(count)
+    if found > most:
+        raise BoundExceeded(f"kernel {name}: {found} operations{when}; {most} are allowed")
 
 
 _made_ahead: dict[type, Any] = {}

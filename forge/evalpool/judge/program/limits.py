@@ -26,8 +26,10 @@ MAX_OUTPUTS = 1_000
 MAX_NESTING = 4_000
 """Characters that say how outputs are nested."""
 MAX_DIMENSIONS = 16
-MAX_LINES = 100_000
-"""Operations of one kernel that have a source line."""
+MAX_OPERATIONS = 10_000
+"""Operations of one kernel, each with a source line: the judge reads 10,000 in about a second."""
+MAX_UNOPTIMIZED = 5 * MAX_OPERATIONS
+"""Operations of one kernel before Triton optimizes it, which takes minutes for many."""
 MAX_SOURCE_LINE = 1_000_000
 MAX_ARGUMENTS = 256
 """Arguments of an operation, and elements of one list among them."""

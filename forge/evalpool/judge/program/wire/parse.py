@@ -111,7 +111,7 @@ def read_kernel(at: Reader, texts: Sequence[str]) -> Kernel:
         ttir=texts[of["ttir"].integer(high=len(texts) - 1)],
         options=read_options(of["options"]),
         parameters=tuple(read_parameter(p) for p in of["parameters"].items(limits.MAX_PARAMETERS)),
-        lines=of["lines"].integers(high=limits.MAX_SOURCE_LINE, most=limits.MAX_LINES),
+        lines=of["lines"].integers(high=limits.MAX_SOURCE_LINE, most=limits.MAX_OPERATIONS),
     )
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
+from forge.evalpool.judge.program.limits import MAX_OPERATIONS
 from forge.evalpool.judge.ttir.scan import VALUE, Scanner
 from forge.evalpool.judge.ttir.tree import Attribute, Region, Type
-
-MAX_OPERATIONS = 100_000
 
 
 @dataclass(slots=True)
