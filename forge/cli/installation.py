@@ -131,6 +131,14 @@ def gc(
             help="Also checkpoints of done runs, except the newest and the best of each stage.",
         ),
     ] = False,
+    with_models: Annotated[
+        bool,
+        typer.Option(
+            "--models",
+            help="Also models in ~/.cache/forge/models, made of GGUF files and adapters, that no "
+            "run of the directory names.",
+        ),
+    ] = False,
     is_confirmed: Annotated[
         bool, typer.Option("--yes", help="Remove them; otherwise they are only listed.")
     ] = False,
@@ -143,7 +151,9 @@ def gc(
     from forge.commands.garbage import describe, find_garbage, remove
     from forge.views.text.numbers import size
 
-    found = find_garbage(store, now=time.time(), with_checkpoints=with_checkpoints)
+    found = find_garbage(
+        store, now=time.time(), with_checkpoints=with_checkpoints, with_models=with_models
+    )
     if not found and not as_json:
         return say(f"{store}/: nothing to remove")
     if not as_json:

@@ -1,8 +1,8 @@
 """`forge gc`: files of a store directory that nothing needs any more.
 
 Leftovers are of killed commands: directories of runs that never began, logs of detached starts that
-failed, temporary files. With checkpoints, also those of done runs that are neither the newest nor
-the best of their stage. A running run is never touched: the lock of a run is held while files of it
+failed, temporary files, models that were not finished. With checkpoints, also those of done runs
+that are neither the newest nor the best of their stage; with models, those that no run names. A running run is never touched: the lock of a run is held while files of it
 are removed.
 """
 
@@ -21,6 +21,7 @@ from forge.store.layout import FOLDERS, RUN_NAME, RunPaths, list_runs
 from forge.store.ownership import is_owned, open_run_lock
 from forge.store.reader import open_run
 from forge.train.checkpoints import MANIFEST, checkpoints
+from forge.train.gguf import made_models
 from forge.views.run_state import run_state
 from forge.views.text.numbers import size
 from forge.views.text.terminal import printable
@@ -59,11 +60,13 @@ class Garbage:
         return {"path": str(self.path), "why": self.why, "num_bytes": self.num_bytes}
 
 
-def find_garbage(store_dir: Path, *, now: float, with_checkpoints: bool = False) -> list[Garbage]:
+def find_garbage(
+    store_dir: Path, *, now: float, with_checkpoints: bool = False, with_models: bool = False
+) -> list[Garbage]:
     """Everything that may be removed, by path. `now` is Unix seconds."""
     if not store_dir.is_dir():
         return []
-    found = [*_leftovers(store_dir, now)]
+    found = [*_leftovers(store_dir, now), *_made_models(store_dir, now, is_asked=with_models)]
     for paths in list_runs(store_dir):
         if is_owned(paths):
             continue
@@ -124,6 +127,25 @@ def _leftovers(store_dir: Path, now: float) -> Iterator[Garbage]:
             why = "directory of a run that never began"
             num_bytes = _num_bytes(path)
             yield Garbage(path=path, why=why, num_bytes=num_bytes, run=RunPaths(path.resolve()))
+
+
+def _made_models(store_dir: Path, now: float, *, is_asked: bool) -> Iterator[Garbage]:
+    """Models in the user's cache that were not finished, or, if asked, that no run here names: runs
+    of other directories may need them."""
+    if not made_models().is_dir():
+        return
+    experiments = [paths.experiment for paths in list_runs(store_dir)]
+    named = "".join(file.read_text() for file in experiments if file.is_file())
+    for path in made_models().iterdir():
+        if not path.is_dir() or not _is_old(path, now):
+            continue
+        if path.name.startswith("."):
+            why = "model that was not finished"
+        elif is_asked and path.name.rpartition("-")[0] not in named:
+            why = f"model made of a GGUF file or an adapter; no run of {store_dir} names it"
+        else:
+            continue
+        yield Garbage(path=path, why=why, num_bytes=_num_bytes(path))
 
 
 def _never_began(path: Path) -> bool:

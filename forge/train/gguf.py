@@ -252,8 +252,13 @@ TOKENS = {
 
 def made_dir(digest: str) -> Path:
     """The model directory that is made of the file with this SHA-256; it need not exist."""
+    return made_models() / f"{digest}-{FORMAT}"
+
+
+def made_models() -> Path:
+    """Folder of this user's made models: of GGUF files, and of runs' adapters."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "forge" / "models" / f"{digest}-{FORMAT}"
+    return Path(cache).expanduser() / "forge" / "models"
 
 
 def read_gguf(path: Path) -> GgufModel:

@@ -15,8 +15,12 @@ import pytest
 
 from forge.cli import run_command
 from forge.commands.garbage import OLD_S, find_garbage, remove
+from forge.config.schema import ModelTable
+from forge.errors import ConfigError
+from forge.runner.prepare.hub import locate_model
 from forge.store.layout import RunPaths, create_run
 from forge.store.ownership import open_run_lock, write_status
+from forge.train.gguf import made_models
 from tests.report.made_runs import make_run
 from tests.store.storefactory import small_run
 from tests.tui.supervisors import supervising
@@ -28,8 +32,9 @@ def later() -> float:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A done run with three checkpoints, one that never began, and leftovers."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     done = make_run(tmp_path / "done-1", small_run())
     for step in (1, 2, 3):
         folder = done.checkpoints / "stage-1" / f"checkpoint-{step}"
@@ -92,6 +97,31 @@ def test_a_running_run_is_not_touched(store: Path) -> None:
 def test_a_directory_with_files_of_the_user_is_no_run_that_never_began(store: Path) -> None:
     (store / "never-1" / "weights" / "kept.bin").write_bytes(b"x")
     assert "never-1" not in names(store)
+
+
+def test_made_models_are_found_if_no_run_names_them(store: Path) -> None:
+    made = made_models()
+    for name in ("x-1-aa-1", "x-1-bb-1", "0123-1", "4567-1", ".x-1-cc-1.partial"):
+        (made / name).mkdir(parents=True)
+        (made / f"{name}.lock").touch()
+    experiment = f'[model]\npath = "{made / "x-1-aa-1"}"\nrevision = "0123"\n'
+    (store / "done-1" / "experiment.toml").write_text(experiment)
+
+    def found(**options: bool) -> list[str]:
+        garbage = find_garbage(store, now=later(), **options)
+        return [each.path.name for each in garbage if each.path.parent == made]
+
+    assert found() == [".x-1-cc-1.partial"]
+    assert found(with_models=True) == [".x-1-cc-1.partial", "4567-1", "x-1-bb-1"]
+
+
+def test_a_run_whose_merged_model_is_gone_says_how_to_write_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gone = made_models() / "first-try-2-0123456789abcdef-1"
+    with pytest.raises(ConfigError, match=rf"forge export model first-try-2 --merge --out {gone}"):
+        locate_model(ModelTable(path=str(gone)))
 
 
 def test_nothing_is_removed_without_yes(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.data.template import read_object
 from forge.errors import ConfigError
+from forge.train.gguf import made_models
 
 if TYPE_CHECKING:
     from forge.config.schema import ModelTable
@@ -43,6 +44,13 @@ def check_model_path(model: ModelTable, *, is_here: bool = True) -> None:
     path = Path(model.path or "").expanduser()
     if model.path and path.is_dir():
         check_complete(path.resolve(), is_here=is_here)
+    elif path.parent == made_models() and not path.exists():
+        run = path.name.rsplit("-", 2)[0]
+        raise ConfigError(
+            f"model.path: {path}: not there; it was the model of run {run} with its adapter "
+            f"merged, and the cache was cleared: forge export model {run} --merge --out {path} "
+            f"writes it again ({run}:STEP if that run has trained since)"
+        )
 
 
 def check_complete(path: Path, *, is_here: bool = True) -> Path:
