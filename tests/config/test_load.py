@@ -216,7 +216,7 @@ def test_a_model_that_is_neither_a_directory_nor_a_hub_name_is_refused(tmp_path,
     (line,) = mistakes_of(path)
     assert line == (
         f'x.toml:2: model.path: found "{model}", which is not a directory; '
-        "a directory, a run, a GGUF file (.gguf) or a hub name"
+        "a directory, RUN or RUN:STEP, a GGUF file (.gguf) or a hub name"
     )
 
 

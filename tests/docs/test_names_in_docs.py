@@ -19,6 +19,11 @@ from tests.docs.pages import PAGES, ROOT
 from tests.zoo.animals import FOLDER, load
 
 DOCS = tuple(str(page.relative_to(ROOT)) for page in PAGES)
+FOLDERS = ("docs", "bench", "examples", "experiments", "containers")
+LINKING = sorted(
+    str(page.relative_to(ROOT))
+    for page in (*ROOT.glob("*.md"), *(p for name in FOLDERS for p in (ROOT / name).rglob("*.md")))
+)
 GROUPS = ("problems", "data", "kernels", "cluster")
 """Commands with two parts."""
 
@@ -75,7 +80,7 @@ def test_every_file_that_a_document_names_exists(name: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("name", [*DOCS, "CHANGELOG.md", "bench/RESULTS.md"])
+@pytest.mark.parametrize("name", LINKING)
 def test_every_link_of_a_document_leads_somewhere_before_anything_is_generated(name: str) -> None:
     page = ROOT / name
     linked = re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text("utf-8"))

@@ -42,8 +42,8 @@ def check_model(experiment: Experiment) -> Iterator[Mistake]:
         if not path.exists() and model.revision is None:
             yield absent(f'found "{model.path}", which is not there; a file', "model", "path")
     elif model.path and not is_hub_name and not Path(model.run_and_step[0]).expanduser().is_dir():
-        text = f'found "{model.path}", which is not a directory; a directory, a run, a GGUF file'
-        yield absent(f"{text} (.gguf) or a hub name", "model", "path")
+        text = f'found "{model.path}", which is not a directory; a directory, RUN or RUN:STEP,'
+        yield absent(f"{text} a GGUF file (.gguf) or a hub name", "model", "path")
     if model.adapter and not (model.adapter / "adapter_config.json").is_file():
         text = f'found "{model.adapter}", which has no adapter_config.json; a PEFT adapter'
         yield absent(text, "model", "adapter")
