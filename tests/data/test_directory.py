@@ -155,6 +155,14 @@ def test_enough_files_are_divided(folder: Path) -> None:
     assert [len(in_split(problems, s)) for s in (Split.GRPO, Split.HELDOUT)] == [1, 1]
 
 
+def test_copies_of_a_module_by_assignment_are_one_problem(tmp_path: Path) -> None:
+    head, _, tail = SOURCE.partition("class Model")
+    text = f"{head}Model = torch.nn.ReLU{tail[tail.index('def get_inputs') - 2 :]}"
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    assert {each.split for each in _load(tmp_path)} == {Split.HELDOUT}
+
+
 def test_a_bare_function_becomes_a_problem() -> None:
     problem = from_source("def f(x, y, scale=2.0):\n    return x + y * scale\n", name="stdin")
     assert "def forward(self, x, y):\n        return f(x, y)" in problem.source

@@ -11,6 +11,7 @@ from forge.config.schema import ProblemsTable
 from forge.data.pairs.rows import rows_of
 from forge.data.problems import load_problems
 from forge.data.sources.loading import COLUMNS, FORMATS, read_mixed
+from forge.data.sources.splitting import num_shared
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 from tests.data.build.samples import write_rows as write
@@ -230,7 +231,9 @@ def test_a_training_problem_that_duplicates_a_heldout_one_is_refused_dropped_or_
         "level1/2_exp": "grpo",
         "level3/3_other": "heldout",
     }
-    assert len(load(path, heldout_levels=[3], duplicates="allow")) == 3
+    found = load(path, heldout_levels=[3], duplicates="allow")
+    assert len(found) == 3
+    assert num_shared([each for each in found if each.split is Split.HELDOUT], found) == 1
 
 
 def several(*parts: dict[str, Any], **keys: Any) -> ProblemsTable:

@@ -110,6 +110,7 @@ def finished(killed: Path) -> Path:
     root = killed.parents[1] / "runs" / "small-1"
     resumed = forge("resume", "small-1", cwd=root.parents[1])
     assert resumed.returncode == 0, resumed.stderr
+    assert "eval-2: pass@1 of level 1 " in resumed.stdout + resumed.stderr
     return root
 
 

@@ -28,6 +28,7 @@ from forge.views.curves import Curves, load_activity
 from forge.views.report.asking import Asker
 from forge.views.report.contents import describe, tables
 from forge.views.report.facts import Facts
+from forge.views.report.run_charts import evaluation_chart
 from forge.views.run_state import (
     load_ladder,
     load_played_steps,
@@ -228,6 +229,14 @@ def named_query(paths: RunPaths) -> str:
         return json.dumps(reader.rows(QUERIES["evaluations"].sql, {}))
 
 
+def charts(paths: RunPaths) -> str:
+    with open_run(paths) as reader:
+        facts = Facts(Asker(reader))
+    lines = [*evaluation_chart(facts.evaluations).lines]
+    lines += [line for chart in facts.trained for line in chart.lines if line.is_points]
+    return "; ".join(f"{line.label} {line.y}" for line in lines)
+
+
 WHOLE = "made 97.0 % (level 1 100.0 %, level 2 85.0 %); my bench 0.0 %"
 SHORT = "made 97.0 %; my bench 0.0 %"
 PLACES: dict[Callable[[RunPaths], str], str] = {
@@ -239,6 +248,7 @@ PLACES: dict[Callable[[RunPaths], str], str] = {
     ladder: WHOLE,
     monitor_of_all: SHORT,
     report: WHOLE,
+    charts: "evaluated problems [0.25]; evaluated: made [0.97]; evaluated: my bench [0.0]",
     notification: f"(12.5 to 37.5): {WHOLE}",
     runs_table: SHORT,
     named_query: r'"by_source": "{\"made\":0.97,\"my bench\":0.0}"',

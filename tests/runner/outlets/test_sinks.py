@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import time
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -253,12 +254,17 @@ async def test_each_number_is_sent_once_even_if_it_is_late(paths: RunPaths) -> N
 async def test_a_later_attempt_sends_only_its_own_numbers(paths: RunPaths) -> None:
     async with open_writer(paths, Options()) as writer:
         await writer.put(attempt(), step(1, train_loss=1.0), evaluation(at=5.0))
-        await writer.put(attempt(2), step(1, train_loss=2.0), evaluation("b", step=2, at=50.0))
+        later = evaluation("b", step=2, at=50.0)
+        sources = {"by_source": {"made": {"pass_at_1": 0.97}, "bench": {"pass_at_1": 0.0}}}
+        later = replace(later, detail={**later.detail, **sources})
+        await writer.put(attempt(2), step(1, train_loss=2.0), later)
         await writer.flush()
     with RunReader(paths) as reader:
         points = Follower(reader, attempt=2, since=20.0).fresh()
     assert [(p.group, p.step) for p in points] == [("grpo-1", 1), ("eval", 2)]
     assert points[0].values == {"train/loss": 2.0}
+    values = points[1].values
+    assert (values["made/pass_at_1"], values["bench/pass_at_1"]) == (0.97, 0.0)
 
 
 def test_a_sink_that_is_not_installed_is_refused_by_the_plan(
