@@ -7,13 +7,26 @@ from typing import TYPE_CHECKING
 
 from forge.data.answers import extract
 from forge.data.prompts.prompt_set import Exchange, fit
+from forge.errors import ConfigError
+from forge.records import Reason, Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.data.chat import ChatTemplate
     from forge.data.prompts.prompt_set import PromptSet
-    from forge.records import Problem, Prompt, Reason, Verdict
+    from forge.records import Problem, Prompt
+
+SHORTEST = Exchange(
+    completion_text="""```python
+@triton.jit
+def kernel(x, y): ...
+class ModelNew(nn.Module):
+    def forward(self, x): ...
+```""",
+    verdict=Verdict(status=Status.REJECTED, reason=Reason.NO_CODE_BLOCK, detail=""),
+)
+"""An answer that is shorter than any with a kernel, and the least that a verdict says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +50,36 @@ class TemplatePrompter:
             render=self.chat.prompt,
         )
         return None if prompt is None else replace(prompt, prompt_hash=self.prompts.hash)
+
+    def require_room(self, problems: Sequence[Problem], *, max_turns: int) -> str:
+        """A remark if a first answer of full length leaves no room for a second turn; else empty.
+
+        Raises ConfigError if no problem has room for its first prompt and a completion, or for a
+        second turn after the shortest of answers.
+        """
+        ordered = sorted(problems, key=lambda problem: len(problem.source))
+        for turn in range(min(max_turns, 2)):
+            attempts = [SHORTEST] * turn
+            if not any(self.prompt(problem, attempts) for problem in ordered):
+                least = self._least_tokens(ordered[0], attempts)
+                fewer = f", or rollout.max_turns = 1 instead of {max_turns}" if turn else ""
+                raise ConfigError(
+                    f"serve.context_tokens: found {self.context_tokens}; no prompt of turn "
+                    f"{turn + 1} fits beside rollout.max_completion_tokens = "
+                    f"{self.max_completion_tokens}: at least {least}{fewer}"
+                )
+        shortest = self._least_tokens(ordered[0], [SHORTEST] * (max_turns > 1))
+        least = shortest + self.max_completion_tokens
+        if max_turns == 1 or least <= self.context_tokens:
+            return ""
+        return (
+            f"serve.context_tokens = {self.context_tokens}: no second turn fits after an answer of "
+            f"rollout.max_completion_tokens = {self.max_completion_tokens}; in {least} one would"
+        )
+
+    def _least_tokens(self, problem: Problem, attempts: Sequence[Exchange]) -> int:
+        conversation = self.prompts.conversation(problem, attempts)
+        return len(self.chat.prompt(conversation).ids) + self.max_completion_tokens
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a completion."""

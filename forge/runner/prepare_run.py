@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
 
+from forge.config.schema import EvalStage, GrpoStage, SftStage
 from forge.data.chat import CHARACTERS_PER_TOKEN, ChatTemplate, PlainChat
 from forge.data.problems import in_split
 from forge.records import Event, Pair, Split
 from forge.rollout.batches import count_from
 from forge.rollout.prompter import TemplatePrompter
-from forge.runner.plan.needs import needs_pairs
+from forge.runner.plan.needs import needs_pairs, turns_trained
 from forge.runner.prepare.prepare import delete_damaged, prepare_model, prepare_pairs
 from forge.runner.prepare.prompt_facts import prompts_of, recorded_prompts, to_event
 from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
@@ -27,8 +29,6 @@ from forge.serve.weights import Weights
 from forge.store.reader import open_run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forge.data.prompts.prompt_set import PromptSet
     from forge.runner.stages.run_context import RunContext
     from forge.store.resume import LastState
@@ -40,6 +40,10 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
     Raises Stopped if a stop was requested meanwhile; finished products are kept.
     """
     await _settle_prompts(run)
+    model = run.experiment.model
+    if model.path is not None:
+        run.prompter = _prompter(run, Path(model.path))
+        await anyio.to_thread.run_sync(_require_room, run)
     async with run.stop.dropping():
         for name in await anyio.to_thread.run_sync(delete_damaged, run.paths):
             line = f"{name}: its content has changed; it is made again"
@@ -69,7 +73,10 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
         raise run.stop.stopped()
     run.weights = await _weights(run, model_dir, state)
     run.progress.policy_version = run.weights.version
-    run.prompter = _prompter(run, model_dir)
+    if model.path is None:
+        run.prompter = _prompter(run, model_dir)
+        for line in await anyio.to_thread.run_sync(_require_room, run):
+            run.console.say(line)
     require_roles(pairs, run.prompter.chat)
     run.group_ids = count_from(state.group_id if state else -1)
     run.sample_ids = count_from(state.sample_id if state else -1)
@@ -105,6 +112,20 @@ async def _refused(run: RunContext) -> dict[str, str]:
         event = Event(at=time.time(), kind="problems_refused", message=line, data=data)
         await run.writer.put(event)
     return refused
+
+
+def _require_room(run: RunContext) -> set[str]:
+    """Remarks on the room for prompts. Raises ConfigError, before anything is judged or trained, if
+    a stage has no problem whose prompt fits."""
+    found = set[str]()
+    for stage in run.experiment.stage:
+        split = Split.HELDOUT if isinstance(stage, EvalStage) else Split.GRPO
+        problems = in_split(run.problems, split)
+        # A server without a model here counts its own tokens.
+        if problems and not isinstance(stage, SftStage) and not run.experiment.model.is_absent:
+            turns = turns_trained(run.experiment) if isinstance(stage, GrpoStage) else 1
+            found.add(run.prompter.require_room(problems, max_turns=turns))
+    return found - {""}
 
 
 def _prompter(run: RunContext, model_dir: Path) -> TemplatePrompter:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.config.load import dump_experiment, load_experiment
+from forge.data.prompts.prompt_set import make_prompts
 from forge.data.template import text_of
 from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
@@ -178,7 +179,7 @@ def _say_template(
 ) -> None:
     """Say what a model that was not here when the plan was made has in its chat template."""
     located = experiment.model_copy(update={"model": model})
-    for line in require_template(located):
+    for line in require_template(located, make_prompts(located.prompt)):
         if line not in planned.reasons:
             console.say(line)
 

@@ -43,9 +43,9 @@ def test_a_plan_knows_the_model_of_a_file_and_asks_for_a_template(tmp_path: Path
     assert count_params(model) == VOCAB * 64
     experiment = Experiment(name="x", model=model, stage=[EvalStage(kind="eval")])
     with pytest.raises(ConfigError, match="chatml"):
-        require_template(experiment)
+        require_template(experiment, None)
     asked = model.model_copy(update={"chat_template": "chatml"})
-    assert require_template(experiment.model_copy(update={"model": asked})) == ()
+    assert require_template(experiment.model_copy(update={"model": asked}), None) == ()
 
 
 def test_a_directory_of_a_gguf_file_alone_is_answered_with_the_file(tmp_path: Path) -> None:

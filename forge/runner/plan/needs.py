@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge.config.schema import EvalStage, SftStage
+from forge.config.schema import EvalStage, GrpoStage, SftStage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,12 @@ def needs_judges(experiment: Experiment) -> bool:
 def num_ranks(experiment: Experiment, cards: Sequence[Gpu]) -> int:
     """Ranks of the trainer, with those on nodes. `cards`: those of the ranks on this machine."""
     return max(1, len(cards)) * (1 + experiment.cluster.train_nodes)
+
+
+def turns_trained(experiment: Experiment) -> int:
+    """Maximum turns of a rollout that is trained on; 1 without any."""
+    is_trained = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
+    return experiment.rollout.max_turns if is_trained else 1
 
 
 def turns_played(experiment: Experiment) -> int:

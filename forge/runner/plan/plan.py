@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.config.schema.problems import SHARED
+from forge.data.problems import in_split
+from forge.records import Split
 from forge.records.rules import rules_in_words
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.attention import attention_reasons
@@ -137,15 +139,18 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     nodes, without_room = plan_nodes(experiment, machine, placement)
     require_disk(experiment, machine)
     require_engine(experiment, machine, placement)
-    require_prompts(experiment, machine)
-    adapted = require_template(experiment)
-    num_heldout = require_problems(experiment, machine)
+    prompts = require_prompts(experiment, machine)
+    loaded = require_problems(experiment, machine)
+    adapted = require_template(experiment, prompts, loaded)
     require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:
         require_judge(experiment.judge)
         require_sinks(experiment.sinks)
         require_cluster(experiment.cluster)
     shares = experiment.problems.num_heldout == SHARED
+    num_heldout = experiment.problems.num_reserved
+    if loaded is not None:
+        num_heldout = len(in_split(loaded, Split.HELDOUT))
     problems = experiment.problems.model_copy(update={"num_heldout": num_heldout})
     experiment = experiment.model_copy(update={"problems": problems})
     params = costs.count_params(experiment.model)

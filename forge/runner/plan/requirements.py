@@ -22,24 +22,31 @@ from forge.data.template import KEY, absent_template, text_of, try_template
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.site_packages import require_installed
 from forge.evalpool.targets import require_target
-from forge.records import Message, Split
+from forge.records import Message, Problem, Split
+from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.attention import PACKAGE, flash_refusal
 from forge.runner.plan.model_shape import config_dir, llama_refusal, lora_rank, model_shape
-from forge.runner.plan.needs import needs_serving, num_ranks, turns_played
+from forge.runner.plan.needs import needs_serving, num_ranks, turns_played, turns_trained
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
 from forge.train.refusals import OWN_CODE, has_own_code, refusals
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.config.schema import ClusterTable, JudgeTable, ModelTable
     from forge.config.schema.experiment import SinksTable
+    from forge.data.prompts.prompt_set import PromptSet
     from forge.data.template import Template
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
 
 SHARE = f'problems.num_heldout = "{SHARED}", by which evaluations are of what is trained on'
 """Choice of a run without held-out problems."""
+
+NO_SOURCE = Problem(problem_id="", source="", family="", level=0, split=Split.GRPO)
+"""Its prompt is shorter than that of any problem."""
 
 
 def require_disk(experiment: Experiment, machine: Machine) -> None:
@@ -81,19 +88,19 @@ def require_engine(experiment: Experiment, machine: Machine, placement: Placemen
         )
 
 
-def require_problems(experiment: Experiment, machine: Machine) -> int:
-    """The number of problems that an evaluation has. Loads them only if the numbers leave doubt,
-    and not if a plan is made for another machine, or before a data set is fetched from the hub.
+def require_problems(experiment: Experiment, machine: Machine) -> Sequence[Problem] | None:
+    """The problems; None if the numbers leave no doubt that there are some, and if they may be
+    missing here: for another machine, or before a data set is fetched from the hub.
 
     Raises ConfigError if a stage has no problems.
     """
     table = experiment.problems
     if not table.has_others and is_ample(table):
-        return table.num_reserved
+        return None
     paths = [part.path for part in table.parts() if part.source != "generated" and part.path]
     missing = [path for path in paths if not path.exists()]
     if missing and (machine.assumed or all(is_hub_name(str(path)) for path in missing)):
-        return table.num_reserved
+        return None
     problems = load_problems(table, seed=experiment.seed)
     num_heldout = sum(problem.split is Split.HELDOUT for problem in problems)
     trains = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
@@ -127,28 +134,36 @@ def require_problems(experiment: Experiment, machine: Machine) -> int:
                 f"({stage.kind}); sft trains on that many problems of each chain length, grpo "
                 "plays the rest"
             )
-    return len(in_split(problems, Split.HELDOUT))
+    return problems
 
 
 def _count(num: int) -> str:
     return "1 problem" if num == 1 else f"{num} problems"
 
 
-def require_prompts(experiment: Experiment, machine: Machine) -> None:
-    """Raises ConfigError if a template or the example of `[prompt]` cannot be used. For an assumed
-    machine, they may be missing here."""
+def require_prompts(experiment: Experiment, machine: Machine) -> PromptSet | None:
+    """The prompts, without facts about judges; None if a file is missing here that an assumed
+    machine may have. Raises ConfigError if a template or the example of `[prompt]` cannot be used.
+    """
     table = experiment.prompt
     named = (table.system, table.first, table.feedback, table.example or None)
-    if not machine.assumed or all(path is None or path.exists() for path in named):
-        make_prompts(table)
+    if machine.assumed and not all(path is None or path.exists() for path in named):
+        return None
+    return make_prompts(table)
 
 
-def require_template(experiment: Experiment) -> tuple[str, ...]:
-    """Lines about messages that are joined for the chat template of the model; none for a model
-    that is not on this machine.
+def require_template(
+    experiment: Experiment, prompts: PromptSet | None, problems: Sequence[Problem] | None = None
+) -> tuple[str, ...]:
+    """Lines about messages that are joined for the chat template of the model, and about room in
+    the context; none for a model that is not on this machine.
+
+    Args:
+        problems: a prompt of one must fit; None stands for a problem without source.
 
     Raises:
-        ConfigError: the tokenizer or the template cannot be used, or not for as many turns.
+        ConfigError: the tokenizer or the template cannot be used, or not for as many turns; or no
+            prompt fits the context.
     """
     model = experiment.model
     folder = config_dir(model)
@@ -160,9 +175,17 @@ def require_template(experiment: Experiment) -> tuple[str, ...]:
     thinking = experiment.prompt.thinking
     chat = ChatTemplate.load(folder, chat_template=model.chat_template, thinking=thinking)
     question, answer = (Message(role=role, content="") for role in ("user", "assistant"))
+    found = [chat.template.note]
     if needs_serving(experiment) and turns_played(experiment) > 1:
         chat.prompt([question, answer, question])
-    return (chat.template.note,) if chat.template.note else ()
+    if needs_serving(experiment) and prompts is not None:
+        prompter = TemplatePrompter(
+            prompts=prompts, chat=chat, context_tokens=experiment.serve.context_tokens,
+            max_completion_tokens=experiment.rollout.max_completion_tokens,
+        )  # fmt: skip
+        turns = turns_trained(experiment)
+        found.append(prompter.require_room(problems or [NO_SOURCE], max_turns=turns))
+    return tuple(filter(None, found))
 
 
 def _gguf_template(model: ModelTable) -> Template | None:
