@@ -196,6 +196,9 @@ class Flow:
     """Storages that a later node reads, or an output shows, after one of `writers`."""
     live: frozenset[str]
     """Paths of the nodes that outputs, inputs or parameters depend on."""
+    checks: frozenset[str] = frozenset()
+    """Paths of those among them that truth values alone depend on which the host read: `assert
+    (x >= 0).all()`."""
     looked_up: Sequence[tuple[Placed, Content, Content]] = ()
     """Launches of `forward` that read a table at places that inputs choose, with the contents of
     the table and of its index."""
@@ -207,11 +210,14 @@ def trace(
     accesses: Accesses | None = None,
     lookups: Lookups | None = None,
     seen: set[tuple[int, ...]] | None = None,
+    *,
+    is_question: bool = False,
 ) -> Flow:
     """The dataflow of a program along one of its variants.
 
     Args:
         nodes: from `walk.variants`.
+        is_question: outputs are values that the host reads next.
         seen: kernels with the contents of their arguments, of which `looked_up` is known. Grows.
     """
     seen = set[tuple[int, ...]]() if seen is None else seen
@@ -248,9 +254,18 @@ def trace(
                 writers.setdefault(storage, placed)
     reread |= storages(program, program.outputs) & writers.keys()
     live = _live(program, steps)
+    computed = _live(program, steps, has_checks=False, is_question=is_question)
     decoded = {bits: _decoded(bits) for bits in set(contents.values())}
     found = {storage: decoded[bits] for storage, bits in contents.items()}
-    return Flow(found, frozenset(prepared), writers, frozenset(reread), live, looked_up)
+    return Flow(
+        contents=found,
+        prepared=frozenset(prepared),
+        writers=writers,
+        reread=frozenset(reread),
+        live=live,
+        checks=live - computed,
+        looked_up=looked_up,
+    )
 
 
 def _contents_passed(
@@ -310,19 +325,33 @@ def computes_on_data(program: Program, node: Node) -> bool:
     return isinstance(node, Op) and kind_of(program, node) not in MOVES | {Kind.RANDOM}
 
 
-def _live(program: Program, steps: Sequence[tuple[Placed, Effects]]) -> frozenset[str]:
+def _live(
+    program: Program,
+    steps: Sequence[tuple[Placed, Effects]],
+    *,
+    has_checks: bool = True,
+    is_question: bool = False,
+) -> frozenset[str]:
     """Paths of nodes that matter: a later content that somebody sees depends on them.
 
-    Seen are outputs, inputs and parameters at the end, and values that the host read.
+    Seen are outputs, inputs and parameters at the end, and values that the host read; without
+    `has_checks`, no truth values.
     """
-    wanted = set(storages(program, program.outputs)) | {
+
+    def is_seen(tensor: int) -> bool:
+        return has_checks or program.tensors[tensor].dtype != "bool"
+
+    outputs = [one for one in program.outputs if not is_question or is_seen(one)]
+    wanted = set(storages(program, outputs)) | {
         at
         for at, held in enumerate(program.storages)
         if held.origin in (Origin.INPUT, Origin.PARAMETER)
     }
     live: set[str] = set()
     for placed, step in reversed(steps):
-        if not isinstance(placed.node, Value) and not step.writes & wanted:
+        node = placed.node
+        is_value = isinstance(node, Value) and is_seen(node.tensor)
+        if not is_value and not step.writes & wanted:
             continue
         live.add(placed.path)
         wanted -= step.replaces

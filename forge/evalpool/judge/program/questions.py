@@ -109,6 +109,21 @@ def concealed(program: Program, questions: Sequence[Question]) -> str | None:
     return None
 
 
+def without_answers(program: Program) -> Program:
+    """The program without the values that the host read."""
+    forward = (
+        dataclasses.replace(node, answer=None) if isinstance(node, Value) else node
+        for node in program.forward
+    )
+    return dataclasses.replace(program, forward=tuple(forward))
+
+
+def truths(program: Program) -> list[bool]:
+    """Truth values that the host read, in order."""
+    read = (node.answer for node in program.forward if isinstance(node, Value))
+    return [answer for answer in read if isinstance(answer, bool)]
+
+
 INDICES = ("int32", "int64")
 """Types of constants that may depend on what the host has read."""
 MAX_INDEX = 1 << 16

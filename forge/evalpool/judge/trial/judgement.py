@@ -15,7 +15,7 @@ from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.first_call import first_call
 from forge.evalpool.judge.program.format import Choice, Launch
-from forge.evalpool.judge.program.questions import concealed, deviation
+from forge.evalpool.judge.program.questions import concealed, deviation, truths, without_answers
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS, Checks, require_form
@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.compiler.compile import Compiler
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.program.policy import ProblemFacts
-    from forge.evalpool.judge.trial.captures import Captures
+    from forge.evalpool.judge.trial.captures import Answers, Captures
     from forge.evalpool.judge.trial.checks import Memory
     from forge.evalpool.judge.trial.trial import Candidate, Phases
 
 
+MAX_CHECKS = 8
+"""Truth values that the host reads, for each of which the candidate is captured once more."""
 MAX_FIRST_CALLS = 16
 """Alternatives whose first call is tried."""
 
@@ -243,16 +245,9 @@ class Judgement(ABC):
         return self._captured_once(number)
 
     def _captured_once(self, number: int) -> Captured:
-        captured = self.captures.capture(
-            self.code,
-            {**self.request, "choices": self._choices, "gives_held": self._gives_held},
-            entry_point=self.candidate.entry_point,
-            uid=self.candidate.uid,
-            phases=self.phases,
-            answers=self,
-            number=number,
-        )
-        program = captured.program
+        captured = self._capture(number, answers=self)
+        program, found = captured.program, truths(captured.program)
+        known = found if self._kept is None else truths(self._kept.program)
         with self.phases.timed("structure"):
             self.num_launches = num_launches(program)
             self.torch_share = torch_share(program)
@@ -260,14 +255,78 @@ class Judgement(ABC):
             if detail := concealed(program, captured.questions):
                 raise Decided(self.report(Status.REJECTED, "unsupported", detail))
             if self.has_elements(number):
-                require_structure(
-                    program,
-                    self.problem,
-                    code=self.code,
-                    finding=self.report,
-                    policy=self.candidate.policy,
-                )
+                self._require_structure(program, counts_checks=found != known)
+        if self._kept is None and found and self.has_elements(number):
+            self._require_checks(captured)
         return captured
+
+    def _require_structure(self, program: Program, *, counts_checks: bool) -> None:
+        require_structure(
+            program,
+            self.problem,
+            code=self.code,
+            finding=self.report,
+            policy=self.candidate.policy,
+            counts_checks=counts_checks,
+        )
+
+    def _require_checks(self, captured: Captured) -> None:
+        """Demands of a host that reads truth values of torch that `forward` raises or does the
+        same with the other value. Raises Decided."""
+        try:
+            self._require_structure(captured.program, counts_checks=True)
+        except Decided as decided:
+            refused = decided
+        else:
+            return
+        count = len(truths(captured.program))
+        if count > MAX_CHECKS or not all(self._is_check(captured, one) for one in range(count)):
+            raise refused
+
+    def _is_check(self, captured: Captured, place: int) -> bool:
+        """True if another truth value at this place makes `forward` raise or changes nothing."""
+        program = self.phases.program
+        try:
+            other = self._capture(0, answers=Negated(self, place))
+        except Decided as decided:
+            return decided.finding.reason == Reason.EXCEPTION
+        finally:
+            self.phases.program = program
+        return without_answers(other.program) == without_answers(captured.program)
+
+    def _capture(self, number: int, *, answers: Answers) -> Captured:
+        return self.captures.capture(
+            self.code,
+            {**self.request, "choices": self._choices, "gives_held": self._gives_held},
+            entry_point=self.candidate.entry_point,
+            uid=self.candidate.uid,
+            phases=self.phases,
+            answers=answers,
+            number=number,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Negated:
+    """Answers to a capture with one truth value turned round."""
+
+    judgement: Judgement
+    place: int
+    """Its place among the truth values of a call."""
+
+    def values(self, prefix: Program, *, number: int) -> list[Any]:
+        """As of the judgement, but for that value. Raises Decided."""
+        values = self.judgement.values(prefix, number=number)
+        at = len(truths(prefix))
+        for position, value in enumerate(values):
+            if isinstance(value, bool):
+                values[position] = value != (at == self.place)
+                at += 1
+        return values
+
+    def facts(self, prefix: Program) -> dict[str, int] | None:
+        """As of the judgement."""
+        return self.judgement.facts(prefix)
 
 
 def needed_kernels(program: Program, binaries: Sequence[Binary | Failure | None]) -> list[int]:

@@ -81,7 +81,13 @@ def num_launches(program: Program) -> int:
 
 
 def require_structure(
-    program: Program, facts: ProblemFacts, *, code: str, finding: Report, policy: Policy = "own"
+    program: Program,
+    facts: ProblemFacts,
+    *,
+    code: str,
+    finding: Report,
+    policy: Policy = "own",
+    counts_checks: bool = False,
 ) -> None:
     """Checks the kernels' text and the program's dataflow.
 
@@ -95,7 +101,7 @@ def require_structure(
     found = _read_all(program, finding=finding)
     accesses = {index: access for index, (access, _) in enumerate(found)}
     lookups = {index: looked_up for index, (_, looked_up) in enumerate(found)}
-    refusal = judge_policy(program, facts, policy, accesses, lookups)
+    refusal = judge_policy(program, facts, policy, accesses, lookups, counts_checks=counts_checks)
     if refusal is not None:
         raise Decided(_refused(refusal, code=code, report=finding))
 

@@ -40,6 +40,8 @@ def judge_policy(
     policy: Policy,
     accesses: Accesses | None = None,
     lookups: Lookups | None = None,
+    *,
+    counts_checks: bool = False,
 ) -> Refusal | None:
     """The first rule that a program breaks; None if it may be judged.
 
@@ -48,13 +50,15 @@ def judge_policy(
     Args:
         program: from `wire.loads`.
         accesses, lookups: of kernels, where the caller knows them from TTIR.
+        counts_checks: truth values that the host read are not the same on every input set, so that
+            what they depend on is work.
     """
     if refusal := _misused(program):
         return refusal
     seen = set[tuple[int, ...]]()  # what a variant without a refusal has is none in another one
     for nodes in variants(program):
         judged = _Variant(program, facts, nodes, trace(program, nodes, accesses, lookups, seen))
-        if refusal := next(judged.refusals(policy), None):
+        if refusal := next(judged.refusals(policy, counts_checks=counts_checks), None):
             return refusal
     return None
 
@@ -65,7 +69,7 @@ def judge_work(prefix: Program, facts: ProblemFacts, policy: Policy) -> Refusal 
     if refusal := _misused(prefix):
         return refusal
     for nodes in variants(prefix):
-        judged = _Variant(prefix, facts, nodes, trace(prefix, nodes))
+        judged = _Variant(prefix, facts, nodes, trace(prefix, nodes, is_question=True))
         if policy == "own" and (refusal := next(judged.own_work(), None)):
             return refusal
     return None
@@ -92,12 +96,12 @@ class _Variant:
     nodes: Sequence[Placed]
     flow: Flow
 
-    def refusals(self, policy: Policy) -> Iterator[Refusal]:
+    def refusals(self, policy: Policy, *, counts_checks: bool) -> Iterator[Refusal]:
         """The rules that are broken, lazily."""
         yield from self._work_of_init()
         yield from self._tables()
         if policy == "own":
-            yield from self.own_work()
+            yield from self.own_work(counts_checks=counts_checks)
         yield from self._outputs(policy)
         yield from self._layout()
         yield from self._inputs()
@@ -212,8 +216,9 @@ class _Variant:
             and not is_integer(tensor.dtype)
         )
 
-    def own_work(self) -> Iterator[Refusal]:
-        """The rules about operations that are broken, where the kernels do the work."""
+    def own_work(self, *, counts_checks: bool = False) -> Iterator[Refusal]:
+        """The rules about operations that are broken, where the kernels do the work. What only
+        decides truth values that the host reads, such as an assertion, is none of it."""
         forward = list(self._operations(Section.FORWARD))
         for placed in forward:
             match self._kind(placed):
@@ -227,6 +232,8 @@ class _Variant:
                     )
                 case _:
                     pass
+        if not counts_checks:
+            forward = [placed for placed in forward if placed.path not in self.flow.checks]
         yield from self._over(forward, Rule.COMBINE, {Kind.COMBINE}, COMBINE_SHARE)
         yield from self._over(forward, Rule.INDEX, {Kind.INDEX, Kind.COMBINE}, INDEX_SHARE)
         yield from self._over(forward, Rule.MOVES, self._moves_of_problem(), COMBINE_SHARE)
