@@ -370,6 +370,18 @@ def test_a_class_name_occurs_once():
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
 
+def test_a_module_that_starts_a_process_starts_it_last():
+    """Names below the start do not exist yet."""
+    starts = [
+        (path, node is tree_of(path).body[-1])
+        for path in modules()
+        for node in tree_of(path).body
+        if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+    ]
+    assert len(starts) > 20
+    assert [str(path) for path, is_last in starts if not is_last] == []
+
+
 def test_every_room_says_what_happens_in_it():
     silent = [each for each in folders() if not ast.get_docstring(tree_of(each / "__init__.py"))]
     assert silent == []

@@ -197,10 +197,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 @dataclass(slots=True, eq=False)
 class HeldActor:
     """A host and its running call of `hold`."""
@@ -260,3 +256,7 @@ class Places:
 def gpus_of(order: Mapping[str, Any]) -> float:
     """GPUs that a host asks Ray for: half of a card if it shares one."""
     return order["num_gpus"] / 2 if order["shares_gpu"] else order["num_gpus"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
