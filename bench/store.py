@@ -25,8 +25,10 @@ import anyio
 from store_run import SyntheticRun
 
 from forge.config.schema import StoreTable
-from forge.store import RunPaths, open_run, open_writer
+from forge.store.layout import RunPaths
+from forge.store.reader import open_run
 from forge.store.schema.views import view_names
+from forge.store.write.writer import open_writer
 
 LEAST_TURNS_PER_S = 4000
 MOST_BYTES_A_TURN = 6000

@@ -42,8 +42,7 @@ from forge.runner.weights.resume import StartingWeights
 from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.runner.work import Work
 from forge.serve.weights import Weights
-from forge.store import RunPaths, create_run
-from forge.store.layout import write_file
+from forge.store.layout import RunPaths, create_run, write_file
 
 if TYPE_CHECKING:
     from forge.runner.stages.desk import TrainerDesk

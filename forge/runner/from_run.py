@@ -1,51 +1,19 @@
 """A run as the model of another: `model.path = "runs/x-1"`, or `"runs/x-1:40"` for the weights of a
-step.
-
-An adapter is merged into its base once, in this user's cache, by the child that `forge export
-model` runs too; it compares the result with the run's own weights. Nothing here imports torch.
+step. An adapter is merged into its base by `merging`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import sys
-import tempfile
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import anyio
+from typing import TYPE_CHECKING
 
 from forge.config.load import load_experiment
-from forge.data.chat import ChatTemplate
-from forge.errors import MachineError
-from forge.process.child import ChildSpec, open_child
-from forge.process.environment import child_env
-from forge.process.machine import free_bytes
-from forge.records import Message
-from forge.runner.prepare.gguf import alone
 from forge.store.layout import RunPaths
-from forge.train.gguf import made_dir
-from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.config.schema import Experiment, ModelTable
-    from forge.serve.weights import Weights
-
-PROMPT = "Write a Triton kernel that adds two vectors."
-"""Asked of written weights to verify them."""
-NUM_TOKENS = 16
-"""Maximum tokens of the answer."""
-TIMEOUT_S = 7200.0
-"""Maximum duration of a job: a large model is read, merged and written on the CPU."""
-QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
-FREE_FACTOR = 1.1
-DIGITS = 16
-"""Digits of an adapter's digest in the name of a merged model."""
+    from forge.config.schema import Experiment
 
 
 def with_run(
@@ -67,6 +35,7 @@ def with_run(
     if not name or not paths.run_db.is_file():
         return experiment
     # Only here: `forge plan` of any other model loads neither numpy nor the store.
+    from forge.runner.merging import merge
     from forge.runner.weights.resume import find_weights
     from forge.store.reader import open_run
 
@@ -74,79 +43,6 @@ def with_run(
     weights, its = find_weights(paths, step), load_experiment(paths.experiment, is_here=False).model
     folder = weights.full
     if weights.adapter is not None and merges:
-        folder = _merged(paths.name, weights, its, say=say)
+        folder = merge(paths.name, weights, its, say=say)
     update = {"path": str(folder), "chat_template": model.chat_template or its.chat_template}
     return experiment.model_copy(update={"model": model.model_copy(update=update)})
-
-
-def _merged(
-    name: str, weights: Weights, model: ModelTable, *, say: Callable[[str], None] | None
-) -> Path:
-    """Directory of a run's weights with their adapter merged, made if it is not there."""
-    from forge.runner.weights.resume import sha256_of_weights
-
-    assert weights.adapter is not None
-    folder = made_dir(f"{name}-{sha256_of_weights(weights.adapter)[:DIGITS]}")
-    with alone(folder):
-        if folder.is_dir():
-            return folder
-        needed = sum(file.stat().st_size for file in weights.full.glob("*.safetensors"))
-        if needed * FREE_FACTOR > (free := free_bytes(folder.parent)):
-            raise MachineError(
-                f"model.path: {name}: {gigabytes(needed)} to write, {gigabytes(free)} free in "
-                f"{folder.parent}; set XDG_CACHE_HOME to a larger disk"
-            )
-        if say:
-            say(f"{name}: its adapter is merged into {weights.full} once, as {folder}")
-        partial_dir = folder.with_name(f".{folder.name}.partial")
-        try:
-            job = export_job(weights, model) | {"kind": "merge", "out_dir": str(partial_dir)}
-            anyio.run(partial(run_child, "forge.train.trainer.publish.export", job))
-            partial_dir.rename(folder)
-        finally:  # what a child that ended left
-            shutil.rmtree(partial_dir, ignore_errors=True)
-    return folder
-
-
-def export_job(weights: Weights, model: ModelTable) -> dict[str, Any]:
-    """Config of the child that writes weights as a model or an adapter, without `kind` and
-    `out_dir`; `model` is that of the run."""
-    chat = ChatTemplate.load(weights.full, chat_template=model.chat_template)
-    return {
-        "prompt_ids": list(chat.prompt([Message(role="user", content=PROMPT)]).ids),
-        "stop_ids": list(chat.stop_token_ids),
-        "num_tokens": NUM_TOKENS,
-        "model_dir": str(weights.full),
-        "adapter": weights.adapter and str(weights.adapter),
-        "base_name": str(weights.full) if model.is_gguf else model.path,
-        "trust_remote_code": model.trust_remote_code,
-    }
-
-
-async def run_child(module: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Run `python -m MODULE` with a config; returns the JSON of its result file.
-
-    Raises:
-        ChildDied: it ended without a result; the message has the last lines of its log.
-        Stalled: it took longer than two hours.
-    """
-    name = module.rpartition(".")[2]
-    threads = len(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory(prefix="forge-export-") as folder:
-        result = Path(folder, "result.json")
-        spec = ChildSpec(
-            name=name,
-            argv=(sys.executable, "-m", module),
-            log_path=Path(folder, f"{name}.log"),
-            env=child_env(threads=threads, extra=QUIET),
-            socket_path=None,
-            config={**job, "threads": threads, "result_path": str(result)},
-        )
-        async with open_child(spec) as child:
-            with anyio.move_on_after(TIMEOUT_S) as scope:
-                await child.wait()
-            if scope.cancelled_caught:
-                raise child.stalled(asked="an exported model", silent_s=TIMEOUT_S)
-            if not result.is_file():
-                raise child.died(doing="exporting the model")
-        return json.loads(result.read_text())

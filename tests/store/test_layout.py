@@ -90,7 +90,8 @@ def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) 
     paths = create_run("toy", store_dir=tmp_path)
     paths.run_db.touch()
     code = (
-        "import sys, time, pathlib; from forge.store import RunPaths, open_run_lock\n"
+        "import sys, time, pathlib; from forge.store.layout import RunPaths\n"
+        "from forge.store.ownership import open_run_lock\n"
         "with open_run_lock(RunPaths(pathlib.Path(sys.argv[1]))): print('mine', flush=True); "
         "time.sleep(60)"
     )

@@ -16,7 +16,7 @@ from forge.commands import export_model as exporting
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, PolicyVersion
-from forge.runner import from_run
+from forge.runner import from_run, merging
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, evaluation, write_run
@@ -84,7 +84,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return importlib.import_module(module).export({**job, "threads": 1})
 
     monkeypatch.setattr(exporting, "run_child", run_child)
-    monkeypatch.setattr(from_run, "run_child", run_child)
+    monkeypatch.setattr(merging, "run_child", run_child)
 
 
 def export(run: RunPaths, kind: str, out: Path, **keys: str) -> exporting.ExportedModel:
@@ -145,7 +145,7 @@ def test_a_run_is_the_model_of_the_next_with_its_adapter_merged_once(
     merged = start()
     want = logits(tiny_model, run.weights / "grpo-000004")
     assert torch.allclose(logits(merged), want, atol=1e-4)
-    monkeypatch.delattr(from_run, "run_child")
+    monkeypatch.delattr(merging, "run_child")
     assert start(f"model.path={run.root}:4") == merged, "not merged again"
     with pytest.raises(ConfigError, match=r"toy-1:2: no weights .* there are: 4"):
         start(f"model.path={run.root}:2")

@@ -374,7 +374,7 @@ def test_reading_a_run_loads_neither_torch_nor_pandas_nor_numpy() -> None:
     code = (
         "import sys, forge; from forge.views import show, rollouts, runs, run_state\n"
         "from forge.views.sql import sql\n"
-        "from forge.store import open_run\n"
+        "from forge.store.reader import open_run\n"
         "bad = {'torch', 'numpy', 'pandas', 'sqlite_utils', 'rich', 'transformers'} & "
         "set(sys.modules)\n"
         "assert not bad, bad"
