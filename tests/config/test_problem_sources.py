@@ -79,7 +79,7 @@ def test_a_hub_name_stays_a_name(folder: Path) -> None:
 def test_set_changes_a_key_of_one_source(folder: Path) -> None:
     path = write(folder, TWO)
     changed = load_experiment(path, overrides=["problems.sources.1.weight=0.5"])
-    assert changed.problems.weights == {"0": 2.0, "1": 0.5}
+    assert changed.problems.weights == {"bench": 2.0, "rows": 0.5}
 
 
 @pytest.mark.parametrize(
