@@ -2,8 +2,8 @@
 
 Leftovers are of killed commands: directories of runs that never began, logs of detached starts that
 failed, temporary files, models that were not finished. With checkpoints, also those of done runs
-that are neither the newest nor the best of their stage; with models, those that no run names. A running run is never touched: the lock of a run is held while files of it
-are removed.
+that are neither the newest nor the best of their stage; with models, those that no run names. A
+running run is never touched: the lock of a run is held while files of it are removed.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forge.errors import ConfigError
+
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
 """Text of messages; True to end it with the generation prompt."""
 
@@ -18,6 +20,8 @@ QUESTION, THOUGHT, ANSWER = "forge question", "forge thought", "forge answer"
 """Texts of the sample."""
 FIELDS = ("reasoning_content", "thinking")
 """Fields of a message for its thinking: those that transformers fills from any other name."""
+_WRITTEN_AS_DATA = re.compile(r"""["']type["']""")
+"""In the text of a template that writes the list itself."""
 _LAST_TAG = re.compile(r"<([\w:-]+)>\s*\Z")
 
 
@@ -27,6 +31,9 @@ class AnswerForm:
 
     in_fields: bool
     """True if thinking is a field of its own: the template does not read tags in the content."""
+    in_parts: bool
+    """True if that field is a part of the content, a list of `thinking` and `text`, as Magistral's
+    template has it, which writes [THINK] around it."""
     has_headers: bool
     """True if an answer has more around it than the tags of forge's own messages."""
     can_think: bool
@@ -64,6 +71,7 @@ class _Sample:
     thinking: str
     """The same with thinking, in a field or in the content."""
     in_fields: bool
+    in_parts: bool
     following: str
     """Text between the answer and a second question."""
 
@@ -71,18 +79,31 @@ class _Sample:
     def of(cls, render: Render, tag: str) -> _Sample:
         question = {"role": "user", "content": QUESTION}
 
-        def written(text: str, *following: Any, **fields: str) -> str:
-            answer = {"role": "assistant", "content": text, **fields}
+        def written(content: Any, *following: Any, **fields: str) -> str:
+            answer = {"role": "assistant", "content": content, **fields}
             return render([question, answer, *following], False)
+
+        def of_parts() -> str:
+            try:
+                found = written(parts_of(THOUGHT, ANSWER))
+            except ConfigError:  # a template that takes texts alone
+                return ""
+            has_place = _around(found)[1] and not _WRITTEN_AS_DATA.search(
+                found, found.find(QUESTION)
+            )
+            return found if has_place else ""
 
         inline = written(f"<{tag}>\n{THOUGHT}\n</{tag}>\n\n{ANSWER}")
         fields = written(ANSWER, **dict.fromkeys(FIELDS, THOUGHT))
         in_fields = THOUGHT in fields and "".join(fields.split()) != "".join(inline.split())
+        parts = "" if in_fields or f"<{tag}>" not in inline else of_parts()
+        in_parts = bool(parts) and "".join(parts.split()) != "".join(inline.split())
         return cls(
             prompt=render([question], True),
             plain=written(ANSWER),
-            thinking=fields if in_fields else inline,
-            in_fields=in_fields,
+            thinking=parts if in_parts else fields if in_fields else inline,
+            in_fields=in_fields or in_parts,
+            in_parts=in_parts,
             following=written(ANSWER, question).rpartition(ANSWER)[2].partition(QUESTION)[0],
         )
 
@@ -115,6 +136,7 @@ def find_form(
     words = re.sub(f"</?{tag}>", "", before_thought + between + (before or ""))
     return AnswerForm(
         in_fields=sample.in_fields,
+        in_parts=sample.in_parts,
         has_headers=sample.in_fields or bool(words.strip()),
         can_think=bool(between or opening),
         opened=opening[0] if opening else "",
@@ -128,6 +150,11 @@ def find_form(
         tail=tail,
         end=_end(tail, sample.following, special, stops),
     )
+
+
+def parts_of(thinking: str, answer: str) -> list[dict[str, str]]:
+    """The content of an answer in parts."""
+    return [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": answer}]
 
 
 def _around(thinking: str | None) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.answer_form import FIELDS, AnswerForm, continued, find_form
+from forge.data.answer_form import FIELDS, AnswerForm, continued, find_form, parts_of
 from forge.data.answers import THINKING
 from forge.data.template import Template, find_template, read_object, within_trial
 from forge.errors import ConfigError
@@ -357,6 +357,8 @@ class ChatTemplate:
         thinking = ""
         if is_answer and self.form.in_fields:
             thinking, content = self._split(content)
+        if thinking and self.form.in_parts:
+            return {"role": message.role, "content": parts_of(thinking, content)}
         fields = dict.fromkeys(FIELDS, thinking) if thinking else {}
         return {"role": message.role, "content": content, **fields}
 

@@ -87,7 +87,10 @@ class Template:
     def _write(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         if not self.takes_text:
             messages = [
-                {**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages
+                m
+                if isinstance(m["content"], list)
+                else {**m, "content": [{"type": "text", "text": m["content"]}]}
+                for m in messages
             ]
         return self.compiled.render(messages=messages, **variables)
 

@@ -73,6 +73,13 @@ RESPONSE = (
     "{% endfor %}" + ASKED + "<think>\n{% endif %}"
 )
 """As ERNIE: words around the answer that follows its thinking."""
+PARTS = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'thinking' %}"
+    "{{ '[THINK]' + part.thinking + '[/THINK]' }}{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% endif %}<|over|>{% endfor %}" + ASKED + "{% endif %}"
+)
+"""As Magistral: thinking is a part of the content, in tags of the model's own."""
 HEADER = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}><|over|>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>\n{% endif %}"
@@ -88,6 +95,8 @@ SPECIAL = (
     "<|next|>",
     "[user]",
     "[assistant]",
+    "[THINK]",
+    "[/THINK]",
 )
 CODE = "```python\nclass ModelNew: pass\n```"
 THINKING = f"<think>\nplan\n</think>\n\n{CODE}"
@@ -141,6 +150,18 @@ def test_an_answer_continues_the_tag_that_the_prompt_opens(load: Any, is_special
     assert texts(chat, CODE) == (prompt, f"\n</think>\n\n{CODE}<|over|>")
     completion = chat.training_row(asked(THINKING)).input_ids[len(chat.prompt(asked("")[:1]).ids) :]
     assert chat.decode(completion) == THINKING
+
+
+@pytest.mark.parametrize("tag", ["think", "reason"])
+def test_thinking_in_parts_has_the_templates_own_tags(load: Any, tag: str) -> None:
+    chat, answer = load(PARTS, thinking=tag), THINKING.replace("think>", f"{tag}>")
+    prompt = "[user]Q<|over|>[assistant]"
+    assert texts(chat, answer) == (prompt, f"[THINK]plan[/THINK]{CODE}<|over|>")
+    assert texts(chat, CODE) == (prompt, f"{CODE}<|over|>")
+    row = chat.training_row(asked(answer))
+    assert chat.decode(row.input_ids[row.completion_mask.index(1) :]) == answer
+    again = texts(chat, answer, CODE)[0]
+    assert again == f"{prompt}[THINK]plan[/THINK]{CODE}<|over|>[user]Q<|over|>[assistant]"
 
 
 def test_thinking_that_does_not_end_is_no_answer(load: Any) -> None:
