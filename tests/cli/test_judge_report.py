@@ -192,10 +192,11 @@ def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share() -> No
     both = replace(FAST, torch_share=0.6, rules="kernelbench", also={"forge": other})
     table = render_table([make_job(), make_job()], [both, FAST], skipped={})
     Console(file=out, width=200).print(table)
-    head, row, *_, last = out.getvalue().splitlines()
+    head, row, *_, counted, last = out.getvalue().splitlines()
     assert "own share" in head
     assert "40.0 %" in row
     assert "rejected (torch_work)" in row
+    assert counted == "by protocol kernelbench, policy hybrid: 2 candidates: 2 correct"
     assert last == "by protocol forge, policy own: 1 candidate: 1 rejected"
     assert "protocol kernelbench, policy hybrid" in show(both)
     said = show(replace(both, rules="kernelbench:own"))

@@ -273,7 +273,9 @@ def render_table(
         if is_timed:
             cells.append(Text(f"{verdict.timing.speedup:.2f}" if verdict.timing else ""))
         table.add_row(*cells, Text(_short_detail(verdict)))
-    parts = [table, Text(""), Text(summary(verdicts))]
+    rules = {verdict.rules for verdict in verdicts} - {"", "forge"}
+    head = f"by {rules_in_words(*rules)}: " if len(rules) == 1 else ""
+    parts = [table, Text(""), Text(f"{head}{summary(verdicts)}")]
     for name in also:
         found = [verdict.also[name] for verdict in verdicts if name in verdict.also]
         parts.append(Text(f"by {rules_in_words(name)}: {summary(found)}"))
