@@ -55,6 +55,9 @@ REMEMBERED = """if self.best is None:
             self.best = k.best_config
         k.fn[grid](x, y, n, **self.best.all_kwargs())"""
 
+KEPT = """k[grid](x, y, n)
+        self.best = self.best or k.best_config"""
+
 
 @pytest.mark.parametrize(
     ("launch", "size", "status"),
@@ -62,9 +65,11 @@ REMEMBERED = """if self.best is None:
         ("k[grid](x, y, n)", 'triton.cdiv(n, k.best_config.kwargs["B"])', Status.CORRECT),
         ("k[grid](x, y, n)", 'triton.cdiv(n, seen["B"])', Status.CORRECT),
         (REMEMBERED, 'triton.cdiv(n, self.best.kwargs["B"])', Status.CORRECT),
+        (KEPT, 'triton.cdiv(n, self.best.kwargs["B"])', Status.CORRECT),
         ("k[grid](x, y, n)", "triton.cdiv(n, 64)", Status.WRONG),
+        (KEPT, '1 if self.best.kwargs["B"] > 64 else 5', Status.WRONG),
     ],
-    ids=["best_config", "grid", "remembered", "one_size_for_all"],
+    ids=["best_config", "grid", "remembered", "kept", "one_size_for_all", "kept_and_wrong"],
 )
 def test_a_configuration_is_judged_with_the_host_values_that_it_brings(
     bench: Any, launch: str, size: str, status: Status

@@ -30,7 +30,7 @@ from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
 from forge.evalpool.judge.trial.trial import Decided, Trials
 from forge.evalpool.judge.ttir.contraction import ALL, NONE
-from forge.records.reason import Reason
+from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -279,6 +279,10 @@ class CpuJudgement(Judgement):
     """By the data of each program that ran."""
     _again: tuple[_Tried, int] | None = field(default=None, init=False)
     """Program and alternative of a further call."""
+    _last: tuple[_Tried, int, int] = field(init=False)
+    """Program, alternative and set of the last call."""
+    _follows: bool = field(default=False, init=False)
+    """True if the host may follow the winner though the capture does not show it."""
     _capture_s: float = field(default=0.0, init=False)
     """Time for captures with other winners than the first."""
     _shift: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
@@ -291,12 +295,35 @@ class CpuJudgement(Judgement):
         self.memory.load(0)
         self.first()
         try:
-            found = self.check()
+            found = self._checked()
             with self.phases.timed("correct"):
                 self.require_first_call(self._call_once)
             return found
         finally:
             self._checks = None  # it refers to this judgement, which holds the draw's memory
+
+    def _checked(self) -> Finding:
+        """Runs every checked call. Raises Decided.
+
+        A host that remembers its first winner, or reads values, does not show that it follows: a
+        call of another alternative that is wrong is made again, captured with that winner.
+        """
+        try:
+            return self.check()
+        except Decided as decided:
+            tried, turn, number = self._last
+            is_known = not turn or self._follows or tried.captured.follows_winner
+            if is_known or decided.finding.status not in (Status.WRONG, Status.RUNTIME_ERROR):
+                raise
+            self._follows, self._again = True, (tried, turn)
+            self.memory.load(number)
+            self._call(number)
+            self.memory.take()
+            if self.memory.mismatch(number):
+                raise
+        self._again = None
+        self._tried.clear()
+        return self.check()
 
     def _values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child, on the set that lies in the memory. Nothing that the prefix
@@ -331,6 +358,7 @@ class CpuJudgement(Judgement):
             tried = self._tried.setdefault(captured.data, _Tried(captured, turns))
             turn = tried.next_turn()
             tried.ran.append((turn, number))
+        self._last = tried, turn, number
         captured, turn = self._of_turn(tried, turn, number)
         with self._doubting(captured.program):
             num_bytes = self.evaluator.call(
@@ -360,7 +388,7 @@ class CpuJudgement(Judgement):
         those of the turn as winners where the host follows them, since the first capture has the
         host's part of the first alternatives. One that no card launches never wins."""
         base = tried.captured
-        if turn == 0 or not base.follows_winner:
+        if turn == 0 or not (base.follows_winner or self._follows):
             return base, turn
         if turn not in tried.by_winner and self._capture_s > self.table.compile_timeout_s:
             return base, 0

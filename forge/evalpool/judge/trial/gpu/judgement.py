@@ -271,11 +271,10 @@ class GpuJudgement(Judgement):
                 run = self._run_for(captured)
                 found = run.tune()
             winners = self._winners(captured.program, found)
-            if self.candidate.protocol is None and captured.follows_winner:
-                self._require_programs(captured.program, found, winners)
-            elif self.candidate.protocol is None:
-                with self._turn(self.shared), self.phases.timed("tune"):
-                    self._require_alternatives(run, found)
+            if self.candidate.protocol is None:
+                wrong = None if captured.follows_winner else self._wrong_alternative(run, found)
+                if captured.follows_winner or wrong:
+                    self._require_programs(captured.program, found, winners, wrong=wrong)
             self.require_first_call(self._call_once)
         return winners
 
@@ -300,21 +299,32 @@ class GpuJudgement(Judgement):
         }
 
     def _require_programs(
-        self, program: Program, found: Sequence[ChoiceReport], winners: Mapping[str, str]
+        self,
+        program: Program,
+        found: Sequence[ChoiceReport],
+        winners: Mapping[str, str],
+        *,
+        wrong: tuple[tuple[int, int], int] | None,
     ) -> None:
         """Runs the programs that the host would make if an alternative that lost had won, each on a
-        set of ours, for half of the time of checked calls. Raises Decided for one that is wrong."""
+        set of ours, for half of the time of checked calls. Raises Decided for one that is wrong.
+
+        Args:
+            wrong: an alternative that is wrong in the winners' program, and the set that shows it.
+        """
         draw, end = random.SystemRandom(), time.monotonic() + self.table.correct_timeout_s / 2
         choices, losers = named_choices(program), _losers(found)
-        losers = [one for one in losers if one[0] in choices]
-        for step, number in draw.sample(losers, len(losers)):
+        losers = [one for one in losers if one[0] in choices and (not wrong or one != wrong[0])]
+        pairs = [(one, draw.choice(self._own_sets())) for one in draw.sample(losers, len(losers))]
+        for (step, number), set_number in [*([wrong] if wrong else []), *pairs]:
             if time.monotonic() > end:
                 return
             choice = choices[step]
             label = choice.alternatives[number].label
             other = self.with_winners(0, {**winners, choice.key: label})
             with self._turn(self.shared), self.phases.timed("tune"):
-                self._require_right(self._run_for(other).calls([draw.choice(self._own_sets())]))
+                if detail := self._first_wrong(self._run_for(other).calls([set_number]))[1]:
+                    raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
     def _own_sets(self) -> list[int]:
         """Sets of ours that the program of set 0 serves; set 0 where there is none."""
@@ -322,18 +332,21 @@ class GpuJudgement(Judgement):
         ours = [n for n in range(self.card.num_sets) if self.card.variant(n) != "given"]
         return [n for n in ours if sets[n] == sets[0] and not reads_values] or [0]
 
-    def _require_right(self, left: Sequence[LeftByCall]) -> None:
-        """Raises Decided where a call of an alternative left something else than the reference."""
-        for call, is_near in zip(left, self.card.are_near(left), strict=True):
+    def _first_wrong(self, left: Sequence[LeftByCall]) -> tuple[int, str]:
+        """The first call of an alternative that left something else than the reference, and what;
+        "" if there is none."""
+        for place, (call, is_near) in enumerate(zip(left, self.card.are_near(left), strict=True)):
             self.card.left(call, is_near=is_near)
             if wrong := self.card.mismatch(call.number):
-                detail = f"{ALTERNATIVE_WORDS}: {wrong}"
-                raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+                return place, f"{ALTERNATIVE_WORDS}: {wrong}"
+        return 0, ""
 
-    def _require_alternatives(self, run: ProgramRun, found: Sequence[ChoiceReport]) -> None:
+    def _wrong_alternative(
+        self, run: ProgramRun, found: Sequence[ChoiceReport]
+    ) -> tuple[tuple[int, int], int] | None:
         """Runs the alternatives that lost: each on a set of ours, and NUM_FURTHER pairs of an
-        alternative and a set or more, for half of the time of checked calls. Raises Decided for
-        one that is wrong."""
+        alternative and a set or more, for half of the time of checked calls. Answers the first that
+        is wrong, with its set, for the host's part may be another with that winner."""
         draw, ours, losers = random.SystemRandom(), self._own_sets(), _losers(found)
         began, limit_s = time.monotonic(), self.table.correct_timeout_s
         run.deadline = began + limit_s
@@ -342,13 +355,21 @@ class GpuJudgement(Judgement):
         others = [pair for pair in itertools.product(losers, ours) if pair not in first]
         draw.shuffle(others)
         tried = [*first, *others]
+        named = named_choices(self.first().program)
         for start in range(0, len(tried), run.memory.num_places):
             taken_s = time.monotonic() - began
             if taken_s > (limit_s / 2 if start < len(first) + NUM_FURTHER else FURTHER_S):
-                return
+                break
             batch = tried[start : start + run.memory.num_places]
             numbers = [number for _, number in batch]
-            self._require_right(run.calls(numbers, choices=[(loser,) for loser, _ in batch]))
+            with self._turn(self.shared), self.phases.timed("tune"):
+                calls = run.calls(numbers, choices=[(loser,) for loser, _ in batch])
+                place, detail = self._first_wrong(calls)
+            if detail and batch[place][0][0] in named:
+                return batch[place]
+            if detail:
+                raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+        return None
 
     @contextmanager
     def held(self) -> Generator[None]:
