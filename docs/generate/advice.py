@@ -112,7 +112,7 @@ ADVICE: dict[Reason, Advice] = {
         "parameters themselves, so that they can be made again for other values."
     ),
     Reason.OUTPUT_NOT_WRITTEN: _wrong("Let the grid cover the whole output."),
-    Reason.INPUTS_MODIFIED: _wrong("Write to a new tensor."),
+    Reason.INPUTS_MODIFIED: _wrong("Write to a new tensor, or return the input written to."),
     Reason.NO_KERNEL_LAUNCH: _rejected("Launch a `@triton.jit` kernel in `forward`."),
     Reason.DECOY_KERNEL: _rejected(
         "Let every output come out of your kernels, and let every input that matters reach them."

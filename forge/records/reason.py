@@ -100,7 +100,7 @@ class Reason(StrEnum):
     OUTPUT_NOT_WRITTEN = "output_not_written"
     """An output that the kernel left untouched."""
     INPUTS_MODIFIED = "inputs_modified"
-    """It changes its inputs, and the reference does not."""
+    """It changes an input that it does not return, and the reference does not."""
 
     # The candidate breaks the rules.
     NO_KERNEL_LAUNCH = "no_kernel_launch"

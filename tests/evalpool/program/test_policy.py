@@ -396,8 +396,13 @@ def test_a_store_to_an_input_is_left_to_the_run_if_nothing_reads_it() -> None:
     store = launch(0, W, X)
     assert judged(program(RUN, store)) is None
     assert rule(program(store, RUN)) == Rule.STATE
-    returned = dataclasses.replace(program(RUN, store), outputs=(4, 0), returned="tuple")
-    assert rule(returned) == Rule.STATE
+
+
+def test_an_input_that_is_an_output_may_be_written_to_unless_the_reference_hands_one_out() -> None:
+    made = dataclasses.replace(program(RUN, launch(0, X, X)), outputs=(4, 0), returned="tuple")
+    assert judged(made) is None
+    assert rule(program(launch(1, X, W, X), RUN)) == Rule.STATE
+    assert rule(made, free_outputs=frozenset({1})) == Rule.STATE
 
 
 def test_forward_writes_to_nothing_that_init_has_filled() -> None:

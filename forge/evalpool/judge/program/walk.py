@@ -19,6 +19,7 @@ from forge.evalpool.judge.program.format import (
     Literal,
     Node,
     Op,
+    Origin,
     Program,
     Section,
     Tensor,
@@ -125,6 +126,12 @@ def tensors_of(node: Node) -> Iterator[int]:
                 yield from alternative.restored
         case _:
             yield node.tensor
+
+
+def returned_inputs(program: Program) -> frozenset[int]:
+    """Positions of the inputs in whose memory outputs lie: an answer in place."""
+    held = (program.storages[program.tensors[output].storage] for output in program.outputs)
+    return frozenset(one.index for one in held if one.origin is Origin.INPUT)
 
 
 def op_bytes(program: Program, node: Op | Launch) -> int:

@@ -29,6 +29,8 @@ class CpuMemory:
     """Private copies of what the last call left, by place."""
     _loaded: int | None = None
     """The set that lies in the memory, as long as no call has run on it."""
+    returned: frozenset[int] = frozenset()
+    """Inputs that the program returns, which it may write to."""
 
     @property
     def num_sets(self) -> int:
@@ -122,7 +124,7 @@ class CpuMemory:
     def are_inputs_kept(self, number: int) -> bool:
         """True if the call left alone what the reference leaves alone."""
         with memoryview(self.memory) as whole:
-            return self.reference.are_inputs_kept(whole, number)
+            return self.reference.are_inputs_kept(whole, number, but=self.returned)
 
     def _compared_places(self) -> set[int]:
         """Places of outputs, and of what the reference changes, in any set."""

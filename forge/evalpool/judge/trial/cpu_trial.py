@@ -21,7 +21,7 @@ from forge.evalpool.judge.compiler.binary import SHARED_BYTES, warp_size_of
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
-from forge.evalpool.judge.program.walk import open_alternatives, winners
+from forge.evalpool.judge.program.walk import open_alternatives, returned_inputs, winners
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.evaluations import Evaluator
@@ -360,6 +360,8 @@ class CpuJudgement(Judgement):
             tried.ran.append((turn, number))
         self._last = tried, turn, number
         captured, turn = self._of_turn(tried, turn, number)
+        assert isinstance(self.memory, CpuMemory)
+        self.memory.returned = returned_inputs(captured.program)
         with self._doubting(captured.program):
             num_bytes = self.evaluator.call(
                 captured,

@@ -24,6 +24,7 @@ from forge.evalpool.judge.program.walk import (
     is_repeating,
     op_bytes,
     places,
+    returned_inputs,
     tensors_of,
     variants,
 )
@@ -164,12 +165,16 @@ class _Variant:
         A buffer that `init` allocated and left uninitialised is a workspace, like one of `forward`.
         A kernel may have a store to an input that no call reaches (Liger's cross-entropy, for
         labels that are ignored): if nothing reads the input afterwards, the run decides, which
-        compares inputs.
+        compares inputs. An answer may be in place: an input that it writes to and returns is the
+        call's own, if the reference hands out no input.
         """
         held = self.program.storages[storage]
         match held.origin:
             case Origin.INPUT:
                 matters = not isinstance(writer.node, Launch) or storage in self.flow.reread
+                is_answer = held.index in returned_inputs(self.program)
+                if is_answer and not self.facts.free_outputs:
+                    return False
                 return matters and held.index not in self.facts.written_inputs
             case Origin.PARAMETER:
                 return held.name not in self.facts.written_parameters

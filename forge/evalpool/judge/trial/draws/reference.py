@@ -10,6 +10,7 @@ from forge.evalpool.judge.numbers.compare import Expected
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Collection
 
     from forge.evalpool.judge.channel.shm import Data, TensorSpec
 
@@ -94,14 +95,16 @@ class Reference:
         for place in one.slots:
             self._write(memory, place, None)
 
-    def are_inputs_kept(self, memory: memoryview[int], number: int) -> bool:
-        """True if a call left alone what the reference leaves alone."""
+    def are_inputs_kept(
+        self, memory: memoryview[int], number: int, *, but: Collection[int] = ()
+    ) -> bool:
+        """True if a call left alone what the reference leaves alone, but for these inputs."""
         one = self.sets[number]
         pairs = enumerate(zip(one.places, one.contents, strict=True))
         return all(
             is_same(self.part(memory, place), content)
             for position, (place, content) in pairs
-            if position not in one.changed
+            if position not in one.changed and position not in but
         )
 
     def part(self, memory: memoryview[int], place: int) -> memoryview[int]:

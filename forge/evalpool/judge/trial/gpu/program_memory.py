@@ -18,6 +18,7 @@ from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
 from forge.evalpool.judge.numbers.blocks import CHUNK
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
+from forge.evalpool.judge.program.walk import returned_inputs
 from forge.evalpool.judge.trial.checks import may_stay
 from forge.evalpool.judge.trial.gpu.layout import spec_of, view
 
@@ -190,6 +191,7 @@ class ProgramMemory:
         """
         start = self._start(place)
         changing = {change.number for change in self._reference.sets[0].changed}
+        returned = returned_inputs(self._program)
         fills = tuple(
             (source.storage, start + source.offset)
             for source in self._sources
@@ -198,7 +200,9 @@ class ProgramMemory:
         intact = tuple(
             (source.storage, start + source.offset)
             for source in self._sources
-            if source.input not in changing and source.tensor not in self._written
+            if source.input not in changing
+            and source.input not in returned
+            and source.tensor not in self._written
         )
         slots = (start + slot for slot in self._slots)
         kept = [*self._changed, *((state.storage, state.slot) for state in self._states)]

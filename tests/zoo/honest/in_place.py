@@ -1,4 +1,4 @@
-"""C10, the answer is the input, changed in place."""
+"""The answer is the input, changed in place: the inputs of a call are its own."""
 
 import torch
 import triton
@@ -6,9 +6,6 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "wrong"
-REASON = "inputs_modified"
-SAYS = "outlasts the call"
 
 
 @triton.jit
