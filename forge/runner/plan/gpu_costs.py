@@ -157,6 +157,8 @@ class ServeBytes:
     """With less the engine does not start, or serves only a few sequences."""
     full: int
     """With a KV cache for all slots."""
+    fixed: int
+    """Without a KV cache: weights, context, graphs."""
 
 
 def serve_bytes(
@@ -171,7 +173,7 @@ def serve_bytes(
     context = shape.kv_of(serve.context_tokens) * width / num_gpus
     least = min(serve.slots, LEAST_CONTEXTS) if engine == "vllm" else serve.slots
     full = int(fixed + serve.slots * context)
-    return ServeBytes(least=int(fixed + least * context), full=full)
+    return ServeBytes(least=int(fixed + least * context), full=full, fixed=int(fixed))
 
 
 def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:

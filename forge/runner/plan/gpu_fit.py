@@ -57,6 +57,8 @@ class _CardLoad:
     """Minimum of its replicas together."""
     serve_full: int
     """Full need of its replicas together."""
+    serve_fixed: int
+    """Part of it without a KV cache."""
     judge: int
     train: TrainBytes
     """Zeros without a rank on this card."""
@@ -156,6 +158,7 @@ def _load(
         num_replicas=num_replicas,
         serve_least=num_replicas * serve.least,
         serve_full=full,
+        serve_fixed=num_replicas * serve.fixed,
         judge=judge if gpu in placed.judge else 0,
         train=train if gpu in placed.train else NO_TRAINER,
         users=users,
@@ -212,7 +215,7 @@ def _require(experiment: Experiment, load: _CardLoad, *, sleeps: bool, takes_sha
         kind = CardBusy if load.users else MachineError
         raise kind(
             f"{named} needs {gigabytes(need)} ({listed}{asleep}); "
-            f"{_memory_and_advice(experiment, load)}"
+            f"{_memory_and_advice(experiment, load, serve=serve)}"
         )
     if load.serve_full < serve:  # only if it takes a share
         raise MachineError(
@@ -222,7 +225,25 @@ def _require(experiment: Experiment, load: _CardLoad, *, sleeps: bool, takes_sha
         )
 
 
-def _memory_and_advice(experiment: Experiment, load: _CardLoad) -> str:
+def _largest(experiment: Experiment, load: _CardLoad, *, serve: int) -> str:
+    """The largest part of a card's load, with the keys that make it smaller."""
+    faster = 'serve.precision = "fast" halves them'
+    if experiment.serve.precision == "fast":
+        faster = "serve.tensor_parallel spreads them; [model.quantize] is the trainer's alone"
+    fewer = [*_fewer_weights(experiment), "fsdp2 on more GPUs" * (not experiment.model.quantize)]
+    state, step = load.train.resident, load.train.peak - load.train.resident
+    parts = {
+        f"the engine's weights ({faster})": load.serve_fixed,
+        "the KV cache (serve.slots, serve.context_tokens)": serve - load.serve_fixed,
+        "the judge (devices.judge on a GPU of its own, or judge.url)": load.judge,
+        f"the trainer's weights and state ({' or '.join(filter(None, fewer))})": state,
+        "a step's activations (micro_batch_tokens)": step,
+    }
+    name = max(parts, key=parts.__getitem__)
+    return f"{gigabytes(parts[name])} are {name}"
+
+
+def _memory_and_advice(experiment: Experiment, load: _CardLoad, *, serve: int) -> str:
     memory = gigabytes(load.gpu.memory_bytes)
     if load.users:
         others = ", ".join(map(str, load.users))
@@ -243,7 +264,7 @@ def _memory_and_advice(experiment: Experiment, load: _CardLoad) -> str:
         advice = _any_of([*ways, *_fewer_weights(experiment)])
     else:
         advice = _smaller_engine(experiment if load.num_replicas else None)
-    return f"it has {memory}. {advice}"
+    return f"it has {memory}; {_largest(experiment, load, serve=serve)}. {advice}"
 
 
 def _smaller_engine(experiment: Experiment | None) -> str:

@@ -140,6 +140,29 @@ def test_a_plan_that_does_not_fit_advises_no_table_that_it_has(has, advice):
         place_on("1xRTX4090-24GB", *asked, model="Qwen/Qwen3-8B")
 
 
+@pytest.mark.parametrize(
+    ("card", "asked", "words"),
+    [
+        ("2xA100-40GB", (), 'engine\'s weights \\(serve.precision = "fast"'),
+        ("2xA100-16GB", ("serve.precision=fast",), r"engine's weights \(serve.tensor_parallel"),
+        ("2xA100-40GB", ("serve.precision=fast", "serve.slots=256", "serve.context_tokens=40960",
+                         "model.tiny.max_context_tokens=40960"),
+         r"KV cache \(serve.slots, serve.context_tokens\)"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_does_not_fit_names_the_key_of_its_largest_part(card, asked, words):
+    asked = (*ALL_AUTO, "devices.share=auto", "model.lora.r=8", "model.quantize.bits=4", *asked)
+    with pytest.raises(MachineError, match=words):
+        place_on(card, *asked, model="Qwen/Qwen3-8B")
+
+
+def test_a_judge_that_is_the_largest_part_is_named_with_its_key():
+    asked = (*ALL_AUTO, "devices.share=always", "serve.precision=fast", "model.lora.r=8")
+    asked += ("serve.slots=2",)
+    with pytest.raises(MachineError, match=r"the judge \(devices.judge on a GPU of its own"):
+        place_on("1xA100-5GB", *asked, model="Qwen/Qwen3-0.6B", engine="llama")
+
+
 def test_a_large_model_is_trained_with_fsdp2_and_a_small_one_with_ddp():
     large = place_on("8xH100-80GB", *ALL_AUTO, model="Qwen/Qwen3-8B")
     assert large.parallel == "fsdp2"
