@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.commands.distill_journal import StoredAnswer
-from forge.data.chat import PlainChat, code_points, split_thinking
+from forge.data.server_chat import PlainChat, code_points, split_thinking
 from forge.errors import ForgeError, MachineError
 from forge.exits import iter_leaves
 from forge.records import (

@@ -9,18 +9,14 @@ Only the template writes special tokens, whatever a message contains: `<|im_end|
 judge's feedback or a candidate's code is tokenised as ordinary letters. This does not cover the
 tags of thinking in answers, nor added tokens that are not special: these are recognised everywhere.
 
-What prompts share is encoded once (`PieceEncoder`): the next turn's prompt begins with the last
-one's. `PlainChat` has texts in place of tokens, for servers that keep tokenizer and template to
-themselves.
+`tokenizer_files` reads the model directory, `pieces` encodes; `server_chat` has texts in place of
+tokens.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
-from array import array
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,21 +25,20 @@ from typing import TYPE_CHECKING, Any
 
 from forge.data.answer_form import FIELDS, AnswerForm, continued, find_form, parts_of
 from forge.data.answers import THINKING
+from forge.data.pieces import PieceEncoder
 from forge.data.template import Template, find_template, read_object, within_trial
+from forge.data.tokenizer_files import load_tokenizer, special_names, stop_ids
 from forge.errors import ConfigError
 from forge.records import Prompt
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken, Tokenizer
+    from tokenizers import Tokenizer
 
     from forge.records import Message
 
 # A Unicode noncharacter, which never occurs in interchanged text: it splits the names of special
 # tokens inside a message while the template runs, and is removed afterwards.
 _GUARD = "\ufdd0"
-_SPECIAL_NAMES = tuple(
-    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-)
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables with which templates turn thinking on or off."""
 
@@ -88,10 +83,10 @@ class ChatTemplate:
         Raises:
             ConfigError: a file is missing or broken, or the template cannot be trained with.
         """
-        tokenizer = _load_tokenizer(model_dir)
+        tokenizer = load_tokenizer(model_dir)
         config = read_object(model_dir / "tokenizer_config.json")
-        names = _special_names(model_dir, config)
-        stops = _stop_ids(model_dir, tokenizer, names.get("eos_token"))
+        names = special_names(model_dir, config)
+        stops = stop_ids(model_dir, tokenizer, names.get("eos_token"))
         template = find_template(
             model_dir, config, asked=chat_template, tokenizer=tokenizer, end=stops[0],
             variables=names,
@@ -384,196 +379,3 @@ def _continues(row: TrainingRow, earlier: TrainingRow) -> bool:
     """True if the prompt of a row begins with all tokens of an earlier row."""
     num, num_prompt = len(earlier.input_ids), row.completion_mask.index(1)
     return num <= num_prompt and row.input_ids[:num] == earlier.input_ids
-
-
-def _load_tokenizer(model_dir: Path) -> Tokenizer:
-    """The tokenizer of a model directory. Raises ConfigError."""
-    from tokenizers import Tokenizer
-
-    path = model_dir / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{path}: not found; {lacks_tokenizer(model_dir)}")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # what `tokenizers` raises for a broken file
-        raise ConfigError(f"{path}: no tokenizer: {' '.join(str(error).split())}") from None
-    if not tokenizer.get_vocab_size(with_added_tokens=False):
-        raise ConfigError(f"{path}: its vocabulary is empty")
-    return tokenizer
-
-
-def lacks_tokenizer(model_dir: Path) -> str:
-    """A line about a model directory without tokenizer.json, with what converts another file."""
-    others = ("tokenizer.model", "vocab.json", "vocab.txt")
-    found = next((name for name in others if (model_dir / name).is_file()), None)
-    if found is None:
-        return "a model directory needs tokenizer.json"
-    command = f"AutoTokenizer.from_pretrained('{model_dir}').save_pretrained('{model_dir}')"
-    code = f"from transformers import AutoTokenizer; {command}"
-    return f'found {found} alone; python -c "{code}" converts it'
-
-
-def _special_names(model_dir: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name, each of which may be a text or an object; null means none."""
-    found = {**read_object(model_dir / "special_tokens_map.json"), **config}
-    named = {key: found.get(key) for key in _SPECIAL_NAMES}
-    texts = {k: t.get("content") if isinstance(t, Mapping) else t for k, t in named.items()}
-    return {key: text for key, text in texts.items() if text and isinstance(text, str)}
-
-
-def _stop_ids(model_dir: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:
-    """Ids of the tokenizer's end of sequence and of generation_config.json's, or config.json's if
-    neither is a token. Raises ConfigError for none."""
-    eos = None if eos_token is None else tokenizer.token_to_id(eos_token)
-    ids = [] if eos is None else [eos]
-    for name in ("generation_config.json", "config.json"):
-        config = {} if ids and name == "config.json" else read_object(model_dir / name)
-        found = config.get("eos_token_id")
-        for number in found if isinstance(found, list) else [] if found is None else [found]:
-            if not isinstance(number, int):
-                text = f"{model_dir / name}: eos_token_id: found {json.dumps(found)}"
-                raise ConfigError(f"{text}; a number, or a list of them")
-            if number >= 0 and tokenizer.id_to_token(number) is not None:
-                ids.append(number)
-    if not ids:
-        raise ConfigError(
-            f"{model_dir}: no eos_token in tokenizer_config.json that tokenizer.json has, "
-            "and no eos_token_id in generation_config.json"
-        )
-    return tuple(dict.fromkeys(ids))
-
-
-NO_ANSWER = "(no answer)"
-"""Sent in place of an answer that was thinking alone: some servers refuse empty messages."""
-END = 0
-"""Id that stands for the end of an answer; decoded to nothing."""
-CHARACTERS_PER_TOKEN = 3
-"""Characters that a token of a prompt has at least, on the average: English has 4, code 3."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlainChat:
-    """The methods of a ChatTemplate that prompters and servers call."""
-
-    tag: str
-    """Tag of thinking; empty for none."""
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The end of an answer."""
-        return (END,)
-
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """The messages, earlier answers without their thinking, as chat templates render them; an
-        id per character of them."""
-        sent = tuple(map(self._without_thinking, messages))
-        text = "\n\n".join(message.content for message in sent)
-        return Prompt(ids=code_points(text), messages=sent, text=text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Inverse of `code_points`."""
-        return "".join(map(chr, ids)).removesuffix(chr(END))
-
-    def encode_plain(self, text: str) -> list[int]:
-        """One id per character."""
-        return list(code_points(text))
-
-    def _without_thinking(self, message: Message) -> Message:
-        if message.role != "assistant":
-            return message
-        rest = split_thinking(message.content, tag=self.tag)[1]
-        return replace(message, content=rest or NO_ANSWER)
-
-
-def code_points(text: str) -> tuple[int, ...]:
-    """One id per character."""
-    return tuple(map(ord, text))
-
-
-def split_thinking(text: str, *, tag: str) -> tuple[str, str]:
-    """Thinking without its tags, and the rest, of an answer."""
-    if not tag:
-        return "", text.strip()
-    thinking, closed, rest = text.rpartition(f"</{tag}>")
-    if not closed and f"<{tag}>" in text:
-        thinking, rest = text, ""
-    return thinking.replace(f"<{tag}>", "", 1).strip(), rest.strip()
-
-
-MAX_CHARACTERS = 8_000_000
-"""Characters of the pieces that are remembered: 16 MB with their ids."""
-_SAMPLES = ("a b", " a\n", "\n\n a", "A'b ", "1", " ", "▁a")
-"""Pieces that a tokenizer would encode otherwise at the start of a text or after whitespace."""
-
-
-class PieceEncoder:
-    """Encodes texts and remembers the ids of their pieces. Not thread-safe."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._added: dict[str, int] = {}
-        """Ids of the tokens that separate pieces."""
-        self._pattern: re.Pattern[str] | None = None
-        """Splits a text at them and keeps them, the longest first; None without separate pieces."""
-        self._known: OrderedDict[str, array[int]] = OrderedDict()
-        """Ids of pieces, the least recently used first."""
-        self._num_characters = 0
-        self._separate_pieces()
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
-        if self._pattern is None:
-            return self._encode_whole(text)
-        ids: list[int] = []
-        for index, piece in enumerate(self._pattern.split(text)):
-            if index % 2:
-                ids.append(self._added[piece])
-            elif piece:
-                ids += self._known_ids(piece)
-        return ids
-
-    def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens whatever it contains."""
-        self._tokenizer.encode_special_tokens = True
-        try:
-            return self._encode_whole(text)
-        finally:
-            self._tokenizer.encode_special_tokens = False
-
-    def _encode_whole(self, text: str) -> list[int]:
-        """Token ids of a text, in four fifths of `Tokenizer.encode`'s time: without the tokens'
-        positions."""
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-    def _known_ids(self, piece: str) -> array[int]:
-        found = self._known.get(piece)
-        if found is not None:
-            self._known.move_to_end(piece)
-            return found
-        found = self._known[piece] = array("I", self._encode_whole(piece))
-        self._num_characters += len(piece)
-        while self._num_characters > MAX_CHARACTERS:
-            dropped, _ = self._known.popitem(last=False)
-            self._num_characters -= len(dropped)
-        return found
-
-    def _separate_pieces(self) -> None:
-        """Find the tokens that separate pieces, unless pieces depend on each other."""
-        tokenizer = self._tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        ids = {token.content: number for number, token in added.items() if not token.normalized}
-        if not ids or tokenizer.truncation or tokenizer.padding:
-            return
-        if any(map(_takes_neighbours, added.values())):
-            return
-        names = sorted(ids, key=len, reverse=True)
-        self._added = ids
-        self._pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")")
-        text = names[0].join(_SAMPLES)
-        if self.encode(text) != self._encode_whole(text):
-            self._pattern = None
-
-
-def _takes_neighbours(token: AddedToken) -> bool:
-    """True if the token's occurrence depends on the characters around it, or includes them."""
-    return token.lstrip or token.rstrip or token.single_word

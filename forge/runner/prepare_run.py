@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, cast
 import anyio.to_thread
 
 from forge.config.schema import EvalStage, GrpoStage, SftStage
-from forge.data.chat import CHARACTERS_PER_TOKEN, ChatTemplate, PlainChat
+from forge.data.chat import ChatTemplate
 from forge.data.problems import in_split
+from forge.data.server_chat import CHARACTERS_PER_TOKEN, PlainChat
 from forge.records import Event, Pair, Split
 from forge.rollout.batches import count_from
 from forge.rollout.prompter import TemplatePrompter

@@ -23,7 +23,7 @@ from starlette.routing import Route
 import forge.serve.remote.remote
 import forge.serve.remote.url_client
 from forge.config.schema import ServeTable
-from forge.data.chat import PlainChat
+from forge.data.server_chat import PlainChat
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.answers import error_message
 from forge.process.server.serving import serve_task

@@ -12,7 +12,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from forge.config.schema import DataTable, SftStage
 from forge.data.answers import extract
-from forge.data.chat import ChatTemplate, split_thinking
+from forge.data.chat import ChatTemplate
+from forge.data.server_chat import split_thinking
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Reason
 from forge.runner.stages.sft import require_roles, write_rows

@@ -14,7 +14,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 import forge.data
-from forge.data.chat import ChatTemplate, split_thinking
+from forge.data.chat import ChatTemplate
+from forge.data.server_chat import split_thinking
 from forge.records import Message
 
 if TYPE_CHECKING:
