@@ -232,10 +232,11 @@ def _largest(experiment: Experiment, load: _CardLoad, *, serve: int) -> str:
         faster = "serve.tensor_parallel spreads them; [model.quantize] is the trainer's alone"
     fewer = [*_fewer_weights(experiment), "fsdp2 on more GPUs" * (not experiment.model.quantize)]
     state, step = load.train.resident, load.train.peak - load.train.resident
+    smaller = 'problems.sizes = "small", ' * (experiment.problems.sizes == "gpu")
     parts = {
         f"the engine's weights ({faster})": load.serve_fixed,
         "the KV cache (serve.slots, serve.context_tokens)": serve - load.serve_fixed,
-        "the judge (devices.judge on a GPU of its own, or judge.url)": load.judge,
+        f"the judge ({smaller}devices.judge on a GPU of its own, judge.url)": load.judge,
         f"the trainer's weights and state ({' or '.join(filter(None, fewer))})": state,
         "a step's activations (micro_batch_tokens)": step,
     }

@@ -159,7 +159,9 @@ def test_a_plan_that_does_not_fit_names_the_key_of_its_largest_part(card, asked,
 def test_a_judge_that_is_the_largest_part_is_named_with_its_key():
     asked = (*ALL_AUTO, "devices.share=always", "serve.precision=fast", "model.lora.r=8")
     asked += ("serve.slots=2",)
-    with pytest.raises(MachineError, match=r"the judge \(devices.judge on a GPU of its own"):
+    words = r'the judge \(problems.sizes = "small", devices.judge on a GPU of its own'
+    asked += ("problems.sizes=gpu",)
+    with pytest.raises(MachineError, match=words):
         place_on("1xA100-5GB", *asked, model="Qwen/Qwen3-0.6B", engine="llama")
 
 
