@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
+from bench.corpus import judge_all
+from forge.records import Status
 from tests.corpus.corpus import Pair, load
 from tests.corpus.running import run
 
@@ -29,7 +33,7 @@ QUICK = {
     "sorting/sort_rows",
     "training/adam_in_place",
 }
-"""One pair of most subjects; all of them run with `-m long`."""
+"""One pair of most subjects, captured and evaluated in this process."""
 
 
 def test_the_corpus_has_many_pairs() -> None:
@@ -39,12 +43,21 @@ def test_the_corpus_has_many_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair",
-    [pytest.param(one, marks=() if one.name in QUICK else pytest.mark.long) for one in PAIRS],
-    ids=lambda pair: pair.name,
+    "pair", [one for one in PAIRS if one.name in QUICK], ids=lambda one: one.name
 )
 def test_an_honest_candidate_is_right(pair: Pair, tmp_path: Path) -> None:
     found = run(pair, tmp_path)
     assert found.refusals == []
     assert found.errors == []
     assert found.faults == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_judge_takes_every_honest_candidate() -> None:
+    verdicts = anyio.run(judge_all, argparse.Namespace(device="cpu", in_flight=4))
+    assert len(verdicts) == len(PAIRS)
+    missed = {
+        name: one.detail for name, one in verdicts.items() if one.status is not Status.CORRECT
+    }
+    assert missed == {}
