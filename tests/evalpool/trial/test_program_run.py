@@ -319,6 +319,15 @@ def test_an_input_that_is_changed_passes_under_no_protocol(bench: Bench, protoco
     assert decided(judgement.checked)[:2] == (Status.WRONG, "inputs_modified")
 
 
+def test_an_input_that_is_returned_may_be_written_to(bench: Bench) -> None:
+    made = Made()
+    x = made.input([NUM])
+    made.nodes.append(launched(made, "scale", use(x), use(x), 2.0, NUM))
+    judgement = bench.judgement(made, x)
+    assert judgement.checked().status is Status.CORRECT
+    assert len(timed(judgement)[0].samples_us) >= 8
+
+
 def test_an_output_that_nothing_writes_is_named(bench: Bench) -> None:
     made = Made()
     made.input([NUM])
