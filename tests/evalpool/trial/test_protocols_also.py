@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.config.schema import JudgeTable
+from forge.evalpool.judge.trial.trial import Candidate
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.benches import RELU, RELU_KERNEL, TABLE
 
@@ -63,6 +64,24 @@ def test_a_product_by_torch_beside_a_kernel_passes_by_kernelbenchs_policy_and_no
         "forge": "torch_work", "kernelbench:own": "torch_work", "forge:hybrid": "ok",
     }  # fmt: skip
     assert verdict.own_share == pytest.approx(0.4)
+
+
+def test_rules_that_have_judged_already_are_not_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    under = Candidate.under
+
+    def counted(candidate: Candidate, rules: str) -> Candidate:
+        tried.append(rules)
+        return under(candidate, rules)
+
+    monkeypatch.setattr(Candidate, "under", counted)
+    verdict = bench.judge(
+        CLOSE, table=TABLE.model_copy(update={"also": ["forge", "drkernel", "drkernel"]})
+    )
+    assert tried == ["drkernel"]
+    assert verdict.also["forge"].reason == verdict.reason == "mismatch"
 
 
 def test_a_protocol_can_decide_and_ours_be_beside_it(bench: Bench) -> None:

@@ -187,11 +187,12 @@ class Trials(ABC):
         return verdict
 
     def _also(self, candidate: Candidate, finding: Finding) -> dict[str, OtherVerdict]:
-        """The verdicts of the table's other protocols, the same in each if it does not compile."""
+        """The verdicts of the table's other protocols, the same in each if it does not compile.
+        Rules that are named twice, or judged by already, are not tried again."""
         also: dict[str, OtherVerdict] = {}
-        for name in self._table.also:
+        for name in dict.fromkeys(self._table.also):
             other = finding
-            if finding.status is not Status.COMPILE_ERROR:
+            if finding.status is not Status.COMPILE_ERROR and name != self._table.rules:
                 other = self._found(candidate.under(name))
             detail = words.clean(other.detail)
             also[name] = OtherVerdict(status=other.status, reason=other.reason, detail=detail)
