@@ -85,6 +85,13 @@ ATOMIC = (
 def zero(args, **_):
     args["y"].zero_()
 
+@triton.jit
+def clear(y):
+    tl.store(y, 0.0)
+
+def zero_by_kernel(args, **_):
+    clear[(1,)](args["y"])
+
 @triton.autotune([triton.Config({"B": b}HOOK) for b in (32, 128)], key=["n"]MORE)
 @triton.jit
 def k(x, y, n, B: tl.constexpr):
@@ -108,9 +115,18 @@ class ModelNew(torch.nn.Module):
         ("", ", reset_to_zero=['y']", ""),
         ("", ", restore_value=['y']", ""),
         ("", ", pre_hook=zero", ""),
+        ("", ", pre_hook=zero_by_kernel", ""),
         (", pre_hook=zero", "", ""),
     ],
-    ids=["none", "another", "reset", "restored", "hook", "hook_of_a_configuration"],
+    ids=[
+        "none",
+        "another",
+        "reset",
+        "restored",
+        "hook",
+        "hook_by_kernel",
+        "hook_of_a_configuration",
+    ],
 )
 def test_what_benchmarks_leave_in_an_output_makes_the_first_call_wrong(
     bench: Any, hook: str, more: str, says: str

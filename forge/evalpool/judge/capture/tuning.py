@@ -17,6 +17,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from forge.evalpool.judge.program.format import Alternative, Choice, Node, Op
+from forge.evalpool.judge.program.walk import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,7 +133,8 @@ class Tuning:
         with self.recorder.aside() as nodes:
             tensors = [one for one in restored() if isinstance(one, torch.Tensor)]
         numbers = [self.recorder.tensor(one) for one in tensors]
-        numbers += [number for node in nodes if isinstance(node, Op) for number in node.results]
+        for node in nodes:
+            numbers += node.results if isinstance(node, Op) else tensors_of(node)
         kept = tuple(dict.fromkeys(numbers))
         alternatives = tuple(
             Alternative(label=label, nodes=nodes, restored=kept) for label, nodes in found.items()
