@@ -16,7 +16,6 @@ from forge.tui.screens.run import RunScreen
 from tests.tui.supervisors import supervising
 from tests.tui.watching import (
     NOW,
-    SIZES,
     SMALL,
     check_snapshot,
     press,
@@ -58,9 +57,8 @@ async def test_a_click_on_a_screens_name_shows_it(canned_run: RunPaths):
         assert pilot.app.current_mode == "logs"
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_help_names_the_keys_of_the_screen(canned_run: RunPaths, size: tuple[int, int]):
-    async with watching(canned_run, size=size, keys=["5", "question_mark"]) as pilot:
+async def test_help_names_the_keys_of_the_screen(canned_run: RunPaths):
+    async with watching(canned_run, keys=["5", "question_mark"]) as pilot:
         assert isinstance(pilot.app.screen, Help)
         check_snapshot(pilot, "help")
         await press(pilot, "question_mark")
@@ -169,10 +167,9 @@ async def test_a_run_that_has_ended_is_asked_nothing(canned_run: RunPaths, key: 
         assert toasts(pilot) == [("Failed", "quickstart-1 is not running")]
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_the_dialog_before_an_action(canned_run: RunPaths, size: tuple[int, int]):
+async def test_the_dialog_before_an_action(canned_run: RunPaths):
     with supervising(canned_run):
-        async with watching(canned_run, size=size, keys=["S"]) as pilot:
+        async with watching(canned_run, keys=["S"]) as pilot:
             check_snapshot(pilot, "confirm")
 
 

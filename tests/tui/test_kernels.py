@@ -21,7 +21,6 @@ from tests.store.storefactory import attempt, group, problem, timing, turn, writ
 from tests.tui.hostile import assert_harmless, write_hostile_run
 from tests.tui.watching import (
     LARGE,
-    SIZES,
     check_snapshot,
     press,
     text_of,
@@ -66,9 +65,8 @@ def test_every_key_is_tested():
     assert keys == set(KEYS) | {"c", "w"}
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_the_screen_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
-    async with watching(canned_run, size=size, keys=["4"]) as pilot:
+async def test_the_screen_matches_its_snapshot(canned_run: RunPaths):
+    async with watching(canned_run, keys=["4"]) as pilot:
         check_snapshot(pilot, "kernels")
 
 

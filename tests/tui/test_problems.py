@@ -17,7 +17,7 @@ from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import RowTable
 from tests.store.storefactory import write_run
 from tests.tui.hostile import NAME, assert_harmless, write_hostile_run
-from tests.tui.watching import LARGE, SIZES, SMALL, check_snapshot, press, settle, text_of, watching
+from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,10 +87,9 @@ async def test_the_table_matches_its_snapshot(canned_run: RunPaths, size: tuple[
         check_snapshot(pilot, "problems")
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_the_attempts_match_their_snapshot(canned_run: RunPaths, size: tuple[int, int]):
+async def test_the_attempts_match_their_snapshot(canned_run: RunPaths):
     keys = ["2", "p", "p", "o", "enter"]
-    async with watching(canned_run, size=size, keys=keys) as pilot:
+    async with watching(canned_run, keys=keys) as pilot:
         assert isinstance(pilot.app.screen, AttemptsScreen)
         check_snapshot(pilot, "attempts")
 

@@ -25,7 +25,6 @@ from tests.store.storefactory import attempt, group, problem, timing, turn, writ
 from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
 from tests.tui.watching import (
     LARGE,
-    SIZES,
     check_snapshot,
     press,
     settle,
@@ -150,9 +149,8 @@ def test_every_key_is_tested():
     assert {key for key, _ in PANES.values()} <= set(KEYS)
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_each_pane_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
-    async with watching(canned_run, size=size, keys=["3"]) as pilot:
+async def test_each_pane_matches_its_snapshot(canned_run: RunPaths):
+    async with watching(canned_run, keys=["3"]) as pilot:
         await go(pilot, f"{SOLVED}.t1")
         for name, (key, _) in PANES.items():
             await press(pilot, key)

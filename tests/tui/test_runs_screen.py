@@ -15,7 +15,6 @@ import pytest
 from forge.tui.frame.asking import AskingScreen
 from forge.tui.frame.watched import Watched
 from tests.tui.watching import (
-    SIZES,
     check_snapshot,
     press,
     settle,
@@ -56,14 +55,11 @@ async def go_to(pilot: Pilot[None], name: str) -> None:
     await settle(pilot)
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_every_run_is_listed_including_an_unreadable_one(
-    runs: RunPaths, size: tuple[int, int]
-):
+async def test_every_run_is_listed_including_an_unreadable_one(runs: RunPaths):
     for began, paths in enumerate(sorted(runs.root.parent.iterdir())):
         (paths / "experiment.toml").touch()
         os.utime(paths / "experiment.toml", (began, began))  # the order of the list
-    async with watching(runs, size=size, keys=["6"]) as pilot:
+    async with watching(runs, keys=["6"]) as pilot:
         check_snapshot(pilot, "runs")
 
 
@@ -128,15 +124,14 @@ async def test_two_runs_are_compared_by_space_and_c(runs: RunPaths):
         assert "Enter opens a run" in text_of(pilot)
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_a_comparison_matches_its_snapshot(runs: RunPaths, size: tuple[int, int]):
+async def test_a_comparison_matches_its_snapshot(runs: RunPaths):
     with closing(sqlite3.connect(runs.root.with_name("other-2") / "run.db")) as connection:
         connection.executescript(
             "UPDATE runs SET experiment = replace(experiment, 'group_size = 8', 'group_size = 4');"
             "UPDATE verdicts SET status = 'wrong' WHERE group_id % 3 = 0;"
             "UPDATE verdicts SET status = 'correct' WHERE group_id % 3 = 1 AND rollout = 2;"
         )
-    async with watching(runs, size=size, keys=["6"]) as pilot:
+    async with watching(runs, keys=["6"]) as pilot:
         await go_to(pilot, "other-2")
         await press(pilot, "c")
         check_snapshot(pilot, "compare")

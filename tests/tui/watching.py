@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from textual._context import visible_screen_stack
 
 from forge.tui.app import PLACES, WatchApp
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 NOW = 1_795_291_200.0
 """Some hours after the canned run ended."""
 SMALL, LARGE = (80, 24), (200, 60)
-SIZES = [SMALL, pytest.param(LARGE, marks=pytest.mark.long)]
-"""Sizes of a snapshot; `make test-all` compares the large terminal."""
 MAX_LOOKS = 100
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 
