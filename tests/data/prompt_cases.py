@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forge.records import Message, Problem, Split, Status, Timing, Verdict
+from forge.records import Problem, Split, Status, Timing, Verdict
 from forge.records.verdict import ShapeVerdict
 
 SOURCE = """
@@ -83,8 +83,3 @@ VERDICTS: dict[str, Verdict] = {
     "unjudgeable": verdict(Status.UNJUDGEABLE, "reference_failed", "Model raises"),
     "judge failed": verdict(Status.INFRA_ERROR, "judge_lost"),
 }
-
-
-def show(messages: tuple[Message, ...]) -> str:
-    """Messages as text, for snapshots."""
-    return "".join(f"--- {each.role}\n{each.content}\n" for each in messages)

@@ -1,13 +1,8 @@
-"""Prompts: every preset as text, for one problem and each kind of verdict; dropping attempts from a
-full context.
-
-`FORGE_SNAPSHOTS=write pytest tests/data/test_prompts.py` writes the files after a change;
-never that of `tiny`, which the quickstart learns from.
-"""
+"""Prompts: the facts that every preset states, for one problem and each kind of verdict; dropping
+attempts from a full context. The quickstart learns from those of `tiny`, which do not change."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -19,7 +14,6 @@ from hypothesis import strategies as st
 from forge.config.schema import PromptTable
 from forge.config.schema.rollout import PresetName
 from forge.data.prompts.prompt_set import (
-    PRESETS,
     DeviceFacts,
     Exchange,
     PromptFacts,
@@ -27,7 +21,7 @@ from forge.data.prompts.prompt_set import (
     make_prompts,
 )
 from forge.records import Message, Prompt
-from tests.data.prompt_cases import PROBLEM, VERDICTS, show
+from tests.data.prompt_cases import PROBLEM, VERDICTS
 from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
 
     from forge.data.prompts.prompt_set import PromptSet
 
-SNAPSHOTS = Path(__file__).with_name("snapshots")
+SNAPSHOT = Path(__file__).with_name("tiny_prompts.txt")
 TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
 CPU = PromptFacts(tolerances=TOLERANCES)
 H100 = PromptFacts(
@@ -56,43 +50,61 @@ BARE = replace(H100, device=DeviceFacts(name="a card"))
 NAMES = get_args(PresetName)
 
 
+def show(messages: tuple[Message, ...]) -> str:
+    return "".join(f"--- {each.role}\n{each.content}\n" for each in messages)
+
+
 def prompts_of(preset: str, facts: PromptFacts = CPU, **keys: object) -> PromptSet:
     return make_prompts(PromptTable.model_validate({"preset": preset, **keys}), facts)
 
 
-def compare(text: str, name: str) -> None:
-    path = SNAPSHOTS / f"{name}.txt"
-    if os.environ.get("FORGE_SNAPSHOTS") == "write" and name != "tiny":
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("preset", NAMES)
-def test_the_messages_of_a_preset_are_those_of_its_snapshot(preset: str) -> None:
-    prompts = prompts_of(preset)
+def test_the_prompts_of_the_quickstart_are_those_of_its_snapshot() -> None:
+    prompts = prompts_of("tiny")
     text = "=== first messages\n" + show(prompts.first_messages(PROBLEM))
     for name, verdict in VERDICTS.items():
         text += f"=== feedback: {name}\n" + show((prompts.feedback_message(verdict),))
-    compare(text, preset)
+    assert text == SNAPSHOT.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("preset", NAMES)
-def test_the_first_messages_on_a_card_are_those_of_their_snapshot(preset: str) -> None:
-    cases = {
-        "on a card": prompts_of(preset, H100),
-        "on an unknown card, no example, no thinking": prompts_of(
-            preset, BARE, example=False, thinking=""
-        ),
+def test_first_messages_have_the_problem_and_the_name_of_the_answer(preset: str) -> None:
+    problem = replace(PROBLEM, precision="fp16", entry_point="Net")
+    for facts in (CPU, H100, BARE):
+        text = show(prompts_of(preset, facts).first_messages(problem))
+        assert PROBLEM.source.strip() in text
+        assert "NetNew" in text
+        assert "ModelNew" not in text or "class ModelNew" in text, "the example's own name"
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_a_preset_states_the_policy_and_the_card_that_it_names(preset: str) -> None:
+    own, hybrid = (
+        show(prompts_of(preset, replace(H100, policy=policy)).first_messages(PROBLEM))
+        for policy in ("own", "hybrid")
+    )
+    assert ("rejected" in own, own != hybrid) == (preset != "tiny", preset != "tiny")
+    stated = {"80 GB", "3352 GB/s", "132", "495", "989", "torch.compile", "atol = rtol = 0.0001"}
+    unknown = show(prompts_of("standard", BARE).first_messages(PROBLEM))
+    if preset == "standard":
+        assert all(fact in own for fact in stated)
+        assert "Device: a card" in unknown
+        assert "TFLOP" not in unknown
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_feedback_has_the_report_of_the_verdict(preset: str) -> None:
+    said = {
+        name: prompts_of(preset).feedback_message(verdict).content
+        for name, verdict in VERDICTS.items()
     }
-    half = replace(PROBLEM, precision="fp16", entry_point="Net")
-    text = "".join(f"=== {name}\n{show(each.first_messages(half))}" for name, each in cases.items())
-    compare(text, f"{preset}-card")
-
-
-def test_every_preset_has_a_folder_and_a_snapshot() -> None:
-    assert {path.name for path in PRESETS.iterdir() if path.is_dir()} == set(NAMES)
-    shown = {f"{name}{end}.txt" for name in NAMES for end in ("", "-card")}
-    assert {path.name for path in SNAPSHOTS.iterdir()} == shown
+    for name, verdict in VERDICTS.items():
+        assert f"judge> {verdict.status}: {verdict.reason}" in said[name]
+        lines = verdict.detail.splitlines()
+        assert all(f"judge> {line}" in said[name] for line in lines[:1] + lines[-1:])
+    assert "judge> ..." in said["long compile error"]
+    assert len(said["long compile error"]) < len(VERDICTS["long compile error"].detail)
+    assert "4.0 us, baseline 10.0 us: 2.50x (at least 2.40x), 120 GB/s" in said["fast"]
+    assert "slowest at N=64" in said["several shapes"]
 
 
 def _attempts(num: int) -> list[Exchange]:
