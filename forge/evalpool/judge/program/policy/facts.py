@@ -20,8 +20,6 @@ SMALL_BYTES = 4096
 """Work below this takes as long as launching it, so shares of small problems may reach it..."""
 SMALL_SHARE = 1 / 8
 """...up to this part of the necessary work."""
-FLOPS_PER_BYTE = 300
-"""Operations that a card does while it moves a byte, with tensor cores: work is in bytes."""
 
 
 class Rule(StrEnum):
@@ -64,10 +62,8 @@ class ProblemFacts:
     """The judge's knowledge of a problem, from its reference."""
 
     num_bytes: int
-    """Bytes of its inputs, parameters and outputs: what any solution must move."""
-    flops: int = 0
-    """Floating-point operations that any solution needs; 0 where unknown. The reference's
-    count is no such bound: it may be wasteful."""
+    """Bytes of its inputs, parameters and outputs: what any solution must move, and the measure of
+    its work."""
     needed_inputs: frozenset[int] = frozenset()
     """Positions of tensor inputs that the reference's outputs depend on."""
     float_inputs: frozenset[int] = frozenset()
@@ -87,14 +83,9 @@ class ProblemFacts:
     kinds: frozenset[Kind] = frozenset({Kind.HEAVY})
     """Kinds of the reference's own operations, by `kinds_of` its captured program."""
 
-    @property
-    def work(self) -> float:
-        """The necessary work in bytes."""
-        return max(self.num_bytes, self.flops / FLOPS_PER_BYTE)
-
     def allowance(self, share: float) -> float:
         """Bytes that operations of a kind may move, which may do this share of the work."""
-        return max(share * self.work, min(SMALL_BYTES, SMALL_SHARE * self.work))
+        return max(share * self.num_bytes, min(SMALL_BYTES, SMALL_SHARE * self.num_bytes))
 
 
 def kinds_of(program: Program) -> frozenset[Kind]:

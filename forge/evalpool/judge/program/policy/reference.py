@@ -27,15 +27,11 @@ MINOR_SHARE = 0.1
 """Light work below this part of the necessary work leaves a problem about moving data."""
 
 
-def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
+def facts_of(reference: Program) -> ProblemFacts:
     """Returns the facts of the problem that a reference poses.
 
     A large table of which few rows are read counts with those rows, and a parameter that nothing
     reads does not count: else torch could do the work of a small problem within a share of them.
-
-    Args:
-        reference: captured from the reference.
-        flops: operations that any solution needs; 0 where unknown.
     """
     nodes = next(variants(reference))
     forward = [placed for placed in nodes if placed.section == Section.FORWARD]
@@ -48,7 +44,6 @@ def facts_of(reference: Program, *, flops: int = 0) -> ProblemFacts:
     read = [reference.storages[storage] for storage in floats]
     return ProblemFacts(
         num_bytes=num_bytes,
-        flops=flops,
         needed_inputs=frozenset[int]().union(*reached),
         float_inputs=frozenset(one.index for one in read if one.origin == Origin.INPUT),
         has_float_parameters=any(one.origin == Origin.PARAMETER for one in read),
