@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -111,7 +112,9 @@ class Bench:
     ) -> Verdict:
         trials = self.trials
         if table is not None:
-            trials = trials.with_table(table)
+            captures = copy(trials.captures)
+            captures._table = table
+            trials = dataclasses.replace(trials, table=table, captures=captures)
         return trials.judge(make_problem(problem), code, uid=RUNNER_UID, options=options)
 
     def judge_honest(self, **changes: object) -> Verdict:

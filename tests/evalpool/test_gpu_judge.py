@@ -191,7 +191,7 @@ def test_a_baseline_under_torch_compile_is_fused(
     verdict = gpu_bench.judge(code, problem=chain, options=JudgeOptions())
     eager = verdict.timing
     assert eager is not None, verdict
-    table = gpu_bench.trials._table.model_copy(update={"baseline": "compile"})
+    table = gpu_bench.trials.table.model_copy(update={"baseline": "compile"})
     monkeypatch.setattr(gpu_bench.trials, "_table", table)
     verdict = gpu_bench.judge(code, problem=chain, options=JudgeOptions())
     fused = verdict.timing
@@ -215,7 +215,7 @@ def test_the_sandbox_holds_on_a_gpu_too(gpu_bench: Any, statement: str) -> None:
 
 
 def test_other_protocols_have_verdicts_beside_ours(gpu_bench: Any) -> None:
-    table = gpu_bench.trials._table.model_copy(update={"also": ["kernelbench", "drkernel"]})
+    table = gpu_bench.trials.table.model_copy(update={"also": ["kernelbench", "drkernel"]})
     clipped = KERNEL.replace("tl.maximum(value, 0.0)", "tl.clamp(value, 0.0, 8.0)")
     close = KERNEL.replace("* 2, mask", "* 2.006, mask")
     for code, reasons in (

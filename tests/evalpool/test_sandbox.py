@@ -203,8 +203,8 @@ raise Answer("started")
 """
     assert bench.explore(code) == "Answer: started"
     bench.references.end_idle()
-    bench.trials._evaluators.close()
-    bench.trials._captures.close()
+    bench.trials.evaluators.close()
+    bench.trials.captures.close()
     launcher = bench.spawner._process.pid
     left = family(launcher, read_table()) - {launcher}
     assert len(left) == 1, "the zygote"

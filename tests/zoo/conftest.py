@@ -90,7 +90,7 @@ def _left(bench: Any) -> set[int]:
     if baselines := getattr(bench.trials, "_baselines", None):
         oracles.append(baselines._children)
     waiting = {kept.child.pid_here for one in oracles for kept in one._idle}
-    for children in (getattr(bench.trials, "_evaluators", None), bench.trials._captures._kept):
+    for children in (getattr(bench.trials, "evaluators", None), bench.trials.captures._kept):
         if children is not None:
             waiting |= {kept.child.pid_here for kept in children._idle}
     table = read_table()

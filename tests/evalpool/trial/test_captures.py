@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -72,7 +73,7 @@ def test_compilations_that_a_capture_waits_for_have_a_limit_together(
 ) -> None:
     request = bench.references.get(make_problem(RELU)).request
     table = TABLE.model_copy(update={"compile_timeout_s": 3.0})
-    patient = captures.Captures(bench.spawner, table=table, target=bench.trials._captures._target)
+    patient = captures.Captures(bench.spawner, table=table, target=bench.trials.captures._target)
 
     def capture(answers: SlowCompiler) -> None:
         patient.capture(
@@ -206,12 +207,13 @@ class Shared:
     @property
     def captures(self) -> Captures:
         """The bench's."""
-        return self.bench.trials._captures
+        return self.bench.trials.captures
 
     def capture(self, code: str, *, alone: bool = False) -> bytes | str:
         """The program of a candidate, or what is said about its failure."""
         request = self.bench.references.get(make_problem(RELU)).request
-        captures = self.captures.with_table(TABLE)
+        captures = copy(self.captures)
+        captures._table = TABLE
         if alone:
             captures._kept = None
         try:
@@ -239,10 +241,10 @@ def shared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
             found.children.append((role, child))
         return child
 
-    bench.trials._captures.close()
+    bench.trials.captures.close()
     monkeypatch.setattr(Spawner, "spawn", spawn)
     yield found
-    bench.trials._captures.close()
+    bench.trials.captures.close()
 
 
 def test_a_shared_child_captures_what_one_of_its_own_captures(shared: Shared) -> None:

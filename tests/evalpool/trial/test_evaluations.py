@@ -85,9 +85,9 @@ def served(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         return child
 
     monkeypatch.setattr(Spawner, "spawn", spawn)
-    bench.trials._evaluators.close()
+    bench.trials.evaluators.close()
     yield found
-    bench.trials._evaluators.close()
+    bench.trials.evaluators.close()
 
 
 def test_one_child_evaluates_candidates_one_after_the_other(served: Served) -> None:
@@ -119,7 +119,7 @@ def test_memory_of_a_candidate_is_neither_mapped_nor_open_after_it(served: Serve
     bench = served.bench
     for code in (RELU_KERNEL, OUT_OF_BOUNDS, RELU_KERNEL):
         assert bench.judge(code).reason in ("ok", "out_of_bounds")
-    kept = bench.trials._evaluators.take()  # waits until the child has said that it is done
+    kept = bench.trials.evaluators.take()  # waits until the child has said that it is done
     folder = Path(f"/proc/{kept.child.pid_here}")
     try:
         assert kept.num_served == 3

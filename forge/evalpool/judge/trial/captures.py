@@ -108,10 +108,6 @@ class Captures:
         self._target = dict(target)
         self._kept = kept
 
-    def with_table(self, table: JudgeTable) -> Captures:
-        """The same under other settings."""
-        return Captures(self._spawner, table=table, target=self._target, kept=self._kept)
-
     def close(self) -> None:
         """Ends the children that wait."""
         if self._kept is not None:

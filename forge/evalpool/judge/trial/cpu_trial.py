@@ -125,65 +125,32 @@ def open_cpu_trials(
     )
 
 
+@dataclass(kw_only=True, eq=False)
 class CpuTrials(Trials):
     """Judges without a GPU."""
 
-    def __init__(
-        self,
-        *,
-        table: JudgeTable,
-        spawner: Spawner,
-        references: References,
-        given: References,
-        captures: Captures,
-        facts: Facts,
-        compiler: Compiler,
-        evaluators: KeptChildren,
-        stamp: Stamp,
-    ) -> None:
-        """
-        Args:
-            references: draws of our own protocol.
-            given: draws of the others: inputs and parameters as the problem gives them.
-        """
-        super().__init__(table=table, spawner=spawner, stamp=stamp)
-        self.references = references
-        self._given = given
-        self._captures = captures
-        self._facts = facts
-        self._compiler = compiler
-        self._evaluators = evaluators
+    references: References
+    """Draws of our own protocol."""
+    given: References
+    """Draws of the others: inputs and parameters as the problem gives them."""
+    evaluators: KeptChildren
 
     def close(self) -> None:
         """Ends the children that wait, and the compiler's threads."""
         self.references.end_idle()
-        self._given.end_idle()
-        self._evaluators.close()
-        self._captures.close()
-        self._compiler.close()
-
-    def with_table(self, table: JudgeTable) -> CpuTrials:
-        """The same judge under other settings."""
-        return CpuTrials(
-            table=table,
-            spawner=self._spawner,
-            references=self.references,
-            given=self._given,
-            captures=self._captures.with_table(table),
-            facts=self._facts,
-            compiler=self._compiler,
-            evaluators=self._evaluators,
-            stamp=self.stamp,
-        )
+        self.given.end_idle()
+        self.evaluators.close()
+        self.captures.close()
+        self.compiler.close()
 
     def _run(self, candidate: Candidate) -> Finding:
         problem, protocol, phases = candidate.problem, candidate.protocol, candidate.phases
         references, compare = self.references, None
         if protocol is not None:
-            references, compare = self._given, protocol.comparison(problem.precision)
+            references, compare = self.given, protocol.comparison(problem.precision)
         with phases.timed("reference"):
             reference = references.get(problem)
-            facts = self._facts.of(
+            facts = self.facts.of(
                 problem,
                 reference.request,
                 io_bytes=reference.io_bytes,
@@ -194,22 +161,22 @@ class CpuTrials(Trials):
             mapped = CpuMemory(reference, memory, compare)
             evaluator = Evaluator(
                 code=candidate.code,
-                evaluators=self._evaluators,
+                evaluators=self.evaluators,
                 phases=phases,
-                table=self._table,
+                table=self.table,
                 request={**reference.request, "has_tf32": not reference.has_products},
                 memory_fd=fd,
                 restore=mapped.restore,
             )
             judgement = CpuJudgement(
                 candidate=candidate,
-                table=self._table,
+                table=self.table,
                 request=reference.request,
                 reference=reference,
                 memory=mapped,
                 problem=facts,
-                captures=self._captures,
-                compiler=self._compiler,
+                captures=self.captures,
+                compiler=self.compiler,
                 evaluator=evaluator,
             )
             try:

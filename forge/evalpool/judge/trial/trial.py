@@ -45,7 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.compiler.compile import Compiler
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
+    from forge.evalpool.judge.trial.captures import Captures
+    from forge.evalpool.judge.trial.facts import Facts
     from forge.records.problem import ReferenceModule
     from forge.records.rules import PolicyName
 
@@ -154,13 +157,16 @@ class Decided(Exception):
         self.finding = finding
 
 
+@dataclass(kw_only=True, eq=False)
 class Trials(ABC):
     """Judges candidates one at a time each; holds what they share."""
 
-    def __init__(self, *, table: JudgeTable, spawner: Spawner, stamp: Stamp) -> None:
-        self._table = table
-        self._spawner = spawner
-        self.stamp = stamp
+    table: JudgeTable
+    spawner: Spawner
+    captures: Captures
+    facts: Facts
+    compiler: Compiler
+    stamp: Stamp
 
     def judge(
         self,
@@ -173,14 +179,14 @@ class Trials(ABC):
         """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
         candidate = Candidate(
             problem=problem, code=code, uid=uid, options=options,
-            protocol=PROTOCOLS.get(self._table.protocol), policy=self._table.policy,
+            protocol=PROTOCOLS.get(self.table.protocol), policy=self.table.policy,
         )  # fmt: skip
         phases = candidate.phases
         finding = self._found(candidate)
         verdict = self.stamped(finding, phases=phases)
         if options.program and phases.program is not None:
             verdict = replace(verdict, program=_packed(phases.program))
-        if verdict.status.is_scored and self._table.also:
+        if verdict.status.is_scored and self.table.also:
             with phases.timed("also"):
                 also = self._also(candidate, finding)
             verdict = replace(verdict, also=also, phase_s=dict(phases.seconds))
@@ -190,9 +196,9 @@ class Trials(ABC):
         """The verdicts of the table's other protocols, the same in each if it does not compile.
         Rules that are named twice, or judged by already, are not tried again."""
         also: dict[str, OtherVerdict] = {}
-        for name in dict.fromkeys(self._table.also):
+        for name in dict.fromkeys(self.table.also):
             other = finding
-            if finding.status is not Status.COMPILE_ERROR and name != self._table.rules:
+            if finding.status is not Status.COMPILE_ERROR and name != self.table.rules:
                 other = self._found(candidate.under(name))
             detail = words.clean(other.detail)
             also[name] = OtherVerdict(status=other.status, reason=other.reason, detail=detail)
@@ -241,7 +247,7 @@ class Trials(ABC):
             caps=self.stamp.caps,
             device=self.stamp.device,
             harness=self.stamp.harness,
-            rules=self._table.rules,
+            rules=self.table.rules,
             phase_s=dict(phases.seconds),
         )
 

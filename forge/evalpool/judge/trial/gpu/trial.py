@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -142,68 +142,27 @@ def open_gpu_trials(
     )
 
 
+@dataclass(kw_only=True, eq=False)
 class GpuTrials(Trials):
     """Judges on one card; several candidates at once, in threads."""
 
-    def __init__(
-        self,
-        *,
-        table: JudgeTable,
-        spawner: Spawner,
-        references: GpuReferences,
-        given: GpuReferences,
-        captures: Captures,
-        facts: Facts,
-        compiler: Compiler,
-        nursery: Nursery,
-        executors: Executors,
-        stamp: Stamp,
-        device: GpuDevice,
-        turns: GpuTurns,
-        baselines: BaselineTimes,
-    ) -> None:
-        """
-        Args:
-            references: draws of our own protocol.
-            given: draws of the others: inputs and parameters as the problem gives them.
-        """
-        super().__init__(table=table, spawner=spawner, stamp=stamp)
-        self.references = references
-        self._given = given
-        self._captures = captures
-        self._facts = facts
-        self._compiler = compiler
-        self._nursery = nursery
-        self._executors = executors
-        self._device = device
-        self._turns = turns
-        self._baselines = baselines
-
-    def with_table(self, table: JudgeTable) -> GpuTrials:
-        """The same judge under other settings."""
-        return GpuTrials(
-            table=table,
-            spawner=self._spawner,
-            references=self.references,
-            given=self._given,
-            captures=self._captures.with_table(table),
-            facts=self._facts,
-            compiler=self._compiler,
-            nursery=self._nursery,
-            executors=self._executors,
-            stamp=self.stamp,
-            device=self._device,
-            turns=self._turns,
-            baselines=self._baselines,
-        )
+    references: GpuReferences
+    """Draws of our own protocol."""
+    given: GpuReferences
+    """Draws of the others: inputs and parameters as the problem gives them."""
+    nursery: Nursery
+    executors: Executors
+    device: GpuDevice
+    turns: GpuTurns
+    baselines: BaselineTimes
 
     def close(self) -> None:
         """Ends the executors, the oracles that wait, and the compiler's threads."""
-        self._executors.close()
-        self._nursery.close()
+        self.executors.close()
+        self.nursery.close()
         self._end_idle()
-        self._captures.close()
-        self._compiler.close()
+        self.captures.close()
+        self.compiler.close()
 
     def _run(self, candidate: Candidate) -> Finding:
         try:
@@ -227,12 +186,12 @@ class GpuTrials(Trials):
 
     def _run_on_card(self, candidate: Candidate) -> Finding:
         problem, phases = candidate.problem, candidate.phases
-        references = self.references if candidate.protocol is None else self._given
+        references = self.references if candidate.protocol is None else self.given
         with phases.timed("reference"):
             reference = references.hold(problem, shared=self._to_draw)
         try:
             with phases.timed("reference"):
-                facts = self._facts.of(
+                facts = self.facts.of(
                     problem,
                     reference.request,
                     io_bytes=reference.input_bytes + reference.output_bytes,
@@ -240,14 +199,14 @@ class GpuTrials(Trials):
                     uid=candidate.uid,
                 )
             judged = partial(self._judged, candidate, reference, facts)
-            is_large = reference.num_bytes > LARGE_SHARE * self._device.memory_bytes
+            is_large = reference.num_bytes > LARGE_SHARE * self.device.memory_bytes
             try:
                 return judged(shared=partial(self._shared, phases), is_alone=is_large)
             except Decided as decided:
                 reason = decided.finding.reason
                 is_slow = reason == "deadline:correct" and not is_large
                 # Beside others it is unknown whose fault it is.
-                if reason != OUT_OF_MEMORY and not (is_slow and self._executors.are_in_use):
+                if reason != OUT_OF_MEMORY and not (is_slow and self.executors.are_in_use):
                     raise
             return judged(shared=partial(self._cleared, phases), is_alone=True)
         finally:
@@ -275,13 +234,13 @@ class GpuTrials(Trials):
         memory = CardMemory(reference, candidate.protocol, is_timed)
         judgement = GpuJudgement(
             candidate=candidate,
-            table=self._table,
+            table=self.table,
             request=reference.request,
             memory=memory,
             card=memory,
             problem=facts,
-            captures=self._captures,
-            compiler=self._compiler,
+            captures=self.captures,
+            compiler=self.compiler,
             reference=reference,
             taken=partial(self._taken, candidate.phases, is_alone=is_alone),
             shared=shared,
@@ -294,14 +253,14 @@ class GpuTrials(Trials):
         candidate, phases = judgement.candidate, judgement.phases
         problem, options = candidate.problem, candidate.options
         is_timed = self._is_timed(candidate)
-        baseline = self._baselines.kept(problem, self._table) if is_timed else None
+        baseline = self.baselines.kept(problem, self.table) if is_timed else None
         judgement.prepare()
         probes: list[float] = []
 
         def times() -> tuple[Time, tuple[NodeTime, ...]]:
             return judgement.timed(
                 is_profiled=options.profile,
-                before=lambda: probes.append(self._device.recent_probe_us()),
+                before=lambda: probes.append(self.device.recent_probe_us()),
             )
 
         with judgement.held():
@@ -312,22 +271,22 @@ class GpuTrials(Trials):
             found = None if baseline is None else times()
         if found is None or baseline is None:
             with phases.timed("baseline"):
-                baseline = self._baselines.measured(problem, self._table)
+                baseline = self.baselines.measured(problem, self.table)
             found = times()
         time, nodes = found
         if not baseline.is_current(probes[-1]):
             with phases.timed("baseline"):
-                baseline = self._baselines.measured(problem, self._table)
+                baseline = self.baselines.measured(problem, self.table)
         profile = _profile(time, baseline, nodes) if options.profile else None
         timing = self._timing(judgement.reference, time, baseline)
         return replace(finding, timing=timing, profile=profile)
 
     def _is_timed(self, candidate: Candidate) -> bool:
-        return self._table.timing and candidate.options.timing
+        return self.table.timing and candidate.options.timing
 
     def _timing(self, reference: GpuReference, time: Time, baseline: Baseline) -> Timing:
         kept = baseline.time()
-        found = speedup(time, kept, min_us=self._table.min_us, rng=np.random.default_rng())
+        found = speedup(time, kept, min_us=self.table.min_us, rng=np.random.default_rng())
         num_bytes = reference.input_bytes + reference.output_bytes
         flops = reference.flops
         return Timing(
@@ -339,32 +298,32 @@ class GpuTrials(Trials):
             baseline_spread_us=kept.spread_us,
             achieved_gbps=num_bytes / time.us / 1e3,
             achieved_tflops=flops / time.us / 1e6 if flops else None,
-            roofline_share=self._device.roofline_share(
+            roofline_share=self.device.roofline_share(
                 us=time.us,
                 num_bytes=num_bytes,
                 flops=flops,
                 precision=reference.precision,
-                is_tf32=self._table.tf32,
+                is_tf32=self.table.tf32,
             ),
         )
 
     @contextmanager
     def _taken(self, phases: Phases, *, is_alone: bool) -> Generator[Executor]:
-        timeout_s = executor_timeout_s(self._table)
+        timeout_s = executor_timeout_s(self.table)
         with ExitStack() as held:
             with phases.timed("wait"):
-                taken = self._executors.taken(timeout_s=timeout_s, is_alone=is_alone)
+                taken = self.executors.taken(timeout_s=timeout_s, is_alone=is_alone)
                 executor = held.enter_context(taken)
             yield executor
 
     def _shared(self, phases: Phases) -> AbstractContextManager[None]:
-        return _waited(self._turns.shared(timeout_s=LEASE_TIMEOUT_S), phases)
+        return _waited(self.turns.shared(timeout_s=LEASE_TIMEOUT_S), phases)
 
     def _to_draw(self) -> AbstractContextManager[None]:
-        return self._turns.shared(timeout_s=LEASE_TIMEOUT_S)
+        return self.turns.shared(timeout_s=LEASE_TIMEOUT_S)
 
     def _alone(self, phases: Phases) -> AbstractContextManager[None]:
-        return _waited(self._turns.alone(timeout_s=LEASE_TIMEOUT_S), phases)
+        return _waited(self.turns.alone(timeout_s=LEASE_TIMEOUT_S), phases)
 
     @contextmanager
     def _cleared(self, phases: Phases) -> Generator[None]:
@@ -375,8 +334,8 @@ class GpuTrials(Trials):
 
     def _end_idle(self) -> None:
         self.references.end_idle()
-        self._given.end_idle()
-        self._baselines.end_idle()
+        self.given.end_idle()
+        self.baselines.end_idle()
 
 
 def _profile(time: Time, baseline: Baseline, nodes: Sequence[NodeTime]) -> Profile:
