@@ -56,6 +56,8 @@ EXTRAS = {
     ),
 }  # fmt: skip
 """Modules of the packages in the extras of pyproject.toml, by extra."""
+NO_HOME = "Could not determine home directory"
+"""Text of pathlib's error for a user without HOME and without an account."""
 BUG = 70
 INTERRUPTED = 130
 
@@ -104,6 +106,12 @@ def ending_of(error: BaseException) -> Ending:
         for leaf in leaves:
             if isinstance(leaf, kind):
                 return Ending(code=leaf.exit_code, message=str(leaf))
+    unnamed = next((leaf for leaf in leaves if _is_too_long(leaf)), None)
+    if unnamed is not None:
+        message = f"{unnamed.filename!s:.60}…: {unnamed.strerror}"
+        return Ending(code=ConfigError.exit_code, message=message)
+    if any(isinstance(leaf, RuntimeError) and NO_HOME in str(leaf) for leaf in leaves):
+        return Ending(code=MachineError.exit_code, message="no home directory: set HOME")
     missing = next(filter(None, map(_missing_package, leaves)), None)
     if missing is not None:
         return Ending(code=MachineError.exit_code, message=missing)
@@ -141,6 +149,10 @@ def _is_disk_full(error: BaseException) -> bool:
 
 def _is_denied(error: BaseException) -> TypeGuard[OSError]:
     return isinstance(error, OSError) and error.errno in DENIALS
+
+
+def _is_too_long(error: BaseException) -> TypeGuard[OSError]:
+    return isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
 
 
 def _lacks_descriptors(error: BaseException) -> bool:

@@ -223,7 +223,7 @@ def absent_template(path: Path) -> ConfigError:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty without the file. Raises ConfigError."""
     try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -9,10 +9,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+MOST_DIGITS = 18
+"""Maximum digits of a step; the store keeps it in 64 bits."""
+
+
 def split_step(named: str) -> tuple[str, str]:
     """Run and step of `RUN:STEP`; the step is empty for `RUN`, whose newest weights are meant."""
     run, _, step = named.rpartition(":")
-    return (run, step) if run and step.isdecimal() else (named, "")
+    is_step = run and len(step) <= MOST_DIGITS and step.isascii() and step.isdecimal()
+    return (run, step) if is_step else (named, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -378,9 +378,8 @@ class _ConfigReader:
             found["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
         else:
             names = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-            found["attention.layer_norm_epsilon"] = float(
-                next(config[name] for name in names if name in config)
-            )
+            name = next((name for name in names if name in config), "rms_norm_eps")
+            found["attention.layer_norm_epsilon"] = float(config[name])
         if sizes["experts"]:
             found["expert_count"] = sizes["experts"]
             found["expert_used_count"] = int(config["num_experts_per_tok"])

@@ -62,6 +62,8 @@ def forge(capsys):
         (MemoryError(), 3, "forge: no memory is left for this process"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 3, "forge: no memory is left"),
         (RuntimeError("can't start new thread"), 3, "forge: no memory is left"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 999), 2, f"forge: {'x' * 60}…"),
+        (RuntimeError("Could not determine home directory."), 3, "forge: no home directory"),
         (RuntimeError("can't do that"), 70, ""),
         (OSError(errno.ENOSPC, "No space"), 3, "forge: stdout, or a file without a name: the d"),
         (sqlite3.OperationalError("database or disk is full"), 3, "forge: run.db: the disk is "),

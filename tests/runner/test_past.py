@@ -171,6 +171,7 @@ def test_a_fork_has_what_its_stage_needs_and_leaves_its_parent_as_it_was(parent:
     [
         ("toy-1", (), "found no RUN:STEP"),
         ("toy-1:x", (), "found no RUN:STEP"),
+        pytest.param(f"toy-1:{'9' * 5000}", (), "found no RUN:STEP", id="too many digits"),
         ("toy-7:3", (), "no such run"),
         ("toy-1:5", (), "no checkpoint after step 5 of grpo-1; allowed: 3, 6"),
         ("toy-1:3", ("stage.1.steps=2",), "stage.1.steps: found 2; at least 3"),

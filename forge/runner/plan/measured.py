@@ -23,6 +23,8 @@ from forge.store.layout import write_file
 CHILD = "forge.train.trainer.model.measure"
 FORMAT = 1
 """Raised when the child's answer changes."""
+SHAPE = {"params", "linear", "experts", "kv"}
+"""Keys of a shape; a kept file without them is damaged, and made again."""
 TIMEOUT_S = 60.0
 """For a child that takes 4 s on two cores, for 671 B parameters too."""
 
@@ -40,8 +42,10 @@ def _measure(config: str) -> dict[str, Any]:
         return {"unknown": f"{error.name} is not installed"}
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "forge" / "shapes"
     kept = home / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
-    with suppress(OSError, ValueError):
-        return json.loads(kept.read_text())
+    with suppress(OSError, ValueError, TypeError):
+        shape = json.loads(kept.read_text())
+        if set(shape) >= SHAPE:
+            return shape
     found = _ask(config)
     if "params" in found:
         with suppress(OSError):

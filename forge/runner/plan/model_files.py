@@ -6,6 +6,7 @@ the same path with the same line.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ SIZES = {
     "hidden_size": 1 << 20, "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 16,
     "num_key_value_heads": 1 << 16, "head_dim": 1 << 16, "intermediate_size": 1 << 24,
     "moe_intermediate_size": 1 << 24, "num_experts": 1 << 16, "num_local_experts": 1 << 16,
-    "n_routed_experts": 1 << 16, "vocab_size": 1 << 28,
+    "n_routed_experts": 1 << 16, "vocab_size": 1 << 28, "max_position_embeddings": 1 << 31,
 }  # fmt: skip
 """Keys of a config with sizes, and their maximum."""
 MAYBE_ZERO = frozenset({"moe_intermediate_size", "num_experts", "num_local_experts",
@@ -79,11 +80,13 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{MAX_CONFIG_BYTES >> 20} MiB"
         )
     config = read_object(path)
-    if not isinstance(config.get("model_type"), str):
-        raise ConfigError(f"{path}: model_type: found {config.get('model_type')!r}; a name")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not re.fullmatch(r"[\w.-]{1,100}", kind):
+        raise ConfigError(f"{path}: model_type: found {kind!r:.40}; a name")
+    for key in ("text_config", "quantization_config"):
+        if type(config.get(key) or {}) is not dict:
+            raise ConfigError(f"{path}: {key}: found {config[key]!r:.40}; an object")
     inner: dict[str, Any] = config.get("text_config") or {}
-    if type(inner) is not dict:
-        raise ConfigError(f"{path}: text_config: found {inner!r:.40}; an object")
     for table, place in ((config, ""), (inner, "text_config.")):
         for key, most in SIZES.items():
             found, least = table.get(key), int(key not in MAYBE_ZERO)

@@ -18,6 +18,7 @@ from forge.config.schema import (
 )
 from forge.errors import ConfigError
 from forge.evalpool.capacity import CONTEXT_BYTES, MAX_EXECUTORS, MAX_ORACLES, NUM_OTHER_CONTEXTS
+from forge.runner.plan import measured
 from forge.runner.plan.gpu_costs import JUDGE_SHARE, judge_bytes, serve_bytes, train_bytes
 from forge.runner.plan.model_shape import KNOWN, decoder, lora_rank, model_shape
 
@@ -64,6 +65,19 @@ def test_the_shape_of_a_plain_decoder_is_computed_from_its_config(
     assert shape.params == params
 
 
+@pytest.mark.parametrize("text", ["[]", "null", "{", '{"params": 1}'])
+def test_a_damaged_shape_in_the_cache_is_made_again(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shape = {"params": 1, "linear": {}, "experts": {}, "kv": []}
+    monkeypatch.setattr(measured, "_ask", lambda config: shape)
+    make = measured._measure.__wrapped__
+    make(text)
+    (kept,) = tmp_path.glob("forge/shapes/*")
+    kept.write_text(text)
+    assert make(text) == shape
+    assert json.loads(kept.read_text()) == shape
+
+
 def test_a_cached_hub_model_is_read_from_its_snapshot(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     snapshot = tmp_path / "models--org--mine" / "snapshots" / "abc"
@@ -82,6 +96,10 @@ def test_a_cached_hub_model_is_read_from_its_snapshot(tmp_path, monkeypatch):
         ("{", "config.json: not JSON"),
         ("[1]", "config.json: not a JSON object"),
         ("{}", "config.json: model_type"),
+        ({"model_type": "../../x"}, "config.json: model_type: found '../../x'"),
+        ("\ufeff{}", "config.json: not JSON"),
+        ({"quantization_config": [1]}, r"config.json: quantization_config: found \[1\]"),
+        ({"max_position_embeddings": -1}, "config.json: max_position_embeddings: found -1"),
         ({"hidden_size": -4}, "config.json: hidden_size: found -4"),
         ({"num_hidden_layers": "28"}, "config.json: num_hidden_layers: found '28'"),
         ({"vocab_size": True}, "config.json: vocab_size: found True"),
