@@ -51,5 +51,3 @@ class Rewritten:
     """Source that needs torch and triton only, and defines `<entry_point>New`."""
     policy: Policy
     """`hybrid` if torch computes part of the answer: matrix products, convolutions."""
-    num_kernels: int
-    """Number of Triton kernels that forward launches."""

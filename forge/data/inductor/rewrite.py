@@ -49,7 +49,6 @@ def _rewrite(code: str, name: str, entry_point: str) -> Rewritten:
     return Rewritten(
         code=write_module(answer, kernels, forward, name=name),
         policy="hybrid" if is_hybrid else "own",
-        num_kernels=len(kernels),
     )
 
 
