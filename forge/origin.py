@@ -89,16 +89,16 @@ def git(*args: str, package: Path = PACKAGE) -> str:
 
 
 @cache
-def source_digest(package: Path = PACKAGE) -> str:
-    """Digest of the paths and contents of a package's Python files.
+def source_digest() -> str:
+    """Digest of the paths and contents of forge's Python files.
 
     The monitor is left out: it is no part of a run, and in a checkout it is a link.
     """
     found = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        if path.is_relative_to(package / "tui"):
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.is_relative_to(PACKAGE / "tui"):
             continue
-        found.update(f"{path.relative_to(package)}\0".encode())
+        found.update(f"{path.relative_to(PACKAGE)}\0".encode())
         found.update(path.read_bytes())
     return found.hexdigest()[:DIGITS]
 

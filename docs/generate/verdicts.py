@@ -18,7 +18,7 @@ from forge.records.rollout import End
 
 INTRO = """\
 A verdict has a `status`, the stage at which the judgement ended, and a `reason`, a stable code that
-says why. A code may have a parameter behind a colon: `deadline:correct` is `deadline` in the phase
+says why. A code may have a parameter after a colon: `deadline:correct` is `deadline` in the phase
 `correct`. `detail` is the text for people and for the model: the failing line, the compiler's
 message, the first wrong element. In a run, `v_failures` counts both by step
 (`forge sql RUN --named failures`), and `forge show RUN --turn ID` prints one verdict.

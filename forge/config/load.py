@@ -79,13 +79,12 @@ def load_experiment(
     return _whole(experiment, mistakes, sources)
 
 
-def dump_experiment(experiment: Experiment, *, comment: str = "") -> str:
-    """The whole experiment with its defaults, under a comment; absent keys stay absent.
+def dump_experiment(experiment: Experiment) -> str:
+    """The whole experiment with its defaults; absent keys stay absent.
 
     `load_experiment` reads the text to an equal value.
     """
-    head = "".join(f"# {line}\n" for line in comment.splitlines())
-    return head + tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
+    return tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
 
 
 def load_build(path: Path, *, overrides: Sequence[str] = ()) -> DataBuild:

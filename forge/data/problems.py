@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from forge.config.schema import ProblemsTable
 
+SHAPE = (4, 64)
+"""Shape of the tensors that a bare function gets."""
+
 
 def load_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     """All problems of a run, in a fixed order.
@@ -39,7 +42,7 @@ def load_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
 
 
 def _load(table: ProblemsTable, index: int, *, seed: int) -> LoadedSource:
-    """The problems of one source, with its name or number as their origin if there are several."""
+    """The problems of one source, with their origin if there are several."""
     part = table.parts()[index]
     if part.source == "generated":
         problems = generate_problems(table, seed=seed)
@@ -67,11 +70,11 @@ def _require_own_ids(sources: Sequence[LoadedSource], table: ProblemsTable) -> N
                 )
 
 
-def from_source(source: str, *, name: str = "stdin", shape: tuple[int, ...] = (4, 64)) -> Problem:
+def from_source(source: str, *, name: str = "stdin") -> Problem:
     """A problem from text: a whole problem file, or a bare torch function.
 
     A bare function is called by `Model.forward`; arguments without a default become
-    `torch.randn` tensors of `shape`. The id, `chat/<name>-<hash>`, depends on the text, so that a
+    `torch.randn` tensors of SHAPE. The id, `chat/<name>-<hash>`, depends on the text, so that a
     run keeps every problem of its chats beside its own.
 
     Raises:
@@ -84,13 +87,13 @@ def from_source(source: str, *, name: str = "stdin", shape: tuple[int, ...] = (4
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     has_inputs = not {"get_inputs", INPUT_SETS}.isdisjoint(defined)
     if not (has_inputs and {"Model", "get_init_inputs"} <= defined):
-        source = _wrap_function(source, tree, name=name, shape=shape)
+        source = _wrap_function(source, tree, name=name)
     problem_id = f"chat/{name}-{sha256(source.encode()).hexdigest()[:8]}"
     source = note_shapes(source, [])
     return Problem(problem_id=problem_id, source=source, family=name, level=1, split=Split.HELDOUT)
 
 
-def _wrap_function(source: str, tree: ast.Module, *, name: str, shape: tuple[int, ...]) -> str:
+def _wrap_function(source: str, tree: ast.Module, *, name: str) -> str:
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     if len(functions) != 1 or any(isinstance(node, ast.ClassDef) for node in tree.body):
         raise ConfigError(
@@ -102,7 +105,7 @@ def _wrap_function(source: str, tree: ast.Module, *, name: str, shape: tuple[int
     tensors = arguments[: len(arguments) - len(function.args.defaults)]
     if not tensors:
         raise ConfigError(f"{name}: {function.name} takes no tensor; it needs one at least")
-    inputs = ", ".join(f"torch.randn{shape}" for _ in tensors)
+    inputs = ", ".join(f"torch.randn{SHAPE}" for _ in tensors)
     return f"""import torch
 
 {source.strip()}

@@ -43,7 +43,7 @@ class PlainChat:
         return Prompt(ids=code_points(text), messages=sent, text=text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Inverse of `code_points`."""
+        """Text of code points: the inverse of `code_points`."""
         return "".join(map(chr, ids)).removesuffix(chr(END))
 
     def encode_plain(self, text: str) -> list[int]:

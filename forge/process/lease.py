@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
 
 LEASE_FD_VARIABLE = "FORGE_LEASE_FD"
 SUPERVISOR_VARIABLE = "FORGE_SUPERVISOR_PID"
@@ -41,14 +41,13 @@ F_SETSIG = 10
 """Linux: sets the signal of O_ASYNC. Only some builds of Python name it."""
 
 
-def hold_lease(argv: Sequence[str] | None = None) -> dict[str, Any]:
+def hold_lease() -> dict[str, Any]:
     """Bind this process's life to its supervisor and return its config.
 
-    The config is the JSON file named by `argv[1]`. SIGINT is ignored: the supervisor stops its
-    children in order. SIGUSR1 dumps all stacks to stderr, which is the log. A child that
-    is started by hand has no lease and ends with its terminal.
+    The config is the JSON file named by the first argument. SIGINT is ignored: the supervisor stops
+    its children in order. SIGUSR1 dumps all stacks to stderr, which is the log. A child that is
+    started by hand has no lease and ends with its terminal.
     """
-    argv = sys.argv if argv is None else argv
     atexit.register(gc.unfreeze)  # nanobind lists what is frozen as leaks, below the last error
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -58,11 +57,11 @@ def hold_lease(argv: Sequence[str] | None = None) -> dict[str, Any]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(int(supervisor))
         _arm_lease(int(lease_fd))
-    if len(argv) < 2:
+    if len(sys.argv) < 2:
         raise SystemExit(
-            f"{argv[0]} is a child process of forge: give it the path of its JSON config"
+            f"{sys.argv[0]} is a child process of forge: give it the path of its JSON config"
         )
-    return json.loads(Path(argv[1]).read_text())
+    return json.loads(Path(sys.argv[1]).read_text())
 
 
 @contextmanager

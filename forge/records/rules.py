@@ -1,6 +1,6 @@
 """Rules of a verdict: a protocol, and the policy about torch's work in it.
 
-An entry of `judge.also` is a protocol under its own policy (`kernelbench`) or, behind a colon,
+An entry of `judge.also` is a protocol under its own policy (`kernelbench`) or, after a colon,
 under the other one (`kernelbench:own`).
 """
 
@@ -20,7 +20,7 @@ def join_rules(protocol: str, policy: str) -> str:
 
 
 def split_rules(rules: str) -> tuple[str, PolicyName]:
-    """Inverse of `join_rules`."""
+    """Protocol and policy of such a word: the inverse of `join_rules`."""
     protocol, _, policy = rules.partition(":")
     return protocol, "own" if (policy or POLICIES.get(protocol)) == "own" else "hybrid"
 

@@ -434,8 +434,8 @@ def _read_parts(row: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
 
 
 def parts_label(row: Mapping[str, Any]) -> str:
-    """`generated 97.0 % (level 1 99.0 %, level 2 95.0 %); bench 0.0 %`; with one source `level 1
-    60.0 %, level 2 10.0 %`; empty if the number is of one source and one level."""
+    """pass@1 of the parts: `generated 97.0 % (level 1 99.0 %, level 2 95.0 %); bench 0.0 %`; of one
+    source `level 1 60.0 %, level 2 10.0 %`; empty if the number is of one source and one level."""
     shown = list[str]()
     for source, parts in parts_of(row).items():
         levels = ", ".join(f"{name} {percent(value)}" for name, value in parts.items() if name)
@@ -445,15 +445,14 @@ def parts_label(row: Mapping[str, Any]) -> str:
 
 
 def pass_by_source(row: Mapping[str, Any]) -> str:
-    """`37.5 %`, or of several sources each, for a place without room for more: `generated 97.0 %;
-    bench 0.0 %`."""
+    """pass@1 in few words, `37.5 %`; of several sources each: `generated 97.0 %; bench 0.0 %`."""
     found = [f"{name} {percent(each[''])}" for name, each in parts_of(row).items() if name]
     return "; ".join(found) or percent(row["pass_at_1"])
 
 
 def trained_share(row: Mapping[str, Any]) -> str:
-    """`3 of 64`, or `0 of 64, 64 shared` if the run trains on 64 of them sooner or later; empty if
-    it does on none.
+    """Share of trained problems: `3 of 64`, or `0 of 64, 64 shared` if the run trains on 64 of them
+    sooner or later; empty if it does on none.
 
     Args:
         row: an evaluation with num_problems, num_trained_problems and num_shared_problems.
@@ -464,8 +463,8 @@ def trained_share(row: Mapping[str, Any]) -> str:
 
 
 def trained_label(row: Mapping[str, Any]) -> str:
-    """`trained on 3 of 64 problems`, `trained on 0 of 64 problems, 64 shared with training`; empty
-    if none."""
+    """Words for that share: `trained on 3 of 64 problems`, `trained on 0 of 64 problems, 64 shared
+    with training`; empty if none."""
     ratio, _, shared = trained_share(row).partition(",")
     label = ratio and f"trained on {ratio} problems"
     return f"{label},{shared} with training" if shared else label

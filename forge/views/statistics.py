@@ -327,7 +327,7 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
 
 
 def compare_paired(
-    a: Mapping[str, Tally], b: Mapping[str, Tally], *, k: int = 1, seed: int = 0
+    a: Mapping[str, Tally], b: Mapping[str, Tally], *, k: int = 1
 ) -> Estimate | None:
     """Difference of pass@k, paired by problem, which removes what makes a problem hard for both.
 
@@ -341,19 +341,19 @@ def compare_paired(
     if not both:
         return None
     values = [pass_at_k(b[name], k) - pass_at_k(a[name], k) for name in both]
-    return _estimate(values, seed=seed, span=(-1.0, 1.0))
+    return _estimate(values, span=(-1.0, 1.0))
 
 
-def estimate_difference(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
+def estimate_difference(values: Sequence[float]) -> Estimate | None:
     """Mean of one unbounded difference per problem, with its interval; None for fewer than two
     problems: one says nothing about the others.
     """
     if len(values) < 2:
         return None
-    return _estimate(values, seed=seed, span=(-math.inf, math.inf))
+    return _estimate(values, span=(-math.inf, math.inf))
 
 
-def _estimate(values: Sequence[float], *, seed: int, span: tuple[float, float]) -> Estimate:
+def _estimate(values: Sequence[float], *, span: tuple[float, float], seed: int = 0) -> Estimate:
     """The mean, and interpolated percentiles of the means of resampled problems.
 
     Args:

@@ -155,7 +155,8 @@ def test_the_ranking_speedup_is_printed_beside_the_times(tmp_path: Path, name: s
     played = group(0, [[Status.CORRECT], [Status.WRONG]], speed=timing(4.0))
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
     with open_run(tmp_path / "toy-1") as reader:
-        row = sql.json_rows(sql.run_sql(reader, QUERIES[name].sql, QUERIES[name].bind({})))[0]
+        found = sql.run_sql(reader, QUERIES[name].sql, QUERIES[name].bind({}))
+        row = json.loads("".join(sql.json_parts(found)))[0]
     names = ("speedup_low", "speedup", "candidate_us", "baseline_us")
     assert [row[each] for each in names] == [3.6, 4.0, 25.0, 100.0]
 

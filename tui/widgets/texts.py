@@ -42,13 +42,13 @@ def shown_text(text: str | None, *, style: str = "") -> Text:
     return Text(_bounded(text or ""), style=style, overflow="fold")
 
 
-def shown_code(text: str | None, *, is_wrapped: bool = True) -> Syntax | Text:
-    """Highlighted Python; long lines are wrapped, or cut if not `is_wrapped`."""
+def shown_code(text: str | None) -> Syntax | Text:
+    """Highlighted Python; long lines are wrapped."""
     code = _bounded(text or "")
     if len(code) > MAX_COLOURED:
-        return Text(code, no_wrap=not is_wrapped, overflow="fold" if is_wrapped else "crop")
+        return Text(code, overflow="fold")
     return Syntax(
-        code, "python", theme=THEME, background_color="default", word_wrap=is_wrapped, tab_size=4
+        code, "python", theme=THEME, background_color="default", word_wrap=True, tab_size=4
     )
 
 
@@ -66,10 +66,9 @@ def cell(value: str, *, style: str = "") -> Text:
     return Text(line, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def spark(values: Sequence[float], *, low: float = 0.0, high: float = 1.0) -> str:
-    """One character per value, from `low` (▁) to `high` (█)."""
-    span = (high - low) or 1.0
-    steps = [round((min(max(v, low), high) - low) / span * (len(SPARKS) - 1)) for v in values]
+def spark(values: Sequence[float], *, high: float = 1.0) -> str:
+    """One character per value, from 0 (▁) to `high` (█)."""
+    steps = [round(min(max(v, 0.0), high) / high * (len(SPARKS) - 1)) for v in values]
     return "".join(SPARKS[step] for step in steps)
 
 

@@ -163,7 +163,9 @@ def run_kernel(config: Mapping[str, Any], answer: AnswerFile) -> None:
         if gpus:
             answer.begin("starting the GPU's driver")
             torch.cuda.init()
-            require_calls("hip" if torch.version.hip else "cuda")
+            from forge.evalpool.judge.execute.gpu.driver.calls import Calls
+
+            Calls("hip" if torch.version.hip else "cuda").require_calls()
             answer.begin("compiling and running a kernel")
             multiply = _multiply_on_gpu
         else:
@@ -172,13 +174,6 @@ def run_kernel(config: Mapping[str, Any], answer: AnswerFile) -> None:
         started = time.monotonic()
         is_right = bool(np.array_equal(multiply(path, a, b), a @ b))
         answer.say(is_right=is_right, seconds=round(time.monotonic() - started, 2))
-
-
-def require_calls(kind: str) -> None:
-    """Raises Unsupported if the GPU's driver lacks a call that a judge needs."""
-    from forge.evalpool.judge.execute.gpu.driver.calls import Calls
-
-    Calls(kind).require_calls()
 
 
 def _multiply_on_gpu(path: Path, a: Any, b: Any) -> Any:

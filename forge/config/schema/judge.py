@@ -21,7 +21,7 @@ ProtocolName = Literal["forge", "kernelbench", "drkernel"]
 RulesName = Literal[
     "forge", "kernelbench", "drkernel", "forge:hybrid", "kernelbench:own", "drkernel:own"
 ]
-"""A protocol under its own policy; behind a colon, under the other one."""
+"""A protocol under its own policy; after a colon, under the other one."""
 
 
 class JudgeTable(Table):
@@ -57,7 +57,7 @@ class JudgeTable(Table):
     is set. Times are measured in the same way under each."""
     also: list[RulesName] = Field(default_factory=list["RulesName"])
     """Further protocols that judge each candidate, for comparison alone: their verdicts are stored
-    beside the one that counts (v_protocols). Each has its own policy, and with a policy behind a
+    beside the one that counts (v_protocols). Each has its own policy, and with a policy after a
     colon that one: ["kernelbench", "kernelbench:own"]. Each takes as long as the first."""
     compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Maximum time for import, first call and compilation of a candidate."""

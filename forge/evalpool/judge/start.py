@@ -47,7 +47,8 @@ def main() -> None:
 def _spawner(
     config: Mapping[str, Any], *, is_gpu: bool = False, gpu_minor: int | None = None
 ) -> Spawner:
-    """Args: gpu_minor: number of the card's device file; None shows children all such files."""
+    """A spawner, with the card's files if `is_gpu`; without `gpu_minor`, the number of the card's
+    device file, children see all such files."""
     table = config["table"]
     # In the run's private directory, removed with it.
     folder = Path(config["socket_path"]).with_suffix(".card" if is_gpu else ".root")

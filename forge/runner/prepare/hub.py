@@ -86,12 +86,10 @@ def locate_rows(experiment: Experiment, *, say: Callable[[str], None] | None = N
     )
 
 
-def locate_build(build: DataBuild, *, say: Callable[[str], None] | None = None) -> DataBuild:
+def locate_build(build: DataBuild) -> DataBuild:
     """The build with directories in the local cache in place of hub names. Raises as
     `locate_rows`."""
-    rows = build.input.model_copy(
-        update={"path": _locate(build.input.path, key="input.path", say=say)}
-    )
+    rows = build.input.model_copy(update={"path": _locate(build.input.path, key="input.path")})
     tokenizer = build.tokenizer
     if tokenizer.path is not None and not tokenizer.path.is_dir():
         path = fetch_snapshot(
@@ -117,7 +115,7 @@ def _located(
     return table.model_copy(update=update)
 
 
-def _locate(path: Path, *, key: str, say: Callable[[str], None] | None) -> Path:
+def _locate(path: Path, *, key: str, say: Callable[[str], None] | None = None) -> Path:
     name = str(path)
     if path.exists() or not is_hub_name(name):
         return path

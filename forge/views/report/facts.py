@@ -134,11 +134,6 @@ class Facts:
         return [chart for chart in every if not chart.is_empty]
 
     @property
-    def trained_steps(self) -> list[tuple[str, int]]:
-        """Kind and number of trained steps of each training stage."""
-        return self.training.num_steps()
-
-    @property
     def seconds(self) -> float | None:
         """Duration of all attempts; a killed one ended with its last row."""
         return total_seconds(self.attempts, self.last_row_at)

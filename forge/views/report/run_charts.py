@@ -93,14 +93,6 @@ class Training:
         self._evaluations = evaluations
         self._add_bands(asker)
 
-    def num_steps(self) -> list[tuple[str, int]]:
-        """Kind and number of trained steps of each stage."""
-        found: dict[int, int] = {}
-        for row in self._metrics:
-            if row["key"] == "train/loss/mean":
-                found[row["stage"]] = max(found.get(row["stage"], 0), row["step"])
-        return [(self._kind(stage), num) for stage, num in sorted(found.items())]
-
     def main_charts(self) -> list[Chart]:
         """The charts that say whether it learned, including empty ones."""
         return [

@@ -97,7 +97,7 @@ class PlayedRollout:
 
     @property
     def name(self) -> str:
-        """`g12.r3`"""
+        """Its place in the store: `g12.r3`."""
         return f"g{self.group_id}.r{self.rollout}"
 
 
@@ -221,15 +221,8 @@ class Samples:
                 of.shares.get(problem, NONE), f"{first} of {len(played)}",
                 f"{anywhere} of {len(played)}", links or [f"{played[0].name}, in the store"],
             ])  # fmt: skip
-        head = [
-            "problem",
-            "family",
-            "level",
-            "correct of all turns",
-            "correct at first",
-            "in any turn",
-        ]
-        return [*head, "rollouts"], rows
+        head = ["problem", "family", "level", "correct of all turns", "correct at first"]
+        return [*head, "in any turn", "rollouts"], rows
 
     def _load_played(self, groups: Sequence[Mapping[str, Any]]) -> list[PlayedRollout]:
         ids = json.dumps([row["group_id"] for row in groups if row["group_id"] is not None])
@@ -312,5 +305,5 @@ def _choose(played: Sequence[PlayedRollout]) -> list[PlayedRollout]:
 
 
 def _outcome(one: PlayedRollout) -> str:
-    """`wrong → correct`"""
+    """Verdicts of its turns: `wrong → correct`."""
     return " → ".join(one.statuses) or "no turn"

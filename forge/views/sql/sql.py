@@ -105,14 +105,9 @@ def list_relations(reader: SqlReader) -> list[Relation]:
     ]
 
 
-def json_rows(table: RowTable) -> list[dict[str, Any]]:
-    """One object per row; bytes as hex, numbers that are not finite as null."""
-    names = _unique_names(table.columns)
-    return [dict(zip(names, map(_json_value, row), strict=True)) for row in table.rows]
-
-
 def json_parts(found: RowTable | RowStream) -> Iterator[str]:
-    """A JSON list of `json_rows` in parts, one line per row."""
+    """A JSON list in parts, a line per row: an object with bytes as hex, and numbers that are not
+    finite as null."""
     start, names = "[", _unique_names(found.columns)
     for row in found.rows:
         values = map(_json_value, row)

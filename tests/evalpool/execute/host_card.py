@@ -138,7 +138,7 @@ class HostDriver:
     def granularity(self, device: int) -> int:
         return UNIT
 
-    def create_memory(self, num_bytes: int, *, device: int, is_shareable: bool = False) -> int:
+    def create_memory(self, num_bytes: int, *, device: int) -> int:
         fd = os.memfd_create("card")
         os.ftruncate(fd, num_bytes)
         self.handles.add(fd)

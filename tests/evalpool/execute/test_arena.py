@@ -64,7 +64,7 @@ class Card:
     def granularity(self, device: int) -> int:
         return UNIT
 
-    def create_memory(self, num_bytes: int, *, device: int, is_shareable: bool = False) -> int:
+    def create_memory(self, num_bytes: int, *, device: int) -> int:
         if sum(self.memory.values()) + num_bytes > self.room:
             raise DriverError("cuMemCreate", 2, "OUT_OF_MEMORY")
         self.num_created += 1

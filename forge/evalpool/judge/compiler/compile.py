@@ -54,7 +54,7 @@ RECHECK_SHARE = 1 / 64
 """Share of the binaries from disk that are compiled again, and must be equal byte for byte."""
 T = TypeVar("T")
 Read: TypeAlias = "Callable[[dict[str, Any], bytes], T | Failure]"
-"""Makes a checked result of the body of a child's answer and the room behind the text."""
+"""Makes a checked result of the body of a child's answer and the room after the text."""
 MAX_FAILURES = 10_000
 MAX_MESSAGE_CHARACTERS = 2000
 _PAGE = 4096
@@ -243,7 +243,7 @@ class Compiler:
     def _in_child(
         self, kernel: Kernel, target: str, key: str, read: Read[T], **asked: bool
     ) -> T | Failure:
-        """What `read` makes of a child's answer. A zygote that dies meanwhile is infra."""
+        """Result that `read` makes of a child's answer. A zygote that dies meanwhile is infra."""
         with self._lock:
             uid = self._uids.pop() if self._uids else None
         try:
@@ -308,7 +308,7 @@ class Compiler:
 
 
 def _shared(body: dict[str, Any]) -> int:
-    """The child's answer, checked. Raises InvalidBinary."""
+    """Bytes of shared memory in a child's answer, checked. Raises InvalidBinary."""
     size = body.get("shared_bytes")
     if type(size) is not int or size < 0:
         raise InvalidBinary("no bytes of shared memory")

@@ -28,14 +28,14 @@ class RangeCalls(Calls):
 
     def granularity(self, device: int) -> int:
         """Bytes of the smallest unit of physical memory."""
-        properties = _properties(device, is_shareable=False)
+        properties = _properties(device)
         size = c_size_t()
         self.call("memory_granularity", byref(size), byref(properties), c_int(MINIMUM_GRANULARITY))
         return size.value
 
-    def create_memory(self, num_bytes: int, *, device: int, is_shareable: bool = False) -> int:
+    def create_memory(self, num_bytes: int, *, device: int) -> int:
         """Handle of physical memory, not mapped anywhere."""
-        properties = _properties(device, is_shareable=is_shareable)
+        properties = _properties(device)
         handle = c_ulonglong()
         self.call(
             "memory_create", byref(handle), c_size_t(num_bytes), byref(properties), c_ulonglong(0)
@@ -106,7 +106,6 @@ class RangeCalls(Calls):
         self.call("memory_unmap", c_ulonglong(address), c_size_t(num_bytes))
 
 
-def _properties(device: int, *, is_shareable: bool) -> MemoryProperties:
+def _properties(device: int) -> MemoryProperties:
     location = Location(kind=ON_DEVICE, index=device)
-    kinds = POSIX_FD if is_shareable else 0
-    return MemoryProperties(kind=PINNED, handle_kinds=kinds, location=location)
+    return MemoryProperties(kind=PINNED, handle_kinds=0, location=location)
