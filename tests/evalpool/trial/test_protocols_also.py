@@ -111,3 +111,61 @@ def test_parameters_are_as_they_initialise(bench: Bench) -> None:
     verdict = bench.judge(RELU_KERNEL, problem=scaled, table=BOTH)
     assert verdict.status is not Status.CORRECT
     assert {other.status for other in verdict.also.values()} == {Status.CORRECT}
+
+
+DRAWING = """
+import torch, triton, triton.language as tl
+@triton.jit
+def kernel(x, a, b, c, y, N: tl.constexpr):
+    row, i = tl.program_id(0), tl.arange(0, N)
+    value = tl.load(x + row * N + i) * tl.load(a + i) + tl.load(b + i) * tl.load(c + i)
+    tl.store(y + row * N + i, value)
+class Model{new}(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+    def forward(self, x):
+        {forward}
+def get_inputs():
+    return [torch.randn(16, 64)]
+def get_init_inputs():
+    return []
+"""
+A, B = (f"self.{name} = torch.nn.Parameter(torch.randn(64))" for name in "ab")
+PACKED = "a = torch.nn.Parameter(torch.randn(64)); self.a = (a * 2 * 0.5).detach()"
+C = "self.c = torch.nn.Parameter(torch.ones(64))"
+LAUNCH = "y = torch.empty_like(x); kernel[(16,)](x, self.a, self.b, self.c, y, 64); return y"
+
+
+@pytest.mark.parametrize(
+    ("init", "other"),
+    [
+        (f"{C}; {A}; {B}; self.more = torch.randn(2)", ""),
+        (f"{A}; {B.replace('randn(64)', 'empty(64).normal_()')}; {C}", ""),
+        (f"{A}; {B}; {C.replace('ones(64)', 'ones_like(self.a)')}", ""),
+        (f"d = torch.nn.Linear(64, 1); d.weight.data.normal_(); {A}; {B}; {C}", "a"),
+        (f"{B}; {A}; {C}", "a"),
+        (f"{A}; {B.replace('randn', 'rand')}; {C}", "b"),
+        (f"{A}; {B.replace('randn', 'empty')}; {C}", "b"),
+        (f"{A}; {B}; {C.replace('ones', 'rand')}", "c"),
+        (f"{A}; {C}; {B.replace('64)', '64, generator=torch.Generator())')}", "b"),
+        (f"{PACKED}; {B}; {C}", ""),
+        (f"{PACKED.replace('randn', 'rand')}; {B}; {C}", "a"),
+    ],
+    ids=[
+        "other_constants", "in_place", "like", "more", "order", "range", "empty", "random", "own",
+        "packed", "packed_range",
+    ],
+)  # fmt: skip
+def test_parameters_are_those_that_the_constructor_draws_from_models_seed(
+    bench: Bench, init: str, other: str
+) -> None:
+    """Ours loads them by name."""
+    forward = "return x * self.a + self.b * self.c"
+    source = DRAWING.format(new="", init=f"{A}; {B}; {C}", forward=forward)
+    code = DRAWING.format(new="New", init=init, forward=LAUNCH)
+    table = TABLE.model_copy(update={"protocol": "kernelbench", "also": ["forge"]})
+    verdict = bench.judge(code, problem=source, table=table)
+    assert verdict.also["forge"].status is Status.CORRECT, verdict.also
+    assert verdict.status is (Status.WRONG if other else Status.CORRECT), verdict.detail
+    assert not other or f"{other} is not drawn" in verdict.detail

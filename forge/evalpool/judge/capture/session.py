@@ -41,7 +41,7 @@ from forge.evalpool.judge.channel.nesting import nesting_of
 from forge.evalpool.judge.channel.words import needs_card
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Choice, Node, Origin, Section
-from forge.evalpool.judge.reference.construct import construct
+from forge.evalpool.judge.reference.construct import construct, construct_noting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,8 @@ def capture(
         code: The candidate's source.
         ask: Answers value requests and kernel facts; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
-        notes: Gets `follows_winner`: True if other winners of its choices make another program.
+        notes: Gets `follows_winner`: True if other winners of its choices make another program,
+            and `drawn_otherwise`: name of a tensor that has other values if nothing is loaded.
 
     Raises:
         CaptureFailed: the candidate failed, or does what a program cannot express.
@@ -86,6 +87,7 @@ def capture(
         raise session.failed(error) from error
     if notes is not None:
         notes["follows_winner"] = session.follows_winner
+        notes["drawn_otherwise"] = session.drawn_otherwise
     return program
 
 
@@ -113,6 +115,9 @@ class Session:
         self._old = set[int]()
         """Storages of the inputs of the first call, once it is over."""
         self.follows_winner = False
+        self.drawn_otherwise = ""
+        self._bound: list[tuple[str, str]] = []
+        """Names of the model's tensors ("" for none: packed) and of the values they have."""
 
     def run(self, code: str) -> Program:
         """Raises anything that the candidate does."""
@@ -144,7 +149,7 @@ class Session:
         forward = [*lost, *forward]
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
             raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
-        return self._build(
+        program = self._build(
             forward,
             outputs,
             parts=parts,
@@ -152,6 +157,9 @@ class Session:
             nesting=self.nesting,
             stateful=words,
         )
+        if self.request.get("drawn") is not None:
+            self.drawn_otherwise = self._drawn_otherwise(module, self.request["drawn"])
+        return program
 
     def failed(self, error: BaseException) -> CaptureFailed:
         """The report of an error."""
@@ -174,6 +182,22 @@ class Session:
             kernels=one.kernels,
             constants=one.constants,
         )
+
+    def _drawn_otherwise(self, module: types.ModuleType, wanted: dict[str, str]) -> str:
+        """Name of a tensor of the reference that the constructor, without values to take, draws
+        otherwise; "" for none, or where it cannot be constructed once more."""
+        recorder, self.recorder.asking = self.recorder, Asking(None)
+        entry = getattr(module, self.request["entry_point"])
+        try:
+            arguments = self._decode(self.request["init"], self._argument)
+            with torch.no_grad(), recorder, recorder.aside(), torch.device(self._device):
+                model, origins = construct_noting(entry, arguments)
+        except Exception:
+            return ""
+        own, draws = origins.by_name(model), {"", *origins.draws}
+        pairs = [({own[name]} if name in own else draws, at) for name, at in self._bound]
+        other = {at for made, at in pairs if wanted.get(at) not in made}
+        return next((name for name in wanted if name in other), "")
 
     def _follows(self, forward: list[Node], inputs: Any, outputs: list[int], *, since: int) -> bool:
         """True if a call does something else than in its alternative where another one has won:
@@ -306,13 +330,15 @@ class Session:
         taken = values.names_in(model)
         self.model = self._cast(model)
         self.step = "load"
+        named = weights.state_of(self.model)
+        named = {name: one for name, one in named.items() if name not in given}
+        found = weights.targets(named, state, taken, values.sources)
+        packed = {*values.sources, *held} - {*found.values()}
+        self._bound = [*found.items(), *(("", source) for source in packed)]
         hook = getattr(self.model, "load_reference", None)
         if callable(hook):
             hook(dict(state))
             return True
-        named = weights.state_of(self.model)
-        named = {name: one for name, one in named.items() if name not in given}
-        found = weights.targets(named, state, taken, values.sources)
         reached = {source for name, source in taken.items() if found.get(name) == source}
         if not reached.issuperset(taken.values()):
             return False

@@ -17,9 +17,12 @@ kernelgym/toolkit/kernelbench/correctness.py and kernelgym/config/settings.py ("
 5 trials with atol = rtol = 1e-2 at every precision. Its only rules about the source are syntax and
 the entry point; an answer of which no Triton kernel runs is a decoy (pipeline.py).
 
-Both compare one tensor, so nothing passes where Model returns several. Differences that remain
-here: seeds are fresh instead of derived from 42; a candidate's parameters are loaded by name
-instead of drawn in the same order; indices and masks keep their dtypes, which KernelBench casts to
+Both compare one tensor, so nothing passes where Model returns several. Both construct Model and
+ModelNew from one seed and load nothing, so a right program whose constructor draws otherwise than
+Model's is wrong (`Judgement._require_draws`). Differences that remain here: seeds are fresh instead
+of derived from 42; constants in place of Model's, and draws on the card in place of the host's, are
+loaded by name; each trial begins with Model's state as constructed, not as the one before left it;
+indices and masks keep their dtypes, which KernelBench casts to
 the precision, so that its own reference fails. What games a check passes nowhere, though both count
 it: a kernel whose result no output needs (`decoy_kernel`; without any launch Dr.Kernel refuses it,
 too), an input that the output ignores, answers kept between calls or computed in the constructor,

@@ -9,6 +9,7 @@ left to the candidate's constructor.
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.numbers.file_inputs import Arguments
 
+DIGITS = 16
+"""Length of the digest of a draw."""
 MAX_BYTES = 64 << 20
 """Size of a tensor that a candidate may get."""
 DTYPES = {
@@ -133,6 +136,14 @@ def _modules(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
             left += [(f"{start}{name}", one) for name, one in module._modules.items()]
 
 
+OVERWRITING = ("copy_", "fill_", "zero_")
+"""Operations in place after which nothing is left of a whole tensor's values."""
+FILLS = ("empty", "fill", "full", "ones", "zero")
+"""Beginnings of the names of operations whose results have none of a tensor's values."""
+SAME_AS = {"rand": "uniform 0 1", "randn": "normal 0 1"}
+"""Operations that draw the same numbers as others."""
+
+
 class Origins(TorchDispatchMode):
     """Within, notes the random operations that each tensor's values come from."""
 
@@ -140,7 +151,17 @@ class Origins(TorchDispatchMode):
         super().__init__()
         self._found: dict[int, tuple[Any, frozenset[int]]] = {}
         """Storage, which is kept so that its address is not reused, and numbers of operations."""
-        self._count = 0
+        self.draws: list[str] = []
+        """Digest of each random operation and of those before it: equal ones draw equal numbers
+        from one seed."""
+
+    def by_name(self, model: Any) -> dict[str, str]:
+        """Digest of the last random operation that each tensor of a model comes from; "" for
+        none."""
+        held = {one.name: one.tensor for one in held_tensors(model)}
+        saved = model.state_dict() if isinstance(model, torch.nn.Module) else {}
+        found = {name: self.of(one) for name, one in (held | saved).items()}
+        return {name: self.draws[max(made) - 1] if made else "" for name, made in found.items()}
 
     def of(self, tensor: torch.Tensor) -> frozenset[int]:
         """Numbers of the operations."""
@@ -150,17 +171,45 @@ class Origins(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation."""
-        result = func(*args, **(kwargs or {}))
-        found = frozenset[int]().union(*map(self.of, leaves([*args, *(kwargs or {}).values()])))
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self._count += 1
-            found |= {self._count}
-        if found:
-            for one in leaves([result]):
-                if one.layout is torch.strided:
-                    storage = one.untyped_storage()
-                    self._found[storage._cdata] = (storage, found | self.of(one))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        is_whole = name in OVERWRITING or (is_random and name.endswith("_"))
+        is_whole = is_whole and args[0].layout is torch.strided
+        is_whole = is_whole and args[0].nbytes == args[0].untyped_storage().nbytes()
+        is_fill = name.removeprefix("new_").startswith(FILLS)
+        read = [] if is_fill else [*args, *kwargs.values()]
+        found = frozenset[int]().union(*map(self.of, leaves(read[1:] if is_whole else read)))
+        made = leaves([result])
+        if is_random:
+            before = self.draws[-1] if self.draws else ""
+            sizes = [(one.numel(), one.dtype) for one in made]
+            words = f"{before} {_draw(func, args, kwargs)} {sizes}"
+            self.draws.append(hashlib.sha256(words.encode()).hexdigest()[:DIGITS])
+            found |= {len(self.draws)}
+        for one in made:
+            if one.layout is torch.strided and (found or is_whole):
+                storage = one.untyped_storage()
+                self._found[storage._cdata] = storage, found if is_whole else found | self.of(one)
         return result
+
+
+def _draw(func: Any, args: Any, kwargs: Any) -> str:
+    """A random operation, its numbers and its own generator's seed."""
+    name = func._schema.name.removeprefix("aten::").removesuffix("_").removesuffix("_like")
+    given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+    values = [given.get(one.name, one.default_value) for one in func._schema.arguments]
+    numbers = [f"{value:.6g}" for value in values if type(value) in (int, float)]
+    own = [one.initial_seed() for one in values if isinstance(one, torch.Generator)]
+    return f"{SAME_AS.get(name) or ' '.join([name, *numbers])} {own}"
+
+
+def construct_noting(entry_point: Any, arguments: Arguments) -> tuple[Any, Origins]:
+    """The model of an entry point, and what it draws. cuDNN would put the parameters of a
+    recurrent layer into one storage."""
+    with torch.backends.cudnn.flags(enabled=False), Origins() as origins:
+        return construct(entry_point, arguments), origins
 
 
 def drawn_tensors(model: Any, construct: Callable[[], Any]) -> dict[str, torch.Tensor]:

@@ -42,7 +42,12 @@ from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs, 
 from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.sizes import require_room
-from forge.evalpool.judge.reference.construct import construct, drawn_tensors, parameters_made
+from forge.evalpool.judge.reference.construct import (
+    construct,
+    construct_noting,
+    drawn_tensors,
+    parameters_made,
+)
 from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub, run_eagerly
@@ -201,7 +206,9 @@ def _computed(
     num_ooms = _num_ooms(terms)
     with torch.no_grad():
         torch.manual_seed(FIRST_SEED)
-        module, init, model, made = on_device(terms.device, lambda: _constructed(request, terms))
+        module, init, model, made, drawn = on_device(
+            terms.device, lambda: _constructed(request, terms)
+        )
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         cast(model, terms.precision)
@@ -231,6 +238,7 @@ def _computed(
         facts = {
             "order": order,
             "held": list(held),
+            "drawn": drawn,
             "rounding": terms.rounding,
             "flops": 0 if counted is None else counted.flops,
             "names": [] if counted is None else sorted(counted.work),
@@ -246,18 +254,23 @@ def _computed(
 
 def _constructed(
     request: dict[str, Any], terms: Terms
-) -> tuple[types.ModuleType, Arguments, Any, list[torch.Tensor]]:
-    """The module of a problem, the arguments of its model, the model, and the parameters in the
-    order in which they were made."""
+) -> tuple[types.ModuleType, Arguments, Any, list[torch.Tensor], dict[str, str] | None]:
+    """The module of a problem, the arguments of its model, the model, the parameters in the order
+    in which they were made, and for another protocol the digests of what it draws."""
     module = types.ModuleType("problem")
     run_source(request["source"], module)
     seed_everything(fresh_seed())
     init = placed(constructor_arguments(module, request["entry_point"]), terms)
     made: list[torch.Tensor] = []
+    entry, drawn = getattr(module, request["entry_point"]), None
     with parameters_made(made.append):
-        model = construct(getattr(module, request["entry_point"]), init)
+        if terms.is_plain:
+            model, origins = construct_noting(entry, init)
+            drawn = origins.by_name(model)
+        else:
+            model = construct(entry, init)
         model = model.to(terms.device)
-    return module, init, model, made
+    return module, init, model, made, drawn
 
 
 def _moved_and_drawn(

@@ -80,6 +80,9 @@ class Captured:
     """Values that the host has read."""
     follows_winner: bool = False
     """True if other winners of its choices make another program, says the child."""
+    drawn_otherwise: str = ""
+    """Name of a tensor of the reference for which its constructor draws other numbers from the same
+    seed, says the child."""
 
     @property
     def reads_values(self) -> bool:
@@ -292,6 +295,7 @@ def _captured(
         data=found.program,
         questions=questions,
         follows_winner=found.body.get("follows_winner") is True,
+        drawn_otherwise=str(found.body.get("drawn_otherwise") or ""),
     )
 
 

@@ -88,7 +88,7 @@ class Facts:
         uid: int | None,
     ) -> tuple[ProblemFacts, bool]:
         """Facts, and True if another capture would give the same."""
-        asked = {**request, "precision": problem.precision, "cast": True}
+        asked = {**request, "precision": problem.precision, "cast": True, "drawn": None}
         try:
             captured = self._captures.capture(
                 problem.source,

@@ -94,7 +94,20 @@ class Judgement(ABC):
         )
         with self.phases.timed("correct"):
             self._checks.run()
+        self._require_draws()
         return self.report(Status.CORRECT, "ok")
+
+    def _require_draws(self) -> None:
+        """Raises Decided where another protocol gives a right program other parameters than Model.
+        The child that says so is the candidate's own: it can only do itself harm."""
+        name = self.first().drawn_otherwise
+        if self.candidate.protocol is not None and name in (self.request.get("drawn") or {}):
+            detail = (
+                f"{self.candidate.protocol.name} constructs Model and ModelNew from one seed and "
+                f"loads nothing: here {name} is not drawn as Model draws it. Make the random "
+                "tensors in Model's order, by the same layers or distributions and shapes"
+            )
+            raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
     def report(self, status: Status, reason: str, detail: str = "") -> Finding:
         """A finding of this candidate."""

@@ -56,6 +56,7 @@ class Builder:
             "state": [list(pair) for pair in zip(state_names, state_places, strict=True)],
             "order": [str(name) for name in layout["order"]],
             "held": [str(name) for name in layout["held"]],
+            "drawn": parse_drawn(layout.get("drawn")),
             "sets": [one.tree for one in sets],
             "tensors": tensors,
             "num_bytes": num_bytes,
@@ -169,6 +170,11 @@ def parse_axes(data: Any, spec: TensorSpec) -> list[int]:
     if not isinstance(data, list) or sorted(data) != list(range(len(spec.shape))):
         raise LayoutError(f"no axes {str(data)[:40]}")
     return data
+
+
+def parse_drawn(data: Any) -> dict[str, str] | None:
+    """Digests of draws by a tensor's name, from an oracle's layout; None for our own protocol."""
+    return None if data is None else {str(name): str(one)[:64] for name, one in data.items()}
 
 
 def parse_specs(data: Any) -> list[TensorSpec]:

@@ -15,7 +15,7 @@ from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.numbers.tolerance import rounding_in
-from forge.evalpool.judge.trial.draws.build import parse_axes
+from forge.evalpool.judge.trial.draws.build import parse_axes, parse_drawn
 from forge.evalpool.judge.trial.draws.reference import max_uses
 from forge.evalpool.judge.trial.trial import count
 
@@ -172,6 +172,7 @@ def arrange(
         "state": [[name, first + number] for number, name in enumerate(state)],
         "order": [str(name) for name in layout["order"]],
         "held": [str(name) for name in layout["held"]],
+        "drawn": parse_drawn(layout.get("drawn")),
         "sets": [trees[0]] * len(sets),
         "tensors": [[spec.dtype, list(spec.shape)] for spec in specs],
     }
