@@ -149,7 +149,7 @@ def _read(paths: RunPaths, step: int, stage: int | None, overrides: Sequence[str
         before = load_experiment(paths.experiment, is_here=False)
         stage = find_stage(paths, reader, before, step=step, asked=stage)
         _check_overrides(overrides, stage=stage, step=step)
-        recorded = read_step(paths, reader, before, stage=stage, step=step)
+        recorded = read_step(paths, reader, stage=stage, step=step)
         experiment = load_experiment(paths.experiment, overrides=overrides, is_here=False)
         model = locate_model(experiment.model)
         start = read_start(reader, model, stage=stage, name=paths.name)
@@ -270,9 +270,7 @@ def find_stage(
     raise ConfigError(f"{paths.name}: step {step} was not trained by GRPO; trained steps: {found}")
 
 
-def read_step(
-    paths: RunPaths, reader: RunReader, experiment: Experiment, *, stage: int, step: int
-) -> RecordedStep:
+def read_step(paths: RunPaths, reader: RunReader, *, stage: int, step: int) -> RecordedStep:
     """The record of a trained step.
 
     Raises:
@@ -280,7 +278,7 @@ def read_step(
             one and the keys that keep more.
         MachineError: its checkpoint is damaged.
     """
-    checkpoint = _checkpoint(paths, reader, experiment, stage=stage, step=step)
+    checkpoint = _checkpoint(paths, reader, stage=stage, step=step)
     samples, is_exact = _samples(paths, reader, stage=stage, step=step)
     rows = reader.query(_METRICS, (stage, step)).rows
     return RecordedStep(
@@ -295,9 +293,7 @@ def read_start(reader: RunReader, model: ModelTable, *, stage: int, name: str) -
     return check_there(weights, whose=f"stage {stage} of {name}")
 
 
-def _checkpoint(
-    paths: RunPaths, reader: RunReader, experiment: Experiment, *, stage: int, step: int
-) -> Path | None:
+def _checkpoint(paths: RunPaths, reader: RunReader, *, stage: int, step: int) -> Path | None:
     if step == 1:
         return None
     work_dir = paths.checkpoints / f"stage-{stage}"

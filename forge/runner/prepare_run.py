@@ -104,7 +104,7 @@ async def _refused(run: RunContext) -> dict[str, str]:
     if run.pool is None or not is_examined(run.experiment):
         return {}
     refused = await find_refused(
-        run.experiment, run.problems, paths=run.paths, pool=run.pool, progress=run.progress
+        run.problems, paths=run.paths, pool=run.pool, progress=run.progress
     )
     if refused:
         line = refusal(refused, num_problems=len(in_split(run.problems, Split.GRPO)))

@@ -113,7 +113,7 @@ def read(paths: RunPaths, step: int, *, stage: int | None = None) -> Any:
     experiment = load_experiment(paths.experiment, is_here=False)
     with open_run(paths) as reader:
         found = find_stage(paths, reader, experiment, step=step, asked=stage)
-        return read_step(paths, reader, experiment, stage=found, step=step)
+        return read_step(paths, reader, stage=found, step=step)
 
 
 def save_checkpoint(paths: RunPaths, step: int) -> Path:

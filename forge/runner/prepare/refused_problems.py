@@ -41,7 +41,6 @@ def is_examined(experiment: Experiment) -> bool:
 
 
 async def find_refused(
-    experiment: Experiment,
     problems: Sequence[Problem],
     *,
     paths: RunPaths,

@@ -111,7 +111,6 @@ class LlamaEngine:
         for prefill in [*self._prefills, *again]:
             if prefill.slot is not None:
                 self._slots.release(prefill.slot)
-            self.counts.recomputed_tokens += prefill.done
             prefill.slot, prefill.done = None, 0
         self._prefills.extendleft(reversed(again))
         return kind

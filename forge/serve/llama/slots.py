@@ -195,5 +195,3 @@ class Counts:
     steps: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
-    recomputed_tokens: int = 0
-    """Prompt and completion tokens evaluated again after new weights."""

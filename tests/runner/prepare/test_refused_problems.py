@@ -67,14 +67,11 @@ class FakePool:
         return Examination(problem_id=problem.problem_id, flags={flag: "why"} if flag else {})
 
 
-def refuse(
-    experiment: Experiment, problems: list[Problem], pool: FakePool, paths: RunPaths
-) -> dict[str, str]:
+def refuse(problems: list[Problem], pool: FakePool, paths: RunPaths) -> dict[str, str]:
     progress = Progress(run="x", num_stages=1)
 
     async def find() -> dict[str, str]:
         return await find_refused(
-            experiment,
             problems,
             paths=paths,
             pool=cast("Any", pool),
@@ -89,17 +86,16 @@ def test_only_trivial_and_unusable_problems_of_grpo_are_refused(tmp_path: Path) 
     flags = {"p0": Flag.CONSTANT, "p2": Flag.CONSTANT, "p3": Flag.VECTOR_INSENSITIVE,
              "p4": Flag.SLOW}  # fmt: skip
     pool, paths = FakePool(flags), create_run("x", store_dir=tmp_path)
-    experiment = load(tmp_path)
-    assert refuse(experiment, problems, pool, paths) == {"p0": "constant", "p4": "slow"}
+    assert refuse(problems, pool, paths) == {"p0": "constant", "p4": "slow"}
     assert sorted(pool.asked) == ["p0", "p1", "p3", "p4"]
-    assert refuse(experiment, problems, pool, paths) == {"p0": "constant", "p4": "slow"}
+    assert refuse(problems, pool, paths) == {"p0": "constant", "p4": "slow"}
     assert len(pool.asked) == 4  # a resumed run reads what the first attempt found
 
 
 def test_a_run_without_trainable_problems_is_refused_in_one_line(tmp_path: Path) -> None:
     pool, paths = FakePool({"p0": Flag.IDENTITY}), create_run("x", store_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"p0 \(identity\).*allow_flagged.*none is left"):
-        refuse(load(tmp_path), make_problems(Split.GRPO), pool, paths)
+        refuse(make_problems(Split.GRPO), pool, paths)
 
 
 def test_the_message_names_some_problems_and_counts_the_rest() -> None:

@@ -160,15 +160,14 @@ class Content:
     """A launch of `forward` had a part in it."""
     is_prepared: bool = False
     """A launch or a computing operation of `init`, or large constants, had a part in it."""
-    is_table: bool = False
-    """It is prepared, and no launch of `forward` has computed with it and an input."""
     has_parameters: bool = False
     """A parameter had a part in it."""
 
 
 _LAUNCHED, _PREPARED, _TABLE, _PARAMETERS, _INPUT = 1, 2, 4, 8, 16
-"""Bits of a content as an integer: its flags, and from `_INPUT` on one for each input. A hostile
-program joins the contents of a million arguments."""
+"""Bits of a content as an integer: its flags, and from `_INPUT` on one for each input; `_TABLE` is
+prepared, and no launch of `forward` has computed with it and an input. A hostile program joins the
+contents of a million arguments."""
 
 
 def _decoded(bits: int) -> Content:
@@ -176,7 +175,6 @@ def _decoded(bits: int) -> Content:
         inputs=frozenset(at for at in range(bits.bit_length()) if bits & (_INPUT << at)),
         is_launched=bool(bits & _LAUNCHED),
         is_prepared=bool(bits & _PREPARED),
-        is_table=bool(bits & _TABLE),
         has_parameters=bool(bits & _PARAMETERS),
     )
 

@@ -156,7 +156,6 @@ class BasicBlock:
     """Operations in order; the last one is the terminator, if the region needs one."""
 
     arguments: tuple[int, ...]
-    argument_types: tuple[Type, ...]
     operations: tuple[Operation, ...]
 
 
@@ -176,7 +175,6 @@ class Function:
     arguments: tuple[Type, ...]
     results: tuple[Type, ...]
     attributes: Mapping[str, Attribute]
-    argument_attributes: tuple[Mapping[str, Attribute], ...]
     body: Region
     num_values: int
     line: int

@@ -14,7 +14,6 @@ from forge.evalpool.judge.ttir.grammar.operations import CUSTOM
 from forge.evalpool.judge.ttir.grammar.reader import Draft, Head, Printed, Reader
 from forge.evalpool.judge.ttir.scan import LABEL, VALUE, InvalidModule
 from forge.evalpool.judge.ttir.tree import (
-    Attribute,
     BasicBlock,
     Function,
     Jump,
@@ -89,7 +88,6 @@ class Parser(Reader):
         blocks = [
             BasicBlock(
                 arguments=tuple(values),
-                argument_types=tuple(self.types[one] for one in values),
                 operations=tuple(self._finished(draft, labels) for draft in drafts),
             )
             for values, drafts in pending
@@ -260,7 +258,7 @@ def _function(parser: Parser) -> Function:
         scan.accept_word("private")
     name = scan.symbol()
     parser.open_scope()
-    arguments, notes = _parameters(parser)
+    arguments = _parameters(parser)
     results = parser.result_list() if scan.accept("->") else []
     attributes = scan.attributes() if scan.accept_word("attributes") else {}
     if not scan.peek("{"):
@@ -272,20 +270,19 @@ def _function(parser: Parser) -> Function:
         arguments=tuple(parser.types[one] for one in arguments),
         results=tuple(results),
         attributes=attributes,
-        argument_attributes=tuple(notes),
         body=body,
         num_values=len(parser.types),
         line=line,
     )
 
 
-def _parameters(parser: Parser) -> tuple[list[int], list[dict[str, Attribute]]]:
+def _parameters(parser: Parser) -> list[int]:
     values: list[int] = []
-    notes: list[dict[str, Attribute]] = []
     parser.scan.expect("(")
     for _ in parser.scan.items(")"):
         name = parser.scan.match(VALUE, "a parameter")[1]
         parser.scan.expect(":")
         values.append(parser.define(name, [parser.scan.type()])[0])
-        notes.append(parser.scan.attributes() if parser.scan.peek("{") else {})
-    return values, notes
+        if parser.scan.peek("{"):
+            parser.scan.attributes()
+    return values
