@@ -45,11 +45,9 @@ if TYPE_CHECKING:
 
 EVALUATIONS = """
 SELECT stage, step, policy_version, num_problems, num_samples, max_turns, pass_at_1, ci_low,
-    ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate,
-    json_extract(detail, '$.num_trained_problems') AS num_trained_problems,
-    json_extract(detail, '$.num_shared_problems') AS num_shared_problems,
-    json_extract(detail, '$.by_source') AS by_source, json_extract(detail, '$.by_level') AS by_level
-FROM evaluations WHERE policy_version <= ? ORDER BY evaluation_id
+    ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems,
+    num_shared_problems, by_source, by_level
+FROM v_evaluations WHERE policy_version <= ?
 """
 POLICY = "SELECT stage, step, sha256 FROM policies WHERE version = ?"
 RUN = """

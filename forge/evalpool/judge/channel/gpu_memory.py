@@ -1,9 +1,9 @@
 """GPU memory that two processes share: allocated by one, handed over as a file descriptor.
 
 Called by the judge (which owns every block) and, handed in by the zygote, by oracles and runners.
-CUDA's virtual memory calls through ctypes, by their HIP names on AMD (the
-structures and numbers are the same): legacy IPC handles fail across uids and expose the whole block
-they lie in. Not tried on AMD: no card was at hand.
+CUDA's virtual memory calls through ctypes, by their HIP names on AMD (the structures and numbers
+are the same): legacy IPC handles fail across uids and expose the whole block they lie in. Not tried
+on AMD: no card was at hand.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     judge ── CALL + memory (text, then room for the binary) ─▶ check, compile ── DONE | FAILED ──▶
 
 The answer is a binary's header, the bytes of shared memory where the request needs them alone, or
-a failure's kind, message and line. It proves nothing: the
-judge checks each field and reads the binary itself. Uses nothing of a GPU.
+a failure's kind, message and line. It proves nothing: the judge checks each field and reads the
+binary itself. Uses nothing of a GPU.
 """
 
 from __future__ import annotations
