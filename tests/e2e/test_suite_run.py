@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.cli.relu_kernel import KERNEL
 from tests.e2e.commands import forge, kill, opened, start, until
 from tests.e2e.experiments import PROBLEM
 
@@ -22,22 +23,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 
 FUNCTIONS = ("relu", "sigmoid", "tanh", "exp", "abs", "neg")
 SIZES = "batch_size = 4\ndim = 64\n"
-RELU = """```python
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + i, tl.maximum(tl.load(x + i, mask=i < n), 0.0), mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y, n = torch.empty_like(x), x.numel()
-        kernel[(triton.cdiv(n, 256),)](x, y, n, BLOCK=256)
-        return y
-```"""
 
 
 class ReluServer(BaseHTTPRequestHandler):
@@ -54,7 +39,7 @@ class ReluServer(BaseHTTPRequestHandler):
         problem = body["messages"][-1]["content"]
         self.asked[next(each for each in FUNCTIONS if f"torch.{each}(" in problem)] += 1
         time.sleep(0.5)
-        message = {"role": "assistant", "content": RELU}
+        message = {"role": "assistant", "content": f"```python\n{KERNEL}```"}
         self._send({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
     def _send(self, answer: dict[str, Any]) -> None:

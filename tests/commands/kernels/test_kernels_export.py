@@ -20,6 +20,7 @@ from forge.commands.kernels_layouts import project_name
 from forge.errors import ConfigError
 from forge.records import Group, Problem, Status
 from forge.store.layout import RunPaths
+from tests.cli.relu_kernel import KERNEL
 from tests.store.storefactory import attempt, group, problem, timing, write_run
 
 SOURCE = """\
@@ -35,26 +36,10 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-RELU = """\
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + i, tl.maximum(tl.load(x + i, mask=i < n), 0.0), mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y, n = torch.empty_like(x), x.numel()
-        kernel[(triton.cdiv(n, 256),)](x, y, n, BLOCK=256)
-        return y
-"""
 
 
 def solved(
-    group_id: int, each: Problem, *, code: str = RELU, speedup: float | None = None
+    group_id: int, each: Problem, *, code: str = KERNEL, speedup: float | None = None
 ) -> Group:
     made = group(
         group_id, [[Status.CORRECT]], problem_id=each.problem_id,
@@ -71,7 +56,7 @@ def paths(tmp_path: Path) -> RunPaths:
     one = replace(problem(0), problem_id="level1/19_ReLU", source=SOURCE)
     two = replace(one, problem_id="level2/19_ReLU")
     failed = group(4, [[Status.WRONG]], problem_id="softmax-0001")
-    faster = solved(3, two, code=RELU.replace("256", "128"), speedup=2.5)
+    faster = solved(3, two, code=KERNEL.replace("256", "128"), speedup=2.5)
     records = [
         attempt(), one, two, problem(1),
         solved(1, one), solved(2, two, speedup=1.5), faster, failed,
