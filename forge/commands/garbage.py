@@ -135,13 +135,13 @@ def _made_models(store_dir: Path, now: float, *, is_asked: bool) -> Iterator[Gar
     if not made_models().is_dir():
         return
     experiments = [paths.experiment for paths in list_runs(store_dir)]
-    named = "".join(file.read_text() for file in experiments if file.is_file())
+    named = b"".join(file.read_bytes() for file in experiments if file.is_file())
     for path in made_models().iterdir():
         if not path.is_dir() or not _is_old(path, now):
             continue
         if path.name.startswith("."):
             why = "model that was not finished"
-        elif is_asked and path.name.rpartition("-")[0] not in named:
+        elif is_asked and os.fsencode(path.name.rpartition("-")[0]) not in named:
             why = f"model made of a GGUF file or an adapter; no run of {store_dir} names it"
         else:
             continue

@@ -105,7 +105,7 @@ def test_made_models_are_found_if_no_run_names_them(store: Path) -> None:
         (made / name).mkdir(parents=True)
         (made / f"{name}.lock").touch()
     experiment = f'[model]\npath = "{made / "x-1-aa-1"}"\nrevision = "0123"\n'
-    (store / "done-1" / "experiment.toml").write_text(experiment)
+    (store / "done-1" / "experiment.toml").write_bytes(experiment.encode() + b"# \xff\n")
 
     def found(**options: bool) -> list[str]:
         garbage = find_garbage(store, now=later(), **options)
