@@ -423,7 +423,10 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         found.setdefault(source, {})[f"level {level}"] = part["pass_at_1"]
     found = {source: each if len(each) > 1 else {} for source, each in found.items()}
     return {
-        **{source: {"": part["pass_at_1"], **found[source]} for source, part in sources.items()},
+        **{
+            printable(source): {"": part["pass_at_1"], **found[source]}
+            for source, part in sources.items()
+        },
         **({"": levels} if not sources and (levels := found.get("")) else {}),
     }
 

@@ -270,6 +270,8 @@ def test_levels_of_one_source_have_no_other_name_and_one_level_is_no_part() -> N
     assert parts_label(row) == "level 1 60.0 %, level 10 10.0 %"
     assert pass_by_source(row) == "35.0 %"
     assert parts_label({"by_source": None, "by_level": {"1": levels["1"]}}) == ""
+    row |= {"by_source": {"\x1b[2J": levels["1"]}, "by_level": {"\x1b[2J 1": levels["1"]}}
+    assert "\x1b" not in parts_label(row) + pass_by_source(row)
 
 
 @pytest.mark.parametrize("place", LABELS, ids=lambda place: place.__name__)

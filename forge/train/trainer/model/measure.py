@@ -36,7 +36,7 @@ def _answer(raw: dict[str, Any]) -> dict[str, Any]:
         return {"unknown": f"transformers {transformers.__version__} has no model_type {kind!r}"}
     try:
         with TemporaryDirectory() as folder:
-            Path(folder, "config.json").write_text(json.dumps(raw))
+            Path(folder, "config.json").write_text(json.dumps(_without_kernels(raw)))
             config = transformers.AutoConfig.from_pretrained(folder)
     except Exception as error:
         return {"refused": _line(error)}
@@ -44,6 +44,16 @@ def _answer(raw: dict[str, Any]) -> dict[str, Any]:
         return _measure(config)
     except Exception as error:
         return {"unknown": f"transformers does not make it: {_line(error)}"}
+
+
+def _without_kernels(config: dict[str, Any]) -> dict[str, Any]:
+    """The config without keys such as attn_implementation, by which transformers would load the
+    code of a kernel; shapes do not depend on it."""
+    return {
+        key: _without_kernels(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if not key.endswith("_implementation")
+    }
 
 
 def _measure(config: Any) -> dict[str, Any]:
