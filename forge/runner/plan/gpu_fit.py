@@ -230,14 +230,17 @@ def _largest(experiment: Experiment, load: _CardLoad, *, serve: int) -> str:
     faster = 'serve.precision = "fast" halves them'
     if experiment.serve.precision == "fast":
         faster = "serve.tensor_parallel spreads them; [model.quantize] is the trainer's alone"
-    fewer = [*_fewer_weights(experiment), "fsdp2 on more GPUs" * (not experiment.model.quantize)]
+    fewer = "a larger GPU"  # 4-bit weights cannot be sharded
+    if experiment.model.quantize is None:
+        table = "[model.quantize]" if experiment.model.lora else "[model.lora]"
+        fewer = f"{table}, or devices.train of more GPUs with fsdp2"
     state, step = load.train.resident, load.train.peak - load.train.resident
     smaller = 'problems.sizes = "small", ' * (experiment.problems.sizes == "gpu")
     parts = {
         f"the engine's weights ({faster})": load.serve_fixed,
         "the KV cache (serve.slots, serve.context_tokens)": serve - load.serve_fixed,
         f"the judge ({smaller}devices.judge on a GPU of its own, judge.url)": load.judge,
-        f"the trainer's weights and state ({' or '.join(filter(None, fewer))})": state,
+        f"the trainer's weights and state ({fewer})": state,
         "a step's activations (micro_batch_tokens)": step,
     }
     name = max(parts, key=parts.__getitem__)
@@ -252,40 +255,16 @@ def _memory_and_advice(experiment: Experiment, load: _CardLoad, *, serve: int) -
             f"{gigabytes(load.gpu.free_bytes)} of {memory} are free: {others}. "
             "Wait for them to end, or name other GPUs in devices.gpus"
         )
-    if load.train.resident > load.room:
-        # 4-bit weights cannot be sharded.
-        ways = ["a larger GPU"]
-        if experiment.model.quantize is None:
-            ways = ["more GPUs for devices.train with fsdp2", *_fewer_weights(experiment)]
-        advice = _any_of(ways)
-    elif load.train.peak:
-        ways = ["a GPU for each role", "a smaller micro_batch_tokens"]
-        if not (load.num_replicas or load.judge):
-            ways = ["a smaller micro_batch_tokens", "more GPUs for devices.train"]
-        advice = _any_of([*ways, *_fewer_weights(experiment)])
-    else:
-        advice = _smaller_engine(experiment if load.num_replicas else None)
-    return f"it has {memory}; {_largest(experiment, load, serve=serve)}. {advice}"
+    is_shared = sum(map(bool, (load.num_replicas, load.judge, load.train.peak))) > 1
+    alone = ". A GPU for each role would help" * is_shared
+    return f"it has {memory}; {_largest(experiment, load, serve=serve)}{alone}"
 
 
-def _smaller_engine(experiment: Experiment | None) -> str:
-    """Advice for an engine that is too large; None for a GPU without one."""
-    if experiment is not None and experiment.serve.tensor_parallel == 1:
+def _smaller_engine(experiment: Experiment) -> str:
+    """Advice for an engine that is too large."""
+    if experiment.serve.tensor_parallel == 1:
         return "serve.tensor_parallel spreads a replica over GPUs; fewer serve.slots save memory"
     return "Fewer serve.slots or a smaller serve.context_tokens would help"
-
-
-def _fewer_weights(experiment: Experiment) -> list[str]:
-    """Tables that make the trainer smaller, unless the experiment has them already."""
-    if experiment.model.lora is None:
-        return ["[model.lora]"]
-    return [] if experiment.model.quantize else ["[model.quantize]"]
-
-
-def _any_of(ways: list[str]) -> str:
-    *first, last = ways
-    text = f"{', '.join(first)} or {last} would help" if first else f"{last} would help"
-    return text[0].upper() + text[1:]
 
 
 def _by_role(load: _CardLoad, share: float | None) -> dict[str, int]:

@@ -120,24 +120,24 @@ def test_too_little_memory_is_refused_with_the_sums():
     assert message.startswith("quickstart: GPU 2 (A100) needs ")
     assert "train " in message
     assert "it has 42.9 GB" in message
-    assert message.endswith("More GPUs for devices.train with fsdp2 or [model.lora] would help")
+    assert message.endswith("([model.lora], or devices.train of more GPUs with fsdp2)")
 
 
 @pytest.mark.parametrize(
     ("has", "advice"),
     [
-        ([], r"with fsdp2 or \[model.lora\] would help"),
-        (["model.lora.r=16"], r"a smaller micro_batch_tokens or \[model.quantize\] would help"),
+        ([], r"state \(\[model.lora\], or devices.train of more GPUs with fsdp2\)"),
         (
-            ["model.lora.r=16", "model.quantize.bits=4"],
-            "A GPU for each role or a smaller micro_batch_tokens would help",
+            ["model.lora.r=16"],
+            r"state \(\[model.quantize\], or devices.train of more GPUs with fsdp2\)",
         ),
+        (["model.lora.r=16", "model.quantize.bits=4"], r"state \(a larger GPU\)"),
     ],
 )
 def test_a_plan_that_does_not_fit_advises_no_table_that_it_has(has, advice):
-    asked = (*ALL_AUTO, "devices.share=auto", "serve.precision=fast", *has)
-    with pytest.raises(MachineError, match=f"{advice}$"):
-        place_on("1xRTX4090-24GB", *asked, model="Qwen/Qwen3-8B")
+    asked = ("devices.gpus=auto", "devices.train=auto", *has)
+    with pytest.raises(MachineError, match=rf"trainer's weights and {advice}$"):
+        place_on("1xRTX4090-12GB", *asked, model="Qwen/Qwen3-32B", engine="llama")
 
 
 @pytest.mark.parametrize(
