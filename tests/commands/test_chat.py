@@ -97,6 +97,10 @@ def test_the_newest_kept_weights_answer(tmp_path: Path) -> None:
     assert find_weights(paths, "1").full == weights / "w1"
     with pytest.raises(ConfigError, match=r"toy-1:2: no weights .*; there are: 1, 3"):
         find_weights(paths, "2")
+    for kept in weights.iterdir():
+        kept.rmdir()
+    with pytest.raises(ConfigError, match=r"^toy-1: none of its weights were kept$"):
+        find_weights(paths, "")
 
 
 def test_an_adapter_answers_on_the_checkpoint_it_was_trained_on(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ def find_weights(paths: RunPaths, step: str) -> Weights:
     if not policies and not step:
         return check_there(start, whose=paths.name)
     steps = ", ".join(str(policy.step) for policy in reversed(kept)) or "none"
+    if not step:
+        raise ConfigError(f"{paths.name}: none of its weights were kept")
     raise ConfigError(f"{paths.name}:{step}: no weights of that step were kept; there are: {steps}")
 
 
