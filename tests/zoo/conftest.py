@@ -85,9 +85,9 @@ def leftovers(bench: Any) -> set[int]:
 
 
 def _left(bench: Any) -> set[int]:
-    draws = [bench.references, getattr(bench.trials, "_given", None)]  # ours, other protocols'
+    draws = [bench.references, getattr(bench.trials, "given", None)]  # ours, other protocols'
     oracles = [one._oracles for one in draws if one]
-    if baselines := getattr(bench.trials, "_baselines", None):
+    if baselines := getattr(bench.trials, "baselines", None):
         oracles.append(baselines._children)
     waiting = {kept.child.pid_here for one in oracles for kept in one._idle}
     for children in (getattr(bench.trials, "evaluators", None), bench.trials.captures._kept):
