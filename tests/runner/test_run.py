@@ -104,7 +104,7 @@ async def test_each_role_gets_the_gpus_of_its_placement(
     )
     chat = SimpleNamespace(stop_token_ids=(1,))
     run: Any = work.run
-    run.prompter = SimpleNamespace(chat=chat)
+    run.prompter, run.prompts = SimpleNamespace(chat=chat), SimpleNamespace(thinking="<think>")
     run.weights = SimpleNamespace(current=None)
     async with work._open_pool(), work._open_replicas():
         pass
@@ -112,7 +112,7 @@ async def test_each_role_gets_the_gpus_of_its_placement(
     assert seen["gpus"] == (("GPU-0",), ("GPU-1",))
     assert seen["shared"] == {"GPU-1"}
     assert (seen["table"].engine, seen["table"].memory_share) == ("vllm", 0.4)
-    assert seen["max_lora_rank"] == 64
+    assert (seen["max_lora_rank"], seen["thinking"]) == (64, "<think>")
 
 
 async def test_judges_do_not_get_the_api_key_of_servers_whatever_its_name(

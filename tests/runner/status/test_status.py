@@ -229,7 +229,7 @@ async def test_the_status_of_a_judge_follows_its_seat(watched: Watched) -> None:
     pool.seating._waiters.extend([None] * 300)  # pyright: ignore[reportArgumentType]
     assert watched.look()["judge-0"].why == f"queue {MAX_QUEUED} of {MAX_QUEUED}"
     pool.seating._waiters.clear()
-    assert watched.look(after_s=1000)["judge-0"].why == "silent 1002 s of 140 s"
+    assert watched.look(after_s=1000)["judge-0"].why == "silent 1002 s of 200 s"
     seat.num_taken, seat.num_running = 5, 1
     assert watched.look()["judge-0"].health == "green", "it has answered one"
 
