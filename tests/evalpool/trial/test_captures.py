@@ -88,7 +88,8 @@ def test_compilations_that_a_capture_waits_for_have_a_limit_together(
     answers = SlowCompiler()
     capture(answers)
     assert answers.num_asked == 8
-    monkeypatch.setattr(captures, "MAX_FACTS_S", 0.2)
+    defaults = captures.Asked.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "_facts_left_s", 0.2)
     answers = SlowCompiler()
     with pytest.raises(Decided) as ended:
         capture(answers)
