@@ -1,5 +1,6 @@
-"""Evaluations between the steps of a grpo stage, on a fixed part of the held-out problems: every
-`eval.every` steps and on request.
+"""Evaluates a part of the held-out problems between the steps of a grpo stage.
+
+The part is fixed; an evaluation comes every `eval.every` steps and on request.
 
     publish of such a step ──▶ hold the trainer ──▶ play ──▶ release
 

@@ -207,8 +207,8 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def hoisted(parts: Parts, *, first: Sequence[Node], needed: Iterable[int]) -> list[Node]:
-    """The nodes of the first call that made storages which a later call still uses, as far as they
-    depend on no input: weights packed at the first call, a buffer of zeros."""
+    """Finds the nodes of the first call whose storages a later call still uses and that depend on
+    no input: weights packed at the first call, a buffer of zeros."""
     clean: list[Node] = []
     tainted = {number for number, one in enumerate(parts.storages) if one.origin is Origin.INPUT}
     for node in first:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Frames between the judge and a capture child: programs in parts, questions and answers.
+"""Sends and receives frames between the judge and a capture child: programs, questions, answers.
 
     judge ── CANDIDATE ─▶ child ── ASK (program until now) ─▶ judge ── ANSWER ─▶ child …
                                 └── DONE (program) | FAILED ─▶

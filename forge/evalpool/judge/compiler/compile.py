@@ -131,7 +131,7 @@ class Compiler:
         return results
 
     def too_large(self, kernels: Sequence[Kernel], target: str) -> list[Failure | None]:
-        """For each kernel the failure, if its tiles need more shared memory than the target has.
+        """Finds the kernels whose tiles need more shared memory than the target has.
         Kernels whose tiles surely fit are not compiled, others as far as it takes to know."""
         limit = shared_limit(target)
         if limit is None:

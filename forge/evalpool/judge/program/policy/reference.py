@@ -80,7 +80,7 @@ def _kinds(reference: Program, forward: list[Placed], *, work: int) -> frozenset
 
 
 def necessary_bytes(reference: Program, forward: list[Placed]) -> int:
-    """Bytes of what is given, as far as `forward` reads it, and of the outputs."""
+    """Counts the given bytes that `forward` reads, and those of the outputs."""
     read = dict.fromkeys(range(len(reference.storages)), 0)
     for placed in forward:
         if not isinstance(placed.node, Op):
