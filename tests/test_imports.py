@@ -105,8 +105,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.ttir.semantics", "evalpool.judge.ttir.grammar",
     },
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
-    "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics.ptx"},
-    "evalpool.judge.ttir.semantics.ptx": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
+    "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir"},
     "evalpool.judge.capture": {
         "evalpool.judge.channel", "evalpool.judge.reference", "evalpool.judge.program",
         "evalpool.judge.program.wire", "evalpool.judge.capture.pretence",

@@ -44,9 +44,6 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
         "index": np.int64,
         "f8E4M3FN": np.float32,
         "f8E5M2": np.float32,
-        "f8E4M3FNUZ": np.float32,
-        "f8E5M2FNUZ": np.float32,
-        "f8E4M3B11FNUZ": np.float32,
         "f16": np.float16,
         "bf16": np.float32,
         "f32": np.float32,
@@ -79,7 +76,10 @@ class Unsupported(Exception):
 
 
 def dtype_of(kind: Scalar) -> np.dtype[Any]:
-    """Numpy's type of the arrays that hold values of a scalar type."""
+    """Numpy's type of the arrays that hold values of a scalar type. Raises Unsupported for AMD's
+    8-bit floats (FNUZ)."""
+    if kind.name not in DTYPES:
+        raise Unsupported(f"the type {kind.name} needs a card")
     return DTYPES[kind.name]
 
 
@@ -103,12 +103,9 @@ def expanded(array: Array, shape: Sequence[int]) -> Array:
 FORMATS: dict[str, tuple[int, int, int]] = {
     "f8E4M3FN": (4, 7, 0),
     "f8E5M2": (5, 15, 1),
-    "f8E4M3FNUZ": (4, 8, 2),
-    "f8E5M2FNUZ": (5, 16, 2),
-    "f8E4M3B11FNUZ": (4, 11, 2),
 }
 """Bits of the exponent, its bias, and the special values of each 8-bit float: 0 has only NaN with
-all bits set; 1 has infinities and NaN as IEEE; 2 has one NaN in place of the negative zero."""
+all bits set; 1 has infinities and NaN as IEEE."""
 
 
 def memory_dtype(kind: Scalar) -> np.dtype[Any]:
@@ -153,11 +150,9 @@ def float8_values(name: str) -> NDArray[np.float32]:
     values = sign * np.where(exponent == 0, np.ldexp(fraction, 1 - bias), normal)
     if special == 0:
         values[(codes & 0x7F) == 0x7F] = np.nan
-    elif special == 1:
+    else:
         top = exponent == (1 << exponent_bits) - 1
         values[top] = np.where(fraction[top] == 0, sign[top] * np.inf, np.nan)
-    else:
-        values[0x80] = np.nan
     return fixed(values.astype(np.float32))
 
 
@@ -173,8 +168,6 @@ def _encode_float8(values: Array, name: str) -> Array:
     known, codes = _sorted_codes(name)
     places = np.minimum(np.searchsorted(known, values), len(known) - 1)
     raw = codes[places]
-    special = FORMATS[name][2]
-    raw[np.isnan(values)] = 0x80 if special == 2 else 0x7F
-    if special != 2:
-        raw[(values == 0) & np.signbit(values)] = 0x80
+    raw[np.isnan(values)] = 0x7F
+    raw[(values == 0) & np.signbit(values)] = 0x80
     return raw

@@ -1,7 +1,7 @@
-"""Functions of libdevice (`__nv_*`) and of AMD's device libraries (`__ocml_*`).
+"""Functions of libdevice (`__nv_*`).
 
 Elementary functions are numpy's, functions with a direction of rounding are exact, and the rest is
-in `special`. The names of `program.dialect.EXTERN` are all here.
+in `special`. Gamma and Bessel functions and AMD's device libraries need a card.
 """
 
 from __future__ import annotations
@@ -142,24 +142,11 @@ ELEMENTARY: Mapping[str, Function] = {
     "pown": _to_power,
     "fma": fma,
     "saturate": _saturate,
-    "erfcx": special.erfcx,
     "erfinv": special.erfinv,
-    "erfcinv": special.erfcinv,
     "normcdf": special.normcdf,
     "normcdfinv": special.normcdfinv,
-    "lgamma": special.lgamma,
-    "tgamma": special.tgamma,
-    "j0": special.of_fixed_order(special.bessel_j, 0),
-    "j1": special.of_fixed_order(special.bessel_j, 1),
-    "y0": special.of_fixed_order(special.bessel_y, 0),
-    "y1": special.of_fixed_order(special.bessel_y, 1),
-    "cyl_bessel_i0": special.of_fixed_order(special.bessel_i, 0),
-    "cyl_bessel_i1": special.of_fixed_order(special.bessel_i, 1),
-    "jn": special.of_given_order(special.bessel_j),
-    "yn": special.of_given_order(special.bessel_y),
 }
 """Functions of libdevice by their name in double precision."""
-ELEMENTARY_ALIASES: Mapping[str, str] = {"i0": "cyl_bessel_i0", "i1": "cyl_bessel_i1"}
 
 FAST: Mapping[str, Function] = {
     "fast_cosf": np.cos,
@@ -320,7 +307,6 @@ _CONVERSION = re.compile(
     r"(?P<source>float|double|u?int|u?ll)2(?P<target>float|double|u?int|u?ll)"
     r"(?:_(?P<rounding>r[nzud]))?"
 )
-_OCML = re.compile(r"__(?:ocml|ockl|triton_hip)_(?P<name>\w+?)(?:_[fu](?:32|64))?")
 _WHOLE: Mapping[str, Function] = {
     "rn": np.rint,
     "rz": np.trunc,
@@ -334,12 +320,8 @@ def lookup(symbol: str) -> Function | None:
 
     Its result has the bits of the wanted type, or is a float array that is still to be rounded.
     """
-    if symbol.startswith("__nv_"):
-        name = symbol.removeprefix("__nv_")
-    elif found := _OCML.fullmatch(symbol):
-        name = {"clz": "clz", "popcount": "popc", "iabs": "abs"}.get(found["name"], found["name"])
-        name = ELEMENTARY_ALIASES.get(name, name)
-    else:
+    name = symbol.removeprefix("__nv_")
+    if name == symbol:
         return None
     if found := _CONVERSION.fullmatch(name):
         return _conversion(found["source"], found["target"], found["rounding"] or "rn")
@@ -424,7 +406,7 @@ def extern_elementwise(
     symbol: str = attributes["symbol"]
     function = lookup(symbol)
     if function is None:
-        raise Unsupported(f"the library function {symbol}")
+        raise Unsupported(f"the library function {symbol} needs a card")
     wanted = dtype_of(scalar_of(signature.results[0]))
     result = np.asarray(function(*operands))
     if result.dtype.kind == "u":

@@ -40,8 +40,6 @@ class Special(StrEnum):
     """The last exponent holds infinities and NaN."""
     ONE_NAN = "one nan"
     """No infinity; all ones are NaN, with both signs (OCP's E4M3FN)."""
-    NEGATIVE_ZERO = "negative zero"
-    """No infinity, no -0: the code of -0 is the only NaN (AMD's FNUZ)."""
     NONE = "none"
     """Neither infinity nor NaN (the formats of microscaling)."""
 
@@ -82,9 +80,6 @@ FORMATS: Mapping[str, Format] = {
     "bf16": Format(8, 7, 127, Special.IEEE),
     "f8E5M2": Format(5, 2, 15, Special.IEEE),
     "f8E4M3FN": Format(4, 3, 7, Special.ONE_NAN),
-    "f8E5M2FNUZ": Format(5, 2, 16, Special.NEGATIVE_ZERO),
-    "f8E4M3FNUZ": Format(4, 3, 8, Special.NEGATIVE_ZERO),
-    "f8E4M3B11FNUZ": Format(4, 3, 11, Special.NEGATIVE_ZERO),
     "f4E2M1FN": Format(2, 1, 1, Special.NONE),
     "tf32": Format(8, 10, 127, Special.IEEE),
 }
@@ -158,8 +153,6 @@ def _round_nearest(values: NDArray[Any], form: Format, saturate: bool) -> NDArra
         beyond = values[outside]
         rounded[outside] = np.where(np.isnan(beyond), beyond, limit)
     np.copysign(rounded, values, out=rounded)
-    if form.special is Special.NEGATIVE_ZERO:
-        rounded += np.float32(0.0)
     return rounded
 
 
@@ -177,8 +170,6 @@ def _round_any(
         rounded = np.where(limit, _beyond(wide, form, rounding, saturate), rounded)
     if form.special is Special.NONE:
         rounded = np.where(np.isnan(wide), form.max, rounded)
-    if form.special is Special.NEGATIVE_ZERO:
-        rounded = np.where(rounded == 0, 0.0, rounded)
     return rounded.astype(np.float32)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from forge.evalpool.judge.ttir.semantics.assembly import ASSEMBLY
 from forge.evalpool.judge.ttir.semantics.casts import CASTS
 from forge.evalpool.judge.ttir.semantics.externs import EXTERNS
 from forge.evalpool.judge.ttir.semantics.floats import FLOATS
 from forge.evalpool.judge.ttir.semantics.integers import INTEGERS
-from forge.evalpool.judge.ttir.semantics.ptx.machine import ASSEMBLY
 from forge.evalpool.judge.ttir.semantics.reductions import DOTS
 from forge.evalpool.judge.ttir.semantics.shapes import SHAPES
 
