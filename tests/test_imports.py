@@ -131,7 +131,10 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.execute.gpu.driver",
     },
     "evalpool.judge.execute.gpu.driver": {"evalpool.judge.channel"},
-    "evalpool.judge.wide": {"evalpool.judge.channel", "evalpool.judge.numbers"},
+    "evalpool.judge.wide": {
+        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.program",
+        "evalpool.judge.ttir", "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.semantics",
+    },
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     "evalpool.judge.numbers.errors": {"evalpool.judge.numbers"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers", "evalpool.judge.numbers.errors"},

@@ -6,7 +6,8 @@ the tensor that the program has for it; one that an operation wrote in place is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -43,7 +44,7 @@ def run(node: Op, tensor: Callable[[int], torch.Tensor]) -> None:
     keywords = {name: _argument(one, tensor) for name, one in node.keywords.items()}
     targets = [tensor(number) for number in node.results]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _default_float(targets):
             results = _leaves(function(*arguments, **keywords))
             if len(results) != len(targets):
                 words = f"{node.name} gave {len(results)} results, not {len(targets)}"
@@ -53,6 +54,21 @@ def run(node: Op, tensor: Callable[[int], torch.Tensor]) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         words = f"{node.name}: {type(error).__name__}: {error}"[:MAX_WORDS]
         raise ExecutionFailed("operation", words, line=node.line) from error
+
+
+@contextmanager
+def _default_float(targets: Sequence[torch.Tensor]) -> Generator[None]:
+    """Within, float64 is torch's default where a result is float64: `zeros(3)` of a wide program
+    names no type, and in any other program nothing that gives float64 asks for the default."""
+    before = torch.get_default_dtype()
+    if all(one.dtype != torch.float64 for one in targets):
+        yield
+        return
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _deliver(node: Op, result: torch.Tensor, target: torch.Tensor) -> None:

@@ -1,0 +1,416 @@
+"""A captured program in float64: the same launches and operations, with wider floats.
+
+`widened` replaces the float types of `kinds` by float64 in all records of a program: tensors, sizes
+of storages, constants, types of parameters, dtypes that the host names, and the text of kernels.
+Other types stay as they are, so a cast to half precision in a float32 problem keeps what it loses.
+The judge calls it; what has no form in float64 raises `Narrow`.
+
+Texts are rewritten line by line, as MLIR prints one operation a line: the evaluator parses the
+result, and Triton's compiler takes it. An offset or a stride counts elements and stays.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forge.evalpool.judge.program import signature
+from forge.evalpool.judge.program.dialect import EXTERN
+from forge.evalpool.judge.program.format import (
+    ITEM_BYTES,
+    Choice,
+    Descriptor,
+    Kernel,
+    Launch,
+    Literal,
+    NamedConstant,
+    Node,
+    Op,
+    Origin,
+    Program,
+    Storage,
+    TensorUse,
+)
+from forge.evalpool.judge.program.walk import places
+from forge.evalpool.judge.ttir.grammar.parser import parse
+from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.semantics.formats import round_to
+from forge.evalpool.judge.ttir.tree import Scalar
+from forge.evalpool.judge.ttir.values import decode, memory_dtype
+from forge.evalpool.judge.ttir.verify import operations_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+WIDE = "float64"
+MLIR = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+"""MLIR's names of the types that can be widened."""
+TRITON = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+"""Their names in signatures of kernels."""
+
+
+class Narrow(Exception):
+    """The program has no form in float64. The message says what hinders it, and where.
+
+    `line`: of the candidate's source; 0 where unknown.
+    """
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(f"{message}, line {line}" if line else message)
+        self.line = line
+
+
+def widened(program: Program, kinds: frozenset[str]) -> Program:
+    """The program in float64.
+
+    Args:
+        kinds: torch's names of the float types that become float64.
+
+    Raises:
+        Narrow: bits of floats are read, or a type or an operation has no wide form.
+    """
+    kinds = kinds & MLIR.keys()
+    if not kinds:
+        return program
+    _check_views(program, kinds)
+    storages, constants = _storages(program, kinds)
+    kernels = tuple(_kernel(one, kinds) for one in program.kernels)
+    _check_launches(program, kinds)
+    return replace(
+        program,
+        storages=storages,
+        constants=constants,
+        tensors=tuple(
+            replace(one, dtype=WIDE) if one.dtype in kinds else one for one in program.tensors
+        ),
+        kernels=kernels,
+        init=tuple(_node(one, kinds) for one in program.init),
+        forward=tuple(_node(one, kinds) for one in program.forward),
+    )
+
+
+# --- memory and the host
+
+
+def _check_views(program: Program, kinds: frozenset[str]) -> None:
+    """Raises Narrow for a storage that is seen as floats of several sizes, or as their bits."""
+    seen: dict[int, str] = {}
+    for one in program.tensors:
+        other = seen.setdefault(one.storage, one.dtype)
+        if other != one.dtype and (other in kinds or one.dtype in kinds):
+            raise Narrow(f"memory seen as {other} and as {one.dtype}")
+
+
+def _storages(
+    program: Program, kinds: frozenset[str]
+) -> tuple[tuple[Storage, ...], tuple[bytes, ...]]:
+    dtypes = {one.storage: one.dtype for one in program.tensors}
+    storages, constants = list(program.storages), list(program.constants)
+    for number, one in enumerate(program.storages):
+        dtype = dtypes.get(number)
+        if dtype not in kinds:
+            continue
+        size = ITEM_BYTES[WIDE] // ITEM_BYTES[dtype]
+        storages[number] = replace(one, num_bytes=one.num_bytes * size)
+        if one.origin is Origin.CONSTANT:
+            constants[one.index] = _wide_bytes(program.constants[one.index], dtype)
+    return tuple(storages), tuple(constants)
+
+
+def _wide_bytes(data: bytes, dtype: str) -> bytes:
+    kind = Scalar(MLIR[dtype])
+    raw = np.frombuffer(data[: len(data) // kind.num_bytes * kind.num_bytes], memory_dtype(kind))
+    return decode(raw, kind).astype(np.float64).tobytes()
+
+
+def _check_launches(program: Program, kinds: frozenset[str]) -> None:
+    """Raises Narrow where a kernel sees a tensor's elements as another type."""
+    wide_elements = {TRITON[one] for one in kinds}
+    for placed in places(program):
+        node = placed.node
+        if not isinstance(node, Launch):
+            continue
+        kernel = program.kernels[node.kernel]
+        for argument, parameter in zip(node.arguments, kernel.parameters, strict=True):
+            if not isinstance(argument, (TensorUse, Descriptor)):
+                continue
+            kind = signature.parse_type(parameter.type)
+            element = kind.element if isinstance(kind, _ADDRESSES) else ""
+            dtype = program.tensors[argument.tensor].dtype
+            if (element in wide_elements) != (dtype in kinds):
+                words = f"kernel {kernel.name} sees {dtype} as {parameter.type}"
+                raise Narrow(words, node.line)
+
+
+_ADDRESSES = (signature.Pointer, signature.Described)
+
+
+def _node(node: Node, kinds: frozenset[str]) -> Node:
+    if isinstance(node, Op):
+        return replace(
+            node,
+            arguments=tuple(_literal(one, kinds) for one in node.arguments),
+            keywords={name: _literal(one, kinds) for name, one in node.keywords.items()},
+        )
+    if isinstance(node, Choice):
+        alternatives = (
+            replace(one, nodes=tuple(_node(inner, kinds) for inner in one.nodes))
+            for one in node.alternatives
+        )
+        return replace(node, alternatives=tuple(alternatives))
+    return node
+
+
+def _literal(value: Literal, kinds: frozenset[str]) -> Literal:
+    if isinstance(value, tuple):
+        return tuple(_literal(one, kinds) for one in value)
+    if isinstance(value, NamedConstant) and value.kind == "dtype" and value.name in kinds:
+        return replace(value, name=WIDE)
+    return value
+
+
+# --- kernels
+
+
+def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
+    elements = frozenset(MLIR[one] for one in kinds)
+    try:
+        text, added = _wide_text(kernel.ttir, elements)
+    except _Hindrance as error:
+        line = _source_line(kernel, error.line)
+        raise Narrow(f"{error.words} in kernel {kernel.name}", line) from None
+    names = "|".join(TRITON[one] for one in kinds)
+    parameters = tuple(
+        replace(one, type=re.sub(rf"\b({names})\b|(?<=\*k)({names})\b", "fp64", one.type))
+        for one in kernel.parameters
+    )
+    lines = list(kernel.lines)
+    for place in reversed(added if lines else ()):
+        lines.insert(place, lines[place])
+    return replace(kernel, ttir=text, parameters=parameters, lines=tuple(lines))
+
+
+class _Hindrance(Exception):
+    """Something of a text that has no wide form."""
+
+    def __init__(self, words: str, line: int = 0) -> None:
+        super().__init__(words)
+        self.words, self.line = words, line
+
+
+def _indices(text: str) -> Mapping[int, int]:
+    """Number of the operation that begins in a line of a text, by the line; empty for no TTIR."""
+    try:
+        functions = parse(text).functions.values()
+    except InvalidModule:
+        return {}
+    return {one.line: one.index for function in functions for one in operations_of(function)}
+
+
+def _source_line(kernel: Kernel, line: int) -> int:
+    place = _indices(kernel.ttir).get(line, -1)
+    return kernel.lines[place] if 0 <= place < len(kernel.lines) else 0
+
+
+TYPE = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|[%@^#][\w$.\-]+|(?:(?<=\dx)|(?<![\w.$\-]))(f32|f16|bf16)(?![\w.$\-])'
+)
+"""A float type; names and strings match too, so that nothing in them is one."""
+SPECIAL = re.compile(
+    r"^.*(?:\bf8E|xf8E|inline_asm|dot_scaled|bitcast|ptr_to_int|arith\.extf |arith\.truncf |"
+    r"arith\.convertf |tt\.fp_to_fp |tt\.dot |extern_elementwise|_divf |precise_sqrt |"
+    r"arith\.constant .*f(?:16|32)\b).*$",
+    re.MULTILINE,
+)
+"""Lines in which more than types changes."""
+OPERATION = re.compile(r'\s*(?:%[^=\n]* = )?"?([\w.]+)"?')
+CONVERSION = re.compile(r" : (\S+) (?:to|->) (\S+)$")
+OPERAND = re.compile(r"%[\w#$.\-]+")
+DOT = re.compile(r" : (\S+) \* (\S+) -> (\S+)$")
+PRECISION = re.compile(r",? inputPrecision = \w+| \{maxNumImpreciseAcc = \d+ : i32\}")
+SYMBOL = re.compile(r'symbol = "(?:__nv_)?(\w+)"')
+EXTERN_TYPES = re.compile(r" : \((.*)\) -> (\S+)$")
+HEXADECIMAL = re.compile(r"0x[0-9A-Fa-f]+")
+DECIMAL = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
+PLAIN = {
+    "tt.precise_divf": "arith.divf",
+    "tt.approx_divf": "arith.divf",
+    "tt.precise_sqrt": "math.sqrt",
+}
+"""Forms of operations that exist for float32 alone, and those for all floats."""
+
+
+@lru_cache(maxsize=512)
+def _wide_text(text: str, elements: frozenset[str]) -> tuple[str, tuple[int, ...]]:
+    """The text in float64, and for each operation that is added the number of the one behind it.
+
+    Raises _Hindrance.
+    """
+    before = list[int]()
+
+    def special(found: re.Match[str]) -> str:
+        try:
+            lines = _special(found[0], elements)
+        except _Hindrance as error:
+            raise _Hindrance(error.words, text.count("\n", 0, found.start()) + 1) from None
+        before.extend([found.start()] * (len(lines) - 1))
+        return "\n".join(lines)
+
+    def kind(found: re.Match[str]) -> str:
+        return "f64" if found[1] in elements else found[0]
+
+    wide = TYPE.sub(kind, SPECIAL.sub(special, text))
+    indices = _indices(text) if before else {}
+    return wide, tuple(indices.get(text.count("\n", 0, one) + 1, 0) for one in before)
+
+
+def _special(line: str, elements: frozenset[str]) -> list[str]:
+    """A line of `SPECIAL` with what changes besides types, behind lines that it needs."""
+    found = OPERATION.match(line)
+    name = found[1] if found else ""
+    is_float = any(one[1] in elements for one in TYPE.finditer(line))
+    if "f8E" in TYPE.sub("", line):
+        raise _Hindrance("an 8-bit float")
+    if not is_float:
+        return [line]
+    match name:
+        case "arith.extf" | "arith.truncf" | "arith.convertf" | "tt.fp_to_fp":
+            return [_conversion(line, elements)]
+        case "tt.bitcast" | "arith.bitcast":
+            types = CONVERSION.search(line)
+            if types is None or types[1] != types[2]:
+                raise _Hindrance("bits of a float")
+        case "tt.ptr_to_int":
+            raise _Hindrance("the address of floats as a number")
+        case "tt.dot_scaled" | "tt.elementwise_inline_asm":
+            raise _Hindrance(name)
+        case "tt.dot":
+            return _dot(line, elements)
+        case "tt.extern_elementwise":
+            return [_extern(line, elements)]
+        case "arith.constant":
+            return [_constant(line, elements)]
+        case _ if name in PLAIN:
+            return [line.replace(name, PLAIN[name], 1)]
+        case _:
+            pass
+    return [line]
+
+
+def _element(kind: str) -> str:
+    """Element of a printed type: `f32` of `f32`, `tensor<64xf32>` and `tensor<64x!tt.ptr<f32>>`."""
+    return kind.rstrip(">").rpartition("<")[2].rpartition("x")[2]
+
+
+def _conversion(line: str, elements: frozenset[str]) -> str:
+    """A conversion between floats, which is none where both become float64."""
+    types = CONVERSION.search(line)
+    assert types is not None
+    if not {_element(one) for one in types.groups()} <= elements | {"f64"}:
+        return line
+    head, _, rest = line.partition(" = ")
+    return f"{head} = arith.bitcast {_operands(rest)[0]} : {types[2]} to {types[2]}"
+
+
+def _operands(text: str) -> list[str]:
+    return OPERAND.findall(text)
+
+
+def _dot(line: str, elements: frozenset[str]) -> list[str]:
+    """A product in float64; operands of other types are extended."""
+    types = DOT.search(line)
+    assert types is not None
+    kinds = list(types.groups())
+    is_wide = [_element(one) in elements | {"f64"} for one in kinds]
+    if not is_wide[2]:
+        if any(is_wide):
+            raise _Hindrance("a product of floats that is no float64")
+        return [line]
+    indent, head, rest = re.split(r"(%\S+ = tt\.dot )", line, maxsplit=1)
+    lines = list[str]()
+    values = _operands(rest)[:3]
+    for place in (0, 1):
+        if not is_wide[place]:
+            wide = f"%wide{place}_{head[1:].partition(' ')[0]}"
+            target = f"{kinds[place].rpartition('x')[0]}xf64>"
+            lines.append(
+                f"{indent}{wide} = arith.extf {values[place]} : {kinds[place]} to {target}"
+            )
+            values[place], kinds[place] = wide, target
+    lines.append(f"{indent}{head}{', '.join(values)} : {kinds[0]} * {kinds[1]} -> {kinds[2]}")
+    return lines
+
+
+def _extern(line: str, elements: frozenset[str]) -> str:
+    """A call of the library's function for float64."""
+    symbol, types = SYMBOL.search(line), EXTERN_TYPES.search(line)
+    assert symbol is not None
+    assert types is not None
+    kinds = [*types[1].split(", "), types[2]]
+    wide = ["f64" if (one := _element(kind)) in elements else one for kind in kinds]
+    if "double2float" in symbol[1]:
+        head, value = line.partition(" = ")[0], _operands(line)[1]
+        return f"{head} = arith.bitcast {value} : {types[1]} to {types[1]}"
+    wanted = f"{', '.join(wide[:-1])} -> {wide[-1]}"
+    for name in _wide_names(symbol[1]):
+        if wanted in EXTERN.get(name, ()):
+            return line[: symbol.start()] + f'symbol = "{name}"' + line[symbol.end() :]
+    raise _Hindrance(f"{symbol[1]}, which has no form for float64,")
+
+
+ALIASES = {
+    "isinff": "isinfd",
+    "isnanf": "isnand",
+    "signbitf": "signbitd",
+    "finitef": "isfinited",
+    "fast_fdividef": "ddiv_rn",
+    "frsqrt_rn": "rsqrt",
+}
+"""Functions of libdevice for float32 whose names for float64 follow no rule."""
+
+
+def _wide_names(symbol: str) -> Iterator[str]:
+    """Names that the function may have for float64."""
+    if symbol.startswith("__"):  # AMD
+        base = symbol.removeprefix("__triton_hip_fast_").removesuffix("f")
+        yield symbol
+        yield symbol.removesuffix("_f32") + "_f64"
+        yield f"__ocml_{base}_f64"
+        return
+    name = symbol.removeprefix("fast_")
+    yield f"__nv_{ALIASES.get(symbol, name)}"
+    yield f"__nv_{name.removesuffix('f')}"
+    yield f"__nv_d{name.removeprefix('f')}"
+    yield f"__nv_{name.replace('maf_', 'ma_')}"
+    yield f"__nv_{name.replace('float', 'double')}"
+    yield f"__nv_{re.sub('2float_r[nzud]', '2double_rn', name)}"
+
+
+def _constant(line: str, elements: frozenset[str]) -> str:
+    """A constant with its bits as those of a float64.
+
+    A constant in half precision becomes the shortest number that rounds to it: 0.1 in place of
+    0.0999755859, since the source says 0.1, and so does the problem.
+    """
+    kind = _element(line.rpartition(" : ")[2])
+    head, mark, rest = line.partition("arith.constant ")
+    if kind != "f32":
+        rest = DECIMAL.sub(lambda found: _shortest(float(found[0]), kind), rest)
+    return head + mark + HEXADECIMAL.sub(lambda found: _wide_bits(found[0], kind), rest)
+
+
+def _shortest(value: float, kind: str) -> str:
+    texts = (f"{value:.{digits}e}" for digits in range(9))
+    bits = round_to(np.array([value]), kind)[0]
+    exact = (one for one in texts if round_to(np.array([one], np.float64), kind)[0] == bits)
+    return f"{float(next(exact)):e}"
+
+
+def _wide_bits(text: str, kind: str) -> str:
+    element = Scalar(kind)
+    raw = np.array([int(text, 16)], f"u{element.num_bytes}").view(memory_dtype(element))
+    return f"0x{int(decode(raw, element).astype(np.float64).view(np.uint64)[0]):016X}"
