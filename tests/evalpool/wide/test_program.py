@@ -50,12 +50,10 @@ NAMES = {"float32": ("f32", "fp32"), "float16": ("f16", "fp16"), "bfloat16": ("b
 def pointwise(*body: str, given: str = "float32", made: str = "float32") -> Program:
     """A kernel of 64 elements `%x`, whose body gives `%y`; `T` is their type."""
     text = TEXT.replace("BODY", "\n".join(f"    {one}" for one in body))
-    text = text.replace("OUT", NAMES[made][0]).replace("IN", NAMES[given][0])
-    text = (
-        text.replace("HALF", "tensor<64xf16>")
-        .replace("LEFT", "tensor<4x16xf16>")
-        .replace("TYPE", f"tensor<64x{NAMES[given][0]}>")
-    )
+    types = {"OUT": NAMES[made][0], "IN": NAMES[given][0], "TYPE": f"tensor<64x{NAMES[given][0]}>"}
+    types |= {"HALF": "tensor<64xf16>", "LEFT": "tensor<4x16xf16>", "RIGHT": "tensor<16x4xf16>"}
+    for name, kind in types.items():
+        text = text.replace(name, kind)
     parameters = tuple(
         Parameter(name=name, type=f"*{NAMES[kind][1]}")
         for name, kind in (("x", given), ("y", made))
