@@ -1,0 +1,226 @@
+"""The reference in float64: the problem's narrowest float type and every wider one are widened.
+
+Called by sets.py. Within a run every operation computes in float64 whatever type its source names:
+explicit casts, types of new tensors and the default one. Casts to narrower types than the problem's
+stay. Where the reference asks for a type it hears the problem's own, so that a bound like
+`finfo(x.dtype).max` is the one that a kernel has. What has no float64 raises CannotWiden: bit casts
+and what torch itself refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forge.evalpool.judge.numbers.called import Called, call_on, copied, dtype_name, replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+RANKS = ({"float16", "bfloat16"}, {"float32"}, {"float64"})
+"""Names of float types, the narrowest first."""
+HALVES = {"fp16": "float16", "bf16": "bfloat16"}
+ASKS = re.compile(r"\bdtype\b|finfo|rms_norm|RMSNorm|type_as|is_floating_point")
+"""In a source that may ask for a type, or has an operation that does."""
+GET_TYPE = torch.Tensor.dtype.__get__  # pyright: ignore[reportAttributeAccessIssue]
+NOISE = 2.0**-43
+"""Relative size of the roundings that a run with noise has: a kernel's own in float64, of as many
+elements as one sums, are smaller."""
+EXACT = {
+    *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "index", "index_select", "gather"),
+    *("embedding", "constant_pad_nd", "repeat", "repeat_interleave", "roll", "flip", "where"),
+    *("masked_fill", "masked_fill_", "index_put", "index_put_", "scatter", "scatter_", "relu"),
+    *("relu_", "neg", "neg_", "abs", "abs_", "tril", "triu", "max", "amax", "min", "amin", "aminmax"),
+    *("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_", "clamp_min", "clamp_max"),
+    *("max_pool2d_with_indices", "max_pool3d_with_indices", "hardtanh", "hardtanh_", "threshold"),
+    *("nan_to_num", "nan_to_num_", "sign", "sgn", "cummax", "cummin", "unfold", "lift_fresh"),
+    *("leaky_relu", "round", "floor", "ceil", "trunc", "sort", "topk", "kthvalue", "median", "mode"),
+    *("fill_", "zero_", "full", "zeros", "ones", "arange", "eye", "linspace", "scalar_tensor"),
+    *("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "fill", "copysign"),
+    *("masked_select", "slice_scatter", "select_scatter", "diag_embed", "one_hot", "unique"),
+}  # fmt: skip
+"""Operations that give elements of theirs, or an exact function of one: they round nothing."""
+OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "argsort", "cummax", "cummin"}
+"""Operations that leave open which of equal elements they take; max and argmax take the first."""
+
+
+class CannotWiden(Exception):
+    """The reference has no result in float64."""
+
+
+def kinds_of(
+    model: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], halves: Collection[str]
+) -> frozenset[str]:  # fmt: skip
+    """The float types of a problem that become float64. Raises CannotWiden.
+
+    Args:
+        inputs: every tensor of the inputs.
+        halves: precisions of half types that results have on the way (`OpCounter.halves`).
+    """
+    state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+    tensors = [*inputs, *outputs, *state]
+    if any(one.is_complex() for one in tensors):
+        raise CannotWiden("complex numbers")
+    if any(one.layout is not torch.strided for one in tensors):
+        raise CannotWiden("sparse tensors")
+    names = {dtype_name(one) for one in tensors if one.is_floating_point()}
+    names |= {HALVES[one] for one in halves}
+    if narrow := names.difference(*RANKS):
+        raise CannotWiden(min(narrow))
+    ranks = [rank for rank, one in enumerate(RANKS) if one & names] or [1]
+    return frozenset[str]().union(*RANKS[ranks[0] :])
+
+
+class WideReference:
+    """A model in float64."""
+
+    def __init__(self, model: Any, kinds: frozenset[str], *, source: str, own: torch.dtype) -> None:
+        """
+        Args:
+            source: of the problem.
+            own: the float type that the problem computes in.
+        """
+        self._kinds = {getattr(torch, name) for name in kinds}
+        self._own = own
+        self._asks = ASKS.search(source) is not None
+        self._model = copied(model)
+        for one in [*self._model.parameters(), *self._model.buffers()]:
+            if one.dtype in self._kinds:
+                one.data = one.data.double()
+        self._has_state = True
+
+    def run(self, inputs: list[Any], changed: Sequence[int], *, noise: bool = False) -> Called:
+        """One call on copies. Raises what the reference raises.
+
+        Args:
+            changed: numbers of the inputs that a call changes.
+            noise: results of operations that round get other roundings, of NOISE, and equal
+                elements an order where torch leaves it open.
+        """
+        model = copied(self._model) if self._has_state else self._model
+        given = replaced(inputs, lambda at, one: self._widened(one, is_own=at in changed))
+        with self._arithmetic(noise=noise):
+            called = call_on(model, given)
+        if self._has_state and isinstance(model, torch.nn.Module):
+            before = self._model.state_dict()
+            after = model.state_dict()
+            called.state = {
+                name: one for name, one in after.items() if not torch.equal(one, before[name])
+            }
+        return called
+
+    def _widened(self, tensor: torch.Tensor, *, is_own: bool) -> torch.Tensor:
+        if tensor.dtype in self._kinds and tensor.dtype is not torch.float64:
+            return tensor.double()
+        return tensor.clone() if is_own else tensor
+
+    @contextmanager
+    def _arithmetic(self, *, noise: bool) -> Iterator[None]:
+        before = torch.get_default_dtype()
+        if before in self._kinds:
+            torch.set_default_dtype(torch.float64)
+        try:
+            with _Wide(self._kinds, self._own, has_noise=noise):
+                if self._asks:
+                    with _OwnTypes(self._own):
+                        yield
+                else:
+                    yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+class _Wide(TorchDispatchMode):
+    """Within: what torch computes is computed in float64."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, kinds: set[torch.dtype], own: torch.dtype, *, has_noise: bool) -> None:
+        super().__init__()
+        self._kinds = kinds - {torch.float64}
+        self._own = own
+        self._has_noise = has_noise
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Prevents that torch wraps the method below, which would import the compiler."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **(kwargs or {}))
+        name = func._schema.name.rpartition("::")[2]
+        is_writing = func._schema.is_mutable
+        args = tuple(self._wide(one, is_writing) for one in args)
+        kwargs = {key: self._wide(one, is_writing) for key, one in (kwargs or {}).items()}
+        if name == "view" and func._overloadname == "dtype":
+            if args[0].is_floating_point() or args[1].is_floating_point:
+                raise CannotWiden("a bit cast")
+        elif name == "nextafter":
+            raise CannotWiden("nextafter")
+        elif name.rstrip("_") == "nan_to_num":
+            args = _with_ends(args, torch.finfo(self._own))
+        elif self._has_noise and name in OPEN and not kwargs.get("stable"):
+            args = tuple(map(_noisy, args))
+        out = func(*args, **kwargs)
+        if self._has_noise and name not in EXACT and not func.is_view:
+            return _with_noise(out, is_written=is_writing)
+        return out if is_writing else self._wide(out, False)
+
+    def _wide(self, value: Any, is_writing: bool) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.dtype not in self._kinds:
+                return value
+            if not is_writing:
+                return value.double()
+            value.data = value.data.double()  # a tensor that no operation has made, as a buffer's
+            return value
+        if isinstance(value, torch.dtype):
+            return torch.float64 if value in self._kinds else value
+        if isinstance(value, list | tuple):
+            return type(value)([self._wide(one, is_writing) for one in value])
+        return value
+
+
+class _OwnTypes(TorchFunctionMode):
+    """Within: a tensor in float64 has the problem's own type for who asks."""
+
+    def __init__(self, own: torch.dtype) -> None:
+        super().__init__()
+        self._own = own
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "rms_norm" and len(args) < 4 and kwargs.get("eps") is None:
+            kwargs["eps"] = torch.finfo(self._own).eps
+        out = func(*args, **kwargs)
+        return self._own if func is GET_TYPE and out is torch.float64 else out
+
+
+def _with_ends(args: tuple[Any, ...], ends: torch.finfo) -> tuple[Any, ...]:
+    """Arguments of nan_to_num with the values that stand for infinities."""
+    value, nan, high, low = (*args, *(None,) * 3)[:4]
+    return value, nan, ends.max if high is None else high, ends.min if low is None else low
+
+
+def _noisy(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
+        return value
+    return value * (1 + NOISE * (2 * torch.rand(value.shape, dtype=torch.float64) - 1))
+
+
+def _with_noise(out: Any, *, is_written: bool) -> Any:
+    if isinstance(out, list | tuple):
+        return type(out)(_with_noise(one, is_written=is_written) for one in out)
+    if is_written and isinstance(out, torch.Tensor) and out.dtype is torch.float64:
+        return out.copy_(_noisy(out))
+    return _noisy(out)
