@@ -69,7 +69,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.reference": {
         "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.numbers.errors",
-        "evalpool.judge.numbers.inputs",
+        "evalpool.judge.numbers.inputs", "evalpool.judge.wide",
     },
     "evalpool.judge.trial": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.sandbox",
@@ -132,8 +132,9 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.execute.gpu.driver": {"evalpool.judge.channel"},
     "evalpool.judge.wide": {
-        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.program",
-        "evalpool.judge.ttir", "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.numbers.errors",
+        "evalpool.judge.numbers.inputs", "evalpool.judge.program", "evalpool.judge.ttir",
+        "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.semantics",
     },
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     "evalpool.judge.numbers.errors": {"evalpool.judge.numbers"},

@@ -35,6 +35,18 @@ class InputSet:
     scales: list[Scales | None] = field(default_factory=list["Scales | None"])
     """Scales of each of `outputs`, as far as they are known."""
 
+    wide: list[torch.Tensor] | None = None
+    """The same results in float64, of inputs that are widened (wide/reference.py); None where the
+    reference has none, or nobody asked."""
+    wide_state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """`state` in float64."""
+    plants: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
+    """(tensor, flat index, kind) of some planted elements; tensors as `leaves` numbers them."""
+    asks_real: bool = False
+    """True if a candidate must answer this set in the problem's own types, too."""
+    real_error: float = 0.0
+    """Distance of `outputs` from `wide`, in tolerances of the problem's types."""
+
     @property
     def is_given(self) -> bool:
         """True for inputs as the problem gives them: a mismatch on any other set is one of range,
@@ -52,6 +64,8 @@ class InputSet:
         return list(zip(self.changed, self.outputs[count:], self.errors[count:], strict=True))
 
     def num_bytes(self) -> int:
-        """Bytes of its inputs and outputs."""
+        """Bytes of its inputs and results."""
         tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
-        return sum(one.nbytes for one in [*tensors, *self.outputs, *self.errors])
+        return sum(
+            one.nbytes for one in [*tensors, *self.outputs, *self.errors, *(self.wide or ())]
+        )

@@ -58,7 +58,7 @@ class Delivery:
         MemoryError."""
         if THREADS.num == 1:
             return
-        for tensor in (*leaves(made.inputs), *made.outputs):
+        for tensor in (*leaves(made.inputs), *made.outputs, *(made.wide or ())):
             one = _in_order(tensor.detach())
             if one.nbytes >= LARGE_BYTES and one.is_contiguous() and _key(one) not in self._placed:
                 self._running.append(self._thread.submit(self._write, [self._place(one)]))

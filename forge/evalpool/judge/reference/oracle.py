@@ -51,6 +51,7 @@ from forge.evalpool.judge.reference.construct import (
 from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub, run_eagerly
+from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
 
 if TYPE_CHECKING:
     import socket
@@ -218,13 +219,12 @@ def _computed(
             is_tf32=terms.is_tf32 and has_products(counted),
             rounding=rounding_of(counted, terms.precision),
         )
-        sets = _moved_and_drawn(
+        draw = _moved_and_drawn(
             module,
             model,
-            num_sets=request["num_sets"],
+            request=request,
             terms=terms,
             counted=counted,
-            is_moved=request["moved"],
             edges=Edges.of(counted, request["source"]),
             delivery=delivery,
         )
@@ -242,13 +242,17 @@ def _computed(
             "rounding": terms.rounding,
             "flops": 0 if counted is None else counted.flops,
             "names": [] if counted is None else sorted(counted.work),
-            "form": sets[0].form,
+            "form": draw.sets[0].form,
+            "kinds": sorted(draw.kinds),
+            "narrow": draw.why,
+            "insensitive": draw.insensitive,
+            "constant": draw.is_constant,
             # A set without room was left out, as a failed one is: the judge asks for it once more,
             # with more memory.
             "is_short": is_short,
         }
     module.__dict__.clear()  # typing remembers its classes, and they its constants
-    layout, tensors = _describe(init, state=state | held, sets=sets)
+    layout, tensors = _describe(init, state=state | held, sets=draw.sets)
     return {**layout, **facts}, tensors
 
 
@@ -277,35 +281,39 @@ def _moved_and_drawn(
     module: Any,
     model: Any,
     *,
-    num_sets: int,
+    request: dict[str, Any],
     terms: Terms,
     counted: OpCounter | None,
-    is_moved: bool,
     edges: Edges,
     delivery: Delivery | None,
-) -> list[InputSet]:
+) -> WideDraw:
     """Moves the parameters while outputs stay finite, and makes the input sets."""
-    known: dict[str, Any] = {"edges": edges}
-    if delivery is not None:
-        delivery.restart()
-        known["use"] = delivery.add
-    if counted is not None:
-        known |= {"operations": counted.work, "flops": counted.flops}
-    if not is_moved:
-        return make_sets(module, model, num_sets=num_sets, terms=terms, **known)
+    use = {} if delivery is None else {"use": delivery.add}
+
+    def draw() -> WideDraw:
+        if delivery is not None:
+            delivery.restart()
+        known: dict[str, Any] = {"num_sets": request["num_sets"], "terms": terms, **use}
+        if request.get("wide") and not terms.is_plain:
+            known |= {"counted": counted, "source": request["source"]}
+            return make_wide_sets(module, model, **known)
+        if counted is not None:
+            known |= {"operations": counted.work, "flops": counted.flops}
+        return WideDraw(sets=make_sets(module, model, edges=edges, **known))
+
+    if not request["moved"]:
+        return draw()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for far in parameters.Reach:
         is_last = not parameters.move(model, far=far, is_tf32=terms.is_tf32, sign=edges.sign)
         try:
-            sets = make_sets(module, model, num_sets=num_sets, terms=terms, **known)
-            if is_last or are_finite(sets[0].outputs):
-                return sets
+            found = draw()
+            if is_last or are_finite(found.sets[0].outputs):
+                return found
         except Exception:
             if is_last:
                 raise
         model.load_state_dict(before)
-        if delivery is not None:
-            delivery.restart()
     raise AssertionError("a slight move is the last one")
 
 
@@ -332,6 +340,10 @@ def _describe(
                     for number, output, error in one.changes()
                 ],
                 "state": [[name, describer.add(tensor)] for name, tensor in one.state.items()],
+                "wide": [describer.add(tensor) for tensor in one.wide or ()],
+                "wide_state": [[name, describer.add(t)] for name, t in one.wide_state.items()],
+                "plants": [list(plant) for plant in one.plants],
+                "asks_real": one.asks_real,
             }
             for one in sets
         ],

@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import Called, call_on, copied, dtype_name, replaced
+from forge.evalpool.judge.numbers.errors.undefined import require_defined
+from forge.evalpool.judge.numbers.opcount import EXACT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -28,23 +30,19 @@ HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 ASKS = re.compile(r"\bdtype\b|finfo|rms_norm|RMSNorm|type_as|is_floating_point")
 """In a source that may ask for a type, or has an operation that does."""
 GET_TYPE = torch.Tensor.dtype.__get__  # pyright: ignore[reportAttributeAccessIssue]
-NOISE = 2.0**-43
+NOISE = 2.0**-48
 """Relative size of the roundings that a run with noise has: a kernel's own in float64, of as many
 elements as one sums, are smaller."""
-EXACT = {
-    *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "index", "index_select", "gather"),
-    *("embedding", "constant_pad_nd", "repeat", "repeat_interleave", "roll", "flip", "where"),
-    *("masked_fill", "masked_fill_", "index_put", "index_put_", "scatter", "scatter_", "relu"),
-    *("relu_", "neg", "neg_", "abs", "abs_", "tril", "triu", "max", "amax", "min", "amin", "aminmax"),
-    *("maximum", "minimum", "fmax", "fmin", "clamp", "clamp_", "clamp_min", "clamp_max"),
-    *("max_pool2d_with_indices", "max_pool3d_with_indices", "hardtanh", "hardtanh_", "threshold"),
-    *("nan_to_num", "nan_to_num_", "sign", "sgn", "cummax", "cummin", "unfold", "lift_fresh"),
-    *("leaky_relu", "round", "floor", "ceil", "trunc", "sort", "topk", "kthvalue", "median", "mode"),
-    *("fill_", "zero_", "full", "zeros", "ones", "arange", "eye", "linspace", "scalar_tensor"),
-    *("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "fill", "copysign"),
-    *("masked_select", "slice_scatter", "select_scatter", "diag_embed", "one_hot", "unique"),
-}  # fmt: skip
-"""Operations that give elements of theirs, or an exact function of one: they round nothing."""
+EXACT_TOO = {
+    *("aminmax", "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_", "clamp_min", "clamp_max"),
+    *("hardtanh", "threshold", "nan_to_num", "sign", "cummax", "cummin", "unfold", "lift_fresh"),
+    *("round", "floor", "ceil", "trunc", "kthvalue", "median", "mode", "fill_", "zero_", "full"),
+    *("zeros", "ones", "arange", "eye", "scalar_tensor", "zeros_like", "ones_like", "full_like"),
+    *("new_zeros", "new_ones", "new_full", "masked_select", "slice_scatter", "relu_", "neg_"),
+    *("index_put", "scatter", "max_pool3d_with_indices", "argmax", "argmin", "leaky_relu"),
+}
+"""Operations that round nothing, beside EXACT."""
+UNROUNDED = EXACT | EXACT_TOO
 OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "argsort", "cummax", "cummin"}
 """Operations that leave open which of equal elements they take; max and argmax take the first."""
 
@@ -54,8 +52,11 @@ class CannotWiden(Exception):
 
 
 def kinds_of(
-    model: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], halves: Collection[str]
-) -> frozenset[str]:  # fmt: skip
+    model: Any,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    halves: Collection[str],
+) -> frozenset[str]:
     """The float types of a problem that become float64. Raises CannotWiden.
 
     Args:
@@ -93,24 +94,36 @@ class WideReference:
             if one.dtype in self._kinds:
                 one.data = one.data.double()
         self._has_state = True
+        """False once a call has left the model as it was: it needs no copy."""
 
-    def run(self, inputs: list[Any], changed: Sequence[int], *, noise: bool = False) -> Called:
+    def run(
+        self,
+        inputs: list[Any],
+        changed: Sequence[int],
+        *,
+        noise: bool = False,
+        is_watched: bool = False,
+    ) -> Called:
         """One call on copies. Raises what the reference raises.
 
         Args:
             changed: numbers of the inputs that a call changes.
             noise: results of operations that round get other roundings, of NOISE, and equal
                 elements an order where torch leaves it open.
+            is_watched: raises UndefinedResult for what torch leaves open.
         """
         model = copied(self._model) if self._has_state else self._model
         given = replaced(inputs, lambda at, one: self._widened(one, is_own=at in changed))
-        with self._arithmetic(noise=noise):
+        before = _contents(model)
+        with self._arithmetic(noise=noise, is_watched=is_watched):
             called = call_on(model, given)
         if self._has_state and isinstance(model, torch.nn.Module):
-            before = self._model.state_dict()
-            after = model.state_dict()
+            self._has_state = before != _contents(model)
+            first = self._model.state_dict()
             called.state = {
-                name: one for name, one in after.items() if not torch.equal(one, before[name])
+                name: one
+                for name, one in (model.state_dict() if self._has_state else {}).items()
+                if name in first and not torch.equal(one, first[name])
             }
         return called
 
@@ -120,12 +133,12 @@ class WideReference:
         return tensor.clone() if is_own else tensor
 
     @contextmanager
-    def _arithmetic(self, *, noise: bool) -> Iterator[None]:
+    def _arithmetic(self, *, noise: bool, is_watched: bool) -> Iterator[None]:
         before = torch.get_default_dtype()
         if before in self._kinds:
             torch.set_default_dtype(torch.float64)
         try:
-            with _Wide(self._kinds, self._own, has_noise=noise):
+            with _Wide(self._kinds, self._own, has_noise=noise, is_watched=is_watched):
                 if self._asks:
                     with _OwnTypes(self._own):
                         yield
@@ -135,13 +148,31 @@ class WideReference:
             torch.set_default_dtype(before)
 
 
+def _contents(model: Any) -> list[Any]:
+    """The parts of a model that a call may change: identities of its attributes and of what these
+    hold, and how often a tensor was written."""
+    found: list[Any] = []
+    for module in model.modules():
+        for value in vars(module).values():
+            items = value.values() if isinstance(value, dict) else value
+            held = list(items) if isinstance(value, dict | list | tuple) else []
+            found += [
+                (id(one), one._version if isinstance(one, torch.Tensor) else 0)
+                for one in (value, *held)
+            ]
+    return found
+
+
 class _Wide(TorchDispatchMode):
     """Within: what torch computes is computed in float64."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, kinds: set[torch.dtype], own: torch.dtype, *, has_noise: bool) -> None:
+    def __init__(
+        self, kinds: set[torch.dtype], own: torch.dtype, *, has_noise: bool, is_watched: bool
+    ) -> None:
         super().__init__()
+        self._is_watched = is_watched
         self._kinds = kinds - {torch.float64}
         self._own = own
         self._has_noise = has_noise
@@ -168,9 +199,11 @@ class _Wide(TorchDispatchMode):
         elif name.rstrip("_") == "nan_to_num":
             args = _with_ends(args, torch.finfo(self._own))
         elif self._has_noise and name in OPEN and not kwargs.get("stable"):
-            args = tuple(map(_noisy, args))
+            args = (_apart(args[0]), *args[1:])
         out = func(*args, **kwargs)
-        if self._has_noise and name not in EXACT and not func.is_view:
+        if self._is_watched:
+            require_defined(name, args, kwargs, out)
+        if self._has_noise and name not in UNROUNDED and not func.is_view:
             return _with_noise(out, is_written=is_writing)
         return out if is_writing else self._wide(out, False)
 
@@ -200,10 +233,14 @@ class _OwnTypes(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "rms_norm" and len(args) < 4 and kwargs.get("eps") is None:
+        if (
+            getattr(func, "__name__", "") == "rms_norm"
+            and len(args) < 4
+            and kwargs.get("eps") is None
+        ):
             kwargs["eps"] = torch.finfo(self._own).eps
         out = func(*args, **kwargs)
-        return self._own if func is GET_TYPE and out is torch.float64 else out
+        return self._own if func == GET_TYPE and out is torch.float64 else out
 
 
 def _with_ends(args: tuple[Any, ...], ends: torch.finfo) -> tuple[Any, ...]:
@@ -215,7 +252,15 @@ def _with_ends(args: tuple[Any, ...], ends: torch.finfo) -> tuple[Any, ...]:
 def _noisy(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
         return value
-    return value * (1 + NOISE * (2 * torch.rand(value.shape, dtype=torch.float64) - 1))
+    return torch.empty_like(value).uniform_(1 - NOISE, 1 + NOISE).mul_(value)
+
+
+def _apart(value: torch.Tensor) -> torch.Tensor:
+    """Elements of which no two are equal, next to what they were."""
+    if value.dtype is not torch.float64 or not value.numel():
+        return value
+    finite = value.nan_to_num(0.0, 0.0, 0.0)
+    return value + NOISE * (float(finite.abs().max()) or 1.0) * torch.rand_like(value)
 
 
 def _with_noise(out: Any, *, is_written: bool) -> Any:

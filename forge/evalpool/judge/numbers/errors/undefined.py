@@ -55,13 +55,18 @@ class _Watched(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else ""
-        if name in CASTS and _is_undefined_cast(args, out):
-            raise UndefinedResult("a number that is not finite as an integer")
-        if name in PUTS and _is_undefined_put(name, args, kwargs or {}, out):
-            raise UndefinedResult("different values at one place")
-        if name in ORDERS and any(_has_nan(one) for one in args):
-            raise UndefinedResult("an order of NaN")
+        require_defined(name, args, kwargs or {}, out)
         return out
+
+
+def require_defined(name: str, args: Sequence[Any], kwargs: Any, out: Any) -> None:
+    """Raises UndefinedResult for a result of an operation that torch leaves open."""
+    if name in CASTS and _is_undefined_cast(args, out):
+        raise UndefinedResult("a number that is not finite as an integer")
+    if name in PUTS and _is_undefined_put(name, args, kwargs, out):
+        raise UndefinedResult("different values at one place")
+    if name in ORDERS and any(_has_nan(one) for one in args):
+        raise UndefinedResult("an order of NaN")
 
 
 def _has_nan(value: Any) -> bool:

@@ -1,0 +1,191 @@
+"""Input sets of question 1: the reference in float64, and plants that matter and are bearable."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from forge.evalpool.judge.numbers.called import leaves
+from forge.evalpool.judge.numbers.errors.own_error import count_work
+from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs
+from forge.evalpool.judge.wide.reference import CannotWiden, WideReference, kinds_of
+from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
+
+MODEL = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def forward(self, {names}):
+{body}
+
+def get_inputs():
+    return [{inputs}]
+
+def get_init_inputs():
+    return []
+"""
+FP32 = frozenset({"float32", "float64"})
+
+
+def source(inputs: str, body: str) -> str:
+    """A problem whose inputs are `a`, `b`, ..."""
+    names = ", ".join("abcd"[: inputs.count("), torch.") + 1])
+    lines = "\n".join("        " + line for line in body.split("; "))
+    return MODEL.format(names=names, inputs=inputs, body=lines)
+
+
+def draw(text: str, *, num_sets: int = 5, precision: str = "fp32") -> WideDraw:
+    """One draw of a problem."""
+    module: Any = types.ModuleType("problem")
+    exec(compile(text, "problem.py", "exec"), vars(module))
+    terms = Terms(
+        precision=precision, device="cpu", is_tf32=False, max_bytes=1 << 28, is_plain=False
+    )
+    with torch.no_grad():
+        model = cast(module.Model(), precision)
+        counted = count_work(model, draw_inputs(module, terms))
+        return make_wide_sets(
+            module, model, num_sets=num_sets, terms=terms, counted=counted, source=text
+        )
+
+
+def planted(found: WideDraw, tensor: int = 0) -> list[tuple[float, int]]:
+    """(value, flat index) of each planted element of a tensor."""
+    return [
+        (float(leaves(one.inputs)[number].reshape(-1)[at]), at)
+        for one in found.sets
+        for number, at, _ in one.plants
+        if number == tensor
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return a.half().float() * torch.full((4,), 1 / 3, dtype=torch.float32)",
+        "assert a.dtype == torch.float32; return a.to(torch.float32).exp() / 3",
+        "return torch.tensor([1.0, 2.0, 3.0, 4.0]) / 3 * a",
+        "return F.rms_norm(a, (4,)) * 3",
+        "return a.masked_fill(a > 0, torch.finfo(a.dtype).min).softmax(-1)",
+        "a.mul_(1 / 3); return a",
+    ],
+)
+def test_nothing_on_the_way_is_rounded_to_the_problems_types(body: str) -> None:
+    module: Any = types.ModuleType("problem")
+    text = source("torch.randn(6, 4)", body)
+    exec(compile(text, "problem.py", "exec"), vars(module))
+    model = module.Model()
+    kinds = kinds_of(model, [torch.zeros(1)], [], ["fp16"] if "half" in body else [])
+    inputs = [torch.randn(6, 4)]
+    given = inputs[0].clone()
+    reference = WideReference(model, kinds, source=text, own=torch.float32)
+    wide = reference.run(inputs, [0]).outputs[0]
+    assert torch.equal(inputs[0], given)
+    assert wide.dtype == torch.float64
+    again = reference.run(inputs, [0], noise=True).outputs[0]
+    assert 0 < float((wide - again).abs().max() / wide.abs().max()) < 1e-12
+    if "half" not in body:
+        assert torch.allclose(wide.float(), model(given), 1e-4, 1e-5)
+
+
+def test_the_narrowest_type_of_a_problem_and_wider_ones_are_widened() -> None:
+    model = torch.nn.Linear(2, 2)
+    assert kinds_of(model, [torch.zeros(2)], [], []) == FP32
+    halves = {"float16", "bfloat16"}
+    assert kinds_of(model, [torch.zeros(2).half()], [], []) == FP32 | halves
+    assert kinds_of(model, [torch.zeros(2)], [], ["bf16"]) == FP32 | halves
+    with pytest.raises(CannotWiden, match="float8"):
+        kinds_of(model, [torch.zeros(2).to(torch.float8_e5m2)], [], [])
+
+
+def test_a_bit_cast_leaves_a_problem_narrow_and_says_so() -> None:
+    found = draw(source("torch.randn(64, 8)", "return a.view(torch.int32).abs().float()"))
+    assert (found.kinds, found.why) == (frozenset(), "a bit cast")
+    assert all(one.wide is None for one in found.sets)
+    assert any(one.plants for one in found.sets)
+
+
+def test_each_block_and_row_has_a_plant_and_the_rest_is_as_given() -> None:
+    found = draw(source("torch.rand(16, 2048)", "return a * 2"), num_sets=4)
+    assert not found.sets[0].plants
+    for one in found.sets[1:]:
+        values = one.inputs[0].flatten()
+        # Uniform numbers of 24 bits: what is planted is off that grid, or outside.
+        assert one.wide is not None
+        assert 0.5 < float(((values >= 0) & (values < 1)).float().mean()) <= 1
+    assert found.kinds == FP32
+    assert [one.asks_real for one in found.sets].count(True) == 2
+    assert not found.insensitive
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body", "least", "most"),
+    [
+        ("torch.rand(64, 64)", "return a.max(-1).values", 4.0, 1e9),
+        ("torch.randn(64, 64)", "return a / a.abs().max() if a.abs().max() > 900 else a", 900, 1e9),
+        (
+            "torch.randn(64, 64)",
+            "return a / 2 if a.abs().max().item() > 700.0 else a",
+            700,
+            1e9,
+        ),
+        ("torch.rand(64, 64)", "return a.sum(-1)", -1e9, -1e-3),
+        ("torch.randint(1, 9, (64, 64))", "return (a * (a != 0)).sum(-1)", 0, 0),
+        ("torch.randint(1, 9, (64, 64))", "return F.one_hot(a, 9)[..., 1:].sum(1)", 0, 0),
+    ],
+)
+def test_planted_values_reach_where_a_reference_behaves_otherwise(
+    inputs: str, body: str, least: float, most: float
+) -> None:
+    found = draw(source(inputs, body))
+    every = [float(v) for one in found.sets[1:] for v in leaves(one.inputs)[0].reshape(-1)]
+    assert any(least <= value <= most for value in every)
+
+
+def test_what_holds_of_an_input_in_every_draw_holds_of_a_planted_one() -> None:
+    inputs = (
+        "torch.tril(torch.rand(32, 32)), torch.cumsum(torch.rand(32, 32), -1), "
+        "torch.softmax(torch.randn(32, 32), -1), torch.randperm(32)"
+    )
+    text = source(inputs, "return a @ b + c, d * 2")
+    found = draw(text)
+    assert {number for one in found.sets for number, _, _ in one.plants} == {0, 1, 2, 3}
+    for one in found.sets:
+        a, b, c, d = one.inputs
+        assert torch.equal(a, a.tril())
+        assert bool((b.diff(dim=-1) >= 0).all())
+        assert torch.allclose(c.sum(-1), torch.ones(32))
+        assert torch.equal(d.sort().values, torch.arange(32))
+
+
+def test_an_index_stays_in_its_range_and_a_label_left_out_is_planted() -> None:
+    table = source(
+        "torch.randn(64, 9), torch.randint(0, 9, (64,))",
+        "return F.cross_entropy(a, b, ignore_index=-1)",
+    )
+    found = draw(table)
+    values = {int(v) for one in found.sets for v in one.inputs[1]}
+    assert values <= {-1, *range(9)}
+    assert -1 in values
+
+
+def test_an_input_without_effect_and_a_constant_output_are_named() -> None:
+    assert draw(source("torch.randn(64, 64), torch.randn(64)", "return a * 2")).insensitive == [
+        "input 1"
+    ]
+    constant = draw(source("torch.randn(64, 64)", "return a[:, :1] - a[:, :1].mean(1, True)"))
+    assert constant.is_constant
+
+
+def test_equal_elements_are_planted_only_where_they_leave_the_answer_unique() -> None:
+    for body in ("return a.sort(-1).indices", "return a.argmax(-1), a.topk(3).indices"):
+        found = draw(source("torch.randn(64, 33)", body))
+        for one in found.sets:
+            rows = one.inputs[0].sort(-1).values
+            ties = int((rows.diff(dim=-1) == 0).sum())
+            assert ties == 0 or "topk" in body
