@@ -198,6 +198,12 @@ def test_operations_of_a_kernel_have_source_lines(tmp_path):
     assert by_operation[load] == 8
 
 
+def test_numbers_of_a_kernel_are_kept_before_they_are_rounded(tmp_path):
+    code = forward("return scaled(x)").replace("* factor", "* 0.1 - 0.5 + (1e38 if BLOCK else 2.7)")
+    kernel = captured(tmp_path, code, inputs=[[100]]).kernels[0]
+    assert set(kernel.floats) == {0.1, 1e38}
+
+
 def test_the_card_answers_as_the_target(tmp_path):
     code = forward(
         "assert x.is_cuda and x.device == torch.device('cuda:0') and x.get_device() == 0",

@@ -105,6 +105,7 @@ MISFITS: list[tuple[str, Any]] = [
     ("storages[1]: a second storage of input 0", lambda p: p["storages"][1].update(origin="input")),
     ("storages[0].origin: 'disk' is none of", lambda p: p["storages"][0].update(origin="disk")),
     ("kernels[0].ttir: 1 is above 0", lambda p: p["kernels"][0].update(ttir=1)),
+    ("floats[1]: int where a finite float", lambda p: p["kernels"][0].update(floats=[0.1, 2])),
     ("kernels[0].options.num_warps: 3 is no power", lambda p: options(p, num_warps=3)),
     ("kernels[0].options: unknown key 'ptx_options'", lambda p: options(p, ptx_options="-o /x")),
     ("options.cluster_dims: more than 16", lambda p: options(p, cluster_dims=[4, 4, 4])),

@@ -51,7 +51,12 @@ def pointwise(*body: str, given: str = "float32", made: str = "float32") -> Prog
     """A kernel of 64 elements `%x`, whose body gives `%y`; `T` is their type."""
     text = TEXT.replace("BODY", "\n".join(f"    {one}" for one in body))
     types = {"OUT": NAMES[made][0], "IN": NAMES[given][0], "TYPE": f"tensor<64x{NAMES[given][0]}>"}
-    types |= {"HALF": "tensor<64xf16>", "LEFT": "tensor<4x16xf16>", "RIGHT": "tensor<16x4xf16>"}
+    types |= {
+        "WHOLE": "tensor<64xi32>",
+        "HALF": "tensor<64xf16>",
+        "LEFT": "tensor<4x16xf16>",
+        "RIGHT": "tensor<16x4xf16>",
+    }
     for name, kind in types.items():
         text = text.replace(name, kind)
     parameters = tuple(
@@ -141,10 +146,89 @@ def test_a_cast_to_half_precision_stays_in_a_float32_problem_and_goes_in_a_half_
     assert torch.equal(evaluated(widened(pointwise(*ROUND), HALF), X.double()), X.double())
 
 
-def test_a_constant_in_half_precision_is_the_number_that_was_written() -> None:
-    body = ["%c = arith.constant dense<9.997560e-02> : TYPE", "%y = arith.mulf %x, %c : TYPE"]
-    found = evaluated(widened(pointwise(*body, given="float16", made="float16"), HALF), X.double())
-    assert torch.equal(found, X.double() * 0.1)
+@pytest.mark.parametrize(
+    ("given", "rounded"), [("float32", "0.0999999940"), ("float16", "9.997560e-02")]
+)
+def test_a_constant_is_the_number_that_the_source_names(given: str, rounded: str) -> None:
+    body = [f"%c = arith.constant dense<-{rounded}> : TYPE", "%y = arith.mulf %x, %c : TYPE"]
+    program = pointwise(*body, given=given, made=given)
+    (kernel,) = program.kernels
+    number = {"float32": 0.09999999345678, "float16": 0.1}[given]
+    program = replace(program, kernels=(replace(kernel, floats=(3.3, number)),))
+    assert torch.equal(evaluated(widened(program, HALF), X.double()), X.double() * -number)
+
+
+def test_adding_and_subtracting_a_large_number_rounds_to_whole_numbers() -> None:
+    body = [
+        "%c = arith.constant dense<0x4B400000> : TYPE",
+        "%a = arith.addf %x, %c : TYPE",
+        "%y = arith.subf %a, %c : TYPE",
+    ]
+    assert torch.equal(evaluated(widened(pointwise(*body), SINGLE), X.double()), X.double().round())
+    product = [body[0], "%y = arith.mulf %x, %c : TYPE"]
+    found = evaluated(widened(pointwise(*product), SINGLE), X.double())
+    assert torch.equal(found, X.double() * 12582912)
+
+
+BITS = "%b = tt.bitcast %x : TYPE -> WHOLE"
+
+
+@pytest.mark.parametrize(
+    ("body", "function"),
+    [
+        (
+            [
+                "%m = arith.constant dense<2147483647> : WHOLE",
+                BITS,
+                "%a = arith.andi %b, %m : WHOLE",
+                "%y = tt.bitcast %a : WHOLE -> TYPE",
+            ],
+            torch.abs,
+        ),
+        (
+            [
+                "%s = arith.constant dense<31> : WHOLE",
+                BITS,
+                "%a = arith.shrui %b, %s : WHOLE",
+                "%y = arith.sitofp %a : WHOLE to TYPE",
+            ],
+            lambda x: torch.signbit(x).double(),
+        ),
+        (
+            [
+                "%s = arith.constant dense<31> : WHOLE",
+                "%m = arith.constant dense<2147483647> : WHOLE",
+                BITS,
+                "%t = arith.shrsi %b, %s : WHOLE",
+                "%u = arith.andi %t, %m : WHOLE",
+                "%k = arith.xori %b, %u : WHOLE",
+                '%r = "tt.reduce"(%k) <{axis = 0 : i32}> ({',
+                "^bb0(%i: i32, %j: i32):",
+                "  %n = arith.xori %i, %j : i32",
+                "  tt.reduce.return %n : i32",
+                "}) : (WHOLE) -> i32",
+                "%p = tt.splat %r : i32 -> WHOLE",
+                "%q = arith.xori %k, %p : WHOLE",
+                "%v = arith.xori %q, %p : WHOLE",
+                "%g = arith.cmpi slt, %v, %u : WHOLE",
+                "%z = arith.xori %v, %u : WHOLE",
+                "%w = arith.select %g, %b, %z : tensor<64xi1>, WHOLE",
+                "%y = tt.bitcast %w : WHOLE -> TYPE",
+            ],
+            lambda x: x,
+        ),
+    ],
+    ids=["magnitude", "sign", "order"],
+)
+def test_bits_of_floats_are_those_of_float64(
+    body: list[str], function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    program = pointwise(*body)
+    wide = widened(program, SINGLE)
+    assert torch.equal(evaluated(wide, X.double()), function(X.double()))
+    (kernel,), (before,) = wide.kernels, program.kernels
+    num_added = kernel.ttir.count("\n") - before.ttir.count("\n")
+    assert num_added == len(kernel.lines) - len(before.lines) > 0
 
 
 def test_a_product_of_half_operands_has_a_sum_in_float64() -> None:
@@ -170,7 +254,8 @@ def test_a_product_of_half_operands_has_a_sum_in_float64() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (["%b = tt.bitcast %x : TYPE -> tensor<64xi32>", "%y = arith.sitofp %b : tensor<64xi32> to TYPE"], "bits of a float in kernel k, line 7"),  # noqa: E501
+        ([BITS, "%y = arith.sitofp %b : WHOLE to TYPE"], "bits of a float in arith.sitofp in kernel k, line 8"),  # noqa: E501
+        ([BITS, "%c = arith.constant dense<8388608> : WHOLE", "%d = arith.addi %b, %c : WHOLE", "%y = tt.bitcast %d : WHOLE -> TYPE"], "bits of a float and 8388608 in kernel k, line 9"),  # noqa: E501
         (["%b = tt.fp_to_fp %x, rounding = rtne : TYPE -> tensor<64xf8E5M2>", "%y = tt.fp_to_fp %b : tensor<64xf8E5M2> -> TYPE"], "8-bit float in kernel k, line 7"),  # noqa: E501
         (['%y = tt.elementwise_inline_asm "tanh.approx.f32 $0, $1;" {constraints = "=f,f", packed_element = 1 : i32, pure = true} %x : TYPE -> TYPE'], "inline_asm in kernel k, line 7"),  # noqa: E501
         ([extern("saturatef")], "saturatef"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import OrderedDict
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -11,6 +14,7 @@ from triton import language
 from triton._C.libtriton import ir
 from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
+from triton.language.semantic import TritonSemantic
 
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported
 from forge.evalpool.judge.program import limits
@@ -29,8 +33,8 @@ LATE_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 """Options that stages after TTIR use, and most kernels do not read."""
 
 
-Text: TypeAlias = "tuple[str, tuple[int, ...]]"
-"""TTIR, and the source line of each of its operations."""
+Text: TypeAlias = "tuple[str, tuple[int, ...], tuple[float, ...]]"
+"""TTIR, the source line of each of its operations, and `Kernel.floats`."""
 MAX_TEXTS = 64
 MAX_TEXT_CHARACTERS = 64 << 10
 MAX_USES = 64
@@ -100,7 +104,7 @@ class Lowering:
         options = self._backend.parse_options({**(options or {}), **source.parse_options()})
         shown = shown_options(options)
         key = _key(source, options)
-        text, lines = self._texts.get(key) or self._known(key, source, target, options)
+        text, lines, floats = self._texts.get(key) or self._known(key, source, target, options)
         found = _PUBLIC.search(text)
         kernel = Kernel(
             name=found.group(1).strip('"') if found else source.name,
@@ -108,6 +112,7 @@ class Lowering:
             options=shown,
             parameters=tuple(parameters(source.signature)),
             lines=lines,
+            floats=floats,
         )
         return kernel, options
 
@@ -128,7 +133,8 @@ class Lowering:
     def _lower(self, source: Any, target: Any, options: Any, watched: Watched) -> Text:
         backend, context = self._backend, self._fresh_context()
         functions = backend.get_codegen_implementation(options)
-        module = source.make_ir(target, watched, functions, backend.get_module_map(), context)
+        with _noted_floats() as floats:
+            module = source.make_ir(target, watched, functions, backend.get_module_map(), context)
         _require_size(module, source.name, limits.MAX_UNOPTIMIZED, " before they are optimized")
         stages: dict[str, Any] = {}
         backend.add_stages(stages, options, source.language)
@@ -137,7 +143,7 @@ class Lowering:
         module = stages["ttir"](module, {})
         _require_size(module, source.name, limits.MAX_OPERATIONS)
         lines = operation_lines(str(module), self.file)
-        return module.str_nodebug(), tuple(lines)
+        return module.str_nodebug(), tuple(lines), tuple(floats)[: limits.MAX_FLOATS]
 
     def _fresh_context(self) -> Any:
         """The MLIR context of this capture, with all dialects."""
@@ -145,6 +151,29 @@ class Lowering:
             return self._shared.context(self._backend)
         self._context = self._context or _taken_context(self._backend)
         return self._context
+
+
+@contextmanager
+def _noted_floats() -> Generator[dict[float, None]]:
+    """Within, magnitudes of the numbers that Triton makes constants of, before it rounds them."""
+    found: dict[float, None] = {}
+    make: Any = TritonSemantic.scalar_constant
+
+    def noting(self: Any, value: Any, dtype: Any) -> Any:
+        if isinstance(value, float) and math.isfinite(value) and _needs_bits(value):
+            found[abs(value)] = None
+        return make(self, value, dtype)
+
+    TritonSemantic.scalar_constant = noting
+    try:
+        yield found
+    finally:
+        TritonSemantic.scalar_constant = make
+
+
+def _needs_bits(value: float) -> bool:
+    """True for a number that has no place in 8 bits of mantissa, as many as every type has."""
+    return not (math.frexp(value)[0] * 256).is_integer()
 
 
 def _require_size(module: Any, name: str, most: int, when: str = "") -> None:

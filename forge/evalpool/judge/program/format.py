@@ -162,6 +162,9 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     lines: tuple[int, ...] = ()
     """Source line of each operation of `ttir`, in order; 0 where unknown. May be empty."""
+    floats: tuple[float, ...] = ()
+    """Magnitudes of numbers that the source names, as Python has them: constants of `ttir` are
+    rounded to types of the kernel. In no order; without those that need no rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

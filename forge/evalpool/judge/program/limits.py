@@ -26,6 +26,8 @@ MAX_OUTPUTS = 1_000
 MAX_NESTING = 4_000
 """Characters that say how outputs are nested."""
 MAX_DIMENSIONS = 16
+MAX_FLOATS = 256
+"""Numbers of a kernel's source that its constants are rounded from; further ones are left out."""
 MAX_OPERATIONS = 10_000
 """Operations of one kernel, each with a source line: the judge reads 10,000 in about a second."""
 MAX_UNOPTIMIZED = 5 * MAX_OPERATIONS

@@ -11,6 +11,7 @@ result, and Triton's compiler takes it. An offset or a stride counts elements an
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -42,6 +43,7 @@ from forge.evalpool.judge.ttir.semantics.formats import round_to
 from forge.evalpool.judge.ttir.tree import Scalar
 from forge.evalpool.judge.ttir.values import decode, memory_dtype
 from forge.evalpool.judge.ttir.verify import operations_of
+from forge.evalpool.judge.wide.bits import NoWideForm, widened_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -179,8 +181,8 @@ def _literal(value: Literal, kinds: frozenset[str]) -> Literal:
 def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
     elements = frozenset(MLIR[one] for one in kinds)
     try:
-        text, added = _wide_text(kernel.ttir, elements)
-    except _Hindrance as error:
+        text, added = _wide_text(kernel.ttir, elements, kernel.floats)
+    except NoWideForm as error:
         line = _source_line(kernel, error.line)
         raise Narrow(f"{error.words} in kernel {kernel.name}", line) from None
     names = "|".join(TRITON[one] for one in kinds)
@@ -189,17 +191,9 @@ def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
         for one in kernel.parameters
     )
     lines = list(kernel.lines)
-    for place in reversed(added if lines else ()):
+    for place in added if lines else ():
         lines.insert(place, lines[place])
     return replace(kernel, ttir=text, parameters=parameters, lines=tuple(lines))
-
-
-class _Hindrance(Exception):
-    """Something of a text that has no wide form."""
-
-    def __init__(self, words: str, line: int = 0) -> None:
-        super().__init__(words)
-        self.words, self.line = words, line
 
 
 def _indices(text: str) -> Mapping[int, int]:
@@ -234,8 +228,7 @@ DOT = re.compile(r" : (\S+) \* (\S+) -> (\S+)$")
 PRECISION = re.compile(r",? inputPrecision = \w+| \{maxNumImpreciseAcc = \d+ : i32\}")
 SYMBOL = re.compile(r'symbol = "(?:__nv_)?(\w+)"')
 EXTERN_TYPES = re.compile(r" : \((.*)\) -> (\S+)$")
-HEXADECIMAL = re.compile(r"0x[0-9A-Fa-f]+")
-DECIMAL = re.compile(r"-?\d+\.\d+(?:[eE][+-]?\d+)?")
+NUMBER = re.compile(r"0x[0-9A-Fa-f]+|-?\d+\.\d+(?:[eE][+-]?\d+)?")
 PLAIN = {
     "tt.precise_divf": "arith.divf",
     "tt.approx_divf": "arith.divf",
@@ -245,27 +238,33 @@ PLAIN = {
 
 
 @lru_cache(maxsize=512)
-def _wide_text(text: str, elements: frozenset[str]) -> tuple[str, tuple[int, ...]]:
-    """The text in float64, and for each operation that is added the number of the one behind it.
-
-    Raises _Hindrance.
-    """
+def _wide_text(
+    text: str, elements: frozenset[str], floats: tuple[float, ...]
+) -> tuple[str, tuple[int, ...]]:
+    """The text in float64, and the place of each operation that is added; it belongs to the source
+    line of the one that stands there before. Raises NoWideForm."""
+    wide, added = widened_bits(text, elements)
     before = list[int]()
+    numbers = {kind: {_rounded(one, kind): one for one in floats} for kind in elements}
 
     def special(found: re.Match[str]) -> str:
         try:
+            if " = arith.constant " in found[0]:
+                return _constant(found[0], numbers, wide)
             lines = _special(found[0], elements)
-        except _Hindrance as error:
-            raise _Hindrance(error.words, text.count("\n", 0, found.start()) + 1) from None
+        except NoWideForm as error:
+            error.line = wide.count("\n", 0, found.start()) + 1
+            raise
         before.extend([found.start()] * (len(lines) - 1))
         return "\n".join(lines)
 
     def kind(found: re.Match[str]) -> str:
         return "f64" if found[1] in elements else found[0]
 
-    wide = TYPE.sub(kind, SPECIAL.sub(special, text))
-    indices = _indices(text) if before else {}
-    return wide, tuple(indices.get(text.count("\n", 0, one) + 1, 0) for one in before)
+    widest = TYPE.sub(kind, SPECIAL.sub(special, wide))
+    indices = _indices(wide) if before else {}
+    places = [indices.get(wide.count("\n", 0, one) + 1, 0) for one in before]
+    return widest, (*reversed(added), *reversed(places))
 
 
 def _special(line: str, elements: frozenset[str]) -> list[str]:
@@ -274,7 +273,7 @@ def _special(line: str, elements: frozenset[str]) -> list[str]:
     name = found[1] if found else ""
     is_float = any(one[1] in elements for one in TYPE.finditer(line))
     if "f8E" in TYPE.sub("", line):
-        raise _Hindrance("an 8-bit float")
+        raise NoWideForm("an 8-bit float")
     if not is_float:
         return [line]
     match name:
@@ -282,18 +281,16 @@ def _special(line: str, elements: frozenset[str]) -> list[str]:
             return [_conversion(line, elements)]
         case "tt.bitcast" | "arith.bitcast":
             types = CONVERSION.search(line)
-            if types is None or types[1] != types[2]:
-                raise _Hindrance("bits of a float")
+            if types is None or (types[1] != types[2] and "i64" not in types[0]):
+                raise NoWideForm("bits of a float")
         case "tt.ptr_to_int":
-            raise _Hindrance("the address of floats as a number")
+            raise NoWideForm("the address of floats as a number")
         case "tt.dot_scaled" | "tt.elementwise_inline_asm":
-            raise _Hindrance(name)
+            raise NoWideForm(name)
         case "tt.dot":
             return _dot(line, elements)
         case "tt.extern_elementwise":
             return [_extern(line, elements)]
-        case "arith.constant":
-            return [_constant(line, elements)]
         case _ if name in PLAIN:
             return [line.replace(name, PLAIN[name], 1)]
         case _:
@@ -328,7 +325,7 @@ def _dot(line: str, elements: frozenset[str]) -> list[str]:
     is_wide = [_element(one) in elements | {"f64"} for one in kinds]
     if not is_wide[2]:
         if any(is_wide):
-            raise _Hindrance("a product of floats that is no float64")
+            raise NoWideForm("a product of floats that is no float64")
         return [line]
     indent, head, rest = re.split(r"(%\S+ = tt\.dot )", line, maxsplit=1)
     lines = list[str]()
@@ -359,7 +356,7 @@ def _extern(line: str, elements: frozenset[str]) -> str:
     for name in _wide_names(symbol[1]):
         if wanted in EXTERN.get(name, ()):
             return line[: symbol.start()] + f'symbol = "{name}"' + line[symbol.end() :]
-    raise _Hindrance(f"{symbol[1]}, which has no form for float64,")
+    raise NoWideForm(f"{symbol[1]}, which has no form for float64,")
 
 
 ALIASES = {
@@ -390,27 +387,40 @@ def _wide_names(symbol: str) -> Iterator[str]:
     yield f"__nv_{re.sub('2float_r[nzud]', '2double_rn', name)}"
 
 
-def _constant(line: str, elements: frozenset[str]) -> str:
-    """A constant with its bits as those of a float64.
-
-    A constant in half precision becomes the shortest number that rounds to it: 0.1 in place of
-    0.0999755859, since the source says 0.1, and so does the problem.
-    """
-    kind = _element(line.rpartition(" : ")[2])
-    head, mark, rest = line.partition("arith.constant ")
-    if kind != "f32":
-        rest = DECIMAL.sub(lambda found: _shortest(float(found[0]), kind), rest)
-    return head + mark + HEXADECIMAL.sub(lambda found: _wide_bits(found[0], kind), rest)
+WHOLE = {2.0**23: 2.0**52, 1.5 * 2.0**23: 1.5 * 2.0**52}
+"""Numbers beside which a float32 has no fraction, so that adding and subtracting one rounds to
+whole numbers, and those that do so for a float64."""
 
 
-def _shortest(value: float, kind: str) -> str:
-    texts = (f"{value:.{digits}e}" for digits in range(9))
-    bits = round_to(np.array([value]), kind)[0]
-    exact = (one for one in texts if round_to(np.array([one], np.float64), kind)[0] == bits)
-    return f"{float(next(exact)):e}"
+def _constant(line: str, numbers: Mapping[str, Mapping[float, float]], text: str) -> str:
+    """A constant as the source has it, or else the same number in float64."""
+    head, colon, type = line.rpartition(" : ")
+    kind = _element(type)
+    if kind not in numbers:
+        return line
+    name, mark, literal = head.partition(" = arith.constant ")
+
+    def exact(found: re.Match[str]) -> str:
+        value = _of_bits(found[0], kind) if "x" in found[0] else _rounded(float(found[0]), kind)
+        wide = numbers[kind].get(abs(value), math.nan)
+        if kind == "f32" and abs(value) in WHOLE:
+            uses = rf"^.* = (\S+) .*{name.strip()}(?![\w$.#\-]).*$"
+            is_added = {*re.findall(uses, text, re.MULTILINE)} <= {"arith.addf", "arith.subf"}
+            wide = WHOLE[abs(value)] if is_added else math.nan
+        if math.isfinite(wide):
+            return f"{math.copysign(wide, value):.16e}"
+        return f"0x{np.float64(value).view(np.uint64):016X}" if "x" in found[0] else found[0]
+
+    return name + mark + NUMBER.sub(exact, literal) + colon + type
 
 
-def _wide_bits(text: str, kind: str) -> str:
+def _of_bits(text: str, kind: str) -> float:
     element = Scalar(kind)
     raw = np.array([int(text, 16)], f"u{element.num_bytes}").view(memory_dtype(element))
-    return f"0x{int(decode(raw, element).astype(np.float64).view(np.uint64)[0]):016X}"
+    return float(decode(raw, element)[0])
+
+
+def _rounded(value: float, kind: str) -> float:
+    """A number in a float type."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value) if kind == "f32" else round_to(np.array([value]), kind)[0])

@@ -112,6 +112,7 @@ def read_kernel(at: Reader, texts: Sequence[str]) -> Kernel:
         options=read_options(of["options"]),
         parameters=tuple(read_parameter(p) for p in of["parameters"].items(limits.MAX_PARAMETERS)),
         lines=of["lines"].integers(high=limits.MAX_SOURCE_LINE, most=limits.MAX_OPERATIONS),
+        floats=tuple(one.fraction() for one in of["floats"].items(limits.MAX_FLOATS)),
     )
 
 

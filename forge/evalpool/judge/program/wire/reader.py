@@ -109,6 +109,12 @@ class Reader:
                 return NON_FINITE[inner.value]
         self._mismatch("a scalar")
 
+    def fraction(self) -> float:
+        """The value as a finite float."""
+        if isinstance(self.value, float) and math.isfinite(self.value):
+            return self.value
+        self._mismatch("a finite float")
+
     # --- containers
 
     def items(self, most: int) -> list[Reader]:
