@@ -19,6 +19,7 @@ from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.policy.judge import judge_policy
 from forge.evalpool.judge.program.policy.reference import facts_of
+from forge.evalpool.judge.trial.structure import text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +126,10 @@ def captured(code: str, body: dict[str, Any], answers: Answers, folder: Path) ->
 
 def refused(program: Program, reference: Program) -> list[str]:
     """Reasons to refuse a program; none for an honest one."""
-    refusal = judge_policy(program, facts_of(reference), "own")
+    uses = [text_of(kernel) for kernel in program.kernels]
+    accesses = dict(enumerate(access for access, _ in uses))
+    lookups = dict(enumerate(found for _, found in uses))
+    refusal = judge_policy(program, facts_of(reference), "own", accesses, lookups)
     found = [] if refusal is None else [str(refusal)]
     target = open_target(program.target)
     for kernel in program.kernels:

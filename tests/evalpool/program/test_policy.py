@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.program.dataflow import Access
+from forge.evalpool.judge.program.dataflow import Access, Lookup
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,
@@ -270,8 +270,10 @@ def test_the_whole_of_a_small_problem_is_not_a_partial_result() -> None:
 # --- tables
 
 
-LOOKS_UP = {1: {(1, 0)}}
+LOOKS_UP = {1: {Lookup(tables=2, by=1, targets=0, is_place=True)}}
 """The second kernel reads its second argument at places that the first one has."""
+DECIDES = {1: {Lookup(tables=2, by=1, targets=0, is_place=False)}}
+"""The first argument of the second kernel decides whether it uses the second one."""
 
 
 def looked_up(made: Program) -> Rule | None:
@@ -290,11 +292,22 @@ def test_inputs_choose_among_weights_but_not_among_computed_ones() -> None:
     assert judge_policy(program(look, init=computed), FACTS, "own", ACCESSES) is None
 
 
+def test_inputs_decide_whether_weights_are_used_but_not_computed_ones() -> None:
+    def decided(init: list[Node]) -> Rule | None:
+        refusal = judge_policy(
+            program(launch(1, X, PACKED, Y), init=init), FACTS, "own", ACCESSES, DECIDES
+        )
+        return refusal.rule if refusal else None
+
+    assert decided([into("aten.copy_.default", PACKED, W, to=PACKED)]) is None
+    assert decided([into("aten.mul.Tensor", W, W, to=PACKED)]) == Rule.TABLE
+
+
 def test_inputs_choose_among_what_a_launch_computes_of_inputs_and_computed_weights() -> None:
     """Labels choose among logits."""
     computed = [into("aten.mul.Tensor", W, W, to=PACKED)]
     made = launch(1, X, PACKED, LIKE_X)
-    labels = {1: {(0, 1)}}
+    labels = {1: {Lookup(tables=1, by=2, targets=0, is_place=True)}}
     honest = program(made, launch(1, LIKE_X, X, Y), init=computed)
     assert judge_policy(honest, FACTS, "own", ACCESSES, labels) is None
     copied = into("aten.clone.default", PACKED, to=LIKE_X)

@@ -1,15 +1,29 @@
-"""Arguments of a kernel whose memory it reads at places that other memory names."""
+"""Arguments of a kernel whose memory it reads where other memory says so."""
 
 from __future__ import annotations
 
 import pytest
 
+from forge.evalpool.judge.ttir import lookups
 from forge.evalpool.judge.ttir.grammar.parser import parse
-from forge.evalpool.judge.ttir.memory import lookups
-from forge.evalpool.judge.ttir.memory.lookups import lookups_of
+from forge.evalpool.judge.ttir.lookups import lookups_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 
-TABLE, INDEX, OUTPUT = 0, 1, 2
+TABLE, INDEX, OUTPUT = 1, 2, 4
+"""Bits of the arguments."""
+
+
+def places(source: str) -> set[tuple[int, int]]:
+    """Tables with what chooses places in them."""
+    return {(one.tables, one.by) for one in lookups_of(parse(source), "k") if one.is_place}
+
+
+def uses(source: str) -> set[tuple[int, int]]:
+    """Tables with what decides whether they are used."""
+    found = lookups_of(parse(source), "k")
+    return {(one.tables, one.by) for one in found if one.by and not one.is_place}
+
+
 HEAD = """
 module {
   tt.func public @k(%t: !tt.ptr<f32>, %n: !tt.ptr<i32>, %y: !tt.ptr<f32>, %s: i32) {
@@ -59,12 +73,12 @@ NOT_CHOSEN = {
 
 @pytest.mark.parametrize("how", CHOSEN)
 def test_a_place_that_memory_chooses_is_found(how: str) -> None:
-    assert (TABLE, INDEX) in lookups_of(parse(HEAD + CHOSEN[how] + TAIL), "k")
+    assert (TABLE, INDEX) in places(HEAD + CHOSEN[how] + TAIL)
 
 
 @pytest.mark.parametrize("how", NOT_CHOSEN)
 def test_a_place_that_no_memory_chooses_is_none(how: str) -> None:
-    assert lookups_of(parse(HEAD + NOT_CHOSEN[how] + TAIL), "k") == frozenset()
+    assert places(HEAD + NOT_CHOSEN[how] + TAIL) == set()
 
 
 def test_a_gather_of_values_that_were_read_is_found() -> None:
@@ -80,7 +94,7 @@ def test_a_gather_of_values_that_were_read_is_found() -> None:
   }}
 }}
 """
-    assert lookups_of(parse(HEAD + body), "k") == {(TABLE, INDEX)}
+    assert (TABLE, INDEX) in places(HEAD + body)
 
 
 HANDED_OVER = """cf.cond_br %more, ^bb1, ^bb2
@@ -114,14 +128,101 @@ def test_a_place_that_the_blocks_of_a_map_choose_is_found(blocks: str) -> None:
   }}
 }}
 """
-    assert lookups_of(parse(HEAD + body), "k") == {(TABLE, INDEX)}
+    assert (TABLE, INDEX) in places(HEAD + body)
 
 
-def test_reads_at_many_addresses_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of 100,000 may be at any of 256 arguments."""
-    body = "%place = arith.addi %at, %one : i32" + "\n %x = tt.load %np : !tt.ptr<i32>" * 5
-    module = parse(HEAD + body.replace("%x", "%_") + TAIL)
+PLAIN = """%tp = tt.addptr %t, %pid : !tt.ptr<f32>, i32
+    %is = arith.cmpi sgt, %at, %zero : i32
+    %nought = arith.constant 0.0 : f32
+    %known = tt.load %tp : !tt.ptr<f32>
+    %f = arith.sitofp %at : i32 to f32
+    %made = arith.mulf %f, %f : f32
+"""
+STORED = "tt.store %yp, %v : !tt.ptr<f32>"
+USED = {
+    "by a mask": f"%v = tt.load %tp, %is : !tt.ptr<f32>\n{STORED}",
+    "by a mask of the store": "tt.store %yp, %known, %is : !tt.ptr<f32>",
+    "by a choice of values": f"%v = arith.select %is, %known, %made : f32\n{STORED}",
+    "by a branch": f"""%v = scf.if %is -> (f32) {{
+      scf.yield %known : f32
+    }} else {{
+      scf.yield %made : f32
+    }}
+    {STORED}""",
+    "by a branch that stores": "scf.if %is { tt.store %yp, %known : !tt.ptr<f32> }",
+    "by a factor": f"""%u = arith.uitofp %is : i1 to f32
+    %v = arith.mulf %u, %known : f32
+    {STORED}""",
+    "by a jump": """cf.cond_br %is, ^bb1, ^bb2
+    ^bb1:
+      tt.store %yp, %known : !tt.ptr<f32>
+      tt.return
+    ^bb2:
+      tt.store %yp, %made : !tt.ptr<f32>""",
+}
+COMPUTED = {
+    "with it": f"%v = arith.mulf %known, %made : f32\n{STORED}",
+    "with it, where it is not skipped": f"""%v = scf.if %is -> (f32) {{
+      %w = arith.mulf %known, %made : f32
+      scf.yield %w : f32
+    }} else {{
+      scf.yield %nought : f32
+    }}
+    {STORED}""",
+    "as the smaller of both": f"""%less = arith.cmpf olt, %known, %made : f32
+    %v = arith.select %less, %known, %made : f32
+    {STORED}""",
+    "from where a loop begins": f"""%v = scf.for %i = %zero to %at step %one
+        iter_args(%c = %known) -> (f32) : i32 {{
+      %w = arith.addf %c, %made : f32
+      scf.yield %w : f32
+    }}
+    {STORED}""",
+}
+END = "\n    tt.return\n  }\n}\n"
+
+
+@pytest.mark.parametrize("how", USED)
+def test_memory_that_is_used_as_other_memory_says_is_found(how: str) -> None:
+    assert (TABLE, INDEX) in uses(HEAD + PLAIN + USED[how] + END)
+
+
+@pytest.mark.parametrize("how", COMPUTED)
+def test_memory_that_is_computed_with_is_not_chosen(how: str) -> None:
+    assert not [pair for pair in uses(HEAD + PLAIN + COMPUTED[how] + END) if pair[0] == TABLE]
+
+
+def test_a_branch_that_adds_nothing_of_an_input_to_what_it_uses_is_found() -> None:
+    """The other branch has loaded its values before."""
+    further = "%sp = tt.addptr %y, %one : !tt.ptr<f32>, i32\n %w = tt.load %sp : !tt.ptr<f32>\n"
+    both = f"""%v = scf.if %is -> (f32) {{
+      %a = arith.addf %known, %made : f32
+      scf.yield %a : f32
+    }} else {{
+      %b = arith.mulf %w, %made : f32
+      scf.yield %b : f32
+    }}
+    {STORED}"""
+    assert (TABLE, INDEX) in uses(HEAD + PLAIN + further + both + END)
+
+
+def test_many_lookups_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = parse(HEAD + CHOSEN["by a sum"] + TAIL)
     assert lookups_of(module, "k")
-    monkeypatch.setattr(lookups, "MAX_REACHED", 6)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
     with pytest.raises(InvalidModule, match="many"):
         lookups_of(module, "k")
+
+
+def test_values_that_go_around_a_loop_too_often_are_refused() -> None:
+    """Each pass hands a value on by one of the loop's hundred."""
+    num = 100
+    names, kinds = [f"%a{n}" for n in range(num)], ", ".join(["i32"] * num)
+    first = ["%zero"] * (num - 1) + ["%at"]
+    loop = (
+        f"%r:{num} = scf.for %i = %zero to %one step %one iter_args("
+        + ", ".join(f"{one} = {of}" for one, of in zip(names, first, strict=True))
+        + f") -> ({kinds}) : i32 {{ scf.yield {', '.join([*names[1:], '%zero'])} : {kinds} }}\n"
+    )
+    with pytest.raises(InvalidModule, match="loops"):
+        lookups_of(parse(HEAD + loop + "%place = arith.addi %at, %one : i32" + TAIL), "k")

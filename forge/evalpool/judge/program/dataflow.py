@@ -7,10 +7,10 @@ more (from TTIR) pass an `Access` for each parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Flag
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from forge.evalpool.judge.program.format import (
     Choice,
@@ -24,6 +24,7 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
+from forge.evalpool.judge.program.limits import MAX_INPUTS
 from forge.evalpool.judge.program.ops import MOVES, Kind, bind, kind_of, operation_schema, packet
 from forge.evalpool.judge.program.walk import Placed, tensor_bytes, tensors_in, tensors_of
 
@@ -39,9 +40,23 @@ class Access(Flag):
 
 Accesses: TypeAlias = Mapping[int, Sequence[Access]]
 """For kernels by index, an `Access` for each parameter. A kernel that is absent does both."""
-Lookups: TypeAlias = Mapping[int, Set[tuple[int, int]]]
-"""For kernels by index, pairs of parameters: values of the second choose the places at which the
-kernel reads the first."""
+
+
+class Lookup(NamedTuple):
+    """A choice of a kernel; parameters are bits of integers."""
+
+    tables: int
+    """Parameters whose memory it chooses from."""
+    by: int
+    """Parameters whose memory chooses: a place, or whether the tables are used at all."""
+    targets: int
+    """Parameters to whose memory what was computed from the tables alone is stored; 0 for a value
+    in the kernel."""
+    is_place: bool
+
+
+Lookups: TypeAlias = Mapping[int, Set[Lookup]]
+"""Lookups of kernels, by index."""
 
 HIDDEN_WRITES = dict.fromkeys(
     ["native_batch_norm", "batch_norm", "cudnn_batch_norm", "_batch_norm_with_update"],
@@ -156,6 +171,8 @@ class Content:
 
     inputs: frozenset[int] = frozenset()
     """Positions of inputs."""
+    read: frozenset[int] = frozenset()
+    """Inputs whose data had a part in it, beyond numbers that the host has read."""
     is_launched: bool = False
     """A launch of `forward` had a part in it."""
     is_prepared: bool = False
@@ -165,14 +182,19 @@ class Content:
 
 
 _LAUNCHED, _PREPARED, _TABLE, _PARAMETERS, _INPUT = 1, 2, 4, 8, 16
-"""Bits of a content as an integer: its flags, and from `_INPUT` on one for each input; `_TABLE` is
-prepared, and no launch of `forward` has computed with it and an input. A hostile program joins the
-contents of a million arguments."""
+_HOST = _INPUT << MAX_INPUTS
+"""Bits of a content as an integer: its flags, from `_INPUT` on one for each input, and from `_HOST`
+on one for each input that decided about it on the host; `_TABLE` is prepared, and no launch of
+`forward` has computed with it and an input. A hostile program joins the contents of a million
+arguments."""
 
 
 def _decoded(bits: int) -> Content:
+    read = [at for at in range(MAX_INPUTS) if bits & (_INPUT << at)]
+    deciding = [at for at in range(MAX_INPUTS) if bits >= _HOST and bits & (_HOST << at)]
     return Content(
-        inputs=frozenset(at for at in range(bits.bit_length()) if bits & (_INPUT << at)),
+        inputs=frozenset((*read, *deciding)),
+        read=frozenset(read),
         is_launched=bool(bits & _LAUNCHED),
         is_prepared=bool(bits & _PREPARED),
         has_parameters=bool(bits & _PARAMETERS),
@@ -197,9 +219,21 @@ class Flow:
     checks: frozenset[str] = frozenset()
     """Paths of those among them that truth values alone depend on which the host read: `assert
     (x >= 0).all()`."""
-    looked_up: Sequence[tuple[Placed, Content, Content]] = ()
-    """Launches of `forward` that read a table at places that inputs choose, with the contents of
-    the table and of its index."""
+    looked_up: Sequence[LookedUp] = ()
+    """Choices from tables by inputs, in launches of `forward`."""
+    num_table_bytes: int = 0
+    """Bytes of all tables of which inputs decide whether they are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """A launch for which inputs choose from tables."""
+
+    placed: Placed
+    table: Content
+    index: Content
+    is_place: bool
+    """True if they choose a place in the table, not whether it is used."""
 
 
 def trace(
@@ -207,7 +241,7 @@ def trace(
     nodes: Sequence[Placed],
     accesses: Accesses | None = None,
     lookups: Lookups | None = None,
-    seen: set[tuple[int, ...]] | None = None,
+    seen: dict[tuple[int, ...], int] | None = None,
     *,
     is_question: bool = False,
 ) -> Flow:
@@ -216,30 +250,43 @@ def trace(
     Args:
         nodes: from `walk.variants`.
         is_question: outputs are values that the host reads next.
-        seen: kernels with the contents of their arguments, of which `looked_up` is known. Grows.
+        seen: for kernels with the contents of their arguments, of which `looked_up` is known, the
+            arguments that inputs choose to use. Grows.
     """
-    seen = set[tuple[int, ...]]() if seen is None else seen
+    seen = dict[tuple[int, ...], int]() if seen is None else seen
     known = accesses or {}
     steps = [(placed, effects(program, placed.node, known)) for placed in nodes]
     contents = _first_contents(program)
     prepared: set[int] = set()
     writers: dict[int, Placed] = {}
     reread: set[int] = set()
-    looked_up: list[tuple[Placed, Content, Content]] = []
+    looked_up: list[LookedUp] = []
+    tables: set[int | None] = set()
+    outputs = storages(program, program.outputs)
     host = 0
     for placed, step in steps:
         source = host
         for storage in step.reads:
             source |= contents[storage]
         if isinstance(placed.node, Value):
-            host = source
+            host = source & ~_TABLE & ((_INPUT - 1) | -_HOST) | _deciding(source)
         reread |= step.reads & writers.keys()
         if isinstance(placed.node, Launch) and placed.section == Section.FORWARD:
-            passed = _contents_passed(program, placed.node, contents)
-            if passed not in seen:
-                seen.add(passed)
-                pairs = _looked_up(passed[1:], (lookups or {}).get(placed.node.kernel, ()))
-                looked_up += ((placed, _decoded(table), _decoded(index)) for table, index in pairs)
+            held = _storages_passed(program, placed.node)
+            passed = tuple(-1 if at is None else contents[at] for at in held)
+            shown = sum(1 << place for place, at in enumerate(held) if at in outputs)
+            key = placed.node.kernel, shown, host, *passed
+            if key not in seen:
+                found = _looked_up(passed, (lookups or {}).get(placed.node.kernel, ()), shown, host)
+                seen[key] = _or(chosen for chosen, _, is_place in found if not is_place)
+                looked_up += (
+                    LookedUp(placed, _decoded(table), _decoded(index), is_place)
+                    for table, index, is_place in {
+                        (_joined(passed, chosen), index, is_place)
+                        for chosen, index, is_place in found
+                    }
+                )
+            tables.update(held[place] for place in _places(seen[key]))
         made = _through(program, placed, source)
         for storage in step.writes:
             before = 0 if storage in step.replaces else contents[storage]
@@ -263,31 +310,69 @@ def trace(
         live=live,
         checks=live - computed,
         looked_up=looked_up,
+        num_table_bytes=sum(program.storages[at].num_bytes for at in tables if at is not None),
     )
 
 
-def _contents_passed(
-    program: Program, launch: Launch, contents: Mapping[int, int]
-) -> tuple[int, ...]:
-    """The kernel of a launch, and the contents of its arguments; 0 for numbers."""
-    return (
-        launch.kernel,
-        *(
-            contents[program.tensors[one.tensor].storage]
-            if isinstance(one, TensorUse | Descriptor)
-            else 0
-            for one in launch.arguments
-        ),
-    )
+def _deciding(bits: int) -> int:
+    """The inputs of a content that the host has read, as they decide about what follows."""
+    return (bits & (_HOST - 1)) // _INPUT * _HOST
 
 
-def _looked_up(passed: Sequence[int], pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Contents of the tables that a launch reads where inputs choose, and of their indices."""
-    tables = {place for place, content in enumerate(passed) if content & _TABLE}
-    if not tables:
-        return set()
-    found = ((passed[table], passed[index]) for table, index in pairs if table in tables)
-    return {(table, index) for table, index in found if index >= _INPUT}
+def _storages_passed(program: Program, launch: Launch) -> list[int | None]:
+    """Storages of the arguments of a launch; None for numbers."""
+    return [
+        program.tensors[one.tensor].storage if isinstance(one, TensorUse | Descriptor) else None
+        for one in launch.arguments
+    ]
+
+
+def _looked_up(
+    passed: Sequence[int], lookups: Iterable[Lookup], shown: int, host: int
+) -> set[tuple[int, int, bool]]:
+    """The tables from which inputs choose in a launch, as bits, and the contents of their indices.
+
+    Args:
+        passed: contents of the arguments; -1 for numbers.
+        shown: bits of the arguments that are outputs: what the host has read decides about them.
+    """
+    table, given, data = 0, 0, 0
+    for place, content in enumerate(passed):
+        if content >= 0:
+            table |= (1 << place) if content & _TABLE else 0
+            given |= (1 << place) if content >= _INPUT else 0
+            is_data = (content & (_HOST - 1)) >= _INPUT and not content & _TABLE
+            data |= (1 << place) if is_data else 0
+    found: set[tuple[int, int, bool]] = set()
+    contents: dict[int, int] = {}
+    for one in lookups if table else ():
+        chosen, index = one.tables & table, one.by & given
+        if not chosen or (one.tables & data and not one.is_place):
+            continue
+        if index not in contents:
+            contents[index] = _joined(passed, index)
+        decides = contents[index] | (host if one.targets & shown else 0)
+        if decides >= _INPUT:
+            found.add((chosen, decides, one.is_place))
+    return found
+
+
+def _joined(passed: Sequence[int], chosen: int) -> int:
+    """Contents of the arguments whose bits are set."""
+    return _or(passed[place] for place in _places(chosen))
+
+
+def _places(bits: int) -> Iterator[int]:
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1
+
+
+def _or(masks: Iterable[int]) -> int:
+    found = 0
+    for one in masks:
+        found |= one
+    return found
 
 
 def _first_contents(program: Program) -> dict[int, int]:
@@ -309,7 +394,7 @@ def _through(program: Program, placed: Placed, source: int) -> int:
     computes = is_launch or computes_on_data(program, placed.node)
     in_init = placed.section == Section.INIT
     found = source
-    if is_launch and source >= _INPUT:
+    if is_launch and (source & (_HOST - 1)) >= _INPUT:
         found &= ~_TABLE
     if is_launch and not in_init:
         found |= _LAUNCHED

@@ -24,7 +24,7 @@ from forge.evalpool.judge.program.policy import (
 from forge.evalpool.judge.program.walk import op_bytes, variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.grammar.parser import parse
-from forge.evalpool.judge.ttir.memory.lookups import Lookups, lookups_of
+from forge.evalpool.judge.ttir.lookups import Lookups, lookups_of
 from forge.evalpool.judge.ttir.plan.planner import ModulePlan
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
@@ -132,7 +132,7 @@ def _read_all(program: Program, *, finding: Report) -> list[Text]:
             raise Decided(finding(Status.REJECTED, Reason.UNSUPPORTED, LONG_WORDS))
         try:
             if kernel.ttir not in known:
-                known[kernel.ttir] = _read(kernel)
+                known[kernel.ttir] = text_of(kernel)
             _require_parameters(kernel, known[kernel.ttir][0])
         except InvalidModule as error:
             detail = f"kernel {kernel.name}: {error}"
@@ -223,7 +223,7 @@ def compile_finding(failure: Failure, kernel: Kernel, *, code: str, report: Repo
             return report(Status.COMPILE_ERROR, "not_triton", detail)
 
 
-def _read(kernel: Kernel) -> Text:
+def text_of(kernel: Kernel) -> Text:
     """Accesses and lookups of a kernel. Raises InvalidModule."""
     is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
     return (_kept_text if is_kept else _read_text)(kernel.ttir, kernel.name)

@@ -9,9 +9,10 @@ of the candidate's kernels is then measured, and one of them at least must be ne
 
 Under both, `init` may do any work on parameters, because that is prepacking: layout, casts, padding
 and products of weights (`W @ V`) alike. It runs untimed and again for each set of parameters. An
-output that no input reaches may not be computed there, nor a table of answers that values of an
-input index: an embedding may be moved, cast and padded, not computed further. Tables that positions
-index and no parameter has a part in, as the sines of a rotary embedding, are allowed.
+output that no input reaches may not be computed there, nor a table of answers from which values of
+an input choose, by an index, a mask or a branch: an embedding may be moved, cast and padded, not
+computed further. Weights that are computed with whatever the input is are allowed, and tables that
+positions index and no parameter has a part in, as the sines of a rotary embedding.
 
 Structure does not tell a kernel that copies from one that computes; what is left for it to copy is
 bounded instead: under `own`, torch can have computed at most a hundredth of the necessary work.

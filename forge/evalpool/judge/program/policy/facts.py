@@ -16,6 +16,9 @@ COMBINE_SHARE = 0.01
 """Largest part of the necessary work that operations may do by combining results."""
 INDEX_SHARE = 0.10
 """Largest part of the necessary work that bookkeeping of indices may have."""
+ANSWER_SHARE = 1 / 8
+"""Bytes of tables that may hold a part of an answer, as a part of the outputs'. A bound or a bias
+for each column is less."""
 SMALL_BYTES = 4096
 """Work below this takes as long as launching it, so shares of small problems may reach it..."""
 SMALL_SHARE = 1 / 8
@@ -36,7 +39,8 @@ class Rule(StrEnum):
     INIT = "init"
     """`init` computes an output, or draws random numbers."""
     TABLE = "table"
-    """A kernel looks up values of an input in a table that `init` or the host computes."""
+    """Values of an input choose from a table that `init` or the host computes: places in it, or
+    whether it is used."""
     HEAVY = "heavy"
     RANDOM = "random"
     MOVES = "moves"

@@ -10,6 +10,7 @@ from forge.evalpool.judge.program.explain import node_names, storage_name
 from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section, Tensor
 from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
 from forge.evalpool.judge.program.policy.facts import (
+    ANSWER_SHARE,
     COMBINE_SHARE,
     INDEX_SHARE,
     Policy,
@@ -25,6 +26,7 @@ from forge.evalpool.judge.program.walk import (
     op_bytes,
     places,
     returned_inputs,
+    tensor_bytes,
     tensors_of,
     variants,
 )
@@ -56,7 +58,9 @@ def judge_policy(
     """
     if refusal := _misused(program):
         return refusal
-    seen = set[tuple[int, ...]]()  # what a variant without a refusal has is none in another one
+    seen = dict[
+        tuple[int, ...], int
+    ]()  # what a variant without a refusal has is none in another one
     for nodes in variants(program):
         judged = _Variant(program, facts, nodes, trace(program, nodes, accesses, lookups, seen))
         if refusal := next(judged.refusals(policy, counts_checks=counts_checks), None):
@@ -197,20 +201,31 @@ class _Variant:
                 )
         for at in range(len(self.program.outputs)):
             content = self._content(at)
-            is_fixed = not content.inputs or at in self.facts.fixed_outputs
+            is_fixed = not content.read or at in self.facts.fixed_outputs
             if content.is_prepared and is_fixed:
                 message = f"output {at} is computed in init or on the host, which is not timed"
                 yield Refusal(rule=Rule.INIT, message=message)
 
     def _tables(self) -> Iterator[Refusal]:
-        """A table of answers: its places are values of inputs, which makes what `init` or the host
-        computes on all of them the work of `forward`. Positions may choose among what no parameter
-        has a part in, as the sines of a rotary embedding."""
+        """A table of answers: values of inputs choose its places, or whether it is used at all,
+        which makes what `init` or the host computes on all of them the work of `forward`. Positions
+        may choose among what no parameter has a part in, as the sines of a rotary embedding. A
+        choice to use a table is an answer only if the tables are about as large as the outputs."""
         floats = self._float_inputs()
-        for placed, table, index in self.flow.looked_up:
-            if table.has_parameters or index.inputs & floats:
+        num_bytes = sum(tensor_bytes(self.program.tensors[one]) for one in self.program.outputs)
+        is_answer = self.flow.num_table_bytes >= ANSWER_SHARE * num_bytes
+        for one in self.flow.looked_up:
+            if not one.table.has_parameters and not one.index.inputs & floats:
+                continue
+            if one.is_place:
                 reason = "looks up values of an input in a table that init or the host computes"
-                yield _refuse(self.program, placed, Rule.TABLE, reason)
+                yield _refuse(self.program, one.placed, Rule.TABLE, reason)
+            elif is_answer:
+                reason = (
+                    "values of an input decide whether what init or the host computes is used: "
+                    "compute it in forward"
+                )
+                yield _refuse(self.program, one.placed, Rule.TABLE, reason)
 
     def _float_inputs(self) -> frozenset[int]:
         """Positions of the inputs that some tensor reads as floats."""
