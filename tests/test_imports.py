@@ -77,7 +77,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
         "evalpool.judge.ttir.plan", "evalpool.judge.ttir.grammar", "evalpool.judge.execute",
-        "evalpool.judge.trial.draws",
+        "evalpool.judge.trial.draws", "evalpool.judge.wide",
     },
     "evalpool.judge.trial.draws": {"evalpool.judge.channel", "evalpool.judge.numbers"},
     "evalpool.judge.trial.gpu": {
@@ -136,7 +136,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.numbers.inputs", "evalpool.judge.program", "evalpool.judge.ttir",
         "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.semantics",
     },
-    "evalpool.judge.numbers": {"evalpool.judge.channel"},
+    "evalpool.judge.numbers": {"evalpool.judge.channel", "evalpool.judge.wide"},
     "evalpool.judge.numbers.errors": {"evalpool.judge.numbers"},
     "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers", "evalpool.judge.numbers.errors"},
     # cluster: judges, engines and ranks of a trainer on other machines

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,14 @@ from forge.evalpool.judge.numbers.tolerance import (
     is_sentinel,
     tolerance,
 )
+from forge.evalpool.judge.wide.patterns import mismatch_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.channel.shm import Data, TensorSpec
     from forge.evalpool.judge.numbers.blocks import Block
+    from forge.evalpool.judge.wide.patterns import Operands
 
 BLOCK_ELEMENTS = 1 << 15
 """Elements that are computed at once: 256 KiB an array of float64."""
@@ -278,12 +280,19 @@ def is_unwritten(expected: Expected, data: Data) -> bool:
 
 
 def mismatch(
-    expected: Expected, data: Data, *, name: str = "output", allowed: Part | None = None
+    expected: Expected,
+    data: Data,
+    *,
+    name: str = "output",
+    allowed: Part | None = None,
+    operands: Operands = tuple,
 ) -> str | None:
-    """None when it agrees; else the first mismatch with statistics, in one line.
+    """None when it agrees; else the first mismatch with statistics, in one line, and the pattern of
+    what differs in a second one.
 
     Args:
         allowed: tolerances of another protocol.
+        operands: what the output is made from, asked where it is wrong.
     """
     spec = expected.spec
     if expected.size == 0 or (allowed is None and _is_near(expected, data)):
@@ -295,28 +304,13 @@ def mismatch(
     special = ~np.isfinite(values)
     if special.any():
         agrees = np.where(special, _is_equal(got, values), agrees)
-    exact: NDArray[Any] = values
-    found: NDArray[Any] = got
     if allowed is None and expected.limits is None:
-        exact, found = integers(spec, expected.data), integers(spec, data)
-        agrees = found == exact
+        agrees = integers(spec, data) == integers(spec, expected.data)
         if difference.max() <= 1 and np.count_nonzero(~agrees) <= expected.num_rounded:
             return None
     if agrees.all():
         return None
-    differs = ~agrees
-    index = np.unravel_index(int(np.argmax(differs)), differs.shape)
-    finite = difference[np.isfinite(difference)]
-    return describe(
-        index=tuple(int(i) for i in index),
-        expected=exact[index].item(),
-        got=found[index].item(),
-        num_differing=int(np.count_nonzero(differs)),
-        size=differs.size,
-        largest=float(finite.max()) if finite.size else None,
-        num_unset=int(np.count_nonzero(np.isnan(got) & ~np.isnan(values))),
-        name=name,
-    )
+    return mismatch_words(expected, data, ~agrees, name=name, operands=operands)
 
 
 def _is_near(expected: Expected, data: Data) -> bool:
@@ -353,43 +347,3 @@ def _is_part_near(
 def _is_equal(one: Part, other: Part) -> NDArray[np.bool_]:
     """True for each pair of equal elements; NaN equals NaN."""
     return (one == other) | (np.isnan(one) & np.isnan(other))
-
-
-def describe(
-    *,
-    index: tuple[int, ...],
-    expected: float,
-    got: float,
-    num_differing: int,
-    size: int,
-    largest: float | None,
-    num_unset: int,
-    name: str,
-) -> str:
-    """A mismatch in one line: where it is first, and how much of it there is."""
-    where = f"{name}[{', '.join(map(str, index))}]" if index else name
-    first, second = _numbers(expected, got)
-    words = f"{where}: expected {first}, got {second}"
-    words += f"; {_percent(100.0 * num_differing / size)} of elements differ"
-    if largest is not None:
-        words += f", max abs error {largest:.3g}"
-    if num_unset:
-        words += f", {_percent(100.0 * num_unset / size)} are NaN"
-    return words
-
-
-def _numbers(one: float, other: float) -> tuple[str, str]:
-    """Two numbers, with as many digits as tell them apart."""
-    if not (isinstance(one, float) and isinstance(other, float)):
-        return str(one), str(other)
-    for digits in range(4, 17):
-        pair = f"{one:.{digits}g}", f"{other:.{digits}g}"
-        if pair[0] != pair[1]:
-            return pair
-    return repr(one), repr(other)
-
-
-def _percent(share: float) -> str:
-    if share >= 99.5 and share < 100:
-        return ">99%"
-    return f"{share:.0f}%" if share >= 1 else "<1%"

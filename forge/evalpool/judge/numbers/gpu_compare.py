@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
-from forge.evalpool.judge.numbers.compare import describe
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.slabs import Slabs, largest_size, root_mean_squares, unpack_errors
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
+from forge.evalpool.judge.wide.patterns import describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.shm import is_same
 from forge.evalpool.judge.numbers.compare import is_unwritten, mismatch
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.checks import may_stay
+from forge.evalpool.judge.wide.patterns import Values
 
 if TYPE_CHECKING:
     import mmap
@@ -97,9 +99,10 @@ class CpuMemory:
             if len(one.slots) != 1 or self.is_sequence:
                 return ONE_TENSOR
             return self.compare(one.expected[0], self._left[one.slots[0]], name="output")
+        operands = partial(operands_of, self.reference, number)
         for index, (expected, slot) in enumerate(zip(one.expected, one.slots, strict=True)):
             name = "output" if len(one.slots) == 1 else f"output {index}"
-            found = mismatch(expected, self._left[slot], name=name)
+            found = mismatch(expected, self._left[slot], name=name, operands=operands)
             if found is not None:
                 return found
         for index, expected in one.changed.items():
@@ -139,6 +142,22 @@ class CpuMemory:
     def variant(self, number: int) -> str:
         """Name of the set's distribution."""
         return self.reference.sets[number].variant
+
+
+def operands_of(reference: Reference, number: int) -> list[Values]:
+    """Inputs of a set, and parameters."""
+    one = reference.sets[number]
+    tensors = [
+        (f"input {index}", reference.specs[place], content)
+        for index, (place, content) in enumerate(zip(one.places, one.contents, strict=True))
+    ]
+    for name, place in reference.request["state"]:
+        tensors.append((f"parameter {name}", reference.specs[place], reference.contents[place]))
+    return [
+        Values.of_bytes(spec, content, name=name)
+        for name, spec, content in tensors
+        if content is not None
+    ]
 
 
 def _kept_places(reference: Reference) -> set[int]:

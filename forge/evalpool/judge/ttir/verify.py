@@ -34,6 +34,8 @@ class Use:
     is_read: bool = False
     is_written: bool = False
     is_atomic: bool = False
+    writers: frozenset[int] = frozenset()
+    """Indices of the operations that write."""
 
 
 def verify(module: Module) -> None:
@@ -137,6 +139,7 @@ class _Summary:
             is_read=operation.name in READS or is_atomic,
             is_written=operation.name in WRITES or is_atomic,
             is_atomic=is_atomic,
+            writers=frozenset({operation.index} if operation.name not in READS else ()),
         )
         _add(accessed.setdefault(operation.operands[0], Use()), use)
 
@@ -146,6 +149,7 @@ def _add(use: Use | None, other: Use | None) -> None:
         use.is_read = use.is_read or other.is_read
         use.is_written = use.is_written or other.is_written
         use.is_atomic = use.is_atomic or other.is_atomic
+        use.writers |= other.writers
 
 
 MAX_REACHED = 1_000_000

@@ -1,0 +1,848 @@
+"""What a wrong answer is told: the first pattern that explains it, in one or two lines.
+
+Called where an output differs, by the comparisons of both devices. A pattern is a hypothesis: a
+formula for what the kernel may have computed, from the expected output and the inputs. It holds
+where the output is as far from it as 1/20 of its error, at 95 of 100 elements that differ, of a
+sample: the time does not depend on the tensors' sizes, but for the mask of what differs. Nothing
+here decides a verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge.evalpool.judge.channel.regions import Region, region_of
+from forge.evalpool.judge.channel.shm import FLOATING, ITEM_BYTES, decode_part, integers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from forge.evalpool.judge.channel.shm import Data, TensorSpec
+
+NUM_SAMPLES = 1024
+"""Elements that a hypothesis is tried on."""
+NUM_LINES, MAX_LINE = 16, 4096
+"""Rows or columns that are looked at, and their longest."""
+SHARE, RESIDUE = 0.95, 0.05
+NOISE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2}
+"""Rounding of a type, relative to the element and the output's rms."""
+MIN_SAMPLES = 8
+BLOCK_ELEMENTS = 1 << 16
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Multiples of it, without their whole part, are spread evenly and in step with nothing."""
+
+Part: TypeAlias = NDArray[Any]
+Indices: TypeAlias = NDArray[np.int64]
+Operands: TypeAlias = "Callable[[], Sequence[Values]]"
+RAW: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """A tensor whose elements are read where they are needed."""
+
+    shape: tuple[int, ...]
+    take: Callable[[Indices], Part]
+    """Elements by their number in memory's order."""
+    dtype: str = "float32"
+    name: str = "output"
+
+    @classmethod
+    def of_bytes(cls, spec: TensorSpec, data: Data, *, name: str = "output") -> Values:
+        """The elements of a tensor's bytes."""
+        if ITEM_BYTES[spec.dtype] not in RAW:
+            return cls(shape=spec.shape, take=lambda found: np.full(found.shape, np.nan))
+        raw: NDArray[Any] = np.frombuffer(data, RAW[ITEM_BYTES[spec.dtype]])
+
+        def take(found: Indices) -> Part:
+            values = np.empty(found.size)
+            decode_part(spec.dtype, raw[found.reshape(-1)].tobytes(), start=0, target=values)
+            return values.reshape(found.shape)
+
+        return cls(shape=spec.shape, take=take, dtype=spec.dtype, name=name)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def lines(self, axis: int, numbers: Indices) -> Indices:
+        """[len(numbers), length] the elements of lines along an axis, up to MAX_LINE of each."""
+        inner = math.prod(self.shape[axis + 1 :])
+        length = self.shape[axis]
+        starts = numbers // inner * (inner * length) + numbers % inner
+        return starts[:, None] + np.arange(min(length, MAX_LINE), dtype=np.int64) * inner
+
+    def some(self) -> Indices:
+        """Up to 2 · NUM_SAMPLES elements all over the tensor."""
+        if self.size <= 2 * NUM_SAMPLES:
+            return np.arange(self.size, dtype=np.int64)
+        return (np.arange(2 * NUM_SAMPLES) * GOLDEN % 1 * self.size).astype(np.int64)
+
+    def some_lines(self, axis: int) -> Indices:
+        """Up to NUM_LINES of them, all over the tensor."""
+        num = self.size // max(1, self.shape[axis])
+        numbers = np.unique(np.linspace(0, num - 1, min(num, NUM_LINES)).astype(np.int64))
+        return self.lines(axis, numbers)
+
+
+@dataclass(slots=True, kw_only=True)
+class Look:
+    """An output that differs, with what a kernel may have made it from."""
+
+    expected: Values
+    got: Values
+    region: Region | None
+    """The part that differs; None for all of it."""
+    share: float
+    """Share of the elements that differs."""
+    places: Indices
+    """A sample of the elements that differ."""
+    operands: Sequence[Values] = ()
+    """Inputs, then parameters."""
+    e: Part = field(init=False)
+    g: Part = field(init=False)
+    """Expected and got, at `places`."""
+    noise: Part = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.e, self.g = self.expected.take(self.places), self.got.take(self.places)
+        is_finite = np.isfinite(self.e) & np.isfinite(self.g)
+        self.places, self.e, self.g = (one[is_finite] for one in (self.places, self.e, self.g))
+        self.noise = self.noise_of(self.e)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The output's."""
+        return self.expected.shape
+
+    def noise_of(self, values: Part) -> Part:
+        """What rounding alone makes of values of this output."""
+        scale = math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0
+        return NOISE.get(self.got.dtype, 1e-12) * (np.abs(values) + scale)
+
+    def fits(self, found: Part) -> bool:
+        """True if the output is what a hypothesis says, where it differs."""
+        return self.fit(self.e, self.g, found)
+
+    def fit(self, e: Part, g: Part, found: Part) -> bool:
+        """The same for other elements than the sample's."""
+        near = np.abs(g - found) <= RESIDUE * np.abs(g - e) + self.noise_of(e)
+        return g.size > 0 and float(np.mean(near)) >= SHARE
+
+    def alike(self) -> Iterator[Values]:
+        """Inputs of the output's shape."""
+        return (one for one in self.operands if one.shape == self.shape)
+
+    def is_where(self) -> str:
+        """The sign of an input that all elements have which differ, and others have not."""
+        for values in self.alike() if len(self.g) >= MIN_SAMPLES else ():
+            x, whole = values.take(self.places), values.take(self.expected.some())
+            is_mixed = min(np.mean(whole > 0), np.mean(whole < 0)) > 0.2
+            if is_mixed and (x > 0).all():
+                return f"wrong only where {values.name} is positive"
+            if is_mixed and (x <= 0).all():
+                return f"wrong only where {values.name} is negative"
+        return ""
+
+
+def look(
+    mask: NDArray[np.bool_],
+    expected: Values,
+    got: Values,
+    *,
+    operands: Sequence[Values] = (),
+) -> Look:
+    """An output whose elements differ where a mask says so."""
+    found = np.flatnonzero(mask)
+    if len(found) > NUM_SAMPLES:
+        found = found[(np.arange(NUM_SAMPLES) * GOLDEN % 1 * len(found)).astype(np.int64)]
+    return Look(
+        expected=expected, got=got, region=region_of(mask), places=found.astype(np.int64),
+        share=float(mask.mean()),
+        operands=operands,
+    )  # fmt: skip
+
+
+def pattern(one: Look) -> str:
+    """The first pattern that explains an output, in a line; empty if none does."""
+    with np.errstate(all="ignore"):
+        for find in PATTERNS:
+            if words := find(one):
+                return words
+    return ""
+
+
+# --- not finite
+
+
+def _not_finite(one: Look) -> str:
+    """NaN or infinities where the reference has none."""
+    places, rows = _bad(one)
+    if not len(places):
+        return ""
+    where = f" in {one.region.words}" if one.region and one.region.words else ""
+    for values in one.alike():
+        last = len(one.shape) - 1
+        lines = values.take(values.lines(last, rows)) if one.shape else np.empty((0, 0))
+        if lines.size and np.ptp(lines, axis=1).max() <= 1e-6 * np.abs(lines).max():
+            return (
+                f"NaN or inf only where all of a row of {values.name} is equal: its variance is 0"
+                " and something is divided by it; is an epsilon left out?"
+            )
+        whole = values.take(values.some_lines(last)) if one.shape else np.empty(0)
+        bad = np.abs(values.take(places))
+        if lines.size and np.abs(lines).max(axis=1).min() > 80:
+            least = float(np.abs(lines).max(axis=1).min())
+            return (
+                f"NaN or inf only in rows where |{values.name}| reaches {least:.3g} or more:"
+                " exp overflows; subtract the row's maximum first"
+            )
+        if (bad == 0).all() and np.abs(whole).max() > 0:
+            return f"NaN or inf only where {values.name} is 0: a division by 0, or a log of it"
+        if (values.take(places) < 0).all():
+            return f"NaN or inf only where {values.name} is negative: a root or a log of it"
+    return f"NaN or inf{where} where the reference has none: never written, 0/0 or an overflow"
+
+
+def _bad(one: Look) -> tuple[Indices, Indices]:
+    """Elements that are not finite though the reference's are, and the rows of up to 64 of them."""
+    places = np.arange(min(one.expected.size, 1 << 16), dtype=np.int64)
+    if one.expected.size > len(places):
+        places = np.linspace(0, one.expected.size - 1, 1 << 16).astype(np.int64)
+    is_bad = ~np.isfinite(one.got.take(places)) & np.isfinite(one.expected.take(places))
+    places = places[is_bad]
+    rows = np.unique(places // (one.shape[-1] if one.shape else 1))
+    return places, rows[:64]
+
+
+# --- one formula for all elements
+
+
+def _constant(one: Look) -> str:
+    value = float(one.g[0]) if len(one.g) else math.nan
+    if len(one.g) < MIN_SAMPLES or np.ptp(one.g) > 0 or np.ptp(one.e) == 0:
+        return ""
+    return f"every element that differs is {value:.4g}: is it computed and stored at all?"
+
+
+def _scaled(one: Look) -> str:
+    """One factor or one offset for all."""
+    if len(one.g) < MIN_SAMPLES or (one.share < 0.5 and not one.region and not one.is_where()):
+        return ""
+    if one.fits(-one.e):
+        return "every element that differs has the other sign"
+    factor = float(np.median(one.g / one.e))
+    if one.fits(factor * one.e) and np.ptp(one.e) > 0:
+        return f"got = {factor:.6g} · expected{_meaning(one, factor)}"
+    offset = float(np.median(one.g - one.e))
+    if one.fits(one.e + offset):
+        return f"got = expected {'+' if offset > 0 else '-'} {abs(offset):.6g}, everywhere"
+    return ""
+
+
+def _meaning(one: Look, factor: float) -> str:
+    """Where a factor may come from."""
+    ratio = abs(factor) if abs(factor) > 1 else 1 / abs(factor)
+    for values in (one.expected, *one.operands):
+        for size in values.shape:
+            padded = 1 << max(size - 1, 0).bit_length()
+            if padded > size > 1 and abs(ratio * size / padded - 1) < 1e-4:
+                return f": {size} elements are divided by {padded}, or the other way round"
+            for power, name in ((1.0, ""), (0.5, "the root of ")):
+                if size > 2 and abs(ratio / size**power - 1) < 1e-4:
+                    return f": {name}{size}, the size of a dimension, is missing or once too often"
+            for power, name in ((1.0, ""), (0.5, "the root of ")):
+                if size > 2 and abs(ratio * (1 - 1 / size) ** power - 1) < 1e-6:
+                    return f": {name}{size} in place of {size - 1}, or the other way round"
+    if abs(ratio - round(ratio)) < 1e-4 and ratio > 1.5:
+        return ": something is added once too often, or is not reset" if factor > 1 else ""
+    for name, value in (("ln 2", math.log(2)), ("log2 e", math.log2(math.e)), ("pi", math.pi)):
+        if abs(factor / value - 1) < 1e-4:
+            return f": {name}"
+    return ""
+
+
+def _clamped(one: Look) -> str:
+    if len(one.g) < MIN_SAMPLES or np.ptp(one.e) == 0:
+        return ""
+    whole = one.got.take(one.expected.some())
+    bound = float(np.median(one.g))
+    if np.mean(one.g == bound) < SHARE or np.ptp(whole) == 0:
+        return ""
+    is_reduced = bound == 0 and not any(one.alike())
+    padded = ": does a masked lane count as 0? load it with other=-inf" * is_reduced
+    if (whole >= bound).all() and np.mean(one.e < bound) >= SHARE:
+        return f"got is never below {bound:.4g}, as if clamped{padded}"
+    if (whole <= bound).all() and np.mean(one.e > bound) >= SHARE:
+        return f"got is never above {bound:.4g}, as if clamped{padded.replace('-', '')}"
+    return ""
+
+
+def _of_operand(one: Look) -> str:
+    """An input or parameter itself, or one that is added or multiplied once too often or not at
+    all. A vector counts along each dimension of its length."""
+    for values in one.operands if len(one.g) >= MIN_SAMPLES else ():
+        axes = [a for a, size in enumerate(one.shape) if values.shape == (size,) and size > 1]
+        at = np.unravel_index(one.places, one.shape or (1,))
+        found = [one.places] if values.shape == one.shape else [at[axis] for axis in axes]
+        for x in (values.take(np.asarray(each, np.int64)) for each in found):
+            if not np.ptp(x):
+                continue
+            if one.fits(x):
+                return f"got is {values.name}, unchanged"
+            for name, words in (
+                ("minus", "it is not added, or subtracted once too often"),
+                ("plus", "it is added once too often"),
+            ):
+                if one.fits(one.e - x if name == "minus" else one.e + x):
+                    return f"got = expected {name} {values.name}: {words}"
+            if one.fits(one.e * x):
+                return f"got = expected · {values.name}: it is multiplied once too often"
+            if one.fits(one.e / x):
+                return f"got = expected / {values.name}: it is not multiplied"
+    return ""
+
+
+# --- another order of the same elements
+
+
+def _moved(one: Look) -> str:
+    """Transposed, reversed or shifted."""
+    if len(one.g) < MIN_SAMPLES:
+        return ""
+    shape, at = one.shape, np.array(np.unravel_index(one.places, one.shape or (1,)))
+
+    def reads(index: Sequence[NDArray[Any]], sizes: Sequence[int] = shape) -> bool:
+        flat = np.ravel_multi_index([*index], [*sizes], mode="wrap")
+        return one.fits(one.expected.take(np.asarray(flat, np.int64)))
+
+    for a, b in combinations(range(len(shape)), 2):
+        sizes, index = list(shape), list(at)
+        sizes[a], sizes[b] = sizes[b], sizes[a]
+        index[a], index[b] = index[b], index[a]
+        if shape[a] == shape[b] and reads(index):
+            return f"got is expected with dimensions {a} and {b} exchanged (transposed)"
+        index = list(np.array(np.unravel_index(one.places, sizes)))
+        index[a], index[b] = index[b], index[a]
+        if shape[a] != shape[b] and reads(index):
+            words = f"got lies in memory as expected with dimensions {a} and {b} exchanged"
+            return f"{words}: are two strides mixed up?"
+    for axis, size in enumerate(shape):
+        if size < 2:
+            continue
+        index = list(at)
+        index[axis] = size - 1 - at[axis]
+        if reads(index):
+            return f"got is expected in reverse along dimension {axis}"
+        for step in (1, -1):
+            inside = (at[axis] + step >= 0) & (at[axis] + step < size)
+            index[axis] = at[axis] + step
+            flat = np.asarray(np.ravel_multi_index([*index], [*shape], mode="wrap"), np.int64)
+            near = one.fit(one.e[inside], one.g[inside], one.expected.take(flat[inside]))
+            if near and size > 2:
+                side = "the next" if step > 0 else "the one before"
+                return (
+                    f"along dimension {axis} each element is {side} of expected: shifted by one"
+                    " (an index off by one, or exclusive for inclusive)"
+                )
+    return ""
+
+
+def _sorted(one: Look) -> str:
+    """The same elements of each row, in another order."""
+    for axis in reversed(range(len(one.shape))):
+        if not 2 < one.shape[axis] <= MAX_LINE:
+            continue
+        lines = one.expected.some_lines(axis)
+        e, g = np.sort(one.expected.take(lines)), np.sort(one.got.take(lines))
+        if np.isfinite(e).all() and np.ptp(e) > 0 and (np.abs(g - e) <= one.noise_of(e)).all():
+            return f"along dimension {axis} got has the elements of expected in another order"
+    return ""
+
+
+# --- rows: a factor or an offset of its own for each
+
+
+def _lines(one: Look) -> str:
+    """Each row or column off by its own factor or offset, and by which statistic of the input."""
+    for axis in reversed(range(len(one.shape))):
+        length = one.shape[axis]
+        if length < 4 or one.expected.size == length:
+            continue
+        places = one.expected.some_lines(axis)
+        e, g = one.expected.take(places), one.got.take(places)
+        differs = np.abs(g - e) > one.noise_of(e)
+        chosen = (differs.mean(axis=1) > 0.3) & np.isfinite(g).all(axis=1)
+        if chosen.sum() < 2:
+            continue
+        places, e, g = places[chosen], e[chosen], g[chosen]
+        name = ("column", "row")[axis] if len(one.shape) == 2 else f"line along dimension {axis}"
+        for base in (np.zeros(length), *_vectors(one, axis, length)):
+            base = base[: e.shape[1]]
+            ratio = (g - base) / (e - base)
+            factor = np.median(ratio, axis=1)
+            if one.fit(e, g, base + factor[:, None] * (e - base)):
+                least, most = float(factor.min()), float(factor.max())
+                words = f"each {name} is off by a factor of its own, {least:.6g} to {most:.6g}"
+                if base.any():
+                    words += " (but for what is added at the end)"
+                return f"{words}: {_statistic(one, axis, places, factor)}"
+        offset = np.median(g - e, axis=1)
+        if one.fit(e, g, e + offset[:, None]):
+            words = f"each {name} is off by an offset of its own"
+            return f"{words}, {offset.min():.4g} to {offset.max():.4g}: its mean, sum or maximum?"
+    return ""
+
+
+def _vectors(one: Look, axis: int, length: int) -> Iterator[Part]:
+    """Inputs and parameters of one axis, which may be added at the end of each line."""
+    for values in one.operands:
+        if values.shape == (length,) and axis == len(one.shape) - 1:
+            yield values.take(np.arange(length, dtype=np.int64))
+
+
+def _statistic(one: Look, axis: int, places: Indices, factor: Part) -> str:
+    """Which statistic of a line of the input explains its factor."""
+    length = one.shape[axis]
+    for values in one.alike():
+        if length > MAX_LINE:
+            break
+        x = values.take(places)
+        mean, square = x.mean(axis=1), np.square(x).mean(axis=1)
+        variance = x.var(axis=1)
+        sum_exp = np.exp(x).sum(axis=1)
+        for kind, power in (("variance", variance), ("mean of squares", square)):
+            eps = np.array([1e-5, 1e-6, 1e-8, 1e-12, 1e-3])[:, None]
+            for sign in (1, -1):
+                lost = (factor ** (2 * sign) - 1) * power
+                if _is_one(lost) and 1e-13 < abs(np.median(lost)) < 0.1:
+                    value = abs(float(np.median(lost)))
+                    words = f"as if {value:.2g} less" if sign > 0 else f"as if {value:.2g} more"
+                    return f"{words} were added to the {kind} of {values.name}: check epsilon"
+            extra = (factor**-2 - 1) * (power + eps) / np.square(mean)
+            for found in extra if kind == "variance" else ():
+                count = float(np.median(found)) * length
+                if _is_one(found) and count > 0.5 and abs(count - round(count)) < 0.02 * count:
+                    return (
+                        f"as if {round(count)} zeros more than the {length} elements were in each"
+                        " variance: masked lanes count, set (x - mean) to 0 there"
+                    )
+        for found in ((1 / factor - 1) * sum_exp, (1 / factor - 1) * sum_exp / np.exp(x.max(1))):
+            count = float(np.median(found))
+            if _is_one(found) and count > 0.5 and abs(count - round(count)) < 0.02 * count:
+                return (
+                    f"as if {round(count)} masked lanes counted as 0 in each sum of exp: load them"
+                    " with other=-inf"
+                )
+        for kind, total in (("sum of exp", np.exp(x)), ("sum", x), ("sum of squares", x * x)):
+            partial = np.cumsum(total, axis=1)
+            for wanted in (partial[:, -1] / factor, partial[:, -1] / factor**2):
+                if num := _prefix(partial, wanted):
+                    return f"as if each {kind} had {num} of {length} elements: a remainder is lost"
+        far = np.argsort(np.abs(np.log(np.abs(factor))))
+        for kind, found in (
+            ("variance", variance), ("|mean|", np.abs(mean)), ("size", square),
+            ("maximum", x.max(axis=1)),
+        ):  # fmt: skip
+            rank = np.corrcoef(np.argsort(far), np.argsort(np.argsort(found)))[0, 1]
+            if len(far) >= 6 and abs(rank) > 0.9:
+                side = "larger" if rank > 0 else "smaller"
+                return f"the further from 1, the {side} the {kind} of {values.name} there"
+    return "is a statistic of it wrong (sum, mean, variance, maximum), by masked lanes?"
+
+
+def _is_one(values: Part) -> bool:
+    """True if all values are about one."""
+    middle = float(np.median(values))
+    return bool(np.isfinite(values).all()) and bool(
+        np.mean(np.abs(values - middle) <= 0.03 * abs(middle)) >= 0.8
+    )
+
+
+def _prefix(partial: Part, wanted: Part) -> int:
+    """Number of elements after which every running sum is as wanted; 0 if there is none."""
+    scale = np.abs(partial).max(axis=1) + 1e-30
+    errors = (np.abs(partial[:, :-1] - wanted[:, None]) / scale[:, None]).max(axis=0)
+    if not errors.size or not np.isfinite(errors).all():
+        return 0
+    best = int(np.argmin(errors))
+    rest = np.abs(partial[:, -1] - wanted) / scale
+    return best + 1 if errors[best] < 1e-4 and rest.max() > 20 * errors[best] else 0
+
+
+# --- reductions and products: another axis, or only a part of it
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": np.sum, "mean": np.mean, "maximum": np.max, "minimum": np.min, "product": np.prod,
+}  # fmt: skip
+MAX_REDUCED = 1 << 18
+"""Elements of an input that is reduced as a whole."""
+
+
+def _reduced(one: Look) -> str:
+    """A reduction of an input, over another axis or a part of its own."""
+    for values in one.operands:
+        rank = len(values.shape)
+        if not rank or values.size > MAX_REDUCED or one.expected.size * 2 > values.size:
+            continue
+        x = values.take(np.arange(values.size, dtype=np.int64)).reshape(values.shape)
+        for kind, reduce in REDUCTIONS.items():
+            axes = [a for a in range(rank) if values.size // values.shape[a] == one.expected.size]
+            results = {a: reduce(x, axis=a).reshape(-1)[one.places] for a in axes}
+            own = [a for a in axes if (np.abs(results[a] - one.e) <= 10 * one.noise).all()]
+            if not own:
+                continue
+            other = [a for a in axes if a != own[0] and one.fits(results[a])]
+            if other:
+                return (
+                    f"got is the {kind} of {values.name} along dimension {other[0]}; expected is"
+                    f" that along dimension {own[0]}"
+                )
+            if kind in ("sum", "mean"):
+                length = values.shape[own[0]]
+                running = np.moveaxis(x, own[0], -1).reshape(-1, length)[one.places]
+                count = 1 if kind == "sum" else length
+                for step, words in ((1, "first"), (-1, "last")):
+                    if num := _prefix(np.cumsum(running[:, ::step], axis=1), one.g * count):
+                        return f"got is the {kind} of the {words} {num} of {length} elements"
+            for name, instead in REDUCTIONS.items():
+                if name != kind and one.fits(instead(x, axis=own[0]).reshape(-1)[one.places]):
+                    return f"got is the {name} of {values.name}; expected is its {kind}"
+    return ""
+
+
+def _scanned(one: Look) -> str:
+    """A running sum of an input along another axis, or without its own element."""
+    for values in one.alike() if one.expected.size <= MAX_REDUCED else ():
+        x = values.take(np.arange(values.size, dtype=np.int64)).reshape(values.shape)
+        for kind, scan in (("sum", np.cumsum), ("product", np.cumprod)):
+            found = {axis: scan(x, axis=axis).reshape(-1)[one.places] for axis in range(x.ndim)}
+            own = [a for a, each in found.items() if (np.abs(each - one.e) <= 10 * one.noise).all()]
+            for axis in found if own else ():
+                if axis != own[0] and one.fits(found[axis]):
+                    words = f"got is the running {kind} along dimension {axis}"
+                    return f"{words}; expected is that along dimension {own[0]}"
+    return ""
+
+
+def _product(one: Look) -> str:
+    """A matrix product of two inputs, or of one and a parameter: a part of its sum, or of a
+    transposed operand. What is added to the product is as it should be."""
+    if len(one.shape) < 2 or len(one.g) < MIN_SAMPLES:
+        return ""
+    places, e, g = one.places[:16], one.e[:16], one.g[:16]
+    row, column = places // one.shape[-1], places % one.shape[-1]
+    for a in one.operands:
+        for b in one.operands:
+            length = a.shape[-1] if a.shape else 0
+            if len(b.shape) != 2 or b is a or not 1 < length <= MAX_LINE:
+                continue
+            if a.size * one.shape[-1] != one.expected.size * length:
+                continue
+            if b.size != length * one.shape[-1]:
+                continue
+            inner = np.arange(length, dtype=np.int64)
+            left = a.take(row[:, None] * length + inner)
+            turned = b.take(column[:, None] * length + inner)
+            straight = b.take(inner * one.shape[-1] + column[:, None])
+            if b.shape == (one.shape[-1], length) and (words := _part_of(left * turned, e, g)):
+                return words
+            if b.shape == (length, one.shape[-1]) and (words := _part_of(left * straight, e, g)):
+                return words
+            sums = [np.sum(left * right, axis=1) for right in (turned, straight)]
+            for own, other in (sums, sums[::-1]):
+                is_own = np.abs(e - own).max() <= 1e-4 * np.abs(own).max()
+                if is_own and b.shape[0] == b.shape[1] and one.fit(e, g, other):
+                    return f"got is the product with {b.name} transposed, or not transposed"
+    return ""
+
+
+def _part_of(products: Part, e: Part, g: Part) -> str:
+    """The first or last products of sums that are left out or added twice."""
+    length = products.shape[1]
+    whole = products.sum(axis=1)
+    for step, first, last in ((1, "first", "last"), (-1, "last", "first")):
+        partial = np.cumsum(products[:, ::step], axis=1)
+        if num := _prefix(partial, g - e + whole):
+            words = f"got is the sum of the {first} {num} of {length} products"
+            return f"{words}: the {last} step of the loop over K is lost (a remainder, a mask)"
+        if num := _prefix(partial, g - e):
+            return f"the {first} {num} of {length} products of each element are added twice"
+    return ""
+
+
+INVARIANTS: dict[str, Callable[[Part], Part]] = {
+    "sums to 1": lambda x: x.sum(axis=1) - 1,
+    "has norm 1": lambda x: np.square(x).sum(axis=1) - 1,
+    "is a log-softmax": lambda x: np.exp(x).sum(axis=1) - 1,
+    "has mean 0 and variance 1": lambda x: np.abs(x.mean(axis=1)) + np.abs(x.var(axis=1) - 1),
+    "has maximum 1": lambda x: np.abs(x).max(axis=1) - 1,
+    "rises": lambda x: np.maximum(-np.diff(x, axis=1).min(axis=1), 0),
+    "falls": lambda x: np.maximum(np.diff(x, axis=1).max(axis=1), 0),
+}
+"""Properties of a line, by their distance from 0."""
+
+
+def _another_axis(one: Look) -> str:
+    """A property that lines of the expected output have along one axis, and got along another."""
+    axes = [axis for axis, size in enumerate(one.shape) if 3 < size <= MAX_LINE]
+    loose = max(1e-3, 10 * NOISE.get(one.got.dtype, 0.0))
+    for words, distance in INVARIANTS.items():
+        has: dict[int, tuple[bool, bool]] = {}
+        for axis in axes:
+            places = one.expected.some_lines(axis)
+            pair = (one.expected.take(places), one.got.take(places))
+            has[axis] = tuple(bool((np.abs(distance(x)) < loose).all()) for x in pair)  # pyright: ignore[reportArgumentType]
+        right = [axis for axis in axes if has[axis] == (True, False)]
+        wrong = [axis for axis in axes if has[axis] == (False, True)]
+        if right and wrong:
+            return (
+                f"got {words} along dimension {wrong[0]}; expected does along dimension {right[0]}:"
+                " the kernel works along another axis"
+            )
+        if right and one.share > 0.5 and words == "sums to 1":
+            sums = one.got.take(one.got.some_lines(right[0])).sum(axis=1)
+            if _is_one(sums):
+                return f"each line along dimension {right[0]} sums to {np.median(sums):.4g}, not 1"
+    return ""
+
+
+# --- how large the error is, and where
+
+
+def _rounded(one: Look) -> str:
+    """The expected values in less precision."""
+    if len(one.g) < MIN_SAMPLES:
+        return ""
+    single = one.e.astype(np.float32)
+    bits = single.view(np.uint32)
+    halves: dict[str, Part] = {
+        "float16": one.e.astype(np.float16).astype(np.float64),
+        "bfloat16": ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32),
+        "bfloat16 (cut off)": (bits & 0xFFFF0000).view(np.float32).astype(np.float64),
+        "float32": single.astype(np.float64),
+        "an integer": np.round(one.e), "an integer (cut off)": np.trunc(one.e),
+        "an integer (floor)": np.floor(one.e),
+    }  # fmt: skip
+    for name, rounded in halves.items():
+        if name.removesuffix(" (cut off)") != one.got.dtype and one.fits(rounded):
+            return f"got is expected rounded to {name}"
+    return ""
+
+
+def _sigmoid(x: Part) -> Part:
+    return 1 / (1 + np.exp(-x))
+
+
+def _erf(x: Part) -> Part:
+    return np.array([math.erf(one) for one in x])
+
+
+FUNCTIONS: dict[str, Callable[[Part], Part]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu (erf)": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
+    "gelu (tanh)": lambda x: x * _sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+    "gelu (x · sigmoid(1.702 x))": lambda x: x * _sigmoid(1.702 * x),
+    "silu": lambda x: x * _sigmoid(x),
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "erf": _erf,
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "selu": lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x)),
+    "leaky relu (0.01)": lambda x: np.where(x > 0, x, 0.01 * x),
+    "leaky relu (0.1)": lambda x: np.where(x > 0, x, 0.1 * x),
+    "leaky relu (0.2)": lambda x: np.where(x > 0, x, 0.2 * x),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1,
+    "log": np.log, "log2": np.log2, "log1p": np.log1p, "log10": np.log10,
+    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "reciprocal": lambda x: 1 / x,
+    "square": np.square, "abs": np.abs, "sin": np.sin, "cos": np.cos, "floor": np.floor,
+    "ceil": np.ceil, "round to even": np.round, "round half up": lambda x: np.floor(x + 0.5),
+    "truncation": np.trunc, "sign": np.sign,
+}  # fmt: skip
+
+
+def _function(one: Look) -> str:
+    """One function of an input in place of another."""
+    for values in one.alike() if len(one.g) >= MIN_SAMPLES else ():
+        x = values.take(one.places)
+        near = 4 * one.noise
+        results = {name: function(x) for name, function in FUNCTIONS.items()}
+        own = [name for name, found in results.items() if (np.abs(found - one.e) <= near).all()]
+        other = [name for name, found in results.items() if one.fits(found)]
+        if own and other:
+            return f"got is {other[0]} of {values.name}, expected is {own[0]}"
+    return ""
+
+
+def _by_value(one: Look) -> str:
+    """The values of an input, or of the output, at which the error is large."""
+    if len(one.g) < 4 * MIN_SAMPLES or one.expected.size < 16 * MIN_SAMPLES:
+        return ""
+    places = np.concatenate([one.expected.some(), one.places])
+    g, e = one.got.take(places), one.expected.take(places)
+    for values in (*one.alike(), one.expected):
+        x = values.take(places)
+        is_counted = np.isfinite(g) & np.isfinite(e) & np.isfinite(x)
+        order = np.argsort(x[is_counted])
+        x, error = x[is_counted][order], np.abs(g - e)[is_counted][order]
+        # A function of x has about one error at neighbours.
+        if not error.any() or np.mean(np.abs(np.diff(error))) > 0.2 * np.mean(error):
+            continue
+        at, large = float(x[int(np.argmax(error))]), x[error > 0.1 * error.max()]
+        name = "the expected value" if values is one.expected else values.name
+        return (
+            f"the error depends on {name} alone: largest ({error.max():.3g}) at {at:.3g}, more than"
+            f" a tenth of that from {large.min():.3g} to {large.max():.3g}; is it another formula"
+            " or an approximation, as tanh for erf?"
+        )
+    return ""
+
+
+def _imprecise(one: Look) -> str:
+    """Small errors everywhere, as of half precision."""
+    if len(one.g) < MIN_SAMPLES:
+        return ""
+    scale = math.sqrt(float(np.mean(np.square(one.e)))) or 1.0
+    error = float(np.median(np.abs(one.g - one.e))) / scale
+    largest = float(np.max(np.abs(one.g - one.e))) / scale
+    if 2.0**-15 < error < 2.0**-7 and largest < 2.0**-4 and one.got.dtype in ("float32", "float64"):
+        return (
+            f"the errors are small everywhere, about {error:.1g} of the output's size: half"
+            " precision, TF32 or an approximation on the way? compute in float32"
+        )
+    return ""
+
+
+PATTERNS: Sequence[Callable[[Look], str]] = (
+    _not_finite, _clamped, _constant, _scaled, _rounded, _of_operand, _moved, _reduced, _scanned,
+    _product, _another_axis, _lines, _sorted, _function, _by_value, _imprecise,
+)  # fmt: skip
+
+
+def explained(
+    mask: NDArray[np.bool_], expected: Values, got: Values, *, operands: Sequence[Values] = ()
+) -> str:
+    """The part of an output that differs, as a mask says, and the first pattern, in one line; empty
+    if there is none."""
+    one = look(mask, expected, got, operands=operands)
+    found = [one.is_where(), pattern(one)]
+    if one.region is not None:
+        remark = f" ({one.region.words})" if one.region.place and one.region.words else ""
+        place = f"{got.name}{one.region.place}" if one.region.place else one.region.words
+        found[0] = f"wrong only in {place}{remark}"
+    return ": ".join(words for words in found if words)
+
+
+class Wanted(Protocol):
+    """An output of the reference, as both comparisons have it."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Its type and shape."""
+        ...
+
+    @property
+    def data(self) -> Data:
+        """Its bytes."""
+        ...
+
+
+def mismatch_words(
+    wanted: Wanted,
+    data: Data,
+    differs: NDArray[np.bool_],
+    *,
+    name: str = "output",
+    operands: Operands = tuple,
+) -> str:
+    """A mismatch: where it is first and how much of it there is in a line, and what explains it in
+    another.
+
+    Args:
+        data: bytes of the output.
+        differs: True for each element that differs.
+        operands: what the output is made from.
+    """
+    spec = wanted.spec
+    expected, got = (Values.of_bytes(spec, one, name=name) for one in (wanted.data, data))
+    first = int(np.argmax(differs))
+    index = tuple(int(one) for one in np.unravel_index(first, differs.shape))
+    pair: list[float] = [float(one.take(np.array([first]))[0]) for one in (expected, got)]
+    if spec.dtype not in FLOATING:
+        pair = [integers(spec, one)[index].item() for one in (wanted.data, data)]
+    largest, num_unset = _largest(differs, expected, got)
+    words = describe(
+        index=index, expected=pair[0], got=pair[1], num_differing=int(np.count_nonzero(differs)),
+        size=differs.size, largest=largest, num_unset=num_unset, name=name,
+    )  # fmt: skip
+    why = explained(differs, expected, got, operands=operands())
+    return f"{words}\n{why}" if why else words
+
+
+def _largest(differs: NDArray[np.bool_], expected: Values, got: Values) -> tuple[float | None, int]:
+    """The largest finite difference, and the number of NaN where the reference has none."""
+    largest, num_unset = list[float](), 0
+    places = np.flatnonzero(differs)
+    with np.errstate(invalid="ignore"):
+        for start in range(0, len(places), BLOCK_ELEMENTS):
+            part = places[start : start + BLOCK_ELEMENTS]
+            e, g = expected.take(part), got.take(part)
+            num_unset += int(np.count_nonzero(np.isnan(g) & ~np.isnan(e)))
+            error = np.abs(g - e)
+            if (is_finite := np.isfinite(error)).any():
+                largest.append(float(error[is_finite].max()))
+    return max(largest, default=None), num_unset
+
+
+def describe(
+    *,
+    index: tuple[int, ...],
+    expected: float,
+    got: float,
+    num_differing: int,
+    size: int,
+    largest: float | None,
+    num_unset: int,
+    name: str,
+) -> str:
+    """A mismatch in one line: where it is first, and how much of it there is."""
+    where = f"{name}[{', '.join(map(str, index))}]" if index else name
+    first, second = _numbers(expected, got)
+    words = f"{where}: expected {first}, got {second}"
+    words += f"; {_percent(100.0 * num_differing / size)} of elements differ"
+    if largest is not None:
+        words += f", max abs error {largest:.3g}"
+    if num_unset:
+        words += f", {_percent(100.0 * num_unset / size)} are NaN"
+    return words
+
+
+def _numbers(one: float, other: float) -> tuple[str, str]:
+    """Two numbers, with as many digits as tell them apart."""
+    if not (isinstance(one, float) and isinstance(other, float)):
+        return str(one), str(other)
+    for digits in range(4, 17):
+        pair = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        if pair[0] != pair[1]:
+            return pair
+    return repr(one), repr(other)
+
+
+def _percent(share: float) -> str:
+    if share >= 99.5 and share < 100:
+        return ">99%"
+    return f"{share:.0f}%" if share >= 1 else "<1%"
