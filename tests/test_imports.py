@@ -85,7 +85,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
         "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.execute", "evalpool.judge.timing", "evalpool.judge.trial",
-        "evalpool.judge.trial.draws",
+        "evalpool.judge.trial.draws", "evalpool.judge.wide",
     },
     "evalpool.judge.timing": {
         "config.schema", "evalpool", "evalpool.judge.channel", "evalpool.judge.children",

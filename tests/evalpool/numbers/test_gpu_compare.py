@@ -17,11 +17,12 @@ KINDS = [
 
 
 def both(got: torch.Tensor, expected: torch.Tensor, error: torch.Tensor) -> set[str | None]:
+    """The first lines of both."""
     spec = TensorSpec(str(expected.dtype).removeprefix("torch."), tuple(expected.shape))
     made = Expected.make(spec, _bytes(expected), error=_bytes(error), precision="fp32")
     allowed = gpu_compare.Allowed.of(expected, error, precision="fp32")
     found = gpu_compare.mismatch(got, expected, allowed=allowed)
-    return {mismatch(made, _bytes(got)), found}
+    return {one and one.split("\n")[0] for one in (mismatch(made, _bytes(got)), found)}
 
 
 def packed(error: torch.Tensor) -> torch.Tensor:
@@ -49,6 +50,27 @@ def test_both_say_the_same(kind: torch.dtype, seed: int, monkeypatch: pytest.Mon
     found = both(wrong, expected, error)
     assert len(found) == 1
     assert None not in found
+
+
+def test_both_name_a_pattern_from_the_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "CACHED", 300)
+    a, b = torch.randn(2, 40, 40)
+    tail = torch.arange(1600).view(40, 40) >= 1590
+    for wrong, fact in (
+        (a[:, :32] @ b[:32], "first 32 of 40 products"),
+        ((a @ b).masked_fill(torch.arange(40) == 39, 0), "output[:, 39] (the last column)"),
+        ((a @ b).masked_fill(tail, 0), "output[39, 30:]"),
+        ((a @ b).masked_fill(tail, float("nan")), "output[39, 30:]"),
+    ):
+        spec = TensorSpec("float32", (40, 40))
+        made = Expected.make(spec, _bytes(a @ b), error=b"", precision="fp32")
+        allowed = gpu_compare.Allowed.of(a @ b, torch.zeros(0), precision="fp32")
+        given = [gpu_compare.values_of(one, name="input") for one in (a, b)]
+        found = (
+            mismatch(made, _bytes(wrong), operands=lambda given=given: given),
+            gpu_compare.mismatch(wrong, a @ b, allowed=allowed, operands=lambda given=given: given),
+        )
+        assert all(fact in str(one) for one in found), found
 
 
 def test_what_is_not_finite_must_be_the_same() -> None:

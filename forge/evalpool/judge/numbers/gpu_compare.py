@@ -7,21 +7,26 @@ Integers and bools must be equal. Beside the two tensors it takes memory for one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from forge.evalpool.judge.channel.regions import region
 from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.slabs import Slabs, largest_size, root_mean_squares, unpack_errors
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
-from forge.evalpool.judge.wide.patterns import describe
+from forge.evalpool.judge.wide.patterns import Look, Values, describe, explained, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from forge.evalpool.judge.numbers.blocks import Block
+    from forge.evalpool.judge.wide.patterns import Operands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +68,18 @@ class Allowed:
         return allowed.clamp_(max=torch.finfo(kind).max)  # an infinite reference allows nothing
 
 
+SAMPLE = 256
+"""Elements that differ of which a block's places are kept, for their pattern."""
+
+
 @dataclass(slots=True)
 class Differences:
     """Differences found in all blocks together."""
 
+    along: list[NDArray[np.bool_]]
+    """By axis, True for each index that has an element that differs."""
+    places: list[torch.Tensor] = field(default_factory=list["torch.Tensor"])
+    """Numbers of some of them in memory's order."""
     num_differing: int = 0
     first: tuple[int, ...] = ()
     """Index of the first that differs."""
@@ -75,15 +88,39 @@ class Differences:
     num_unset: int = 0
     """NaN where the reference has none."""
 
+    @classmethod
+    def of(cls, shape: Sequence[int]) -> Differences:
+        """None so far, in a tensor of this shape."""
+        return cls(along=[np.zeros(size, np.bool_) for size in shape])
+
+
+def values_of(tensor: torch.Tensor, *, name: str = "output") -> Values:
+    """A tensor whose elements are fetched where they are needed."""
+
+    def take(found: NDArray[np.int64]) -> NDArray[np.float64]:
+        index = torch.from_numpy(found.reshape(-1)).to(tensor.device)
+        part = tensor.reshape(-1)[index]
+        return part.double().cpu().numpy().reshape(found.shape)
+
+    kind = _name(tensor.dtype)
+    return Values(shape=tuple(tensor.shape), take=take, dtype=kind, name=name)
+
 
 def mismatch(
-    got: torch.Tensor, expected: torch.Tensor, *, allowed: Allowed, name: str = "output"
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    *,
+    allowed: Allowed,
+    name: str = "output",
+    operands: Operands = tuple,
 ) -> str | None:
-    """None when it agrees; else the first mismatch with statistics, in one line.
+    """None when it agrees; else the first mismatch with statistics, in one line, and the pattern of
+    what differs in a second one.
 
     Args:
         got, expected: [shape], of one type.
         allowed: of `expected`.
+        operands: what the output is made from, asked where it is wrong.
     """
     if found := _shape_mismatch(got, expected, name):
         return found
@@ -92,12 +129,12 @@ def mismatch(
     got, expected = _bytes_of_bools(got, expected)
     if _largest_difference(got, expected) <= allowed.least:
         return None
-    found = Differences()
+    found = Differences.of(expected.shape)
     for block in blocks_of(expected):
         _add(found, got[block], expected[block], allowed, block)
     if found.num_differing <= allowed.num_rounded and (found.largest or 0.0) <= 1.0:
         return None
-    return _described(found, got, expected, name)
+    return _described(found, got, expected, name, operands)
 
 
 def allclose_mismatch(
@@ -112,7 +149,7 @@ def allclose_mismatch(
         return None
     tolerance = 0.0 if expected.dtype is torch.bool else tolerance
     got, expected = _bytes_of_bools(got, expected)
-    found = Differences()
+    found = Differences.of(expected.shape)
     for block in blocks_of(expected):
         _add_far(found, got[block], expected[block], tolerance, block)
     return _described(found, got, expected, name)
@@ -275,19 +312,41 @@ def _count(
         )
     found.num_differing += num
     found.num_unset += int((got.isnan() & ~expected.isnan()).count_nonzero())
-    difference = (got - expected).abs_()
+    axes = range(differs.dim())
+    for axis, along in enumerate(found.along):
+        others = [one for one in axes if one != axis]
+        along[block[axis]] |= (differs.any(others) if others else differs).cpu().numpy()
+    found.places.append(_some_places(differs, found.along, block))
+    difference = (got - expected).abs_()[differs]
     finite = difference[difference.isfinite()]
     if finite.numel():
         found.largest = max(found.largest or 0.0, float(finite.max()))
 
 
+def _some_places(
+    differs: torch.Tensor, along: Sequence[NDArray[np.bool_]], block: Block
+) -> torch.Tensor:
+    """Numbers of some elements of a block that differ in memory's order of the whole tensor."""
+    flat = differs.flatten().nonzero().flatten()
+    flat = flat[torch.from_numpy(spread(len(flat), SAMPLE)).to(flat.device)].cpu()
+    place = torch.unravel_index(flat, differs.shape)
+    number = torch.zeros_like(flat)
+    for index, part, size in zip(place, block, map(len, along), strict=True):
+        number = number * size + index + part.start
+    return number
+
+
 def _described(
-    found: Differences, got: torch.Tensor, expected: torch.Tensor, name: str
+    found: Differences,
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    name: str,
+    operands: Operands = tuple,
 ) -> str | None:
-    """The differences in one line; None without any."""
+    """The differences in words; None without any."""
     if found.num_differing == 0:
         return None
-    return describe(
+    words = describe(
         index=found.first,
         expected=_number(expected[found.first]),
         got=_number(got[found.first]),
@@ -297,6 +356,19 @@ def _described(
         num_unset=found.num_unset,
         name=name,
     )
+    is_part = found.num_differing > 1
+    why = explained(
+        Look(
+            expected=values_of(expected),
+            got=values_of(got),
+            region=region(found.along, num=found.num_differing) if is_part else None,
+            share=found.num_differing / expected.numel(),
+            places=torch.cat(found.places).numpy(),
+            operands=operands(),
+        ),
+        name=name,
+    )
+    return f"{words}\n{why}" if why else words
 
 
 def _number(value: torch.Tensor) -> float:

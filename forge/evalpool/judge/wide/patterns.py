@@ -1,4 +1,4 @@
-"""What a wrong answer is told: the first pattern that explains it, in one or two lines.
+"""Names the pattern of a wrong output: the first that explains it, in one or two lines.
 
 Called where an output differs, by the comparisons of both devices. A pattern is a hypothesis: a
 formula for what the kernel may have computed, from the expected output and the inputs. It holds
@@ -43,6 +43,13 @@ Operands: TypeAlias = "Callable[[], Sequence[Values]]"
 RAW: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
+def spread(size: int, most: int) -> Indices:
+    """All of the numbers below `size`, or so many of them."""
+    if size <= most:
+        return np.arange(size, dtype=np.int64)
+    return (np.arange(most) * GOLDEN % 1 * size).astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
     """A tensor whose elements are read where they are needed."""
@@ -81,9 +88,7 @@ class Values:
 
     def some(self) -> Indices:
         """Up to 2 · NUM_SAMPLES elements all over the tensor."""
-        if self.size <= 2 * NUM_SAMPLES:
-            return np.arange(self.size, dtype=np.int64)
-        return (np.arange(2 * NUM_SAMPLES) * GOLDEN % 1 * self.size).astype(np.int64)
+        return spread(self.size, 2 * NUM_SAMPLES)
 
     def some_lines(self, axis: int) -> Indices:
         """Up to NUM_LINES of them, all over the tensor."""
@@ -123,8 +128,11 @@ class Look:
         return self.expected.shape
 
     def noise_of(self, values: Part) -> Part:
-        """What rounding alone makes of values of this output."""
-        scale = math.sqrt(float(np.mean(np.square(values)))) if values.size else 0.0
+        """The error by rounding alone of values of this output."""
+        largest = float(np.abs(values).max(initial=0.0)) or 1.0
+        scale = (
+            largest * math.sqrt(float(np.mean(np.square(values / largest)))) if values.size else 0.0
+        )
         return NOISE.get(self.got.dtype, 1e-12) * (np.abs(values) + scale)
 
     def fits(self, found: Part) -> bool:
@@ -161,8 +169,7 @@ def look(
 ) -> Look:
     """An output whose elements differ where a mask says so."""
     found = np.flatnonzero(mask)
-    if len(found) > NUM_SAMPLES:
-        found = found[(np.arange(NUM_SAMPLES) * GOLDEN % 1 * len(found)).astype(np.int64)]
+    found = found[spread(len(found), NUM_SAMPLES)]
     return Look(
         expected=expected, got=got, region=region_of(mask), places=found.astype(np.int64),
         share=float(mask.mean()),
@@ -248,7 +255,7 @@ def _scaled(one: Look) -> str:
 
 
 def _meaning(one: Look, factor: float) -> str:
-    """Where a factor may come from."""
+    """The origin that a factor may have."""
     ratio = abs(factor) if abs(factor) > 1 else 1 / abs(factor)
     for values in (one.expected, *one.operands):
         for size in values.shape:
@@ -409,7 +416,7 @@ def _vectors(one: Look, axis: int, length: int) -> Iterator[Part]:
 
 
 def _statistic(one: Look, axis: int, places: Indices, factor: Part) -> str:
-    """Which statistic of a line of the input explains its factor."""
+    """The statistic of a line of the input that explains its factor."""
     length = one.shape[axis]
     for values in one.alike():
         if length > MAX_LINE:
@@ -733,16 +740,13 @@ PATTERNS: Sequence[Callable[[Look], str]] = (
 )  # fmt: skip
 
 
-def explained(
-    mask: NDArray[np.bool_], expected: Values, got: Values, *, operands: Sequence[Values] = ()
-) -> str:
-    """The part of an output that differs, as a mask says, and the first pattern, in one line; empty
-    if there is none."""
-    one = look(mask, expected, got, operands=operands)
+def explained(one: Look, *, name: str = "output") -> str:
+    """The part of an output that differs and the first pattern, in one line; empty if there is
+    none."""
     found = [one.is_where(), pattern(one)]
     if one.region is not None:
         remark = f" ({one.region.words})" if one.region.place and one.region.words else ""
-        place = f"{got.name}{one.region.place}" if one.region.place else one.region.words
+        place = f"{name}{one.region.place}" if one.region.place else one.region.words
         found[0] = f"wrong only in {place}{remark}"
     return ": ".join(words for words in found if words)
 
@@ -789,7 +793,7 @@ def mismatch_words(
         index=index, expected=pair[0], got=pair[1], num_differing=int(np.count_nonzero(differs)),
         size=differs.size, largest=largest, num_unset=num_unset, name=name,
     )  # fmt: skip
-    why = explained(differs, expected, got, operands=operands())
+    why = explained(look(differs, expected, got, operands=operands()), name=name)
     return f"{words}\n{why}" if why else words
 
 

@@ -8,6 +8,7 @@ program (`program_memory.py`) belong to its run.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -19,6 +20,7 @@ from forge.evalpool.judge.numbers.gpu_compare import (
     are_near,
     is_unwritten,
     mismatch,
+    values_of,
 )
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.checks import may_stay
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
+    from forge.evalpool.judge.wide.patterns import Values
 
 
 MAX_KEPT_BYTES = 256 << 20
@@ -148,7 +151,13 @@ class CardMemory:
                 self._keep(number)
             return found
         for got, (name, right, index) in [] if self._is_near else self._pairs(number, self._left):
-            found = mismatch(got, right, allowed=self.reference.allowed[index], name=name)
+            found = mismatch(
+                got,
+                right,
+                allowed=self.reference.allowed[index],
+                name=name,
+                operands=partial(operands_of, self.reference, number),
+            )
             if found is not None and name.startswith("input"):
                 return f"Model changes its input in place, do as it does: {found}"
             if found is not None:
@@ -255,6 +264,13 @@ class CardMemory:
         indices = [after.get(name, reference.named[name]) for name in names]
         rights = [(name, reference.tensors[i], i) for name, i in zip(names, indices, strict=True)]
         return list(zip(left, rights, strict=True))
+
+
+def operands_of(reference: GpuReference, number: int) -> list[Values]:
+    """Inputs of a set, and parameters."""
+    named = {f"input {k}": index for k, index in enumerate(reference.sets[number].inputs)}
+    named |= {f"parameter {name}": index for name, index in reference.named.items()}
+    return [values_of(reference.tensors[index], name=name) for name, index in named.items()]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
