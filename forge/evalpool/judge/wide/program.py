@@ -37,12 +37,9 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
 )
 from forge.evalpool.judge.program.walk import places
-from forge.evalpool.judge.ttir.grammar.parser import parse
-from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.semantics.formats import round_to
 from forge.evalpool.judge.ttir.tree import Scalar
 from forge.evalpool.judge.ttir.values import decode, memory_dtype
-from forge.evalpool.judge.ttir.verify import operations_of
 from forge.evalpool.judge.wide.bits import NoWideForm, widened_bits
 
 if TYPE_CHECKING:
@@ -196,18 +193,20 @@ def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
     return replace(kernel, ttir=text, parameters=parameters, lines=tuple(lines))
 
 
-def _indices(text: str) -> Mapping[int, int]:
-    """Number of the operation that begins in a line of a text, by the line; empty for no TTIR."""
-    try:
-        functions = parse(text).functions.values()
-    except InvalidModule:
-        return {}
-    return {one.line: one.index for function in functions for one in operations_of(function)}
+OPENING = re.compile(r"^ *[^\s#^}/]", re.MULTILINE)
+"""Begin of a line in which an operation begins."""
+
+
+def _place(text: str, end: int) -> int:
+    """Number of the operations of a text that begin before a position."""
+    return len(OPENING.findall(text, 0, end))
 
 
 def _source_line(kernel: Kernel, line: int) -> int:
-    place = _indices(kernel.ttir).get(line, -1)
-    return kernel.lines[place] if 0 <= place < len(kernel.lines) else 0
+    """Line of the source of the operation in a line of the text; 0 where unknown."""
+    before = "".join(kernel.ttir.splitlines(keepends=True)[: line - 1])
+    place = _place(before, len(before))
+    return kernel.lines[place] if line and place < len(kernel.lines) else 0
 
 
 TYPE = re.compile(
@@ -216,7 +215,7 @@ TYPE = re.compile(
 """A float type; names and strings match too, so that nothing in them is one."""
 SPECIAL = re.compile(
     r"^.*(?:\bf8E|xf8E|inline_asm|dot_scaled|bitcast|ptr_to_int|arith\.extf |arith\.truncf |"
-    r"arith\.convertf |tt\.fp_to_fp |tt\.dot |extern_elementwise|_divf |precise_sqrt |"
+    r"arith\.convertf |tt\.fp_to_fp |tt\.dot |tt\.clampf |extern_elementwise|_divf |precise_sqrt |"
     r"arith\.constant .*f(?:16|32)\b).*$",
     re.MULTILINE,
 )
@@ -262,8 +261,7 @@ def _wide_text(
         return "f64" if found[1] in elements else found[0]
 
     widest = TYPE.sub(kind, SPECIAL.sub(special, wide))
-    indices = _indices(wide) if before else {}
-    places = [indices.get(wide.count("\n", 0, one) + 1, 0) for one in before]
+    places = [_place(wide, one) for one in before]
     return widest, (*reversed(added), *reversed(places))
 
 
@@ -287,6 +285,8 @@ def _special(line: str, elements: frozenset[str]) -> list[str]:
             raise NoWideForm("the address of floats as a number")
         case "tt.dot_scaled" | "tt.elementwise_inline_asm":
             raise NoWideForm(name)
+        case "tt.clampf":
+            return _clamp(line)
         case "tt.dot":
             return _dot(line, elements)
         case "tt.extern_elementwise":
@@ -311,6 +311,19 @@ def _conversion(line: str, elements: frozenset[str]) -> str:
         return line
     head, _, rest = line.partition(" = ")
     return f"{head} = arith.bitcast {_operands(rest)[0]} : {types[2]} to {types[2]}"
+
+
+def _clamp(line: str) -> list[str]:
+    """A clamp as a maximum and a minimum: Triton's own fails for a float64 between -c and c."""
+    name, _, rest = line.partition(" = tt.clampf ")
+    value, low, high = _operands(rest)
+    kind = rest.rpartition(" : ")[2]
+    end = "imumf" if "propagateNan = all" in rest else "numf"
+    indent, inner = name[: name.index("%")], f"%wide_{name.strip()[1:]}"
+    return [
+        f"{indent}{inner} = arith.max{end} {value}, {low} : {kind}",
+        f"{name} = arith.min{end} {inner}, {high} : {kind}",
+    ]
 
 
 def _operands(text: str) -> list[str]:
