@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
 )
 from forge.evalpool.judge.program.walk import places
+from forge.evalpool.judge.ttir.scan import MALFORMED
 from forge.evalpool.judge.ttir.semantics.formats import round_to
 from forge.evalpool.judge.ttir.tree import Scalar
 from forge.evalpool.judge.ttir.values import decode, memory_dtype
@@ -182,6 +184,8 @@ def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
     except NoWideForm as error:
         line = _source_line(kernel, error.line)
         raise Narrow(f"{error.words} in kernel {kernel.name}", line) from None
+    except MALFORMED as error:  # whatever a candidate calls TTIR
+        raise Narrow(f"malformed TTIR in kernel {kernel.name} ({type(error).__name__})") from error
     names = "|".join(TRITON[one] for one in kinds)
     parameters = tuple(
         replace(one, type=re.sub(rf"\b({names})\b|(?<=\*k)({names})\b", "fp64", one.type))
@@ -197,15 +201,10 @@ OPENING = re.compile(r"^ *[^\s#^}/]", re.MULTILINE)
 """Begin of a line in which an operation begins."""
 
 
-def _place(text: str, end: int) -> int:
-    """Number of the operations of a text that begin before a position."""
-    return len(OPENING.findall(text, 0, end))
-
-
 def _source_line(kernel: Kernel, line: int) -> int:
     """Line of the source of the operation in a line of the text; 0 where unknown."""
-    before = "".join(kernel.ttir.splitlines(keepends=True)[: line - 1])
-    place = _place(before, len(before))
+    before = "\n".join(kernel.ttir.split("\n")[: line - 1])
+    place = len(OPENING.findall(before))
     return kernel.lines[place] if line and place < len(kernel.lines) else 0
 
 
@@ -224,10 +223,10 @@ OPERATION = re.compile(r'\s*(?:%[^=\n]* = )?"?([\w.]+)"?')
 CONVERSION = re.compile(r" : (\S+) (?:to|->) (\S+)$")
 OPERAND = re.compile(r"%[\w#$.\-]+")
 DOT = re.compile(r" : (\S+) \* (\S+) -> (\S+)$")
-PRECISION = re.compile(r",? inputPrecision = \w+| \{maxNumImpreciseAcc = \d+ : i32\}")
 SYMBOL = re.compile(r'symbol = "(?:__nv_)?(\w+)"')
 EXTERN_TYPES = re.compile(r" : \((.*)\) -> (\S+)$")
 NUMBER = re.compile(r"0x[0-9A-Fa-f]+|-?\d+\.\d+(?:[eE][+-]?\d+)?")
+SUMS = ("arith.addf ", "arith.subf ")
 PLAIN = {
     "tt.precise_divf": "arith.divf",
     "tt.approx_divf": "arith.divf",
@@ -236,7 +235,7 @@ PLAIN = {
 """Forms of operations that exist for float32 alone, and those for all floats."""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def _wide_text(
     text: str, elements: frozenset[str], floats: tuple[float, ...]
 ) -> tuple[str, tuple[int, ...]]:
@@ -245,11 +244,14 @@ def _wide_text(
     wide, added = widened_bits(text, elements)
     before = list[int]()
     numbers = {kind: {_rounded(one, kind): one for one in floats} for kind in elements}
+    in_sums = frozenset[str]()
+    if "f32" in elements and WHOLE_NUMBER.search(text):
+        in_sums = _in_sums(text)
 
     def special(found: re.Match[str]) -> str:
         try:
             if " = arith.constant " in found[0]:
-                return _constant(found[0], numbers, wide)
+                return _constant(found[0], numbers, in_sums)
             lines = _special(found[0], elements)
         except NoWideForm as error:
             error.line = wide.count("\n", 0, found.start()) + 1
@@ -261,7 +263,8 @@ def _wide_text(
         return "f64" if found[1] in elements else found[0]
 
     widest = TYPE.sub(kind, SPECIAL.sub(special, wide))
-    places = [_place(wide, one) for one in before]
+    openings = [one.end() for one in OPENING.finditer(wide)] if before else []
+    places = [bisect_right(openings, one) for one in before]
     return widest, (*reversed(added), *reversed(places))
 
 
@@ -405,7 +408,21 @@ WHOLE = {2.0**23: 2.0**52, 1.5 * 2.0**23: 1.5 * 2.0**52}
 whole numbers, and those that do so for a float64."""
 
 
-def _constant(line: str, numbers: Mapping[str, Mapping[float, float]], text: str) -> str:
+WHOLE_NUMBER = re.compile(r"0x[4C]B[04]00000|8\.388608|1\.2582912")
+"""Their texts, at least."""
+
+
+def _in_sums(text: str) -> frozenset[str]:
+    """Constants of a text that are operands of sums and differences of floats alone."""
+    rows = [line.partition(" = ") for line in text.split("\n")]
+    names = {head.strip() for head, _, rest in rows if rest.startswith("arith.constant ")}
+    others = (rest or head for head, _, rest in rows if not rest.startswith(SUMS))
+    return frozenset(names.difference(*map(_operands, others)))
+
+
+def _constant(
+    line: str, numbers: Mapping[str, Mapping[float, float]], in_sums: frozenset[str]
+) -> str:
     """A constant as the source has it, or else the same number in float64."""
     head, colon, type = line.rpartition(" : ")
     kind = _element(type)
@@ -416,10 +433,8 @@ def _constant(line: str, numbers: Mapping[str, Mapping[float, float]], text: str
     def exact(found: re.Match[str]) -> str:
         value = _of_bits(found[0], kind) if "x" in found[0] else _rounded(float(found[0]), kind)
         wide = numbers[kind].get(abs(value), math.nan)
-        if kind == "f32" and abs(value) in WHOLE:
-            uses = rf"^.* = (\S+) .*{name.strip()}(?![\w$.#\-]).*$"
-            is_added = {*re.findall(uses, text, re.MULTILINE)} <= {"arith.addf", "arith.subf"}
-            wide = WHOLE[abs(value)] if is_added else math.nan
+        if name.strip() in in_sums and abs(value) in WHOLE:
+            wide = WHOLE[abs(value)]
         if math.isfinite(wide):
             return f"{math.copysign(wide, value):.16e}"
         return f"0x{np.float64(value).view(np.uint64):016X}" if "x" in found[0] else found[0]
