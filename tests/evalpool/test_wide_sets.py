@@ -189,3 +189,16 @@ def test_equal_elements_are_planted_only_where_they_leave_the_answer_unique() ->
             rows = one.inputs[0].sort(-1).values
             ties = int((rows.diff(dim=-1) == 0).sum())
             assert ties == 0 or "topk" in body
+
+
+@pytest.mark.parametrize("tied", [0.0, 3.0])
+def test_of_two_opposite_orders_of_equal_elements_one_is_not_torchs(tied: float) -> None:
+    module: Any = types.ModuleType("problem")
+    exec(source("torch.randn(4, 40)", "return a.topk(3).indices"), vars(module))
+    wide = WideReference(module.Model(), FP32, source="", own=torch.float32)
+    value = -torch.rand(4, 40)
+    value[:, 7] = value[:, 30] = value[:, 33] = tied
+    with torch.no_grad():
+        found = [wide.run([value], [], noise=noise).outputs[0] for noise in (0, 1, -1)]
+    assert all(not torch.equal(*rows) for rows in zip(found[1], found[2], strict=True))
+    assert wide.is_open

@@ -45,6 +45,8 @@ EXACT_TOO = {
 UNROUNDED = EXACT | EXACT_TOO
 OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "argsort", "cummax", "cummin"}
 """Operations that leave open which of equal elements they take; max and argmax take the first."""
+ORDER = 1
+"""Seed of the order that equal elements get."""
 
 
 class CannotWiden(Exception):
@@ -95,13 +97,15 @@ class WideReference:
                 one.data = one.data.double()
         self._has_state = True
         """False once a call has left the model as it was: it needs no copy."""
+        self.is_open = False
+        """True once a call with noise has met an operation that leaves an order open."""
 
     def run(
         self,
         inputs: list[Any],
         changed: Sequence[int],
         *,
-        noise: bool = False,
+        noise: int = 0,
         is_watched: bool = False,
     ) -> Called:
         """One call on copies. Raises what the reference raises.
@@ -109,7 +113,7 @@ class WideReference:
         Args:
             changed: numbers of the inputs that a call changes.
             noise: results of operations that round get other roundings, of NOISE, and equal
-                elements an order where torch leaves it open.
+                elements an order where torch leaves it open: with -1 the other one than with 1.
             is_watched: raises UndefinedResult for what torch leaves open.
         """
         model = copied(self._model) if self._has_state else self._model
@@ -133,17 +137,18 @@ class WideReference:
         return tensor.clone() if is_own else tensor
 
     @contextmanager
-    def _arithmetic(self, *, noise: bool, is_watched: bool) -> Iterator[None]:
+    def _arithmetic(self, *, noise: int, is_watched: bool) -> Iterator[None]:
         before = torch.get_default_dtype()
         if before in self._kinds:
             torch.set_default_dtype(torch.float64)
         try:
-            with _Wide(self._kinds, self._own, has_noise=noise, is_watched=is_watched):
+            with _Wide(self._kinds, self._own, noise=noise, is_watched=is_watched) as mode:
                 if self._asks:
                     with _OwnTypes(self._own):
                         yield
                 else:
                     yield
+            self.is_open = self.is_open or mode.is_open
         finally:
             torch.set_default_dtype(before)
 
@@ -169,13 +174,15 @@ class _Wide(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, kinds: set[torch.dtype], own: torch.dtype, *, has_noise: bool, is_watched: bool
+        self, kinds: set[torch.dtype], own: torch.dtype, *, noise: int, is_watched: bool
     ) -> None:
         super().__init__()
         self._is_watched = is_watched
         self._kinds = kinds - {torch.float64}
         self._own = own
-        self._has_noise = has_noise
+        self._noise = noise
+        self._order = torch.Generator().manual_seed(ORDER)
+        self.is_open = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -198,12 +205,13 @@ class _Wide(TorchDispatchMode):
             raise CannotWiden("nextafter")
         elif name.rstrip("_") == "nan_to_num":
             args = _with_ends(args, torch.finfo(self._own))
-        elif self._has_noise and name in OPEN and not kwargs.get("stable"):
-            args = (_apart(args[0]), *args[1:])
+        elif self._noise and name in OPEN and not kwargs.get("stable"):
+            self.is_open = True
+            args = (_apart(args[0], self._noise, self._order), *args[1:])
         out = func(*args, **kwargs)
         if self._is_watched:
             require_defined(name, args, kwargs, out)
-        if self._has_noise and name not in UNROUNDED and not func.is_view:
+        if self._noise and name not in UNROUNDED and not func.is_view:
             return _with_noise(out, is_written=is_writing)
         return out if is_writing else self._wide(out, False)
 
@@ -255,12 +263,13 @@ def _noisy(value: Any) -> Any:
     return torch.empty_like(value).uniform_(1 - NOISE, 1 + NOISE).mul_(value)
 
 
-def _apart(value: torch.Tensor) -> torch.Tensor:
+def _apart(value: torch.Tensor, sign: int, order: torch.Generator) -> torch.Tensor:
     """Elements of which no two are equal, next to what they were."""
     if value.dtype is not torch.float64 or not value.numel():
         return value
     finite = value.nan_to_num(0.0, 0.0, 0.0)
-    return value + NOISE * (float(finite.abs().max()) or 1.0) * torch.rand_like(value)
+    moved = torch.rand(value.shape, generator=order, dtype=value.dtype)
+    return value + sign * 1024 * NOISE * (float(finite.abs().max()) or 1.0) * moved
 
 
 def _with_noise(out: Any, *, is_written: bool) -> Any:
