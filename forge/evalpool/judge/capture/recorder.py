@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported, current_line
+from forge.evalpool.judge.capture.pretence.streams import Order
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Kernel,
@@ -78,6 +79,7 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         nodes: Nodes of the section that is being recorded; the session swaps the list.
+        order: Streams of the nodes of a call.
         section: Section that new allocations belong to.
     """
 
@@ -87,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self.file = file
         self.asking = asking
         self.nodes: list[Node] = []
+        self.order = Order()
         self.section = Section.INIT
         self.storages: list[Storage] = []
         self.tensors: list[Tensor] = []
@@ -228,12 +231,14 @@ class Recorder(TorchDispatchMode):
         """Line of the candidate that is being executed."""
         return current_line(self.file)
 
-    def add(self, node: Node) -> None:
-        """Appends a node. Raises BoundExceeded."""
+    def add(self, node: Node, *, stream: int | None = None) -> None:
+        """Appends a node, on the current stream by default. Raises BoundExceeded."""
         self._num_nodes += 1
         if self._num_nodes > 2 * limits.MAX_NODES:  # forward is captured twice
             raise BoundExceeded(f"more than {limits.MAX_NODES} launches and operations")
         self.nodes.append(node)
+        if self.nodes is self.order.nodes:
+            self.order.ran(stream)
 
     def kernel(self, kernel: Kernel) -> int:
         """Number of a kernel; equal ones share it. Raises BoundExceeded."""
@@ -359,6 +364,7 @@ class Recorder(TorchDispatchMode):
         line = self.line()
         for number, answer in zip(tensors, answers, strict=True):
             self.add(Value(tensor=number, answer=answer, line=line))
+        self.order.wait(None, self.order.mark(self.order.current))
         return answers
 
     def to_list(self, tensor: torch.Tensor) -> Any:

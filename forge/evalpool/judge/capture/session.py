@@ -22,6 +22,7 @@ from triton.compiler.errors import CompilationError
 from forge.evalpool.judge.capture import weights
 from forge.evalpool.judge.capture.building import (
     Parts,
+    after,
     build,
     difference,
     forgotten,
@@ -134,6 +135,7 @@ class Session:
             inputs = self._other_inputs()
             own = len(recorder.storages)
             forward, outputs = self._forward(inputs)
+            streams = recorder.order.timeline()
         used = self._used(forward, outputs)
         if used & self._old:
             parts = forgotten(self.parts(), self._old)
@@ -156,6 +158,7 @@ class Session:
             returned=self.returned,
             nesting=self.nesting,
             stateful=words,
+            streams=after(len(lost), streams),
         )
         if self.request.get("drawn") is not None:
             self.drawn_otherwise = self._drawn_otherwise(module, self.request["drawn"])
@@ -357,6 +360,7 @@ class Session:
         """Nodes and outputs of one call. `winners`: labels of alternatives that have won before."""
         nodes: list[Node] = []
         self.recorder.nodes = nodes
+        self.recorder.order.begin(nodes)
         self.asking.num_values = 0
         self.tuning.begin_call(winners)
         result = self.model(*inputs)

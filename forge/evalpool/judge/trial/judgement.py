@@ -16,10 +16,12 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.first_call import first_call
 from forge.evalpool.judge.program.format import Choice, Launch
 from forge.evalpool.judge.program.questions import concealed, deviation, truths, without_answers
+from forge.evalpool.judge.program.streams import other_orders
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS, Checks, require_form
 from forge.evalpool.judge.trial.structure import (
+    STREAM_WORDS,
     accesses_of,
     compile_finding,
     kernel_facts,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 MAX_CHECKS = 8
 """Truth values that the host reads, for each of which the candidate is captured once more."""
+ORDER_WORDS = "another answer where one stream is ahead of another, which no wait forbids"
 MAX_FIRST_CALLS = 16
 """Alternatives whose first call is tried."""
 
@@ -179,6 +182,30 @@ class Judgement(ABC):
             if wrong:
                 detail = self.at_line(first.line, f"{first.words}\n{wrong}")
                 raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+
+    def require_orders(self, call: Callable[[Captured], None]) -> None:
+        """Raises Decided for streams that give another answer in another order of their work.
+
+        Args:
+            call: runs a program once on set 0.
+        """
+        captured = self.first()
+        if not self.has_elements(0):
+            return
+        for program in other_orders(captured.program):
+            one = replace(captured, program=program, data=wire.dumps(program))
+            self.memory.load(0)
+            try:
+                call(one)
+                self.memory.take()
+                wrong = self.memory.mismatch(0)
+            except Decided as decided:
+                if decided.finding.status not in (Status.WRONG, Status.RUNTIME_ERROR):
+                    raise
+                wrong = decided.finding.detail
+            if wrong:
+                detail = f"{ORDER_WORDS}: {STREAM_WORDS}\n{wrong}"
+                raise Decided(self.report(Status.WRONG, Reason.RACE, detail))
 
     def facts(self, prefix: Program) -> dict[str, int] | None:
         """Answers the capture child: registers and memory of a kernel that it compiled."""

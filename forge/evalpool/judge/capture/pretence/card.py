@@ -175,7 +175,8 @@ class Pretence:
         for name, value in (_answers(card) | STREAMS).items():
             self.set(torch.cuda, name, value)
         self.set(torch.cuda, "default_generators", (Generator(),))
-        self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)
+        current = STREAMS["current_stream"]
+        self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: current().cuda_stream)
         self.set(torch._C, "_cuda_getDevice", lambda: 0)
         self.set(torch._C, "_cuda_setDevice", lambda device: None)
         self.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
@@ -236,7 +237,6 @@ def _answers(card: Card) -> dict[str, Any]:
         "get_device_properties": lambda device=None: properties,
         "get_device_name": lambda device=None: properties.name,
         "get_arch_list": lambda: [f"sm_{card.arch}"],
-        "synchronize": nothing,
         "empty_cache": nothing,
         "ipc_collect": nothing,
         "reset_peak_memory_stats": nothing,

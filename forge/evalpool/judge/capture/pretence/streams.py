@@ -1,11 +1,14 @@
 """Streams, events, guards, CUDA graphs and the generator of the made-up card.
 
-A program has one order of nodes, that of the host's calls. What a candidate captures in a graph is
-recorded, and each replay adds it again.
+A program's nodes stand in the order of the host's calls. `Order` notes the stream of each and what
+streams wait for: the judge tries other orders that a card may choose. What a candidate captures in
+a graph is recorded, and each replay adds it again.
 """
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -13,67 +16,172 @@ import torch
 if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Node
 
+POOL = 32
+"""Streams that torch makes; `torch.cuda.Stream()` takes the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the work of a stream."""
+
+    entries: list[tuple[int, ...]]
+    stream: int
+    since: int
+
+
+class Order:
+    """Streams of a list of nodes and their waits, as `Program.streams` has them.
+
+    Attributes:
+        nodes: The list whose order is noted.
+        current: The current stream.
+    """
+
+    def __init__(self) -> None:
+        self.current: Stream = _DEFAULT
+        self.entries: list[tuple[int, ...]] = []
+        self._numbers: dict[int, int] = {}
+        self.begin([])
+
+    def begin(self, nodes: list[Node]) -> None:
+        """Notes the order of another list from now on."""
+        self.nodes, self.entries = nodes, []
+        self._numbers = {self.current.cuda_stream: 0}
+
+    def kept(self) -> tuple[Any, ...]:
+        """The order so far, for `put_back`."""
+        return self.nodes, self.entries, self._numbers
+
+    def put_back(self, kept: tuple[Any, ...]) -> None:
+        """Goes on with an order that was kept."""
+        self.nodes, self.entries, self._numbers = kept
+
+    def number(self, stream: Stream) -> int:
+        """A stream's number in the list: 0 for the one that was current at first."""
+        return self._numbers.setdefault(stream.cuda_stream, len(self._numbers))
+
+    def virtual(self) -> int:
+        """The number of a stream that nothing else uses."""
+        return self._numbers.setdefault(-1 - len(self._numbers), len(self._numbers))
+
+    def ran(self, stream: int | None = None) -> None:
+        """A node was added, on the current stream by default."""
+        self.entries.append((self.number(self.current) if stream is None else stream,))
+
+    def mark(self, stream: Stream) -> Mark:
+        """The end of a stream's work so far."""
+        return Mark(self.entries, self.number(stream), len(self.entries))
+
+    def wait(self, stream: Stream | None, mark: Mark | None) -> None:
+        """Has a stream wait, or the host. Work of another list is over."""
+        if mark is not None and mark.entries is self.entries:
+            waiting = -1 if stream is None else self.number(stream)
+            self.entries.append((waiting, mark.stream, mark.since))
+
+    def wait_for_all(self) -> None:
+        """Has the host wait for every stream."""
+        for number in range(len(self._numbers)):
+            self.entries.append((-1, number, len(self.entries)))
+
+    def timeline(self) -> tuple[tuple[int, ...], ...]:
+        """Streams and waits, and at the end the current stream; empty for one stream."""
+        entries = [*self.entries, (self.number(self.current),)]
+        return tuple(entries) if any(one[0] > 0 for one in entries) else ()
+
+    def launch_graph(self, nodes: list[Node], entries: list[tuple[int, ...]]) -> None:
+        """Adds the nodes of a graph. It begins after the current stream's work, which goes on when
+        the graph is over."""
+        recorder = Graph.recorder
+        assert recorder is not None
+        others = sorted({one[0] for one in entries if one[0] > 0})
+        numbers = {-1: -1, 0: self.number(self.current)} | {one: self.virtual() for one in others}
+        for one in others:
+            self.entries.append((numbers[one], numbers[0], len(self.entries)))
+        start, left = len(self.entries), iter(nodes)
+        for stream, *waits in entries:
+            if not waits:
+                recorder.add(next(left), stream=numbers[stream])
+            else:
+                other, since = waits
+                self.entries.append(
+                    (numbers[stream], numbers.get(other, numbers[0]), start + since)
+                )
+        for one in others:
+            self.entries.append((numbers[0], numbers[one], len(self.entries)))
+
 
 class Stream:
-    """A stream: the program has one order of nodes, that of the host's calls."""
+    """A stream of the made-up card."""
 
-    cuda_stream = 0
     device = torch.device("cuda", 0)
     device_index = 0
-    stream_id = 0
     priority = 0
+    _made = itertools.count()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+        self.cuda_stream = self.stream_id = 1 + next(Stream._made) % POOL
+        self._outer: list[Stream] = []
 
     def __enter__(self) -> Stream:
+        self._outer.append(_order().current)
+        _order().current = self
         return self
 
     def __exit__(self, *args: object) -> None:
-        pass
+        _order().current = self._outer.pop()
 
     def query(self) -> bool:
-        """Always true: no work is pending."""
+        """Always true: all work is done, since the host waits for it."""
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """Does nothing: no work is pending."""
+        """Has the host wait."""
+        _order().wait(None, _order().mark(self))
 
     def wait_stream(self, stream: Any) -> None:
-        """Does nothing: a program has one order."""
+        """Waits for another stream's work so far."""
+        _order().wait(self, _order().mark(stream))
 
     def wait_event(self, event: Any) -> None:
-        """Does nothing: a program has one order."""
+        """Waits for what an event has recorded."""
+        _order().wait(self, event.mark)
 
     def record_event(self, event: Any = None) -> Any:
         """The event, or a new one."""
-        return event or Event()
+        event = event or Event()
+        event.record(self)
+        return event
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
+        return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
 
     def __hash__(self) -> int:
-        return 0
+        return self.cuda_stream
 
 
 class Event:
-    """An event: recorded at once, one millisecond after any other."""
+    """An event: one millisecond after any other."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+        self.mark: Mark | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Does nothing: a program has one order."""
+        """Records a stream's work so far."""
+        self.mark = _order().mark(stream or _order().current)
 
     def wait(self, stream: Any = None) -> None:
-        """Does nothing: a program has one order."""
+        """Has a stream wait for it."""
+        _order().wait(stream or _order().current, self.mark)
 
     def query(self) -> bool:
-        """Always true: no work is pending."""
+        """Always true: it is over, since the host waits for it."""
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """Does nothing: no work is pending."""
+        """Has the host wait for it."""
+        _order().wait(None, self.mark)
 
     def elapsed_time(self, other: Any) -> float:
         """One millisecond: nothing is timed in a capture."""
@@ -109,7 +217,7 @@ class Generator:
 
 
 class Guard:
-    """`torch.cuda.device(...)`, `device_of`, `stream`: changes nothing."""
+    """`torch.cuda.device(...)`, `device_of`: changes nothing."""
 
     idx = 0
     prev_idx = 0
@@ -124,29 +232,63 @@ class Guard:
         return False
 
 
-_STREAM = Stream()
+class StreamGuard:
+    """`torch.cuda.stream(...)`: another current stream; None is the one that is."""
+
+    def __init__(self, stream: Any = None) -> None:
+        self.stream: Stream | None = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *args: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__()
+
+
+def _external(pointer: int = 0, *args: Any, **kwargs: Any) -> Stream:
+    """The stream with this address."""
+    made = Stream()
+    made.cuda_stream = made.stream_id = pointer
+    return made
+
+
+def _set_stream(stream: Any) -> None:
+    if stream is not None:
+        _order().current = stream
+
+
+def _order() -> Order:
+    assert Graph.recorder is not None
+    return Graph.recorder.order
+
+
+_DEFAULT = _external()
 STREAMS: dict[str, Any] = {
     "Stream": Stream,
-    "ExternalStream": Stream,
+    "ExternalStream": _external,
     "Event": Event,
     "device": Guard,
     "device_of": Guard,
     "_DeviceGuard": Guard,
-    "stream": Guard,
-    "StreamContext": Guard,
-    "current_stream": lambda device=None: _STREAM,
-    "default_stream": lambda device=None: _STREAM,
-    "set_stream": lambda stream: None,
+    "stream": StreamGuard,
+    "StreamContext": StreamGuard,
+    "current_stream": lambda device=None: _order().current,
+    "default_stream": lambda device=None: _DEFAULT,
+    "set_stream": _set_stream,
+    "synchronize": lambda device=None: _order().wait_for_all(),
 }
 
 
 class NodeList(Protocol):
-    """A recorder: the list that nodes go to, and a call that counts them."""
+    """A recorder: the list that nodes go to, their order, and a call that counts them."""
 
     nodes: list[Node]
+    order: Order
 
-    def add(self, node: Node) -> None:
-        """Appends a node."""
+    def add(self, node: Node, *, stream: int | None = None) -> None:
+        """Appends a node, on the current stream by default."""
 
 
 class Graph:
@@ -157,30 +299,34 @@ class Graph:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._nodes: list[Node] = []
-        self._outer: list[Node] | None = None
+        self._entries: list[tuple[int, ...]] = []
+        self._outer: tuple[list[Node], Any] | None = None
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:
         """Collects the nodes that follow, instead of the program's."""
         assert self.recorder is not None
-        self._nodes, self._outer = [], self.recorder.nodes
+        self._nodes, self._outer = [], (self.recorder.nodes, self.recorder.order.kept())
         self.recorder.nodes = self._nodes
+        self.recorder.order.begin(self._nodes)
 
     def capture_end(self) -> None:
         """Ends the collection. Raises RuntimeError if there is none."""
         assert self.recorder is not None
         if self._outer is None:
             raise RuntimeError("capture_end() without capture_begin()")
-        self.recorder.nodes, self._outer = self._outer, None
+        self._entries = self.recorder.order.entries
+        self.recorder.nodes, kept = self._outer
+        self.recorder.order.put_back(kept)
+        self._outer = None
 
     def replay(self) -> None:
         """Appends the collected nodes to the program."""
         assert self.recorder is not None
-        for node in self._nodes:
-            self.recorder.add(node)
+        self.recorder.order.launch_graph(self._nodes, self._entries)
 
     def reset(self) -> None:
         """Forgets the collected nodes."""
-        self._nodes = []
+        self._nodes, self._entries = [], []
 
     def pool(self) -> tuple[int, int]:
         """An id: there is no pool of memory."""

@@ -109,6 +109,7 @@ class GpuJudgement(Judgement):
                 if self.candidate.protocol is None:
                     with self.phases.timed("correct"):
                         self._require_forgetful()
+                self.require_orders(self._call_alone)
                 return found
             finally:
                 self._deadline = None
@@ -289,6 +290,11 @@ class GpuJudgement(Judgement):
         with self._turn(self.shared), self.phases.timed("tune"):
             (left,) = self._run_for(captured).calls([0], choices=[chosen])
             self.card.left(left)
+
+    def _call_alone(self, captured: Captured) -> None:
+        """Runs a program once on set 0, while this candidate has its turn. Raises Decided."""
+        (left,) = self._run_for(captured).calls([0])
+        self.card.left(left)
 
     def _winners(self, program: Program, found: Sequence[ChoiceReport]) -> dict[str, str]:
         choices = named_choices(program)

@@ -8,7 +8,10 @@ import triton
 import triton.language as tl
 
 PROBLEM = "relu_large"
-DEVICES = ("cuda",)
+DEVICES = ("cpu", "cuda")
+VERDICT = "wrong"
+REASON = "race"
+SAYS = "without waiting for the current one"
 
 
 @triton.jit

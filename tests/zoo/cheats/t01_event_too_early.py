@@ -1,0 +1,41 @@
+"""The second stream waits for an event that was recorded before the kernel whose result it needs."""
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+PROBLEM = "two_terms"
+DEVICES = ("cpu", "cuda")
+VERDICT = "wrong"
+REASON = "race"
+SAYS = "one stream is ahead of another"
+
+
+@triton.jit
+def kernel(a, b, o, t, n, BLOCK: tl.constexpr, FIRST: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i < n
+    if FIRST:
+        tl.store(t + i, 2.0 * tl.load(b + i, mask=m), mask=m)
+    else:
+        tl.store(o + i, tl.load(a + i, mask=m) + tl.load(t + i, mask=m), mask=m)
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.s = torch.cuda.Stream()
+
+    def forward(self, a, b):
+        o, t = torch.empty_like(a), torch.empty_like(a)
+        n = a.numel()
+        g = (triton.cdiv(n, 512),)
+        e = torch.cuda.Event()
+        e.record()
+        kernel[g](a, b, o, t, n, BLOCK=512, FIRST=True)
+        self.s.wait_event(e)
+        with self.s:
+            kernel[g](a, b, o, t, n, BLOCK=512, FIRST=False)
+        self.s.synchronize()
+        return o

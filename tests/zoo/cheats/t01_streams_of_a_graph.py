@@ -1,0 +1,49 @@
+"""Two streams of a CUDA graph that do not wait for each other."""
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+PROBLEM = "two_terms"
+DEVICES = ("cpu", "cuda")
+VERDICT = "wrong"
+REASON = "race"
+SAYS = "one stream is ahead of another"
+
+
+@triton.jit
+def kernel(a, b, o, t, n, BLOCK: tl.constexpr, FIRST: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i < n
+    if FIRST:
+        tl.store(t + i, 2.0 * tl.load(b + i, mask=m), mask=m)
+    else:
+        tl.store(o + i, tl.load(a + i, mask=m) + tl.load(t + i, mask=m), mask=m)
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.s = torch.cuda.Stream()
+        self.g = None
+
+    def forward(self, a, b):
+        o, t = torch.empty_like(a), torch.empty_like(a)
+        n = a.numel()
+        g = (triton.cdiv(n, 512),)
+        if self.g is None:
+            self.g = torch.cuda.CUDAGraph()
+            self.a, self.b, self.o, self.t = (torch.empty_like(a) for _ in range(4))
+            with torch.cuda.graph(self.g):
+                m = torch.cuda.current_stream()
+                self.s.wait_stream(m)
+                kernel[g](self.a, self.b, self.o, self.t, n, BLOCK=512, FIRST=True)
+                with torch.cuda.stream(self.s):
+                    kernel[g](self.a, self.b, self.o, self.t, n, BLOCK=512, FIRST=False)
+                m.wait_stream(self.s)
+        self.a.copy_(a)
+        self.b.copy_(b)
+        self.g.replay()
+        o.copy_(self.o)
+        return o
