@@ -286,3 +286,26 @@ def test_the_host_makes_float64() -> None:
         host = replace(program, storages=storages, forward=(one, *program.forward))
         found = evaluated(widened(host, SINGLE))
         assert torch.allclose(found, torch.tensor(0.1, dtype=torch.float64).exp(), rtol=1e-15)
+
+
+def test_infinities_become_the_largest_number_of_the_type_that_is_widened() -> None:
+    program = pointwise(
+        "%c = arith.constant dense<5.000000e-01> : TYPE", "%y = arith.mulf %x, %c : TYPE"
+    )
+    op = Op(name="aten.nan_to_num_.default", arguments=(TensorUse(tensor=0),), results=(0,))
+    wide = widened(replace(program, forward=(op, *program.forward)), SINGLE)
+    found = evaluated(wide, torch.full((64,), -torch.inf, dtype=torch.float64))
+    assert found.unique().tolist() == [torch.finfo(torch.float32).min / 2]
+
+
+def test_a_constant_in_half_precision_that_is_extended_is_the_number_of_the_source() -> None:
+    body = [
+        "%c = arith.constant dense<0.0999755859> : tensor<64xf32>",
+        "%e = arith.extf %x : TYPE to tensor<64xf32>",
+        "%m = arith.mulf %e, %c : tensor<64xf32>",
+        "%y = arith.truncf %m : tensor<64xf32> to TYPE",
+    ]
+    program = pointwise(*body, given="float16", made="float16")
+    kernels = (replace(program.kernels[0], floats=(0.1,)),)
+    found = evaluated(widened(replace(program, kernels=kernels), HALF), X.double())
+    assert torch.equal(found, X.double() * 0.1)

@@ -16,6 +16,7 @@ import re
 from bisect import bisect_right
 from dataclasses import replace
 from functools import lru_cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,8 +36,10 @@ from forge.evalpool.judge.program.format import (
     Origin,
     Program,
     Storage,
+    Tensor,
     TensorUse,
 )
+from forge.evalpool.judge.program.ops import packet
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.ttir.scan import MALFORMED
 from forge.evalpool.judge.ttir.semantics.formats import round_to
@@ -89,8 +92,8 @@ def widened(program: Program, kinds: frozenset[str]) -> Program:
             replace(one, dtype=WIDE) if one.dtype in kinds else one for one in program.tensors
         ),
         kernels=kernels,
-        init=tuple(_node(one, kinds) for one in program.init),
-        forward=tuple(_node(one, kinds) for one in program.forward),
+        init=tuple(_node(one, kinds, program.tensors) for one in program.init),
+        forward=tuple(_node(one, kinds, program.tensors) for one in program.forward),
     )
 
 
@@ -150,16 +153,29 @@ def _check_launches(program: Program, kinds: frozenset[str]) -> None:
 _ADDRESSES = (signature.Pointer, signature.Described)
 
 
-def _node(node: Node, kinds: frozenset[str]) -> Node:
+LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": (2 - 2.0**-7) * 2.0**127,
+    "float32": (2 - 2.0**-23) * 2.0**127,
+}
+"""Largest number of each type: what infinities are in `nan_to_num`, in the wide reference too."""
+
+
+def _node(node: Node, kinds: frozenset[str], tensors: tuple[Tensor, ...]) -> Node:
     if isinstance(node, Op):
+        arguments = node.arguments
+        if packet(node.name) == "nan_to_num" and isinstance(first := arguments[0], TensorUse):
+            end = LARGEST.get(tensors[first.tensor].dtype)
+            given = zip_longest(arguments[1:], (None, end, None if end is None else -end))
+            arguments = (first, *(own if one is None else one for one, own in given))
         return replace(
             node,
-            arguments=tuple(_literal(one, kinds) for one in node.arguments),
+            arguments=tuple(_literal(one, kinds) for one in arguments),
             keywords={name: _literal(one, kinds) for name, one in node.keywords.items()},
         )
     if isinstance(node, Choice):
         alternatives = (
-            replace(one, nodes=tuple(_node(inner, kinds) for inner in one.nodes))
+            replace(one, nodes=tuple(_node(inner, kinds, tensors) for inner in one.nodes))
             for one in node.alternatives
         )
         return replace(node, alternatives=tuple(alternatives))
@@ -243,15 +259,13 @@ def _wide_text(
     line of the one that stands there before. Raises NoWideForm."""
     wide, added = widened_bits(text, elements)
     before = list[int]()
-    numbers = {kind: {_rounded(one, kind): one for one in floats} for kind in elements}
-    in_sums = frozenset[str]()
-    if "f32" in elements and WHOLE_NUMBER.search(text):
-        in_sums = _in_sums(text)
+    numbers = {_rounded(one, kind): one for kind in elements for one in floats}
+    in_sums = _in_sums(text) if WHOLE_NUMBER.search(text) else frozenset[str]()
 
     def special(found: re.Match[str]) -> str:
         try:
             if " = arith.constant " in found[0]:
-                return _constant(found[0], numbers, in_sums)
+                return _constant(found[0], elements, numbers, in_sums)
             lines = _special(found[0], elements)
         except NoWideForm as error:
             error.line = wide.count("\n", 0, found.start()) + 1
@@ -421,19 +435,22 @@ def _in_sums(text: str) -> frozenset[str]:
 
 
 def _constant(
-    line: str, numbers: Mapping[str, Mapping[float, float]], in_sums: frozenset[str]
+    line: str,
+    elements: frozenset[str],
+    numbers: Mapping[float, float],
+    in_sums: frozenset[str],
 ) -> str:
     """A constant as the source has it, or else the same number in float64."""
     head, colon, type = line.rpartition(" : ")
     kind = _element(type)
-    if kind not in numbers:
+    if kind not in elements:
         return line
     name, mark, literal = head.partition(" = arith.constant ")
 
     def exact(found: re.Match[str]) -> str:
         value = _of_bits(found[0], kind) if "x" in found[0] else _rounded(float(found[0]), kind)
-        wide = numbers[kind].get(abs(value), math.nan)
-        if name.strip() in in_sums and abs(value) in WHOLE:
+        wide = numbers.get(abs(value), math.nan)
+        if kind == "f32" and name.strip() in in_sums and abs(value) in WHOLE:
             wide = WHOLE[abs(value)]
         if math.isfinite(wide):
             return f"{math.copysign(wide, value):.16e}"
