@@ -69,8 +69,10 @@ def test_an_access_out_of_bounds_is_reported_with_element_and_line() -> None:
 def test_an_output_that_is_partly_unwritten_is_reported() -> None:
     (fault,) = executor(program(launch(200))).forward().faults
     assert fault.kind == "unwritten"
-    assert "56 of 256 elements of the output" in fault.message
-    assert "(200,)" in fault.message
+    assert "56 of 256 elements of output" in fault.message
+    assert "output[200:] (the last 56 elements)" in fault.message
+    assert "ends at 200 of 256" in fault.message
+    assert fault.line == 115
 
 
 def test_an_uninitialised_read_counts_if_the_output_depends_on_it() -> None:

@@ -67,9 +67,9 @@ def without_paths(text: str) -> str:
     return _PATH.sub(lambda found: os.path.basename(found.group()), text)
 
 
-def at_line(code: str, line: object, message: str) -> str:
+def at_line(code: str, line: object, message: str, *, limit: int = TYPICAL_CHARACTERS) -> str:
     """`line 12: y = foo(x)` and the message below it; the message alone where no line is known."""
-    message = clean(without_paths(message), limit=TYPICAL_CHARACTERS)
+    message = clean(without_paths(message), limit=limit)
     lines = code.split("\n")
     if not isinstance(line, int) or not 0 < line <= len(lines):
         return message

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forge.evalpool.judge.channel.regions import region_of
+from forge.evalpool.judge.execute.stores import stores_to, unwritten_cause
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
     Descriptor,
@@ -23,6 +25,8 @@ from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from forge.evalpool.judge.ttir.verify import Use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,12 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
     if fault.kind in (FaultKind.ORDER, FaultKind.ADDRESS):
         what = f"the result of {fault.operation}"
     message = f"{where}: {what} {WORDS[fault.kind]}"
+    if fault.kind is FaultKind.OUT_OF_BOUNDS and access != "atomic":
+        message += (
+            "; its mask lets it through" if fault.is_masked else f"; the {access} has no mask"
+        )
+    elif fault.kind is FaultKind.UNINITIALISED and access == "atomic":
+        message += "; make it with torch.zeros, not torch.empty"
     if place.number:
         message += f" (launch {place.number})"
     return FaultReport(
@@ -121,12 +131,32 @@ def operation_report(node: Op) -> FaultReport:
     return FaultReport(kind=str(FaultKind.UNINITIALISED), message=words, line=node.line, kernel="")
 
 
-def unwritten_report(name: str, missing: NDArray[np.bool_]) -> FaultReport:
-    """The report of an output with elements that nothing wrote."""
+def unwritten_report(
+    program: Program,
+    output: int,
+    missing: NDArray[np.bool_],
+    uses: Callable[[Launch], Sequence[Use | None]],
+) -> FaultReport:
+    """The report of an output with elements that nothing wrote.
+
+    Args:
+        output: its position among the outputs.
+        uses: as of `stores_to`.
+    """
     first = tuple(int(one) for one in np.unravel_index(int(np.argmax(missing)), missing.shape))
     count = int(np.count_nonzero(missing))
-    words = f"{count} of {missing.size} elements of {name} are never written; the first is {first}"
-    return FaultReport(kind="unwritten", message=words, line=0, kernel="")
+    name = "output" if len(program.outputs) == 1 else f"output {output}"
+    words = f"{count} of {missing.size} elements of {name} are never written"
+    found = region_of(missing)
+    line, cause = unwritten_cause(found, missing.shape, stores_to(program, output, uses))
+    if found is None:
+        words += f", the first is {first}" if count < missing.size else ""
+    else:
+        part = f"{name}{found.place}" if found.place else found.words
+        remark = f" ({found.words})" if found.place and found.words else ""
+        words += f": {part}{remark}"
+    words += f"; {cause}" if cause else ""
+    return FaultReport(kind="unwritten", message=words, line=line, kernel="")
 
 
 def _id(instance: tuple[int, int, int]) -> str:

@@ -6,11 +6,12 @@ What a CPU and a GPU have in common. A subclass runs the programs: `CpuJudgement
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.channel.words import at_line
+from forge.evalpool.judge.channel.words import MAX_DETAIL_CHARACTERS, at_line
 from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.first_call import first_call
@@ -28,6 +29,7 @@ from forge.evalpool.judge.trial.structure import (
     num_launches,
     require_structure,
     require_work,
+    store_line,
     torch_share,
 )
 from forge.evalpool.judge.trial.trial import Decided, Finding
@@ -51,6 +53,8 @@ MAX_CHECKS = 8
 ORDER_WORDS = "another answer where one stream is ahead of another, which no wait forbids"
 MAX_FIRST_CALLS = 16
 """Alternatives whose first call is tried."""
+OF_OUTPUT = re.compile(r"\A(?!line ).*\boutput(?: (\d+))?(?:\[[\d, ]*\])?: expected ")
+"""A message about an element of an output, and the output's number."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +117,11 @@ class Judgement(ABC):
             raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
     def report(self, status: Status, reason: str, detail: str = "") -> Finding:
-        """A finding of this candidate."""
+        """A finding of this candidate; an output that differs is named with the line that stores
+        it."""
+        if status is Status.WRONG and (found := OF_OUTPUT.search(detail)) and self._kept:
+            line = store_line(self._kept.program, int(found[1] or 0))
+            detail = at_line(self.code, line or None, detail, limit=MAX_DETAIL_CHARACTERS)
         return Finding(
             status=status,
             reason=reason,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
 from forge.evalpool.judge.execute.dependent import EARLY_WORDS, Unfinished
+from forge.evalpool.judge.execute.stores import line_of, stores_to
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Launch, Op, Section
 from forge.evalpool.judge.program.ops import MOVES, kind_of
@@ -188,6 +189,20 @@ def _refused(refusal: Refusal, *, code: str, report: Report) -> Finding:
     if refusal.rule is Rule.STATE and WRITES_INPUT in message:
         reason = Reason.INPUTS_MODIFIED
     return report(status, reason, at_line(code, refusal.line or None, message))
+
+
+def store_line(program: Program, output: int) -> int:
+    """The source line of the only store to an output; 0 where there are several, or none."""
+
+    def uses(node: Launch) -> Sequence[Use | None]:
+        kernel = program.kernels[node.kernel]
+        is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
+        return uses_of(_module(kernel.ttir), kernel.name) if is_kept else ()
+
+    try:
+        return line_of(stores_to(program, output, uses))
+    except InvalidModule:
+        return 0
 
 
 def torch_share(program: Program) -> float:

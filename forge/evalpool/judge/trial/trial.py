@@ -27,6 +27,7 @@ from forge.evalpool.judge.sandbox.caps import held_bytes
 from forge.evalpool.judge.sandbox.processes import waited_s
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
 from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
+from forge.evalpool.judge.trial.remarks import remark
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.site_packages import with_advice
 from forge.records.reason import Reason
@@ -398,10 +399,12 @@ class Runner:
         if str(message).startswith(REFUSED_LAUNCHES):
             message = str(message).replace("dynamic_func()", "the launch")
             stage = "compile"
+        line, advice = remark(self.code, line if isinstance(line, int) else None, text)
         if stage == "compile":
             detail = words.at_line(self.code, line, f"Triton cannot compile {message}")
+            detail = f"{detail}\n{advice}".rstrip()
             return self.finding(Status.COMPILE_ERROR, "not_triton", detail)
-        detail = words.at_line(self.code, line, text)
+        detail = f"{words.at_line(self.code, line, text)}\n{advice}".rstrip()
         if words.is_out_of_memory(text):
             return self.finding(Status.RUNTIME_ERROR, OUT_OF_MEMORY, detail)
         if stage == "import":

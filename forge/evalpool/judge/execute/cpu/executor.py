@@ -117,8 +117,6 @@ class CpuExecutor:
         for place, number in enumerate(self.program.outputs):
             missing = self.sections.tensors.unwritten(number)
             if missing is not None:
-                found.append(unwritten_report(self._output_name(place), missing))
+                uses = self.sections.launches.uses
+                found.append(unwritten_report(self.program, place, missing, uses))
         return found
-
-    def _output_name(self, place: int) -> str:
-        return "the output" if len(self.program.outputs) == 1 else f"output {place}"

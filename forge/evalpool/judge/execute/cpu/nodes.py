@@ -34,9 +34,12 @@ from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.execute.cpu.conditions import Conditions
     from forge.evalpool.judge.execute.cpu.memory import Tensors
     from forge.evalpool.judge.ttir.plan.planner import ModulePlan
+    from forge.evalpool.judge.ttir.verify import Use
 
 NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32
 """The card that instances which wait for each other are held against: an H100."""
@@ -61,9 +64,13 @@ class Launches:
         except Unsupported as error:
             raise ExecutionFailed("unsupported", str(error), line=node.line) from error
 
+    def uses(self, node: Launch) -> Sequence[Use | None]:
+        """Accesses of a launch's kernel by its arguments."""
+        return self.plan(node).uses(self.program.kernels[node.kernel].name)
+
     def written_by(self, node: Launch) -> set[int]:
         """Storages that a launch may store to."""
-        uses = self.plan(node).uses(self.program.kernels[node.kernel].name)
+        uses = self.uses(node)
         return {
             self.program.tensors[one.tensor].storage
             for one, use in zip(node.arguments, uses, strict=False)

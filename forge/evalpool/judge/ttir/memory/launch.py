@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_SUSPICIONS = 20
 """Suspicions of each kind that one launch reports: those of one kind never hide another."""
+UNMASKED = {"tt.load": 1, "tt.store": 2}
+"""Operands of an access without a mask."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,4 +120,5 @@ class Group:
             offset=offset,
             num_bytes=size,
             instance=self.program_id(int(self.ids[min(lane, self.size - 1)])),
+            is_masked=len(operation.operands) != UNMASKED.get(operation.name),
         )

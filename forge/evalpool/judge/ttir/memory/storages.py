@@ -75,6 +75,8 @@ class Fault:
     """Program id of the instance."""
     other: tuple[int, int, int] | None = None
     """Program id of the other instance of a race, where it is known."""
+    is_masked: bool = True
+    """False for a load or store without a mask."""
 
 
 class Faulted(Exception):
