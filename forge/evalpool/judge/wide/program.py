@@ -208,8 +208,8 @@ def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
         for one in kernel.parameters
     )
     lines = list(kernel.lines)
-    for place in added if lines else ():
-        lines.insert(place, lines[place])
+    for place in added:
+        lines[place:place] = lines[place : place + 1]
     return replace(kernel, ttir=text, parameters=parameters, lines=tuple(lines))
 
 
@@ -461,7 +461,9 @@ def _constant(
 
 def _of_bits(text: str, kind: str) -> float:
     element = Scalar(kind)
-    raw = np.array([int(text, 16)], f"u{element.num_bytes}").view(memory_dtype(element))
+    raw = np.array([int(text, 16) % (1 << element.bits)], f"u{element.num_bytes}").view(
+        memory_dtype(element)
+    )
     return float(decode(raw, element)[0])
 
 
