@@ -100,12 +100,25 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
     ),
     "masked lanes in a variance": (
         layer_norm(ROWS), layer_norm(ROWS, pad=14), [ROWS, WEIGHT, BIAS],
-        ["each row", "14 zeros", "masked lanes"],
+        ["14 zeros", "50 elements", "masked lanes"],
     ),
     "no epsilon": (
         layer_norm(SMALL), layer_norm(SMALL, eps=0), [SMALL, WEIGHT, BIAS],
-        ["each row", "1e-05", "epsilon"],
+        ["1e-05 less", "epsilon"],
     ),
+    "an unbiased variance behind an affine part": (
+        layer_norm(ROWS), layer_norm(ROWS, ddof=1), [ROWS, WEIGHT, BIAS], ["50 in place of 49"],
+    ),
+    "a mean by the block in a norm": (
+        layer_norm(ROWS), (ROWS - ROWS.mean(1, keepdims=True) * 50 / 64) * WEIGHT + BIAS,
+        [ROWS, WEIGHT, BIAS], ["mean of each row is 0.78125", "divided by 64"],
+    ),
+    "no root": (
+        layer_norm(ROWS),
+        (ROWS - ROWS.mean(1, keepdims=True)) / (ROWS.var(1, keepdims=True) + 1e-5) * WEIGHT + BIAS,
+        [ROWS, WEIGHT, BIAS], ["root of the variance is missing"],
+    ),
+    "no log": (np.log(softmax(X)), softmax(X), [X], ["exp of expected"]),
     "no epsilon where it divides by 0": (
         layer_norm(EQUAL), layer_norm(EQUAL, eps=0), [EQUAL, WEIGHT, BIAS],
         ["variance is 0", "epsilon"],
