@@ -119,7 +119,7 @@ def test_each_block_and_row_has_a_plant_and_the_rest_is_as_given() -> None:
         assert one.wide is not None
         assert 0.5 < float(((values >= 0) & (values < 1)).float().mean()) <= 1
     assert found.kinds == FP32
-    assert [one.asks_real for one in found.sets].count(True) == 2
+    assert all(one.asks_real for one in found.sets)  # eager doubles exactly
     assert not found.insensitive
 
 
@@ -202,3 +202,25 @@ def test_of_two_opposite_orders_of_equal_elements_one_is_not_torchs(tied: float)
         found = [wide.run([value], [], noise=noise).outputs[0] for noise in (0, 1, -1)]
     assert all(not torch.equal(*rows) for rows in zip(found[1], found[2], strict=True))
     assert wide.is_open
+
+
+def test_a_constant_that_a_constructor_computes_is_that_of_float64_and_a_drawn_one_stays() -> None:
+    text = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.computed, self.drawn = 10 ** (torch.arange(8) / 8), torch.randn(8)
+        self.register_buffer("saved", torch.arange(8) / 7)
+    def forward(self, x):
+        return x * self.computed, x * self.drawn, x * self.saved
+"""
+    module: Any = types.ModuleType("problem")
+    exec(text, vars(module))
+    model = module.Model()
+    wide = WideReference(model, FP32, source=text, own=torch.float32, construct=module.Model)
+    with torch.no_grad():
+        computed, drawn, saved = wide.run([torch.ones(8)], []).outputs
+    assert torch.equal(computed, 10 ** (torch.arange(8).double() / 8))
+    assert torch.equal(drawn, model.drawn.double())
+    assert torch.equal(saved, model.saved.double())

@@ -19,6 +19,7 @@ import time
 import types
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +56,7 @@ from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from forge.evalpool.judge.numbers.file_inputs import Arguments
     from forge.evalpool.judge.numbers.input_set import InputSet
@@ -227,6 +229,7 @@ def _computed(
             counted=counted,
             edges=Edges.of(counted, request["source"]),
             delivery=delivery,
+            construct=partial(construct, getattr(module, request["entry_point"]), init),
         )
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         is_short = _num_ooms(terms) > num_ooms
@@ -286,6 +289,7 @@ def _moved_and_drawn(
     counted: OpCounter | None,
     edges: Edges,
     delivery: Delivery | None,
+    construct: Callable[[], Any],
 ) -> WideDraw:
     """Moves the parameters while outputs stay finite, and makes the input sets."""
     use = {} if delivery is None else {"use": delivery.add}
@@ -295,7 +299,7 @@ def _moved_and_drawn(
             delivery.restart()
         known: dict[str, Any] = {"num_sets": request["num_sets"], "terms": terms, **use}
         if request.get("wide") and not terms.is_plain:
-            known |= {"counted": counted, "source": request["source"]}
+            known |= {"counted": counted, "source": request["source"], "construct": construct}
             return make_wide_sets(module, model, **known)
         if counted is not None:
             known |= {"operations": counted.work, "flops": counted.flops}

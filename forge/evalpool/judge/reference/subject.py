@@ -28,10 +28,11 @@ from forge.evalpool.judge.numbers.errors.own_error import (
 )
 from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, make_inputs, run_source
 from forge.evalpool.judge.numbers.gpu_compare import Allowed, is_near
+from forge.evalpool.judge.numbers.held import held_tensors
 from forge.evalpool.judge.numbers.inputs import parameters
 from forge.evalpool.judge.numbers.inputs.draws import MAX_OWN_ERROR, MAX_TF32_ERROR
 from forge.evalpool.judge.numbers.inputs.given import DTYPES
-from forge.evalpool.judge.reference.construct import construct, held_tensors
+from forge.evalpool.judge.reference.construct import construct
 from forge.evalpool.judge.reference.oracle import Describer
 from forge.evalpool.judge.reference.stand_ins import replace_hub
 

@@ -19,10 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import Called, call_on, copied, dtype_name, replaced
 from forge.evalpool.judge.numbers.errors.undefined import require_defined
+from forge.evalpool.judge.numbers.held import held_tensors
+from forge.evalpool.judge.numbers.inputs.seeds import unseeded
 from forge.evalpool.judge.numbers.opcount import EXACT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 RANKS = ({"float16", "bfloat16"}, {"float32"}, {"float64"})
 """Names of float types, the narrowest first."""
@@ -45,6 +47,8 @@ EXACT_TOO = {
 UNROUNDED = EXACT | EXACT_TOO
 OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "argsort", "cummax", "cummin"}
 """Operations that leave open which of equal elements they take; max and argmax take the first."""
+SAME_CONSTANT = 1e-4
+"""Relative difference of a constant that a constructor computes in the problem's types."""
 ORDER = 1
 """Seed of the order that equal elements get."""
 
@@ -82,11 +86,21 @@ def kinds_of(
 class WideReference:
     """A model in float64."""
 
-    def __init__(self, model: Any, kinds: frozenset[str], *, source: str, own: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: Any,
+        kinds: frozenset[str],
+        *,
+        source: str,
+        own: torch.dtype,
+        construct: Callable[[], Any] | None = None,
+    ) -> None:
         """
         Args:
             source: of the problem.
             own: the float type that the problem computes in.
+            construct: makes another model. What its constructor computes and no `state_dict` has
+                is computed in float64, too, as by a candidate's constructor.
         """
         self._kinds = {getattr(torch, name) for name in kinds}
         self._own = own
@@ -99,6 +113,24 @@ class WideReference:
         """False once a call has left the model as it was: it needs no copy."""
         self.is_open = False
         """True once a call with noise has met an operation that leaves an order open."""
+        self._take_constants(construct)
+
+    def _take_constants(self, construct: Callable[[], Any] | None) -> None:
+        """Takes what another constructor computes in float64. What it draws stays as it is."""
+        held = [one for one in held_tensors(self._model) if one.tensor.dtype in self._kinds]
+        if construct is None or not held:
+            return
+        try:
+            with unseeded(), self._arithmetic(noise=0, is_watched=False):
+                made = {one.name: one.tensor for one in held_tensors(construct())}
+        except Exception:  # a constructor may run once alone
+            return
+        for one in held:
+            other, own = made.get(one.name), one.tensor.double()
+            if other is None or other.dtype is not torch.float64 or other.shape != own.shape:
+                continue
+            if torch.allclose(other, own, rtol=SAME_CONSTANT, atol=0.0, equal_nan=True):
+                one.replace(other.detach())
 
     def run(
         self,

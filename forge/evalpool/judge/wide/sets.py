@@ -100,24 +100,26 @@ def make_wide_sets(
     terms: Terms,
     counted: OpCounter | None,
     source: str,
+    construct: Callable[[], Any] | None = None,
     use: Callable[[InputSet], None] = lambda _: None,
 ) -> WideDraw:
     """The sets of one draw, with one state of the model. Raises Unjudgeable.
 
     Args:
         counted: work of one call (`count_work`), None if unknown.
+        construct: makes another model.
         use: called with each set once its inputs and outputs are final.
     """
-    draws = _Draws(module, model, terms=terms, counted=counted, source=source)
+    draws = _Draws(module, model, terms=terms, counted=counted, source=source, construct=construct)
     sets = [draws.given()]
     use(sets[0])
     num_fit = max(MIN_SETS, terms.max_bytes // max(1, sets[0].num_bytes()))
     for kinds in draws.dealt(min(num_sets, num_fit) - 1):
         sets.append(draws.planted(kinds))
         use(sets[-1])
-    asked = [one for one in sets[1:] if one.plants and one.real_error <= MAX_REAL_ERROR]
-    for one in [sets[0], *random.sample(asked, min(1, len(asked)))]:
-        one.asks_real = True
+    for one in sets[1:]:
+        one.asks_real = bool(one.plants) and one.real_error <= MAX_REAL_ERROR
+    sets[0].asks_real = True
     return WideDraw(
         sets=sets,
         kinds=draws.kinds,
@@ -131,10 +133,17 @@ class _Draws:
     """One problem with one state of its model."""
 
     def __init__(
-        self, module: Any, model: Any, *, terms: Terms, counted: OpCounter | None, source: str
+        self,
+        module: Any,
+        model: Any,
+        *,
+        terms: Terms,
+        counted: OpCounter | None,
+        source: str,
+        construct: Callable[[], Any] | None,
     ) -> None:
         self._module, self._model, self._terms = module, model, terms
-        self._counted, self._source = counted, source
+        self._counted, self._source, self._construct = counted, source, construct
         self._close: list[float] = []
         self._changed: list[int] = []
         self._wide: WideReference | None = None
@@ -230,7 +239,9 @@ class _Draws:
             return
         is_double = self.kinds == {"float64"}
         own = torch.float64 if is_double else DTYPES[self._terms.precision]
-        self._wide = WideReference(self._model, self.kinds, source=self._source, own=own)
+        self._wide = WideReference(
+            self._model, self.kinds, source=self._source, own=own, construct=self._construct
+        )
 
     def _set(
         self,
