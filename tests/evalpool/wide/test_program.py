@@ -217,8 +217,43 @@ BITS = "%b = tt.bitcast %x : TYPE -> WHOLE"
             ],
             lambda x: x,
         ),
+        (
+            [
+                "%s = arith.constant dense<23> : WHOLE",
+                "%o = arith.constant dense<127> : WHOLE",
+                "%i = arith.fptosi %x : TYPE to WHOLE",
+                "%a = arith.addi %i, %o : WHOLE",
+                "%p = arith.shli %a, %s : WHOLE",
+                "%y = tt.bitcast %p : WHOLE -> TYPE",
+            ],
+            lambda x: torch.exp2(x.trunc()),
+        ),
+        (
+            [
+                "%s = arith.constant dense<23> : WHOLE",
+                "%o = arith.constant dense<127> : WHOLE",
+                "%m = arith.constant dense<255> : WHOLE",
+                BITS,
+                "%a = arith.shrsi %b, %s : WHOLE",
+                "%f = arith.andi %a, %m : WHOLE",
+                "%e = arith.subi %f, %o : WHOLE",
+                "%y = arith.sitofp %e : WHOLE to TYPE",
+            ],
+            lambda x: x.abs().log2().floor(),
+        ),
+        (
+            [
+                "%s = arith.constant dense<23> : WHOLE",
+                "%n = arith.constant dense<-3> : WHOLE",
+                BITS,
+                "%t = arith.shli %n, %s : WHOLE",
+                "%a = arith.addi %b, %t : WHOLE",
+                "%y = tt.bitcast %a : WHOLE -> TYPE",
+            ],
+            lambda x: x / 8,
+        ),
     ],
-    ids=["magnitude", "sign", "order"],
+    ids=["magnitude", "sign", "order", "power", "exponent", "scaled"],
 )
 def test_bits_of_floats_are_those_of_float64(
     body: list[str], function: Callable[[torch.Tensor], torch.Tensor]

@@ -1,10 +1,11 @@
 """Integers that hold the bits of a float, made as wide as a float64's: a step of `program`.
 
 Triton sorts by exclusive ors of bits, and has `atomic_max` of floats by that of integers; kernels
-take signs and magnitudes from bits. The integers that a bit cast of a widened float reaches, by
-operations that read whole numbers, their order or their fields, become `i64`, and constants among
-them the same fields of a float64. Anything else (shifts by another number than that of the sign,
-sums with constants, loops, memory of integers) has no wide form.
+take signs, magnitudes and exponents from bits, and make powers of two. The integers that a bit cast
+of a widened float reaches, by operations that read whole numbers, their order or their fields,
+become `i64`, and constants among them the same fields of a float64. A shift that takes out a sign
+or an exponent, or puts one in, is where these integers end. Anything else (other shifts, sums with
+constants, loops, memory of integers) has no wide form.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.tree import (
+    Block,
     Function,
     Operation,
     Pointer,
@@ -40,6 +42,7 @@ WHOLE = frozenset(
 )
 """Operations whose integers of one type are all bits of floats, if one of them is."""
 ATOMICS = frozenset({"max", "min", "umax", "umin", "exch", "xor"})
+SHIFTS = frozenset({"arith.shrui", "arith.shrsi", "arith.shli"})
 REGIONS = frozenset({"tt.reduce", "tt.scan"})
 CAST = re.compile(r"bitcast .*f(?:16|32)\b")
 OPERAND = re.compile(r"%[\w$.\-]+(?:#\d+)?")
@@ -91,6 +94,9 @@ class _Bits:
         """Operations that make or read a value."""
         self.made: dict[int, Operation] = {}
         self.held = set[int]()
+        self.rows: list[str] = []
+        """Lines in place of the current one."""
+        self.num_added = 0
         for one in self.operations:
             values = [*zip(one.operands, one.types.operands, strict=True)]
             values += zip(one.results, one.types.results, strict=True)
@@ -162,6 +168,14 @@ class _Bits:
                 return (operands[0], results[0])
             case "arith.shrui" | "arith.shrsi" if self._constant(operands[1]) == self._sign:
                 return () if value == operands[0] else (operands[0],)
+            case "arith.shrui" | "arith.shrsi" if (
+                self._constant(operands[1]) == MANTISSA[self.float] and value == operands[0]
+            ):
+                return ()
+            case "arith.shli" if (
+                self._constant(operands[1]) == MANTISSA[self.float] and value == results[0]
+            ):
+                return ()
             case "arith.extsi" if _base(one.types.operands[0]) == "i1":
                 return ()
             case "tt.reduce" | "tt.scan":
@@ -203,17 +217,18 @@ class _Bits:
             pointer = f"!tt.ptr<{self.integer}>"
             self.lines[place] = self.lines[place].replace(pointer, "!tt.ptr<i64>")
             return
-        head, equals, rest = self.lines[place].rpartition(" = ")
-        names = OPERAND.findall(rest)
-        for name, value in zip(names, one.operands, strict=False):
-            number = self._constant(value)
-            if number is not None and _base(self.kinds[value]) == self.integer:
-                wide = self._wide_constant(one, value, number)
-                rest = re.sub(rf"{re.escape(name)}(?![\w$.#-])", wide, rest)
-        self.lines[place] = head + equals + rest
-        self._retype(place)
-        if one.name in ("arith.shrui", "arith.shrsi") and one.results[0] not in self.held:
-            self._shorten(one, place)
+        self.rows = list[str]()
+        if one.name in SHIFTS:
+            self._shift(one)
+        else:
+            head, equals, rest = self.lines[place].rpartition(" = ")
+            values = iter(one.operands)
+            rest = OPERAND.sub(lambda found: self._operand(one, next(values), found[0]), rest)
+            self.lines[place] = head + equals + rest
+            self._retype(place)
+            self.rows.append(self.lines[place])
+        self.lines[place] = "\n".join(self.rows)
+        self.added += [one.index] * (len(self.rows) - 1)
 
     def _retype(self, place: int) -> None:
         line = self.lines[place]
@@ -221,47 +236,73 @@ class _Bits:
         pattern = rf"(?:(?<=\dx)|(?<![\w.$%]))({self.integer})\b"
         self.lines[place] = line[:start] + re.sub(pattern, "i64", line[start:])
 
-    def _shorten(self, one: Operation, place: int) -> None:
-        """A sign as an integer of its own size."""
-        line = self.lines[place]
-        name, kind = line.split()[0], line.rpartition(" : ")[2]
-        indent = line[: line.index("%")]
-        short = kind.replace("i64", self.integer)
-        self.lines[place] = (
-            f"{line.replace(name, f'%wide_{name[1:]}', 1)}\n"
-            f"{indent}{name} = arith.trunci %wide_{name[1:]} : {kind} to {short}"
-        )
-        self.added.append(one.index)
-
-    def _wide_constant(self, one: Operation, value: int, number: int) -> str:
-        """Name of a constant's wide form, which is added behind it."""
-        mask = (1 << Scalar(self.float).bits) - 1
-        is_shift = one.name in ("arith.shrui", "arith.shrsi")
-        wide = 63 if is_shift else self.fields.get(number & mask)
+    def _operand(self, one: Operation, value: int, name: str) -> str:
+        """Name of an operand; a constant among bits is added in its wide form."""
+        kind = self.kinds[value]
+        number = self._constant(value) if _base(kind) == self.integer else None
+        if number is None:
+            return name
+        wide = self.fields.get(number % (1 << Scalar(self.float).bits))
         if wide is None or (one.name in ("arith.addi", "arith.subi") and number):
             raise NoWideForm(f"bits of a float and {number}", one.line)
-        maker = self.made[value]
-        place = maker.line - 1
-        original = self.lines[place].partition("\n")[0]
-        name = original.split()[0]
-        new = f"%wide_{name[1:]}{'_shift' if is_shift else ''}"
-        if f"{new} = " not in self.lines[place]:
-            kind = original.rpartition(" : ")[2].replace(self.integer, "i64")
-            text = f"dense<{wide}>" if "<" in kind else str(wide)
-            indent = original[: original.index("%")]
-            self.lines[place] += f"\n{indent}{new} = arith.constant {text} : {kind}"
-            self.added.append(maker.index)
-        return new
+        return self._add(f"arith.constant {_literal(wide, kind)}", self._wide(kind))
+
+    def _wide(self, kind: Type) -> str:
+        return re.sub(rf"\b{self.integer}\b|(?<=x){self.integer}\b", "i64", str(kind))
+
+    def _add(self, text: str, kind: str) -> str:
+        """Name of the result of a new operation before the current one."""
+        name = f"%bits_{self.num_added}"
+        self.num_added += 1
+        self.rows.append(f"    {name} = {text} : {kind}")
+        return name
+
+    def _shift(self, one: Operation) -> None:
+        """A sign or an exponent as an integer of its own size, or an exponent among bits."""
+        line = self.lines[one.line - 1]
+        name, _, rest = line.strip().partition(" = ")
+        kind = one.types.results[0]
+        wide, value = self._wide(kind), OPERAND.findall(rest)[0]
+
+        def step(value: str, operation: str, number: int) -> str:
+            constant = self._add(f"arith.constant {_literal(number, kind)}", wide)
+            return self._add(f"{operation} {value}, {constant}", wide)
+
+        exponents = Scalar(self.float).bits - 1 - MANTISSA[self.float]
+        bias = (1 << 10) - (1 << (exponents - 1))
+        if self._constant(one.operands[1]) == self._sign:
+            last = step(value, one.name, 63)
+        elif one.name == "arith.shli":
+            value = self._add(f"arith.extsi {value}", f"{kind} to {wide}")
+            uses = {use.name for use in self.near[one.results[0]] if use is not one}
+            if not uses & {"arith.addi", "arith.subi"}:  # a whole number, not a change of one
+                value = step(value, "arith.addi", bias)
+            last = step(value, one.name, 52)
+        else:
+            sign = step(step(value, one.name, 63), "arith.shli", exponents)
+            value = step(step(value, "arith.shrui", 52), "arith.andi", 2047)
+            value = step(step(value, "arith.subi", bias), "arith.maxsi", 0)
+            value = step(value, "arith.minsi", (1 << exponents) - 1)
+            last = self._add(f"arith.ori {value}, {sign}", wide)
+        if one.results[0] not in self.held:
+            last = self._add(f"arith.trunci {last}", f"{wide} to {kind}")
+        self.rows[-1] = self.rows[-1].replace(last, name, 1)
+
+
+def _literal(number: int, kind: Type) -> str:
+    return f"dense<{number}>" if isinstance(kind, Block) else str(number)
 
 
 def _fields(name: str) -> dict[int, int]:
-    """Constants that mean a field of a float, or its number 1, as signed ones of a float64."""
+    """Constants that mean a field of a float or a power of two, as signed ones of a float64."""
 
     def of(bits: int, mantissa: int) -> list[int]:
         sign, low = 1 << (bits - 1), (1 << mantissa) - 1
         exponent = sign - 1 - low
         one = exponent >> 1 & ~low
-        return [0, sign, sign - 1, 2 * sign - 1, low, exponent, exponent | sign, sign | low, one]
+        powers = [one + power * (low + 1) for power in (-2, -1, 0, 1, 2)]
+        fields = [0, sign, low, exponent, *powers]
+        return [*fields, *(one ^ (2 * sign - 1) for one in fields)]
 
     wide = (one - (1 << 64) if one >> 63 else one for one in of(64, 52))
     return dict(zip(of(Scalar(name).bits, MANTISSA[name]), wide, strict=True))
