@@ -14,7 +14,14 @@ from forge.data.generator import answer, generate_problems
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial import structure
-from forge.evalpool.judge.trial.shareable import ATTRIBUTES, BUILTINS, PATHS, is_plain, refusal
+from forge.evalpool.judge.trial.shareable import (
+    ATTRIBUTES,
+    BUILTINS,
+    PATHS,
+    is_plain,
+    keeps_nothing,
+    parsed,
+)
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.trial.structure import MAX_KEPT_CHARACTERS, MAX_KERNELS
 from forge.evalpool.judge.trial.trial import Decided, Finding
@@ -239,6 +246,11 @@ IN_FORWARD = [
 ]
 
 
+def refusal(code: str) -> str | None:
+    found = parsed(code)
+    return found if isinstance(found, str) else None
+
+
 def test_generated_answers_are_plain() -> None:
     problems = generate_problems(ProblemsTable(sft_by_level=[5, 5, 5, 5]), seed=3)[:30]
     refused = {one.problem_id: refusal(answer(one)) for one in problems}
@@ -284,3 +296,35 @@ def test_no_list_has_a_hidden_name_or_a_module() -> None:
     forbidden = {"load", "save", "jit", "format", "format_map", "apply", "map_", "item", "data"}
     assert not forbidden & ATTRIBUTES
     assert {"torch.load", "torch.save", "triton.jit", "tl.static_print"}.isdisjoint(PATHS)
+
+
+COUNTING = (
+    "self.n += 1",
+    "self.n = self.n + 1",
+    "a, self.n = 1, self.n + 1",
+    "l = self.l; l[0] = l[0] + 1",
+    "l = self.l; l += [1]",
+    "for self.n in range(self.n, self.n + 2): pass",
+    "self.l.append(1)",
+)
+NOT_COUNTING = (
+    "y = torch.empty_like(x)",
+    "for i in zip((1, 2), (3, 4)): y = i",
+    "assert self.n < 1",
+)
+
+
+@pytest.mark.parametrize("line", [*COUNTING, *NOT_COUNTING])
+def test_a_host_that_may_count_its_calls_is_known(line: str) -> None:
+    tree = parsed(f"{HEAD}{CLASS}{line}\n        return x\n")
+    assert not isinstance(tree, str)
+    assert keeps_nothing(tree) == (line in NOT_COUNTING)
+
+
+def test_an_iterator_of_the_constructor_may_count() -> None:
+    iterator = (
+        "class ModelNew(torch.nn.Module):\n    def __init__(self):\n        self.l = zip((1, 2))\n"
+    )
+    tree = parsed(f"{HEAD}{iterator}")
+    assert not isinstance(tree, str)
+    assert not keeps_nothing(tree)

@@ -118,8 +118,17 @@ class Asking:
         self._ask = ask
         self.num_values = 0
         """Values read since `num_values` was last reset."""
+        self.is_repeating = False
+        """True while the answers of the first call serve for a call that is not the program."""
+        self._answered: list[tuple[list[str], list[Scalar]]] = []
+        self._num_asked = 0
+        self._facts: dict[int, dict[str, int]] = {}
         self.prefix: Any = None
         """Makes the program until now from the numbers of its outputs; set by the session."""
+
+    def begin_call(self) -> None:
+        """Counts the values of another call."""
+        self.num_values = self._num_asked = 0
 
     def values(self, tensors: list[int], *, dtypes: list[str]) -> list[Scalar]:
         """Values of tensors with one element each. Raises Unsupported without a judge that answers,
@@ -132,18 +141,28 @@ class Asking:
                 "a value of a tensor read on the host: compute on the device, without .item(),"
                 " bool() or .cpu()"
             )
+        number, self._num_asked = self._num_asked, self._num_asked + 1
+        if self.is_repeating and [dtypes] == [
+            one for one, _ in self._answered[number : number + 1]
+        ]:
+            return self._answered[number][1]
         answers = self._ask("value", {}, self.prefix(outputs=tensors, kernel=None))
-        return [_typed(answer, dtype) for answer, dtype in zip(answers, dtypes, strict=True)]
+        found = [_typed(answer, dtype) for answer, dtype in zip(answers, dtypes, strict=True)]
+        self._answered[number:] = [(dtypes, found)]
+        return found
 
     def facts(self, kernel: int) -> dict[str, int]:
         """Registers and memory of a compiled kernel. Raises Unsupported without a judge."""
+        if kernel in self._facts:
+            return self._facts[kernel]
         if self._ask is None:
             raise Unsupported(
                 "registers or shared memory of a compiled kernel: choose the grid without them"
             )
         program = self.prefix(outputs=[], kernel=kernel)
         answer = self._ask("kernel", {"kernel": 0}, program)
-        return {str(name): int(value) for name, value in answer.items()}
+        self._facts[kernel] = {str(name): int(value) for name, value in answer.items()}
+        return self._facts[kernel]
 
 
 def _typed(answer: Any, dtype: str) -> Scalar:

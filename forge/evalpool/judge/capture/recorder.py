@@ -231,6 +231,11 @@ class Recorder(TorchDispatchMode):
         """Line of the candidate that is being executed."""
         return current_line(self.file)
 
+    def begin_call(self, nodes: list[Node]) -> None:
+        """Records another call of forward, in this list."""
+        self.nodes, self._num_nodes = nodes, 0
+        self.order.begin(nodes)
+
     def add(self, node: Node, *, stream: int | None = None) -> None:
         """Appends a node, on the current stream by default. Raises BoundExceeded."""
         self._num_nodes += 1

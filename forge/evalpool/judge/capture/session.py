@@ -1,7 +1,8 @@
-"""Captures one candidate: import, construct with the reference's parameters, forward twice.
+"""Captures one candidate: import, construct with the reference's parameters, forward several times.
 
-The second call is the program. It has inputs of its own: one that uses those of the first call
-shows that the candidate keeps a tensor in place of its content.
+The last call is the program. It has inputs of its own: one that uses those of an earlier call shows
+that the candidate keeps a tensor in place of its content. How many calls there are between the
+first and the last one is a secret of the judge.
 
 `capture` is the entry, called by `capture_child.py` in a sandboxed child and by tests in a
 subprocess. The process stays patched (`card.pretend`): it captures one candidate and ends.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 
 NUMPY = ".numpy() is not supported"
 """Part of torch's message where numpy would read a tensor on the card."""
+FURTHER_S, LEAST_FURTHER = 0.04, 2
+"""Time for calls between the first and the last one, and the number for which there is more."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -68,7 +72,7 @@ def capture(
     Args:
         request: Body of the judge's CANDIDATE frame: `entry_point`, `init`, `state`, `order`,
             `inputs` (of one input set: which one is not for the candidate to know), `tensors`,
-            `target`, `choices`.
+            `target`, `choices`, `further` (calls between the first and the last one).
         code: The candidate's source.
         ask: Answers value requests and kernel facts; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
@@ -114,7 +118,7 @@ class Session:
         self._given: dict[int, Any] = {}
         self._num_inputs = 0
         self._old = set[int]()
-        """Storages of the inputs of the first call, once it is over."""
+        """Storages of the inputs of earlier calls."""
         self.follows_winner = False
         self.drawn_otherwise = ""
         self._bound: list[tuple[str, str]] = []
@@ -131,6 +135,7 @@ class Session:
             self.step, recorder.section = "call", Section.FORWARD
             since = len(recorder.storages)
             first, _ = self._forward(inputs)
+            earlier = [*first, *self._further_calls()]
             made = range(since, len(recorder.storages))
             inputs = self._other_inputs()
             own = len(recorder.storages)
@@ -143,8 +148,8 @@ class Session:
         else:
             parts = with_one_input_each(self.parts())
             words = difference(parts, first, forward, since=since)
-        self.init += hoisted(self.parts(), first=first, needed=used & set(made))
-        lost = self._lost_choices(first, forward)
+        self.init += hoisted(self.parts(), first=earlier, needed=used & set(made))
+        lost = self._lost_choices(earlier, forward)
         self.follows_winner = not self.asking.num_values and (
             bool(lost) or self._follows(forward, inputs, outputs, since=own)
         )
@@ -163,6 +168,20 @@ class Session:
         if self.request.get("drawn") is not None:
             self.drawn_otherwise = self._drawn_otherwise(module, self.request["drawn"])
         return program
+
+    def _further_calls(self) -> list[Node]:
+        """Nodes of the calls between the first and the last one, whose number is a secret: a host
+        that counts its calls does not know which one is judged."""
+        found: list[Node] = []
+        self.asking.is_repeating = True
+        end = time.thread_time() + FURTHER_S
+        for number in range(self.request.get("further", 0)):
+            if number >= LEAST_FURTHER and time.thread_time() > end:
+                break
+            nodes, _ = self._forward(self._other_inputs())
+            found += nodes
+        self.asking.is_repeating = False
+        return found
 
     def failed(self, error: BaseException) -> CaptureFailed:
         """The report of an error."""
@@ -359,9 +378,8 @@ class Session:
     ) -> tuple[list[Node], list[int]]:
         """Nodes and outputs of one call. `winners`: labels of alternatives that have won before."""
         nodes: list[Node] = []
-        self.recorder.nodes = nodes
-        self.recorder.order.begin(nodes)
-        self.asking.num_values = 0
+        self.recorder.begin_call(nodes)
+        self.asking.begin_call()
         self.tuning.begin_call(winners)
         result = self.model(*inputs)
         self.tuning.end_benches()

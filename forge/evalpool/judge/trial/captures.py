@@ -27,7 +27,7 @@ from forge.evalpool.judge.program.questions import (
     excess,
     unanswerable,
 )
-from forge.evalpool.judge.trial.shareable import is_plain
+from forge.evalpool.judge.trial.shareable import keeps_nothing, parsed
 from forge.evalpool.judge.trial.trial import Allowance, Decided, Runner
 from forge.records.reason import Status
 
@@ -144,7 +144,11 @@ class Captures:
             "inputs": request["sets"][number],
         }
         del body["sets"]
-        if self._kept is not None and self._kept.can_keep and is_plain(code):
+        is_shared = self._kept is not None and self._kept.can_keep
+        plain = parsed(code) if is_shared else ""
+        if self._kept is not None and not isinstance(plain, str):
+            if keeps_nothing(plain):
+                body["further"] = 0
             captured = self._shared(self._kept, body, phases=phases)
             if captured is not None:
                 phases.program = phases.program or captured.data

@@ -6,6 +6,7 @@ What a CPU and a GPU have in common. A subclass runs the programs: `CpuJudgement
 
 from __future__ import annotations
 
+import random
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 
 MAX_CHECKS = 8
 """Truth values that the host reads, for each of which the candidate is captured once more."""
+MAX_FURTHER_CALLS = 64
+"""Calls of a capture between its first and its last one, of a host that may count them: a secret
+number, more often a small one."""
 ORDER_WORDS = "another answer where one stream is ahead of another, which no wait forbids"
 MAX_FIRST_CALLS = 16
 """Alternatives whose first call is tried."""
@@ -345,7 +349,12 @@ class Judgement(ABC):
     def _capture(self, number: int, *, answers: Answers) -> Captured:
         return self.captures.capture(
             self.code,
-            {**self.request, "choices": self._choices, "gives_held": self._gives_held},
+            {
+                **self.request,
+                "choices": self._choices,
+                "gives_held": self._gives_held,
+                "further": 1 + int(MAX_FURTHER_CALLS ** random.SystemRandom().random()),
+            },
             entry_point=self.candidate.entry_point,
             uid=self.candidate.uid,
             phases=self.phases,

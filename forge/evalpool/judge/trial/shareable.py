@@ -134,6 +134,8 @@ SHORTER = (
     ("triton.language.", "tl."),
 )
 """Beginnings of dotted names, and what PATHS has in their place."""
+ITERATORS = frozenset({"zip", "enumerate", "reversed"})
+"""Builtins whose result is another one each time that it is read."""
 OTHER_BUILTINS = frozenset(dir(builtins)) - BUILTINS
 NODES = (
     *(ast.Module, ast.Expr, ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Slice),
@@ -153,20 +155,51 @@ class _NotPlain(Exception):
 
 def is_plain(code: str) -> bool:
     """True if a candidate's source leaves the process that captures it as it was."""
-    return refusal(code) is None
+    return not isinstance(parsed(code), str)
 
 
-def refusal(code: str) -> str | None:
-    """The first part of a source that is in no list; None for a plain source."""
+def keeps_nothing(tree: ast.Module) -> bool:
+    """True if the host code of a plain source has no place for a number of its calls: no function
+    but a constructor changes what it does not make itself, and nothing else makes an iterator."""
+    once: list[ast.AST] = []
+    for node in tree.body:
+        parts = node.body if isinstance(node, ast.ClassDef) else [node]
+        for part in parts:
+            if not isinstance(part, ast.FunctionDef) or part.name == "__init__":
+                once.append(part)
+            elif not part.decorator_list:
+                once.append(part.args)
+                if any(_changes(one) for statement in part.body for one in ast.walk(statement)):
+                    return False
+    return not any(_iterates(one) for part in once for one in ast.walk(part))
+
+
+def _changes(node: ast.AST) -> bool:
+    match node:
+        case ast.AugAssign() | ast.Attribute(attr="append"):
+            return True
+        case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
+            return True
+        case _:
+            return False
+
+
+def _iterates(node: ast.AST) -> bool:
+    is_named = isinstance(node, ast.Name) and node.id in ITERATORS
+    return is_named or isinstance(node, ast.GeneratorExp)
+
+
+def parsed(code: str) -> ast.Module | str:
+    """A plain source, or the first part of another one that is in no list."""
     if len(code) > MAX_BYTES or ODD_TEXT.search(code):
         return "a long source, or one with characters outside ASCII"
     try:
-        _check_module(ast.parse(code))
+        _check_module(tree := ast.parse(code))
     except _NotPlain as error:
         return str(error)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return type(error).__name__
-    return None
+    return tree
 
 
 def _check_module(tree: ast.Module) -> None:
