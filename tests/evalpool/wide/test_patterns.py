@@ -148,6 +148,10 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
     ),
     "reversed": (X @ Y, (X @ Y)[:, ::-1], [X, Y], ["reverse along dimension 1"]),
     "accumulated": (X @ Y, 3 * (X @ Y), [X, Y], ["3 · expected", "not reset"]),
+    "a sum that goes on": (
+        X @ Y, np.cumsum((X @ Y).reshape(5, 8, 40), 0).reshape(40, 40), [X, Y],
+        ["8 rows before", "not reset"],
+    ),
     "no scale": (X @ Y / 40**0.5, X @ Y, [X, Y], ["6.32456", "the root of 40"]),
     "another base": (np.log(X**2), np.log2(X**2), [X], ["log2 e"]),
     "sign": (X @ Y, -(X @ Y), [X, Y], ["other sign"]),

@@ -155,11 +155,13 @@ class Look:
         """The sign of an input that all elements have which differ, and others have not."""
         for values in self.alike() if len(self.g) >= MIN_SAMPLES else ():
             x, whole = values.take(self.places), values.take(self.expected.some())
-            is_mixed = min(np.mean(whole > 0), np.mean(whole < 0)) > 0.2
-            if is_mixed and (x > 0).all():
-                return f"wrong only where {values.name} is positive"
-            if is_mixed and (x <= 0).all():
-                return f"wrong only where {values.name} is negative"
+            for sign, found, all_ in (
+                ("positive", x > 0, whole > 0),
+                ("negative", x <= 0, whole <= 0),
+            ):
+                most = float(np.mean(all_))
+                if found.all() and 0.2 < most < 0.8 and self.share > 0.7 * most:
+                    return f"wrong only where {values.name} is {sign}"
         return ""
 
 
@@ -362,6 +364,29 @@ def _moved(one: Look) -> str:
                     f"along dimension {axis} each element is {side} of expected: shifted by one"
                     " (an index off by one, or exclusive for inclusive)"
                 )
+    return ""
+
+
+MAX_DISTANCE = 64
+"""Rows between two of one program's, as far as sums that go on are looked for."""
+
+
+def _accumulated(one: Look) -> str:
+    """Rows, or elements of a vector, that go on with the sum of an earlier one."""
+    width = one.shape[-1] if len(one.shape) > 1 else 1
+    if len(one.g) < MIN_SAMPLES:
+        return ""
+    for distance in range(1, min(MAX_DISTANCE, one.expected.size // width)):
+        later = one.places >= distance * width
+        before = one.got.take(one.places[later] - distance * width)
+        if later.sum() >= MIN_SAMPLES and one.fit(
+            one.e[later], one.g[later], one.e[later] + before
+        ):
+            name = "row" if width > 1 else "element"
+            return (
+                f"got = expected plus got {distance} {name}{'s' * (distance > 1)} before: a sum is"
+                " not reset between them"
+            )
     return ""
 
 
@@ -675,7 +700,7 @@ def _another_axis(one: Look) -> str:
             )
         if right and one.share > 0.5 and words == "sums to 1":
             sums = one.got.take(one.got.some_lines(right[0])).sum(axis=1)
-            if _is_one(sums):
+            if _is_one(sums) and 0.1 < np.median(sums) < 10:
                 return f"each line along dimension {right[0]} sums to {np.median(sums):.4g}, not 1"
     return ""
 
@@ -801,7 +826,8 @@ def _imprecise(one: Look) -> str:
 
 PATTERNS: Sequence[Callable[[Look], str]] = (
     _not_finite, _clamped, _constant, _scaled, _rounded, _of_operand, _moved, _reduced, _scanned,
-    _product, _another_axis, _normalised, _lines, _sorted, _function, _by_value, _imprecise,
+    _product, _another_axis, _normalised, _lines, _accumulated, _sorted, _function, _by_value,
+    _imprecise,
 )  # fmt: skip
 
 
