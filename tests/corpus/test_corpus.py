@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
-from bench.corpus import judge_all
-from forge.records import Status
+import forge
 from tests.corpus.corpus import Pair, load
 from tests.corpus.running import run
 
@@ -55,9 +52,8 @@ def test_an_honest_candidate_is_right(pair: Pair, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_judge_takes_every_honest_candidate() -> None:
-    verdicts = anyio.run(judge_all, argparse.Namespace(device="cpu", in_flight=4))
-    assert len(verdicts) == len(PAIRS)
-    missed = {
-        name: one.detail for name, one in verdicts.items() if one.status is not Status.CORRECT
-    }
+    with forge.judges(device="cpu") as pool:
+        verdicts = pool.judge_many([(pair.problem, pair.candidate) for pair in PAIRS])
+        found = zip(PAIRS, verdicts, strict=True)
+        missed = {pair.name: one.detail for pair, one in found if not one.correct}
     assert missed == {}
