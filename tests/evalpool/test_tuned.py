@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from forge.evalpool.judge.compiler.tiles import may_exceed
+from forge.evalpool.judge.program.format import Kernel, Options
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD
 
@@ -180,3 +182,13 @@ def test_tiles_beyond_a_cards_shared_memory_are_out_of_resources_without_a_card(
     else:
         assert verdict.reason == "out_of_resources"
         assert "Required: 393216, Hardware limit: 232448" in verdict.detail
+
+
+def test_a_long_block_of_which_elements_are_gathered_may_exceed_shared_memory() -> None:
+    def gather(num: int) -> Kernel:
+        values, places = f"tensor<{num}xf32>", f"tensor<{num}xi32>"
+        line = f"%g = tt.gather %v[%i] {{axis = 0 : i32}} : ({values}, {places}) -> {values}"
+        return Kernel(name="k", ttir=line, options=Options(), parameters=())
+
+    assert may_exceed(gather(65536), 227 << 10)
+    assert not may_exceed(gather(16384), 227 << 10)

@@ -187,6 +187,13 @@ def test_a_float_is_no_size_of_a_grid(tmp_path):
         captured(tmp_path, code, inputs=[[128]])
 
 
+def test_a_grid_that_no_card_has_fails_where_it_is_launched(tmp_path):
+    launch = "scale[(1, 65536)](x, y, x.numel(), 2.0, BLOCK=64)"
+    code = forward("y = torch.empty_like(x)", launch, "return y")
+    with pytest.raises(CaptureFailed, match="65535"):
+        captured(tmp_path, code, inputs=[[128]])
+
+
 def test_operations_of_a_kernel_have_source_lines(tmp_path):
     program = captured(tmp_path, forward("return scaled(x)"), inputs=[[100]])
     kernel = program.kernels[0]

@@ -24,6 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.evalpool.judge.capture.failures import Unsupported
 from forge.evalpool.judge.capture.lowering import Lowering, Shared
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Descriptor,
     Kernel,
@@ -147,6 +148,10 @@ class CapturedKernel:
         sizes = [operator.index(size) for size in grid] + [1] * (3 - len(grid))
         if any(size < 0 for size in sizes) or len(sizes) != 3:
             raise ValueError(f"grid {tuple(grid)}: up to three sizes, none negative")
+        most = (limits.MAX_GRID[0] // self._kernel.options.num_ctas, *limits.MAX_GRID[1:])
+        if any(size > limit for size, limit in zip(sizes, most, strict=True)):
+            error = f"Triton Error [CUDA]: invalid argument: a card launches grids up to {most}"
+            raise RuntimeError(f"{error}, not {tuple(sizes)}")
         pairs = zip(self._kinds(len(args)), args, strict=True)
         found = tuple(one for kind, arg in pairs for one in self._argument(kind, arg))
         if 0 in sizes:
