@@ -146,6 +146,17 @@ def test_a_cast_to_half_precision_stays_in_a_float32_problem_and_goes_in_a_half_
     assert torch.equal(evaluated(widened(pointwise(*ROUND), HALF), X.double()), X.double())
 
 
+def test_a_cast_to_8_bits_stays() -> None:
+    body = [
+        "%b = tt.fp_to_fp %x, rounding = rtne : TYPE -> tensor<64xf8E5M2>",
+        "%y = tt.fp_to_fp %b : tensor<64xf8E5M2> -> TYPE",
+    ]
+    wanted = X.to(torch.float8_e5m2).double()
+    for given, kinds in (("float32", SINGLE), ("float16", HALF)):
+        wide = widened(pointwise(*body, given=given, made=given), kinds)
+        assert torch.equal(evaluated(wide, X.double()), wanted)
+
+
 @pytest.mark.parametrize(
     ("given", "rounded"), [("float32", "0.0999999940"), ("float16", "9.997560e-02")]
 )
@@ -291,7 +302,6 @@ def test_a_product_of_half_operands_has_a_sum_in_float64() -> None:
     [
         ([BITS, "%y = arith.sitofp %b : WHOLE to TYPE"], "bits of a float in arith.sitofp in kernel k, line 8"),  # noqa: E501
         ([BITS, "%c = arith.constant dense<8388608> : WHOLE", "%d = arith.addi %b, %c : WHOLE", "%y = tt.bitcast %d : WHOLE -> TYPE"], "bits of a float and 8388608 in kernel k, line 9"),  # noqa: E501
-        (["%b = tt.fp_to_fp %x, rounding = rtne : TYPE -> tensor<64xf8E5M2>", "%y = tt.fp_to_fp %b : tensor<64xf8E5M2> -> TYPE"], "8-bit float in kernel k, line 7"),  # noqa: E501
         (['%y = tt.elementwise_inline_asm "tanh.approx.f32 $0, $1;" {constraints = "=f,f", packed_element = 1 : i32, pure = true} %x : TYPE -> TYPE'], "inline_asm in kernel k, line 7"),  # noqa: E501
         ([extern("saturatef")], "saturatef"),
     ],

@@ -229,7 +229,7 @@ TYPE = re.compile(
 )
 """A float type; names and strings match too, so that nothing in them is one."""
 SPECIAL = re.compile(
-    r"^.*(?:\bf8E|xf8E|inline_asm|dot_scaled|bitcast|ptr_to_int|arith\.extf |arith\.truncf |"
+    r"^.*(?:inline_asm|dot_scaled|bitcast|ptr_to_int|arith\.extf |arith\.truncf |"
     r"arith\.convertf |tt\.fp_to_fp |tt\.dot |tt\.clampf |extern_elementwise|_divf |precise_sqrt |"
     r"arith\.constant .*f(?:16|32)\b).*$",
     re.MULTILINE,
@@ -276,7 +276,7 @@ def _wide_text(
     def kind(found: re.Match[str]) -> str:
         return "f64" if found[1] in elements else found[0]
 
-    widest = TYPE.sub(kind, SPECIAL.sub(special, wide))
+    widest = TYPE.sub(kind, SPECIAL.sub(special, wide)).replace(SINGLE, "f32")
     openings = [one.end() for one in OPENING.finditer(wide)] if before else []
     places = [bisect_right(openings, one) for one in before]
     return widest, (*reversed(added), *reversed(places))
@@ -287,13 +287,11 @@ def _special(line: str, elements: frozenset[str]) -> list[str]:
     found = OPERATION.match(line)
     name = found[1] if found else ""
     is_float = any(one[1] in elements for one in TYPE.finditer(line))
-    if "f8E" in TYPE.sub("", line):
-        raise NoWideForm("an 8-bit float")
     if not is_float:
         return [line]
     match name:
         case "arith.extf" | "arith.truncf" | "arith.convertf" | "tt.fp_to_fp":
-            return [_conversion(line, elements)]
+            return _conversion(line, elements)
         case "tt.bitcast" | "arith.bitcast":
             types = CONVERSION.search(line)
             if types is None or (types[1] != types[2] and "i64" not in types[0]):
@@ -320,14 +318,41 @@ def _element(kind: str) -> str:
     return kind.rstrip(">").rpartition("<")[2].rpartition("x")[2]
 
 
-def _conversion(line: str, elements: frozenset[str]) -> str:
-    """A conversion between floats, which is none where both become float64."""
+def _conversion(line: str, elements: frozenset[str]) -> list[str]:
+    """A conversion between floats: none where both become float64; by way of float32 to and from 8
+    bits, as torch converts a float64 and Triton has no other."""
     types = CONVERSION.search(line)
     assert types is not None
-    if not {_element(one) for one in types.groups()} <= elements | {"f64"}:
-        return line
-    head, _, rest = line.partition(" = ")
-    return f"{head} = arith.bitcast {_operands(rest)[0]} : {types[2]} to {types[2]}"
+    name, _, rest = line.partition(" = ")
+    value, indent = _operands(rest)[0], name[: name.index("%")]
+    source, target = (_element(one) for one in types.groups())
+    if {source, target} <= elements | {"f64"}:
+        return [f"{name} = arith.bitcast {value} : {types[2]} to {types[2]}"]
+    single = f"%wide_{name.strip()[1:]}"
+    if target.startswith("f8"):
+        kind = _with_element(types[1], SINGLE)
+        rest = rest.replace(value, single, 1).replace(types[1], kind, 1)
+        return [
+            f"{indent}{single} = arith.truncf {value} : {types[1]} to {kind}",
+            f"{name} = {rest}",
+        ]
+    if source.startswith("f8"):
+        kind = _with_element(types[2], SINGLE)
+        rest = rest[: -len(types[2])] + kind
+        return [
+            f"{indent}{single} = {rest}",
+            f"{name} = arith.extf {single} : {kind} to {types[2]}",
+        ]
+    return [line]
+
+
+SINGLE = "f\0" + "32"
+"""A float32 that stays one."""
+
+
+def _with_element(kind: str, element: str) -> str:
+    """A printed type of numbers with another element."""
+    return f"{kind.rpartition('x')[0]}x{element}>" if ">" in kind else element
 
 
 def _clamp(line: str) -> list[str]:
@@ -362,8 +387,10 @@ def _dot(line: str, elements: frozenset[str]) -> list[str]:
     values = _operands(rest)[:3]
     for place in (0, 1):
         if not is_wide[place]:
+            if "f8" in kinds[place]:
+                raise NoWideForm("a product of 8-bit floats")
             wide = f"%wide{place}_{head[1:].partition(' ')[0]}"
-            target = f"{kinds[place].rpartition('x')[0]}xf64>"
+            target = _with_element(kinds[place], "f64")
             lines.append(
                 f"{indent}{wide} = arith.extf {values[place]} : {kinds[place]} to {target}"
             )
