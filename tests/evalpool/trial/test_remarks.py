@@ -17,6 +17,8 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     c = torch.nn.functional.silu(a)
 
 def forward(x, y):
+    for z in range(3):
+        pass
     kernel[(1,)](x.data_ptr(), y, 3, BLOCK=100)
 """
 
@@ -27,14 +29,16 @@ def forward(x, y):
         ("arange's range must be a power of 2", 8, ["next_power_of_2", "mask"]),
         ("Shape element 0 must be a power of 2", 8, ["next_power_of_2"]),
         ("NameError: a is not defined", 8, ["line 5", "loop"]),
-        ("NameError: name 'b' is not defined", 8, ["line 7", "branch"]),
+        ("NameError: b is not defined", 8, ["line 7", "branch"]),
+        ("NameError: z is not defined", 8, []),
+        ("NameError: name 'a' is not defined", 8, []),
         ("NameError: sum is not defined", 8, ["tl.sum"]),
         ("NameError: zip is not defined", 8, ["zip", "static_range"]),
         ("NameError: eval is not defined", 8, ["eval"]),
         ("Unsupported function referenced: <built-in function silu>", 9, ["x * tl.sigmoid(x)"]),
         ("AttributeError: module 'triton.language' has no attribute 'tanh'", 8, ["tl.sigmoid"]),
         ("AttributeError: module 'triton.language' has no attribute 'j0'", 8, ["libdevice"]),
-        ("Unsupported ptr type <['256'], int64> in `tl.load`", 12, ["data_ptr", "line 8"]),
+        ("Unsupported ptr type <['256'], int64> in `tl.load`", 14, ["data_ptr", "line 8"]),
         ("unsupported AST node type: Break", 8, ["break", "tl.where"]),
         ("unsupported AST node type: GeneratorExp", 8, ["generatorexp"]),
         ("NameError: Cannot access global variable N from within @jit'ed", 8, ["tl.constexpr("]),

@@ -80,9 +80,11 @@ def _undefined(code: str, line: int | None, found: re.Match[str]) -> tuple[int |
 
 
 def _inner_names(code: str, name: str, line: int) -> Iterator[tuple[int, str]]:
-    """Lines before another one where a loop or branch sets a name, and which of both."""
+    """Lines before another one where a loop or branch of its function sets a name, and which."""
     kinds: dict[type[ast.stmt], str] = {ast.For: "loop", ast.While: "loop", ast.If: "branch"}
-    for block in ast.walk(_tree(code)):
+    functions = [one for one in ast.walk(_tree(code)) if isinstance(one, ast.FunctionDef)]
+    around = [one for one in functions if one.lineno <= line <= (one.end_lineno or 0)]
+    for block in ast.walk(around[-1]) if around else ():
         kind = kinds.get(type(block)) if isinstance(block, ast.stmt) else None
         for node in ast.walk(block) if kind else ():
             match node:
@@ -157,7 +159,7 @@ ANSWERS = (
         r"Cannot access global variable (\w+)",
         _say("pass it as an argument, or define it at the top as tl.constexpr(value)"),
     ),
-    (r"NameError: (?:name )?'?(\w+)'? is not defined", _undefined),
+    (r"NameError: (\w+) is not defined", _undefined),
     (r"Unsupported function referenced: <\S+(?: function| method)? '?([\w.]+)'?", _foreign),
     (r"module 'triton.language\S*' has no attribute '(\w+)'", _attribute),
     (r"Unsupported ptr type <.*(?:int|fp|bf)\d+.*>", _integer_pointer),
