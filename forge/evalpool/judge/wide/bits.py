@@ -51,12 +51,12 @@ OPERAND = re.compile(r"%[\w$.\-]+(?:#\d+)?")
 class NoWideForm(Exception):
     """Something of a text has no wide form.
 
-    `line`: of the text, from 1.
+    `place`: number of the operation in the text; -1 where unknown.
     """
 
-    def __init__(self, words: str, line: int = 0) -> None:
+    def __init__(self, words: str, place: int = -1) -> None:
         super().__init__(words)
-        self.words, self.line = words, line
+        self.words, self.place = words, place
 
 
 def widened_bits(text: str, elements: frozenset[str]) -> tuple[str, tuple[int, ...]]:
@@ -119,7 +119,7 @@ class _Bits:
             return
         floats = {name for _, name in seeds}
         if len(floats) > 1:
-            raise NoWideForm("bits of several types of floats", self.made[seeds[0][0]].line)
+            raise NoWideForm("bits of several types of floats", self.made[seeds[0][0]].index)
         (self.float,) = floats
         self.integer = f"i{Scalar(self.float).bits}"
         self.fields = _fields(self.float)
@@ -137,7 +137,7 @@ class _Bits:
             name = _base(kind)
             if name in self.elements and _base(other) != name:
                 if _base(other) != f"i{Scalar(name).bits}":
-                    raise NoWideForm("bits of a float", one.line)
+                    raise NoWideForm("bits of a float", one.index)
                 yield value, name
 
     def _hold(self, values: Iterable[int]) -> None:
@@ -149,7 +149,7 @@ class _Bits:
             self.held.add(value)
             if value not in self.made:
                 raise NoWideForm(
-                    "bits of a float in an argument or a loop", self.near[value][0].line
+                    "bits of a float in an argument or a loop", self.near[value][0].index
                 )
             for one in self.near[value]:
                 waiting += self._tied(one, value)
@@ -164,17 +164,13 @@ class _Bits:
         match one.name:
             case "tt.bitcast" | "arith.bitcast":
                 return ()
-            case "tt.addptr" | "tt.gather" if value in (operands[0], results[0]):
+            case "tt.addptr" if value != operands[1]:
                 return (operands[0], results[0])
             case "arith.shrui" | "arith.shrsi" if self._constant(operands[1]) == self._sign:
-                return () if value == operands[0] else (operands[0],)
-            case "arith.shrui" | "arith.shrsi" if (
-                self._constant(operands[1]) == MANTISSA[self.float] and value == operands[0]
-            ):
+                return operands[:1]
+            case "arith.shrui" | "arith.shrsi" if self._is_exponent(one) and value == operands[0]:
                 return ()
-            case "arith.shli" if (
-                self._constant(operands[1]) == MANTISSA[self.float] and value == results[0]
-            ):
+            case "arith.shli" if self._is_exponent(one) and value == results[0]:
                 return ()
             case "arith.extsi" if _base(one.types.operands[0]) == "i1":
                 return ()
@@ -185,7 +181,11 @@ class _Bits:
             case "tt.reduce.return" | "tt.scan.return":
                 return ()
             case _:
-                raise NoWideForm(f"bits of a float in {one.name}", one.line)
+                raise NoWideForm(f"bits of a float in {one.name}", one.index)
+
+    def _is_exponent(self, shift: Operation) -> bool:
+        """True for a shift by the size of the mantissa."""
+        return self._constant(shift.operands[1]) == MANTISSA[self.float]
 
     @property
     def _sign(self) -> int:
@@ -198,7 +198,7 @@ class _Bits:
             return None
         number = maker.attributes["value"]
         if not isinstance(number, int):
-            raise NoWideForm("bits of a float and a table", maker.line)
+            raise NoWideForm("bits of a float and a table", maker.index)
         return number
 
     def _integers(self, values: Iterable[int]) -> list[int]:
@@ -244,7 +244,7 @@ class _Bits:
             return name
         wide = self.fields.get(number % (1 << Scalar(self.float).bits))
         if wide is None or (one.name in ("arith.addi", "arith.subi") and number):
-            raise NoWideForm(f"bits of a float and {number}", one.line)
+            raise NoWideForm(f"bits of a float and {number}", one.index)
         return self._add(f"arith.constant {_literal(wide, kind)}", self._wide(kind))
 
     def _wide(self, kind: Type) -> str:

@@ -198,7 +198,7 @@ def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
     try:
         text, added = _wide_text(kernel.ttir, elements, kernel.floats)
     except NoWideForm as error:
-        line = _source_line(kernel, error.line)
+        line = kernel.lines[error.place] if 0 <= error.place < len(kernel.lines) else 0
         raise Narrow(f"{error.words} in kernel {kernel.name}", line) from None
     except MALFORMED as error:  # whatever a candidate calls TTIR
         raise Narrow(f"malformed TTIR in kernel {kernel.name} ({type(error).__name__})") from error
@@ -215,13 +215,6 @@ def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
 
 OPENING = re.compile(r"^ *[^\s#^}/]", re.MULTILINE)
 """Begin of a line in which an operation begins."""
-
-
-def _source_line(kernel: Kernel, line: int) -> int:
-    """Line of the source of the operation in a line of the text; 0 where unknown."""
-    before = "\n".join(kernel.ttir.split("\n")[: line - 1])
-    place = len(OPENING.findall(before))
-    return kernel.lines[place] if line and place < len(kernel.lines) else 0
 
 
 TYPE = re.compile(
@@ -268,7 +261,9 @@ def _wide_text(
                 return _constant(found[0], elements, numbers, in_sums)
             lines = _special(found[0], elements)
         except NoWideForm as error:
-            error.line = wide.count("\n", 0, found.start()) + 1
+            error.place = len(OPENING.findall(wide, 0, found.start()))
+            for one in added:
+                error.place -= one < error.place
             raise
         before.extend([found.start()] * (len(lines) - 1))
         return "\n".join(lines)
