@@ -266,6 +266,8 @@ def _scaled(one: Look) -> str:
 
 def _meaning(one: Look, factor: float) -> str:
     """The origin that a factor may have."""
+    if not factor:
+        return ""
     ratio = abs(factor) if abs(factor) > 1 else 1 / abs(factor)
     for values in (one.expected, *one.operands):
         for size in values.shape:
