@@ -82,6 +82,9 @@ class OpCounter(TorchDispatchMode):
         self.units: set[float] = set()
         """Units to multiples of which STEPS round an input itself. (What rounds an intermediate
         result jumps where another kernel's last bit may be another one.)"""
+        self.integers: set[int] = set()
+        """Numbers that operations compare integers with, and their neighbours where the order
+        counts."""
         self.is_comparing = False
         """True if two tensors with axes were compared."""
         self.is_truncating = False
@@ -104,7 +107,12 @@ class OpCounter(TorchDispatchMode):
         name = func._schema.name.rpartition("::")[2]
         if name.rstrip("_") in THRESHOLDS or (kwargs or {}).get("rounding_mode"):
             self.is_comparing |= name in COMPARISONS and len(_with_axes(args)) == 2
-            self.constants |= set(self._numbers([*args, *(kwargs or {}).values()]))
+            found = set(self._numbers([*args, *(kwargs or {}).values()]))
+            self.constants |= found
+            if not any(one.is_floating_point() or one.is_complex() for one in _tensors(args)):
+                steps = (0,) if name in ("eq", "ne", "isin") else (-1, 0, 1)
+                whole = [round(one) for one in found if math.isfinite(one)]
+                self.integers |= {one + step for one in whole for step in steps}
             if name in ("eq", "ne") and _is_same(*_tensors(args)):
                 self.constants.add(math.nan)  # x != x is a NaN
         if name.rstrip("_") in STEPS:

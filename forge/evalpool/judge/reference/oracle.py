@@ -13,6 +13,7 @@ hears of it.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import select
 import time
@@ -52,7 +53,8 @@ from forge.evalpool.judge.reference.construct import (
 from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub, run_eagerly
-from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
+from forge.evalpool.judge.wide.plants import plant_state
+from forge.evalpool.judge.wide.sets import ROUNDING, WideDraw, make_wide_sets
 
 if TYPE_CHECKING:
     import socket
@@ -308,11 +310,20 @@ def _moved_and_drawn(
     if not request["moved"]:
         return draw()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for far in parameters.Reach:
+    is_wide = request.get("wide") and isinstance(model, torch.nn.Module)
+    for far, has_plants in itertools.product(
+        parameters.Reach, (True, False) if is_wide else (False,)
+    ):
         is_last = not parameters.move(model, far=far, is_tf32=terms.is_tf32, sign=edges.sign)
+        is_last = is_last and not has_plants
+        if has_plants:
+            plant_state(model, before)
         try:
             found = draw()
-            if is_last or are_finite(found.sets[0].outputs):
+            is_good = are_finite(found.sets[0].outputs) and not (
+                has_plants and found.why == ROUNDING
+            )
+            if is_last or is_good:
                 return found
         except Exception:
             if is_last:

@@ -2,17 +2,19 @@
 
 Called by sets.py. A set is the problem's own inputs with some of these, at places that no sample
 foresees: one at least in each block of BLOCK elements and in each row, the first and the last of an
-axis in some rows. A row of the table makes the values of one kind. What holds of an input in every
-draw holds of a planted one, too (`Domain`): rows stay sorted, sums stay one, a triangle stays one.
+axis in some rows, and some whole rows, columns or slabs (or all of one but its head or its tail).
+A line of a table makes the values of one kind. Whatever holds of an input in every draw holds of a
+planted one, too (`Domain`): rows stay sorted, sums stay one, a triangle stays one.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,32 +23,35 @@ from forge.evalpool.judge.numbers.called import rows_of
 from forge.evalpool.judge.numbers.errors.undefined import ORDERS, PUTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
 BLOCK = 512
 """One plant at least in so many elements."""
 MAX_SHARE = 16
-"""At most one element in so many, of a tensor with several kinds."""
+"""At most one element in so many, beside whole rows."""
 NUM_LINES = 8
 """Lines of each axis of which the first or last element is planted."""
-SLAB_SHARE, MAX_SLAB = 4, 1 << 20
-"""A whole row or slab is at most such a part of its tensor, and has so many elements."""
+MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
+"""Whole rows of a set: at most so many, one in so many, and elements of each."""
+WHOLE = 0.7
+"""Share of rows that are planted as a whole, not but for their head or tail."""
 MIN_ROW = 8
 """Elements of a row that are not sorted, or all different, by chance."""
-NEAR = 1e-6
-MAX_CONSTANTS = 6
-"""Constants that one group plants."""
-MIN_CONSTANT, MAX_CONSTANT = 1e-6, 1e6
-"""Magnitudes of constants worth planting: less is an epsilon, more stands for infinity."""
+MAX_CHANCE = 1e-6
+"""Chance by which indices are all different in all draws, below which it is by design."""
+MAX_VALUES = 12
+"""Different values of a group that are tried one by one."""
+FAR = 1100.0
+"""Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
+MIN_CONSTANT, MAX_CONSTANT = 1e-12, 1e6
+"""Magnitudes of constants worth planting; larger ones stand for infinity."""
 INDEXING = (
     *("index", "gather", "scatter", "embedding", "take", "one_hot", "nll_loss", "bincount"),
-    *("search", "bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
+    *("bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
 )
 """Parts of names of operations that take indices, or read one into Python."""
-PUTTING = ("index_put", "_index_put_impl", "index_copy", "scatter", "put", "masked_scatter")
-"""Operations that leave open which of two values at one index is left."""
 NOT_FINITE = {
     "nan": (math.nan,),
     "nan_to_num": (math.nan, math.inf, -math.inf),
@@ -55,6 +60,11 @@ NOT_FINITE = {
 }
 """Values that are no finite numbers, by the operations that look for them."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
+PERMUTES = re.compile(r"randperm|argsort|topk|multinomial|sample\(")
+"""In a source whose indices may all be different by design, though it could be chance."""
+
+Values = torch.Tensor
+Places = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +73,21 @@ class Looks:
 
     constants: tuple[float, ...] = ()
     """Numbers that its operations or its Python code compare with, or jump at."""
+    integers: tuple[int, ...] = ()
+    """The same for integers, with neighbours where their order counts."""
     special: tuple[float, ...] = ()
-    ignored: int | None = None
-    """The label that its loss leaves out, where its source names one."""
+    ignored: tuple[int, ...] = ()
+    """Labels that its loss leaves out, where its source names one."""
     has_indices: bool = True
     """True if an integer may be an index, which must stay in its range."""
-    is_putting: bool = True
     may_be_undefined: bool = True
     """True if torch may leave its results open (errors/undefined.py)."""
-    is_comparing: bool = False
+    is_comparing: bool = True
     """True if it compares two tensors: elements are hardly ever equal by chance."""
+    is_product: bool = True
+    """True if it multiplies all elements of something."""
+    permutes: bool = True
+    """True if it may draw indices that are all different by design."""
 
     @classmethod
     def of(cls, counted: OpCounter | None, source: str, scopes: Sequence[dict[str, Any]]) -> Looks:
@@ -82,124 +97,126 @@ class Looks:
             counted: from `count_work`; None where the call cannot be watched.
             scopes: names that its code may compare with: of its module, of its model.
         """
-        named = IGNORED.search(source)
-        constants = _compared(source, scopes)
+        ignored = tuple(int(one) for one in IGNORED.findall(source))
+        permutes = PERMUTES.search(source) is not None
+        host = _compared(source, scopes)
+        near = {round(one) + step for one in host for step in (-1, 0, 1)}
         if counted is None:
-            return cls(constants=_worth(constants), ignored=int(named[1]) if named else None)
-        constants |= counted.constants
-        constants |= {unit * part for unit in counted.units for part in (0.5, 1.0, 1.5, 2.0)}
+            return cls(constants=_worth(host), ignored=ignored, permutes=permutes)
         special: dict[float, None] = {}
         for part, values in NOT_FINITE.items():
             if any(part in name for name in counted.work):
                 special |= dict.fromkeys(values)
-        if any(math.isinf(one) for one in counted.constants):
-            special |= dict.fromkeys((math.inf, -math.inf))
-        if any(math.isnan(one) for one in counted.constants):
-            special[math.nan] = None
+        constants = counted.constants | host
+        special |= dict.fromkeys(sorted(one for one in constants if math.isinf(one)))
+        special |= dict.fromkeys([math.nan] if any(one != one for one in constants) else [])
+        constants |= {unit * part for unit in counted.units for part in (0.5, 1.0, 1.5, 2.0)}
         return cls(
             constants=_worth(constants),
+            integers=tuple(sorted(one for one in counted.integers | near if abs(one) < 1 << 31)),
             special=tuple(special),
-            ignored=int(named[1]) if named else None,
+            ignored=ignored,
             has_indices=any(part in name for name in counted.work for part in INDEXING)
             or ".tolist(" in source,
-            is_putting=any(name.rstrip("_") in PUTTING for name in counted.work),
             may_be_undefined=counted.is_truncating or not (PUTS | ORDERS).isdisjoint(counted.work),
             is_comparing=counted.is_comparing,
+            is_product=any("prod" in name for name in counted.work),
+            permutes=permutes,
         )
 
 
-def _worth(constants: set[float]) -> tuple[float, ...]:
+def _worth(constants: Collection[float]) -> tuple[float, ...]:
     return tuple(sorted(one for one in constants if MIN_CONSTANT <= abs(one) <= MAX_CONSTANT))
 
 
 def _compared(source: str, scopes: Sequence[dict[str, Any]]) -> set[float]:
     """Numbers in comparisons of Python code, as they are or by name."""
     found: set[float] = set()
-    for compare in ast.walk(ast.parse(source)):
-        if not isinstance(compare, ast.Compare):
-            continue
-        for one in ast.walk(compare):
-            values: list[Any]
-            if isinstance(one, ast.Constant):
-                values = [one.value]
-            elif isinstance(one, ast.Name | ast.Attribute):
-                name = one.id if isinstance(one, ast.Name) else one.attr
-                values = [scope.get(name) for scope in scopes]
-            else:
-                continue
-            numbers = [value for value in values if type(value) in (int, float)]
-            found |= {sign * float(value) for value in numbers for sign in (1, -1)}
-    return found
+    compared = [one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Compare)]
+    for one in (part for whole in compared for part in ast.walk(whole)):
+        values: list[Any] = []
+        if isinstance(one, ast.Constant):
+            values = [one.value]
+        elif isinstance(one, ast.Name | ast.Attribute):
+            name = one.id if isinstance(one, ast.Name) else one.attr
+            values = [scope.get(name) for scope in scopes]
+        numbers = [float(value) for value in values if type(value) in (int, float)]
+        found |= {sign * value for value in numbers for sign in (1.0, -1.0)}
+    return {one for one in found if abs(one) <= MAX_CONSTANT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
     """Properties that an input has in every draw."""
 
-    form: str
-    """free, two (values), sorted, distinct, symmetric, sums (rows of probabilities), norms (rows of
-    norm 1), whole (floats that are integers), none (nothing can be planted)."""
-    low: float
-    high: float
-    is_constant: bool
+    form: str = "none"
+    """free, two (values), sorted, distinct, hot (one of a row), symmetric, sums (of rows are 1),
+    norms (of rows are 1), whole (floats that are integers), none (nothing can be planted)."""
+    low: float = 0.0
+    high: float = 0.0
+    is_constant: bool = False
     """True if it is the same in every draw."""
-    fixed: torch.Tensor | None
+    fixed: torch.Tensor | None = None
     """[elements] True where it is the same in every draw, of one that is not constant."""
 
     @classmethod
-    def of(cls, draws: Sequence[torch.Tensor]) -> Domain:
-        """The domain of an input in several draws."""
-        first = draws[0]
-        is_plain = first.numel() > 0 and not first.is_complex() and first.layout is torch.strided
-        if not is_plain or (first.is_floating_point() and first.itemsize == 1):
-            return cls(form="none", low=0, high=0, is_constant=False, fixed=None)
+    def of(cls, draws: Sequence[torch.Tensor], *, permutes: bool) -> Domain:
+        """The domain of an input in several draws; `permutes` as in `Looks`."""
+        first, floats = draws[0], draws[0].is_floating_point()
+        is_plain = first.layout is torch.strided and not first.is_complex()
+        if not is_plain or not all(one.numel() for one in draws) or (floats and first.itemsize < 2):
+            return cls()
         same = [one for one in draws[1:] if one.shape == first.shape]
         is_constant = bool(same) and all(torch.equal(first, one) for one in same)
-        fixed = None
-        if same and not is_constant and first.is_floating_point():
-            found = (first == same[0]).flatten()
-            fixed = found if bool(found.any()) else None
-        ends = [torch.aminmax(one) for one in draws if one.numel()]
+        form = _form(list(draws), is_constant=is_constant, permutes=permutes)
+        may_be_fixed = floats and form != "two" and not is_constant
+        fixed = (first == same[0]).flatten() if same and may_be_fixed else None
+        ends = [torch.stack(torch.aminmax(one)).tolist() for one in draws]
         return cls(
-            form=_form(list(draws), is_constant=is_constant),
-            low=min(float(one.min) for one in ends),
-            high=max(float(one.max) for one in ends),
+            form=form,
+            low=float(min(one[0] for one in ends)),
+            high=float(max(one[1] for one in ends)),
             is_constant=is_constant,
-            fixed=fixed,
+            fixed=fixed if fixed is not None and bool(fixed.any()) else None,
         )
 
 
-def _form(draws: list[torch.Tensor], *, is_constant: bool) -> str:
-    first = draws[0]
-    if first.dtype is torch.bool:
-        return "two"
+def _form(draws: list[torch.Tensor], *, is_constant: bool, permutes: bool) -> str:
+    first, floats = draws[0], draws[0].is_floating_point()
     if first.numel() == 1:
-        return "free" if first.is_floating_point() else "single"
+        return "free" if floats else "two" if first.dtype is torch.bool else "single"
     rows = [rows_of(one.reshape(1) if not one.ndim else one).double() for one in draws]
     every = torch.cat([one.flatten() for one in rows])
-    low, high = every.min(), every.max()
-    if bool(((every == low) | (every == high)).all()) and low != high:
-        is_hot = all(bool((one.sum(-1) == 1).all()) for one in rows) and first.ndim > 1
-        return "distinct" if is_hot else "two"
-    lengths = {one.shape[-1] for one in rows}
-    is_long = min(lengths) >= MIN_ROW or (first.ndim == 1 and min(lengths) > 2)
-    is_varied = low != high
-    if is_long and is_varied and all(bool((one.diff(dim=-1) >= 0).all()) for one in rows):
-        is_dense = all(bool((one.diff(dim=-1) == 1).all()) for one in rows)
-        return "distinct" if is_dense and not first.is_floating_point() else "sorted"
-    if not first.is_floating_point():
-        is_distinct = all(bool((one.sort(-1).values.diff(dim=-1) != 0).all()) for one in rows)
-        return "distinct" if is_distinct and is_varied and min(lengths) > 2 else "free"
-    if all(
-        one.ndim > 1 and one.shape[-1] == one.shape[-2] > 1 and torch.equal(one, one.mT)
-        for one in draws
+    low, high = every.aminmax()
+    length = min(one.shape[-1] for one in rows)
+
+    def holds(check: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+        return all(bool(check(one).all()) for one in rows)
+
+    if first.dtype is torch.bool or (low != high and holds(lambda x: (x == low) | (x == high))):
+        is_hot = first.ndim > 1 and length > 1 and holds(lambda x: x.sum(-1) == 1)
+        return "hot" if is_hot else "two"
+    if low == high:
+        return "free"
+    is_long = length >= MIN_ROW or (first.ndim == 1 and length > 2)
+    if is_long and holds(lambda x: x.diff(dim=-1) >= 0):
+        is_dense = not floats and holds(lambda x: x.diff(dim=-1) == 1)
+        return "distinct" if is_dense else "sorted"
+    if not floats:
+        places = float(high - low) + 1
+        chance = math.exp(-sum(one.numel() for one in rows) * (length - 1) / (2 * places))
+        is_design = (permutes or chance < MAX_CHANCE) and length > 1
+        is_distinct = is_design and holds(lambda x: x.sort(-1).values.diff(dim=-1) != 0)
+        return "distinct" if is_distinct else "free"
+    if first.ndim > 1 and all(
+        one.shape[-1] == one.shape[-2] and torch.equal(one, one.mT) for one in draws
     ):
         return "symmetric"
-    if bool(low >= 0) and all(bool(((one.sum(-1) - 1).abs() < 1e-2).all()) for one in rows):
+    if low >= 0 and holds(lambda x: (x.sum(-1) - 1).abs() < 1e-2):
         return "sums"
-    if all(bool(((one.square().sum(-1) - 1).abs() < 1e-2).all()) for one in rows):
+    if first.ndim > 1 and holds(lambda x: (x.square().sum(-1) - 1).abs() < 1e-2):
         return "norms"
-    return "whole" if bool((every == every.round()).all()) and not is_constant else "free"
+    return "whole" if not is_constant and bool((every == every.round()).all()) else "free"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,359 +226,491 @@ class Group:
     tensor: int
     """Among the leaves of the inputs."""
     kind: str
-    at: torch.Tensor
+    at: Places
     """[plants] flat indices."""
-    values: torch.Tensor
+    values: Values
     """[plants] in the tensor's type."""
 
-    def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy with the plants."""
-        made = tensor.clone(memory_format=torch.contiguous_format)
-        made.view(-1)[self.at] = self.values
-        return made
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Ground:
-    """A tensor in which something is planted."""
+    """A tensor of a set in which something is planted."""
 
     value: torch.Tensor
-    """Contiguous."""
+    """Contiguous, with the plants so far."""
     domain: Domain
     looks: Looks
-    others: list[torch.Tensor]
+    others: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """Other inputs of its shape and type."""
+    shared: dict[Any, Places] = field(default_factory=dict[Any, Places])
+    """Places of constants, by shape: a reference may look for them in two tensors at once."""
+    turn: int = 0
+    """Number of the set, by which rows of another axis are planted."""
     size: int = 0
     """Steps by which plants have grown (or, below 0, shrunk)."""
+    rms: float = 1.0
+
+    def __post_init__(self) -> None:
+        flat = self.flat[: 1 << 16].double().nan_to_num(0.0, 0.0, 0.0)
+        self.rms = float(flat.square().mean().sqrt()) or 1.0
 
     @property
     def flat(self) -> torch.Tensor:
         """[elements]"""
         return self.value.view(-1)
 
-    @property
-    def rms(self) -> float:
-        """Root mean square of finite elements; 1 for zeros."""
-        flat = self.flat[: 1 << 16].double().nan_to_num(0.0, 0.0, 0.0)
-        return float(flat.square().mean().sqrt()) or 1.0
+    def movable(self, at: Places) -> Places:
+        """The flat indices at which something may be planted, in random order."""
+        at = at if self.domain.fixed is None else at[~self.domain.fixed[at]]
+        return at[torch.randperm(len(at))]
 
-    def cast(self, values: torch.Tensor) -> torch.Tensor:
-        """Float values in the tensor's type, far from where it overflows."""
-        most = torch.finfo(self.value.dtype).max / 64
-        return values.clamp(-most, most).to(self.value.dtype)
+    def cast(self, values: Values) -> Values:
+        """Values in the tensor's type, far from where it overflows."""
+        if self.value.is_floating_point():
+            most = torch.finfo(self.value.dtype).max / 64
+            inside = values.clamp(-most, most)
+            return torch.where(values.isfinite(), inside, values).to(self.value.dtype)
+        if self.value.dtype is not torch.bool:
+            values = values.clamp(
+                *(getattr(torch.iinfo(self.value.dtype), n) for n in ("min", "max"))
+            )
+        return values.to(self.value.dtype)
+
+    def constant(self) -> float:
+        """A constant that the reference compares with, of a sign that inputs have; or 1."""
+        signed = [one for one in self.looks.constants if one > 0 or self.domain.low < 0]
+        return random.choice([*signed, 1.0])
 
 
-Made = torch.Tensor
-Row = "Callable[[Ground, torch.Tensor], torch.Tensor]"
+Row = tuple["Ground", Values]
+
+
+def _signs(shape: torch.Size) -> Values:
+    return (torch.rand(shape) < 0.5).double() * 2 - 1
+
+
+def _sign(ground: Ground, old: Values) -> Values:
+    return torch.where(old == 0, -ground.rms / 8 * (1 + torch.rand(old.shape)), -old)
+
+
 LARGE = ((1.0, 3.0), (3.0, 6.0), (6.0, 12.0), (12.0, 20.0), (20.0, 30.0))
 """Powers of two by which a large plant exceeds the rms, by step; the third is where it begins."""
 
 
-def _signs(at: torch.Tensor) -> torch.Tensor:
-    return (torch.rand(at.shape) < 0.5).double() * 2 - 1
-
-
-def _sign(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    old = ground.flat[at].double()
-    return torch.where(old == 0, -ground.rms / 8 * (1 + torch.rand(at.shape)), -old)
-
-
-def _large(ground: Ground, at: torch.Tensor) -> torch.Tensor:
+def _large(ground: Ground, old: Values) -> Values:
     low, high = LARGE[min(max(0, 2 + ground.size), len(LARGE) - 1)]
     if ground.value.itemsize < 4:
         low, high = min(low, 2.0), min(high, 4.0)
-    power = low + (high - low) * torch.rand(at.shape, dtype=torch.float64)
-    sign = 1.0 if ground.domain.low >= 0 else -1.0 if ground.domain.high <= 0 else _signs(at)
-    return power.exp2_() * ground.rms * sign
+    power = high - (high - low) * torch.rand(old.shape, dtype=torch.float64) ** 2
+    sign = 1.0 if ground.domain.low >= 0 else -1.0 if ground.domain.high <= 0 else _signs(old.shape)
+    return power.exp2_() * max(1.0, ground.rms) * sign
 
 
-def _small(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    power = torch.randint(6, 12 if ground.value.itemsize < 4 else 40, at.shape).double()
-    old = ground.flat[at].double()
+def _small(ground: Ground, old: Values) -> Values:
+    power = torch.randint(6, 12 if ground.value.itemsize < 4 else 40, old.shape).double()
     return torch.where(old == 0, ground.rms, old) * (-power).exp2()
 
 
-def _zero(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(at.shape, dtype=torch.float64) * _signs(at)  # of either sign
-
-
-def _tie(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    """The value of another element of the row."""
-    length = max(1, ground.value.shape[-1] if ground.value.ndim else 1)
-    start = at // length * length
-    return ground.flat[start + (at - start + torch.randint(1, max(2, length), at.shape)) % length]
-
-
-def _other(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    """The value of another input at the same place."""
-    return random.choice(ground.others).reshape(-1)[at]
-
-
-def _constant(ground: Ground, at: torch.Tensor) -> torch.Tensor:
+def _constant(ground: Ground, old: Values) -> Values:
     """Constants that the reference compares with, and values on both sides of them."""
-    chosen = random.sample(ground.looks.constants, min(MAX_CONSTANTS, len(ground.looks.constants)))
-    if ground.domain.low >= 0 and any(one > 0 for one in chosen):
-        chosen = [one for one in chosen if one > 0]
-    values = torch.tensor(chosen or [1.0], dtype=torch.float64)
-    values = values[(torch.arange(len(at)) + random.randrange(8)) % len(values)]
+    values = torch.tensor([ground.constant() for _ in range(min(64, len(old)))]).double()
+    values = values[torch.arange(len(old)) % len(values)]
     step = values.abs() * torch.finfo(ground.value.dtype).eps
-    sides = torch.tensor([0.0, 1.0, -1.0], dtype=torch.float64)
-    near = values + step * sides[torch.randint(3, at.shape)]
-    far = values * (1 + sides[torch.randint(1, 3, at.shape)] * (0.05 + torch.rand(at.shape)))
-    return torch.where(torch.rand(at.shape) < 0.5, near, far)
+    side = torch.randint(-1, 2, old.shape).double()
+    far = values * (1 + _signs(old.shape) * (0.05 + torch.rand(old.shape)))
+    return torch.where(torch.rand(old.shape) < 0.6, values + step * side, far)
 
 
-def _special(ground: Ground, at: torch.Tensor) -> torch.Tensor:
+def _special(ground: Ground, old: Values) -> Values:
     values = torch.tensor(ground.looks.special, dtype=torch.float64)
-    return values[torch.randint(len(values), at.shape)]
+    return values[torch.randint(len(values), old.shape)]
 
 
-FLOATS: dict[str, Any] = {
+def _fraction(ground: Ground, old: Values) -> Values:
+    low, high = ground.domain.low, ground.domain.high
+    return low + (high - low) * 1.25 * torch.rand(old.shape)
+
+
+ELEMENTS: dict[str, Callable[[Ground, Values], Values]] = {
     "large": _large,
     "special": _special,
     "constant": _constant,
     "sign": _sign,
-    "zero": _zero,
-    "tie": _tie,
+    "zero": lambda _, old: torch.zeros_like(old) * _signs(old.shape),  # of either sign
     "small": _small,
-    "other": _other,
+    "fraction": _fraction,
 }
-"""Values by kind, of floats, in the order in which they are planted: what hides others first."""
+"""Values by kind, of single floats, in the order of planting: what hides others comes first."""
 
 
-def _edge(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    """The least and the greatest value of all draws; 0 below them."""
+def _beyond(ground: Ground, old: Values) -> Values:
+    """Values of another sign, or beyond the range."""
+    grown = old * torch.randint(1, 21, old.shape).double().exp2() + torch.randint(0, 2, old.shape)
+    return torch.where(torch.rand(old.shape) < 0.5, -old - 1, grown)
+
+
+def _chosen(values: Sequence[float], old: Values) -> Values:
+    return torch.tensor(values, dtype=torch.float64)[torch.randint(len(values), old.shape)]
+
+
+def _ends_of(domain: Domain) -> list[float]:
+    return [domain.low, domain.high, *([0.0] if domain.low == 1 else [])]
+
+
+def _within(ground: Ground, old: Values) -> Values:
     low, high = int(ground.domain.low), int(ground.domain.high)
-    values = torch.tensor(sorted({low, high, 0} if 0 <= low <= 1 else {low, high}))
-    return values[torch.randint(len(values), at.shape)]
+    return torch.randint(min(low, 1) if low == high else low, high + 1, old.shape).double()
 
 
-def _within(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    """Values between 1 and a constant: lengths, states."""
-    low, high = int(ground.domain.low), int(ground.domain.high)
-    low = min(low, 1) if low == high else low
-    return torch.randint(low, high + 1, at.shape)
-
-
-def _beyond(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    """Values of another sign, or beyond the range, where nothing is an index."""
-    old = ground.flat[at].long()
-    return torch.where(torch.rand(at.shape) < 0.5, -old - 1, old * 2 + 1)
-
-
-def _whole_constant(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    """Integers that the reference compares with, and their neighbours."""
-    values = [round(one) for one in ground.looks.constants]
-    if ground.looks.has_indices:
-        low, high = min(0, ground.domain.low), ground.domain.high
-        values = [one for one in values if low <= one <= high]
-    values = values or [0]
-    chosen = torch.tensor(values)[torch.randint(len(values), at.shape)]
-    step = torch.randint(-1, 2, at.shape)
-    return chosen if ground.looks.has_indices else chosen + step
-
-
-def _label(ground: Ground, at: torch.Tensor) -> torch.Tensor:
-    return torch.full(at.shape, ground.looks.ignored or 0)
-
-
-INTEGERS: dict[str, Any] = {
-    "ignored": _label,
+INTEGERS: dict[str, Callable[[Ground, Values], Values]] = {
     "beyond": _beyond,
-    "edge": _edge,
-    "constant": _whole_constant,
+    "edge": lambda ground, old: _chosen(_ends_of(ground.domain), old),
+    "constant": lambda ground, old: _chosen(ground.looks.integers, old),
+    "ignored": lambda ground, old: _chosen(ground.looks.ignored, old),
     "within": _within,
-    "tie": _tie,
 }
-ROWS = ("zero row", "negative row", "positive row", "equal row")
-"""Kinds of whole rows, columns and slabs, of free floats."""
+"""The same of integers."""
 
 
-def kinds_for(domain: Domain, value: torch.Tensor, looks: Looks, *, num_others: int) -> list[str]:
-    """The kinds that can be planted in a tensor, in the order of planting."""
-    if domain.form in ("none", "distinct", "sorted", "symmetric", "two", "sums", "norms", "single"):
-        return {"none": [], "single": ["single"], "distinct": ["swap"], "sorted": ["between"],
-                "symmetric": ["congruent"], "two": ["one", "none"], "sums": ["swap", "zero mass"],
-                "norms": ["swap", "sign"]}[domain.form]  # fmt: skip
+def _bound(ground: Ground, old: Values) -> Values:
+    """A whole row above a constant, below it, or next to it."""
+    constant, noise = ground.constant(), torch.rand(old.shape, dtype=torch.float64)
+    below = constant - noise * (constant if ground.domain.low >= 0 else ground.rms)
+    return random.choice((constant + noise * ground.rms, below, constant * (1 + noise / 1024)))
+
+
+def _scaled(ground: Ground, old: Values) -> Values:
+    """A whole row next to 0, or of a size next to a constant."""
+    small = [one for one in ground.looks.constants if 0 < one < ground.rms]
+    if small and random.random() < 0.5:
+        size = random.choice((old.abs().max(), old.norm(), old.square().mean().sqrt()))
+        return old * (random.choice(small) * 2.0 ** random.uniform(-4, 1) / (float(size) or 1.0))
+    return old * 2.0 ** -random.randint(4, 12 if ground.value.itemsize < 4 else 40)
+
+
+def _burst(ground: Ground, old: Values) -> Values:
+    """A few neighbours that are large."""
+    length = random.randint(2, 16)
+    start = random.randrange(max(1, len(old) - length))
+    made = old.clone()
+    made[start : start + length] = _large(ground, made[start : start + length])
+    return made
+
+
+def _moved(ground: Ground, old: Values, sign: float) -> Values:
+    far = FAR if ground.value.itemsize > 2 or ground.value.dtype is torch.bfloat16 else FAR / 4
+    return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
+
+
+def _unit(ground: Ground, old: Values) -> Values:
+    """Values next to 1, of which long products do not vanish."""
+    return 1 + torch.rand(old.shape, dtype=torch.float64) / 1024
+
+
+ROWS: dict[str, Callable[[Ground, Values], Values]] = {
+    "zero row": lambda _, old: torch.zeros_like(old),
+    "equal row": lambda ground, old: torch.full_like(old, float(random.choice(ground.flat))),
+    "negative row": lambda ground, old: -torch.where(old == 0, ground.rms / 8, old).abs(),
+    "positive row": lambda ground, old: torch.where(old == 0, ground.rms / 8, old).abs(),
+    "lowered row": lambda ground, old: _moved(ground, old, -1.0),
+    "raised row": lambda ground, old: _moved(ground, old, 1.0),
+    "scaled row": _scaled,
+    "bound row": _bound,
+    "unit row": _unit,
+    "burst": _burst,
+    "special row": _special,
+    "full row": lambda ground, old: torch.full_like(old, ground.domain.high or 1.0),
+    "empty row": lambda ground, old: torch.full_like(old, ground.domain.low),
+}
+"""Values by kind, of whole rows, columns and slabs."""
+LOUD = {"large", "beyond", "special", "lowered row", "raised row", "burst", "special row"}
+"""Kinds beside which others do not show: they have sets of their own."""
+
+
+def elements_for(ground: Ground) -> list[str]:
+    """Kinds of single elements that can be planted in a tensor, in the order of planting."""
+    looks, value, form = ground.looks, ground.value, ground.domain.form
+    special = {
+        "none": [], "single": ["single"], "distinct": ["swap"], "hot": ["swap"],
+        "sorted": ["between"], "symmetric": ["congruent"], "sums": ["swap", "mass"],
+        "norms": ["swap", "sign"], "whole": ["zero", "tie", "sign"],
+        "two": ["other value"],
+    }  # fmt: skip
+    if form in special:
+        is_soft = value.is_floating_point() and form in ("two", "hot")
+        return special[form] + (["fraction" if form == "two" else "smooth"] if is_soft else [])
+    others = ["other"] if looks.is_comparing and ground.others else []
     if not value.is_floating_point():
-        found = ["edge", "tie", *(["within"] if domain.low == domain.high else [])]
-        found += ["ignored"] if looks.ignored is not None else []
-        found += ["constant"] if looks.constants else []
-        signed = value.dtype.is_signed and not looks.has_indices
-        return [kind for kind in INTEGERS if kind in {*found, *(["beyond"] if signed else [])}]
-    if domain.form == "whole":
-        return ["zero", "tie", "sign"]
-    left_out = {
-        *([] if looks.special else ["special"]),
-        *([] if looks.is_comparing and num_others else ["other"]),
-    }
-    kinds = [kind for kind in FLOATS if kind not in left_out]
-    return kinds if value.numel() == 1 else [*ROWS, *kinds]
+        found = {
+            "edge",
+            "tie",
+            *others,
+            *(["within"] if ground.domain.low == ground.domain.high else []),
+        }
+        found |= {"constant"} if looks.integers else set()
+        found |= {"ignored"} if looks.ignored else set()
+        is_field = ground.domain.low == 0 and math.log2(ground.domain.high + 1).is_integer()
+        found |= set() if looks.has_indices or is_field else {"beyond"}
+        return [kind for kind in (*INTEGERS, "tie", "other") if kind in found]
+    kinds = [*ELEMENTS, "tie", *others]
+    left_out = {"fraction", *([] if looks.special else ["special"])}
+    return [kind for kind in kinds if kind not in left_out]
 
 
-def places(value: torch.Tensor, domain: Domain, *, num_kinds: int) -> torch.Tensor:
-    """[places] flat indices in random order."""
-    size = value.numel()
-    if size == 1:
-        return torch.zeros(1, dtype=torch.int64)
-    starts = torch.arange(0, size, BLOCK)
-    lengths = (size - starts).clamp(max=BLOCK)
-    found = [starts + (torch.rand(len(starts)) * lengths).long()]
-    last = value.shape[-1]
-    num_rows = size // last
-    rows = torch.randperm(num_rows)[: max(1, min(num_rows, size // MAX_SHARE))]
-    found.append(rows * last + torch.randint(last, rows.shape))
-    least = min(2 * num_kinds, max(1, size // 4))
-    found.append(torch.randint(size, (least,)))
-    every = torch.cat(found)
-    every = every[torch.randperm(len(every))][: max(least, size // MAX_SHARE)]
-    return _movable(every.unique(), domain)
+def rows_for(ground: Ground) -> list[str]:
+    """Kinds of whole rows that can be planted."""
+    looks, form = ground.looks, ground.domain.form
+    if ground.value.numel() < 2 or form not in ("free", "two", "whole"):
+        return []
+    if form == "two":
+        return ["full row", "empty row"]
+    if form == "whole" or not ground.value.is_floating_point():
+        return ["equal row"]
+    left_out = {"full row", "empty row", *([] if looks.special else ["special row"])}
+    left_out |= set() if looks.is_product else {"unit row"}
+    return [kind for kind in ROWS if kind not in left_out]
 
 
-def ends(value: torch.Tensor, domain: Domain) -> torch.Tensor:
-    """[places] first and last elements of some lines of each axis."""
-    found: list[torch.Tensor] = []
-    for axis, length in enumerate(value.shape):
-        if length > 1:
-            num = min(NUM_LINES, max(1, value.numel() // length // 4))
-            index = [torch.randint(n, (num,)) for n in value.shape]
-            index[axis] = torch.randint(2, (num,)) * (length - 1)
-            flat = torch.zeros(num, dtype=torch.int64)
-            for n, one in zip(value.shape, index, strict=True):
-                flat = flat * n + one
-            found.append(flat)
-    every = torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
-    return _movable(every.unique(), domain)
+def parts_of(group: Group) -> list[Group]:
+    """The group by its values, or by their signs if there are many, where not all are borne."""
+    every = group.values.unique()
+    chosen = [group.values == one for one in every] if len(every) <= MAX_VALUES else []
+    chosen = chosen or [group.values < 0, group.values >= 0]
+    return [
+        replace(group, at=group.at[one], values=group.values[one]) for one in chosen if one.any()
+    ]
 
 
-def _movable(at: torch.Tensor, domain: Domain) -> torch.Tensor:
-    at = at if domain.fixed is None else at[~domain.fixed[at]]
-    return at[torch.randperm(len(at))]
-
-
-def make_groups(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
-    """Plants of several kinds in one tensor, each at places of its own."""
-    value, domain = ground.value, ground.domain
-    table = FLOATS if value.is_floating_point() else INTEGERS
-    scattered = [kind for kind in kinds if kind in table]
-    at = places(value, domain, num_kinds=len(scattered)) if scattered else None
+def make_rows(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
+    """Whole rows of different kinds."""
+    turn = ground.turn % max(1, len(kinds))
+    left = [*kinds[turn:], *kinds[:turn]]
     groups: list[Group] = []
-    for kind in kinds:
-        if kind in table:
-            assert at is not None
-            own = at[scattered.index(kind) :: len(scattered)]
-            if kind in ("large", "edge", "beyond"):
-                own = torch.cat([own, ends(value, domain)]).unique()
-            values = table[kind](ground, own)
-            if value.is_floating_point() and kind != "special":
-                values = ground.cast(values)
-        else:
-            own, values = _structured(ground, kind)
-        if len(own):
-            groups.append(Group(tensor=tensor, kind=kind, at=own, values=values.to(value.dtype)))
+    for number, line in enumerate(_lines(ground.value, ground.turn) if left else []):
+        kind, at = left[number % len(left)], line
+        if random.random() > WHOLE and len(line) > 1:
+            part = max(1, len(line) >> random.randint(1, 8))
+            at = random.choice((line[part:], line[: len(line) - part]))
+        at = at if ground.domain.fixed is None else at[~ground.domain.fixed[at]]
+        if len(at):
+            values = ROWS[kind](ground, ground.flat[at].double())
+            groups.append(Group(tensor=tensor, kind=kind, at=at, values=ground.cast(values)))
     return groups
 
 
-def _structured(ground: Ground, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places and values of a kind that changes elements together."""
-    value, flat, domain = ground.value, ground.flat, ground.domain
-    if kind in ROWS:
-        own = _movable(torch.cat(_slabs(value) or [torch.arange(0)]).unique(), domain)
-        old = flat[own]
-        if kind == "zero row":
-            return own, torch.zeros_like(old)
-        if kind == "equal row":
-            return own, flat[random.randrange(len(flat))].expand(len(own)).clone()
-        old = torch.where(old == 0, ground.rms / 8, old.double().abs()).to(old.dtype)
-        return own, old if kind == "positive row" else -old
-    if kind in ("one", "none"):
-        return _flipped(ground, to_high=kind == "one")
-    if kind == "single":
-        own = torch.zeros(1, dtype=torch.int64)
-        given = int(flat[0])
-        alike = [n for n in range(2, min(given, 4096)) if (n % 16 == 0) == (given % 16 == 0)]
-        return (own, torch.tensor([random.choice(alike)])) if alike else (own[:0], own[:0])
-    if kind == "swap":
-        length = value.shape[-1] if value.ndim else 1
-        rows = torch.randperm(value.numel() // length)[: max(1, value.numel() // length // 4)]
-        pair = torch.rand(len(rows), length).topk(2, dim=-1).indices if length > 1 else None
-        if pair is None or value.numel() > MAX_SLAB * 16:
-            return rows[:0], flat[:0]
-        own = (rows[:, None] * length + pair).flatten()
-        return own, flat[(rows[:, None] * length + pair.flip(1)).flatten()]
-    if kind == "zero mass":
-        length = value.shape[-1]
-        rows = torch.randperm(value.numel() // length)[: max(1, value.numel() // length // 4)]
-        pair = torch.rand(len(rows), length).topk(2, dim=-1).indices
-        own = rows[:, None] * length + pair
-        mass = flat[own].sum(-1, keepdim=True)
-        return own.flatten(), torch.cat([torch.zeros_like(mass), mass], -1).flatten()
-    if kind == "between":
-        return _between(ground)
-    assert kind == "congruent"
-    length = value.shape[-1]
-    scale = torch.ones(value.numel() // length, 1, dtype=torch.float64)
-    chosen = torch.randperm(len(scale))[: max(1, len(scale) // 16)]
-    scale[chosen, 0] = _signs(chosen) * torch.randint(-2, 3, chosen.shape).double().exp2()
-    scale = scale.view(*value.shape[:-1], 1)
-    made = (value.double() * scale * scale.mT).flatten()
-    own = (made != flat.double()).nonzero()[:, 0]
-    return own, ground.cast(made[own])
-
-
-def _slabs(value: torch.Tensor) -> list[torch.Tensor]:
-    """Flat indices of a slab of each axis that has enough, or of a line within it; of all, where
-    there is none."""
+def _lines(value: torch.Tensor, turn: int) -> list[Places]:
+    """Flat indices of some rows, slabs, columns or lines, which do not meet: by turns, as the axes
+    allow; of parts of a tensor that has no rows."""
     shape, size = value.shape, value.numel()
-    found: list[torch.Tensor] = []
+    blocks = [(math.prod(shape[:k]), math.prod(shape[k:]), 1) for k in range(1, len(shape))]
+    across = [(1, n, math.prod(shape[k + 1 :])) for k, n in enumerate(shape) if k]
+    lines = [(n, math.prod(shape[k + 1 :])) for k, n in enumerate(shape[:-1]) if k]
+    options = [(count, length, 0) for count, length, _ in blocks if 1 < length <= MAX_SLAB]
+    others = [(n, size // n, inner) for _, n, inner in across if 1 < size // n <= MAX_SLAB]
+    others += [(size // n, n, -inner) for n, inner in lines]
+    options, others = ([one for one in each if one[0] > 1] for each in (options, others))
+    chosen = (options if turn % 2 or not others else others)[turn // 2 :] or options or others
+    if not chosen:
+        cuts = sorted({0, *(random.randrange(size) for _ in range(6)), size})
+        parts = [torch.arange(a, min(b, a + MAX_SLAB)) for a, b in itertools.pairwise(cuts)]
+        return random.sample(parts, max(1, len(parts) // 2))
+    count, length, inner = random.choice(chosen)
+    found: list[Places] = []
+    for index in torch.randperm(count)[: min(MAX_ROWS, max(1, count // ROW_SHARE))].tolist():
+        if not inner:  # elements side by side
+            found.append(torch.arange(index * length, (index + 1) * length))
+        elif inner > 0:  # of one index on an axis
+            outer = torch.arange(length // inner)[:, None] * (inner * count)
+            found.append((outer + index * inner + torch.arange(inner)).flatten())
+        else:  # along an axis
+            start = index // -inner * (-inner * length) + index % -inner
+            found.append(start + torch.arange(length) * -inner)
+    return found
+
+
+def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
+    """Plants of several kinds in one tensor, each at places of its own."""
+    plain = [kind for kind in kinds if kind in _table(ground) or kind in ("tie", "other")]
+    at = _places(ground, num_kinds=len(plain)) if plain else ground.flat[:0].long()
+    groups: list[Group] = []
+    for kind in kinds:
+        if kind not in plain:
+            own, values = _STRUCTURED[kind](ground)
+        else:
+            own = at[plain.index(kind) :: len(plain)]
+            if kind in ("large", "edge", "beyond"):
+                own = torch.cat([own, _ends(ground)]).unique()
+            if kind == "constant" and ground.value.is_floating_point():
+                own = ground.movable(ground.shared.setdefault(ground.value.shape, own))
+            elif kind == "constant":
+                num = min(2 * len(ground.looks.integers), ground.value.numel() // 4)
+                own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
+            values = _values(ground, kind, own)
+        if len(own):
+            groups.append(Group(tensor=tensor, kind=kind, at=own, values=ground.cast(values)))
+    return groups
+
+
+def _table(ground: Ground) -> dict[str, Callable[[Ground, Values], Values]]:
+    return ELEMENTS if ground.value.is_floating_point() else INTEGERS
+
+
+def _values(ground: Ground, kind: str, at: Places) -> Values:
+    if kind == "other":
+        return random.choice(ground.others).reshape(-1)[at].double()
+    if kind == "tie":  # another element of the row
+        length = max(1, ground.value.shape[-1] if ground.value.ndim else 1)
+        start = at // length * length
+        step = torch.randint(1, max(2, length), at.shape)
+        return ground.flat[start + (at - start + step) % length].double()
+    return _table(ground)[kind](ground, ground.flat[at].double())
+
+
+def _places(ground: Ground, *, num_kinds: int) -> Places:
+    """[places] flat indices in random order: in each block, and in each row."""
+    value, size = ground.value, ground.value.numel()
+    if size == 1:
+        return torch.zeros(1, dtype=torch.int64)
+    starts = torch.arange(0, size, BLOCK)
+    blocks = starts + (torch.rand(len(starts)) * (size - starts).clamp(max=BLOCK)).long()
+    last = value.shape[-1]
+    least = min(2 * num_kinds, max(1, size // 4))
+    rows = torch.randperm(size // last)[: max(1, size // MAX_SHARE - len(blocks))]
+    rows = rows * last + torch.randint(last, rows.shape)
+    return ground.movable(torch.cat([blocks, rows, torch.randint(size, (least,))]).unique())
+
+
+def _ends(ground: Ground) -> Places:
+    """[places] first and last elements of some lines of each axis."""
+    shape, size = ground.value.shape, ground.value.numel()
+    found = [torch.zeros(0, dtype=torch.int64)]
     for axis, length in enumerate(shape):
-        inner = math.prod(shape[axis + 1 :])
-        outer = size // max(1, inner * length)
-        slab = size // length
-        if length >= SLAB_SHARE and slab <= MAX_SLAB and slab > 1:
-            start = torch.arange(outer)[:, None] * inner * length
-            index = random.randrange(length)
-            found.append((start + index * inner + torch.arange(inner)).flatten())
-        if len(shape) > 2 and length > 1 and size // length >= SLAB_SHARE:  # a line
-            row, column = random.randrange(outer), random.randrange(inner)
-            found.append(row * inner * length + torch.arange(length) * inner + column)
-    return found or ([torch.arange(size)] if size <= MAX_SLAB else [])
+        num = min(NUM_LINES, max(1, size // length // 4)) if length > 1 else 0
+        index = [torch.randint(n, (num,)) for n in shape]
+        index[axis] = torch.randint(2, (num,)) * (length - 1)
+        flat = torch.zeros(num, dtype=torch.int64)
+        for n, one in zip(shape, index, strict=True):
+            flat = flat * n + one
+        found.append(flat)
+    return ground.movable(torch.cat(found).unique())
 
 
-def _flipped(ground: Ground, *, to_high: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Elements of two values that get the other one; no row loses all that are high."""
-    value, flat, domain = ground.value, ground.flat, ground.domain
-    low, high = domain.low, domain.high
+def _rows_chosen(ground: Ground) -> tuple[Places, int]:
+    """(first elements of a quarter of the rows, length of a row)"""
+    length = ground.value.shape[-1] if ground.value.ndim else 1
+    count = ground.value.numel() // length
+    return torch.randperm(count)[: max(1, min(count // 4, MAX_SLAB // length))] * length, length
+
+
+def _swap(ground: Ground) -> tuple[Places, Values]:
+    """Two elements of a row that change places."""
+    rows, length = _rows_chosen(ground)
+    first = torch.randint(length, rows.shape)
+    second = (first + torch.randint(1, max(2, length), rows.shape)) % length
+    own, others = torch.cat([rows + first, rows + second]), torch.cat([rows + second, rows + first])
+    return own, ground.flat[others].double()
+
+
+def _mass(ground: Ground) -> tuple[Places, Values]:
+    """An element of a row becomes 0 and another one their sum."""
+    own, values = _swap(ground)
+    half = len(own) // 2
+    return own, torch.cat([torch.zeros(half), values[:half] + values[half:]])
+
+
+def _smooth(ground: Ground) -> tuple[Places, Values]:
+    """Rows of which others than one element get a part."""
+    rows, length = _rows_chosen(ground)
+    own = (rows[:, None] + torch.arange(length)).flatten()
+    part = random.uniform(0.05, 0.3)
+    return own, ground.flat[own].double() * (1 - part) + part / length
+
+
+def _other_value(ground: Ground) -> tuple[Places, Values]:
+    """The other one of two values."""
+    low, high = ground.domain.low, ground.domain.high
     if low == high:
         low, high = (0.0, high) if high else (0.0, 1.0)
-    at = torch.cat([places(value, domain, num_kinds=2), ends(value, domain)]).unique()
-    at = at[(flat[at] != (high if to_high else low))]
-    if not to_high and value.ndim > 1 and len(at):
-        length = value.shape[-1]
-        row = at // length
-        had = (value.view(-1, length)[row] == high).sum(-1)
-        lost = torch.zeros(value.numel() // length, dtype=torch.int64)
-        lost.index_add_(0, row, torch.ones_like(row))
-        at = at[had > lost[row]]
-    return at, torch.full(at.shape, high if to_high else low).to(value.dtype)
+    at = torch.cat([_places(ground, num_kinds=8), _ends(ground)]).unique()
+    return at, torch.where(ground.flat[at].double() == high, low, high)
 
 
-def _between(ground: Ground) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inner elements of sorted rows, moved to a place between their neighbours; of integers such
-    that no gap exceeds the largest or vanishes where none did."""
+def _single(ground: Ground) -> tuple[Places, Values]:
+    """An integer for which Triton makes the same kernel."""
+    given = int(ground.flat[0])
+    alike = [n for n in range(2, min(given, 4096)) if (n % 16 == 0) == (given % 16 == 0)]
+    chosen = [random.choice(alike)] if alike else []
+    return torch.zeros(len(chosen), dtype=torch.int64), torch.tensor(chosen).double()
+
+
+def _between(ground: Ground) -> tuple[Places, Values]:
+    """Inner elements of sorted rows at other distances: of integers, unlike ones in another order,
+    or any that do not vanish in place of equal ones."""
     value = ground.value
     length = value.shape[-1]
-    rows = value.reshape(-1, length)
-    inner = torch.arange(1 + random.randrange(2), length - 1, 2)
-    if not len(inner):
-        return torch.zeros(0, dtype=torch.int64), value.view(-1)[:0]
-    before, after = rows[:, inner - 1].double(), rows[:, inner + 1].double()
-    made = before + (after - before) * torch.rand(before.shape, dtype=torch.float64)
-    if not value.is_floating_point():
-        gaps = rows.diff(dim=-1)
-        least, most = min(1, int(gaps.min())), int(gaps.max())
-        made = made.floor().maximum(before + least).minimum(after - least)
-        made = made.minimum(before + most).maximum(after - most)
-    keep = torch.rand(made.shape) < 0.5
-    at = (torch.arange(len(rows))[:, None] * length + inner)[keep]
-    return at, made[keep].to(value.dtype)
+    rows = value.reshape(-1, length)[: max(1, MAX_SLAB // length)].double()
+    gaps = rows.diff(dim=-1)
+    low, high = float(gaps.min()), float(gaps.max())
+    if value.is_floating_point():
+        made = gaps * (2 * torch.randn(gaps.shape, dtype=torch.float64)).exp_()
+        made = made * (gaps.sum(-1, keepdim=True) / made.sum(-1, keepdim=True))
+    elif low < high:
+        made = gaps.gather(-1, torch.rand(gaps.shape).argsort(-1))
+    else:
+        span = int(low) * (length - 1)
+        cuts = torch.stack([torch.randperm(span - 1)[: length - 2].sort().values + 1 for _ in rows])
+        whole = (
+            torch.nn.functional.pad(cuts, (1, 0)),
+            torch.nn.functional.pad(cuts, (0, 1), value=span),
+        )
+        made = (whole[1] - whole[0]).double()
+    inner = (rows[:, :1] + made.cumsum(-1))[:, :-1]
+    inner = torch.minimum(inner, rows[:, -1:]) if value.is_floating_point() else inner
+    at = torch.arange(len(rows))[:, None] * length + torch.arange(1, length - 1)
+    return at.flatten(), inner.flatten()
+
+
+def _congruent(ground: Ground) -> tuple[Places, Values]:
+    """D A D of a symmetric matrix, which stays definite."""
+    value = ground.value.double()
+    scale = torch.ones(value.shape[:-1], dtype=torch.float64).flatten()
+    chosen = torch.randperm(len(scale))[: max(1, len(scale) // 16)]
+    scale[chosen] = _signs(chosen.shape) * torch.randint(-2, 3, chosen.shape).double().exp2()
+    scale = scale.view(*value.shape[:-1], 1)
+    made = (value * scale * scale.mT).flatten()
+    own = (made != value.flatten()).nonzero()[:, 0]
+    return own, made[own]
+
+
+_STRUCTURED: dict[str, Callable[[Ground], tuple[Places, Values]]] = {
+    "swap": _swap,
+    "mass": _mass,
+    "smooth": _smooth,
+    "other value": _other_value,
+    "single": _single,
+    "between": _between,
+    "congruent": _congruent,
+}
+"""Kinds that change elements together, or that depend on the form."""
+
+
+def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+    """Plants into parameters and saved floats of a model, in place: a few zeros, ties, other signs
+    and sizes. Some that were constant `before` they were moved get that back in a part."""
+    trained = {one.data_ptr() for one in model.parameters()}
+    for name, value in model.state_dict().items():
+        size = value.numel()
+        if not value.is_floating_point() or size < MIN_ROW or not value.is_contiguous():
+            continue
+        flat, default = value.view(-1), before[name].flatten()
+        ground = Ground(value=value, domain=Domain.of([value], permutes=False), looks=Looks())
+        if ground.domain.form != "free":
+            continue
+        if bool((default == default[0]).all()) and random.random() < 0.5:
+            part = torch.arange(size) < random.randint(1, size - 1)
+            flat.copy_(torch.where(part if random.random() < 0.7 else ~part, default, flat))
+        kinds = ["zero", "tie", "small", *(["sign"] if value.data_ptr() in trained else [])]
+        at = torch.randint(1, size, (max(4, size // 64),)).unique()
+        for number, kind in enumerate(kinds):
+            own = at[number :: len(kinds)]
+            flat[own] = ground.cast(_values(ground, kind, own))

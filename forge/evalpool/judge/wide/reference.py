@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import Called, call_on, copied, dtype_name, replaced
-from forge.evalpool.judge.numbers.errors.undefined import require_defined
+from forge.evalpool.judge.numbers.errors.undefined import UndefinedResult, require_defined
 from forge.evalpool.judge.numbers.held import held_tensors
 from forge.evalpool.judge.numbers.inputs.seeds import unseeded
 from forge.evalpool.judge.numbers.opcount import EXACT
@@ -49,8 +49,6 @@ OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "argsort", "c
 """Operations that leave open which of equal elements they take; max and argmax take the first."""
 SAME_CONSTANT = 1e-4
 """Relative difference of a constant that a constructor computes in the problem's types."""
-ORDER = 1
-"""Seed of the order that equal elements get."""
 
 
 class CannotWiden(Exception):
@@ -111,8 +109,6 @@ class WideReference:
                 one.data = one.data.double()
         self._has_state = True
         """False once a call has left the model as it was: it needs no copy."""
-        self.is_open = False
-        """True once a call with noise has met an operation that leaves an order open."""
         self._take_constants(construct)
 
     def _take_constants(self, construct: Callable[[], Any] | None) -> None:
@@ -121,7 +117,7 @@ class WideReference:
         if construct is None or not held:
             return
         try:
-            with unseeded(), self._arithmetic(noise=0, is_watched=False):
+            with unseeded(), self._arithmetic(noise=False, is_watched=False):
                 made = {one.name: one.tensor for one in held_tensors(construct())}
         except Exception:  # a constructor may run once alone
             return
@@ -137,16 +133,16 @@ class WideReference:
         inputs: list[Any],
         changed: Sequence[int],
         *,
-        noise: int = 0,
+        noise: bool = False,
         is_watched: bool = False,
     ) -> Called:
         """One call on copies. Raises what the reference raises.
 
         Args:
             changed: numbers of the inputs that a call changes.
-            noise: results of operations that round get other roundings, of NOISE, and equal
-                elements an order where torch leaves it open: with -1 the other one than with 1.
-            is_watched: raises UndefinedResult for what torch leaves open.
+            noise: results of operations that round get other roundings, of NOISE; raises
+                UndefinedResult where equal elements leave open which of them is taken.
+            is_watched: raises it for what torch leaves open else.
         """
         model = copied(self._model) if self._has_state else self._model
         given = replaced(inputs, lambda at, one: self._widened(one, is_own=at in changed))
@@ -169,18 +165,17 @@ class WideReference:
         return tensor.clone() if is_own else tensor
 
     @contextmanager
-    def _arithmetic(self, *, noise: int, is_watched: bool) -> Iterator[None]:
+    def _arithmetic(self, *, noise: bool, is_watched: bool) -> Iterator[None]:
         before = torch.get_default_dtype()
         if before in self._kinds:
             torch.set_default_dtype(torch.float64)
         try:
-            with _Wide(self._kinds, self._own, noise=noise, is_watched=is_watched) as mode:
+            with _Wide(self._kinds, self._own, noise=noise, is_watched=is_watched):
                 if self._asks:
                     with _OwnTypes(self._own):
                         yield
                 else:
                     yield
-            self.is_open = self.is_open or mode.is_open
         finally:
             torch.set_default_dtype(before)
 
@@ -206,15 +201,13 @@ class _Wide(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, kinds: set[torch.dtype], own: torch.dtype, *, noise: int, is_watched: bool
+        self, kinds: set[torch.dtype], own: torch.dtype, *, noise: bool, is_watched: bool
     ) -> None:
         super().__init__()
         self._is_watched = is_watched
         self._kinds = kinds - {torch.float64}
         self._own = own
         self._noise = noise
-        self._order = torch.Generator().manual_seed(ORDER)
-        self.is_open = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -238,8 +231,7 @@ class _Wide(TorchDispatchMode):
         elif name.rstrip("_") == "nan_to_num":
             args = _with_ends(args, torch.finfo(self._own))
         elif self._noise and name in OPEN and not kwargs.get("stable"):
-            self.is_open = True
-            args = (_apart(args[0], self._noise, self._order), *args[1:])
+            _require_unique(func, args, kwargs)
         out = func(*args, **kwargs)
         if self._is_watched:
             require_defined(name, args, kwargs, out)
@@ -295,13 +287,18 @@ def _noisy(value: Any) -> Any:
     return torch.empty_like(value).uniform_(1 - NOISE, 1 + NOISE).mul_(value)
 
 
-def _apart(value: torch.Tensor, sign: int, order: torch.Generator) -> torch.Tensor:
-    """Elements of which no two are equal, next to what they were."""
-    if value.dtype is not torch.float64 or not value.numel():
-        return value
-    finite = value.nan_to_num(0.0, 0.0, 0.0)
-    moved = torch.rand(value.shape, generator=order, dtype=value.dtype)
-    return value + sign * 1024 * NOISE * (float(finite.abs().max()) or 1.0) * moved
+def _require_unique(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises UndefinedResult for an operation that takes other elements if equal ones are moved
+    apart, in one order or the opposite one."""
+    value = args[0]
+    if not value.is_floating_point() or not value.numel():
+        return
+    largest = float(value.nan_to_num(0.0, 0.0, 0.0).abs().max()) or 1.0
+    step = 1024 * NOISE * largest * torch.rand(value.shape, dtype=value.dtype)
+    up, down = (func(value + one, *args[1:], **kwargs) for one in (step, -step))
+    pairs = zip(up, down, strict=True) if isinstance(up, tuple) else [(up, down)]
+    if any(one.dtype is torch.int64 and not torch.equal(one, two) for one, two in pairs):
+        raise UndefinedResult("an order of equal elements")
 
 
 def _with_noise(out: Any, *, is_written: bool) -> Any:

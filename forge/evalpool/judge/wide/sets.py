@@ -5,13 +5,14 @@ plants, those of one kind in one tensor, was asked for by the reference itself:
 
     it matters      with and without the group some output differs by MATTERS or more; else it grows
     it is bearable  outputs are finite where given ones are, of the same shapes, and defined; and no
-                    rounding decides: results that round otherwise, by 1e-13, stay equal
+                    rounding decides: results that round otherwise, by 1e-14, stay equal
 
 else the group is left out. A tensor of which no group matters in any set is insensitive.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,45 +36,39 @@ from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.tolerance import tolerance
+from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.compare import LEAST_SCALE, MIN_SLAB, SAME
-from forge.evalpool.judge.wide.plants import (
-    ROWS,
-    Domain,
-    Ground,
-    Group,
-    Looks,
-    kinds_for,
-    make_groups,
-)
+from forge.evalpool.judge.wide.plants import Domain, Ground, Group, Looks
 from forge.evalpool.judge.wide.reference import CannotWiden, WideReference, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
-MATTERS = 100.0
-"""Least effect of a group of plants, in tolerances of question 1."""
-MATTERS_REAL = 4.0
-"""The same in the problem's own types, where the reference has no float64."""
+MATTERS, MATTERS_REAL = 100.0, 4.0
+"""Least effect of a group of plants, in tolerances of question 1; in those of the problem's own
+types where the reference has no float64."""
 STABLE = 0.5
 """Largest difference, in tolerances of question 1, that other roundings make."""
-MAX_REAL_ERROR = 0.25
-"""Largest distance of eager from float64, in tolerances, on planted inputs that are asked for in
-the problem's own types."""
-MAX_OWN_ERROR = 10.0
-"""The same on inputs as given: beyond it nobody knows what is right."""
+MAX_REAL_ERROR, MAX_OWN_ERROR = 0.25, 10.0
+"""Largest distance of eager from float64, in tolerances: on planted inputs that are asked for in
+the problem's own types; on given ones, beyond which nobody knows what is right."""
 NUM_GIVEN_DRAWS = 3
 """Draws of inputs as given before they count as ill-conditioned."""
+ROUNDING = "a rounding decides"
+"""Why a reference is narrow of which other roundings in float64 make another one."""
 MIN_SETS = 2
 MAX_NOTED = 64
 """Plants that a set names."""
-GROWTH = (0, 1, -2)
-"""Steps by which a group that does not matter, or is not bearable, is made anew."""
-MAX_FURTHER = 3
-"""Other groups that are tried for a set of which none mattered."""
+GROWTH = (0, -1, -2)
+"""Steps by which large plants that the reference does not bear are made anew."""
 LARGE_BYTES = 4 << 20
-"""Inputs and outputs above which the groups of a tensor are planted together: a call costs more."""
+"""Inputs and outputs above which all groups are planted together: a call costs more."""
+SPLIT = ("constant", "edge", "beyond", "sign", "special")
+"""Kinds whose values are tried apart where not all are borne."""
+FAINT = 2.0**-11
+"""Factor of a whole input, once a draw where a constant may bound something that all make."""
 
 Outputs = list[torch.Tensor]
 
@@ -114,8 +109,9 @@ def make_wide_sets(
     sets = [draws.given()]
     use(sets[0])
     num_fit = max(MIN_SETS, terms.max_bytes // max(1, sets[0].num_bytes()))
-    for kinds in draws.dealt(min(num_sets, num_fit) - 1):
-        sets.append(draws.planted(kinds))
+    draws.deal(min(num_sets, num_fit) - 1)
+    while draws.are_left():
+        sets.append(draws.planted())
         use(sets[-1])
     for one in sets[1:]:
         one.asks_real = bool(one.plants) and one.real_error <= MAX_REAL_ERROR
@@ -127,6 +123,27 @@ def make_wide_sets(
         insensitive=draws.insensitive(),
         is_constant=draws.is_constant(),
     )
+
+
+@dataclass(slots=True)
+class _Tried:
+    """Inputs that the reference bears, and what comes of them."""
+
+    inputs: list[Any]
+    outputs: Outputs
+    """As they are compared: in float64, if there is one."""
+    called: Called | None = None
+    """The call in float64."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Plan:
+    """Plan of one set."""
+
+    kinds: Collection[str]
+    """Kinds of single elements; LOUD for whole rows that are loud, too."""
+    is_faint: bool = False
+    has_arguments: bool = False
 
 
 class _Draws:
@@ -144,30 +161,32 @@ class _Draws:
     ) -> None:
         self._module, self._model, self._terms = module, model, terms
         self._counted, self._source, self._construct = counted, source, construct
+        modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+        self._looks = Looks.of(counted, source, [vars(module), *map(vars, modules)])
+        self._is_watched = self._looks.may_be_undefined
+        self._first: list[Any] | None = self._draw()
+        pairs = zip(leaves(self._first), leaves(self._draw()), strict=False)
+        self._domains = [Domain.of(pair, permutes=self._looks.permutes) for pair in pairs]
+        self._has_infinities = any(
+            math.isinf(x) for one in self._domains for x in (one.low, one.high)
+        )
+        self._given: _Tried | None = None
+        self._is_finite: list[bool] = []
         self._close: list[float] = []
         self._changed: list[int] = []
         self._wide: WideReference | None = None
         self.kinds: frozenset[str] = frozenset()
         self.why = ""
-        first = self._draw()
-        self._domains = [
-            Domain.of(pair) for pair in zip(leaves(first), leaves(self._draw()), strict=False)
-        ]
-        self._first: list[Any] | None = first
-        self._outputs: Outputs = []
-        """Results of the given set, as they are compared."""
-        self._is_finite: list[bool] = []
-        self._tried: set[int] = set()
+        self._dealt: list[_Plan] = []
+        self._turns = [random.randrange(64), random.randrange(64)]
+        """Numbers of the next quiet set and of the next loud one, which turns follow."""
+        self._bad: set[tuple[int, str]] = set()
+        """(tensor, kind) of rows that the reference does not bear."""
+        self._borne: set[int] = set()
         self._mattering: set[int] = set()
-        self._matters_most: list[tuple[int, str]] = []
-        """Groups that have mattered."""
+        """Tensors of which some group was borne, of which one mattered."""
         self._varies = False
-        self._last: tuple[list[Any], Called] | None = None
-        """The last inputs that were borne, and their results in float64."""
         """True if outputs of two draws of given inputs differ."""
-        scopes = [vars(module), *(vars(one) for one in _modules(model))]
-        self._looks = Looks.of(counted, source, scopes)
-        self._may_be_undefined = self._looks.may_be_undefined
 
     def _draw(self) -> list[Any]:
         seed_everything(fresh_seed())
@@ -184,32 +203,18 @@ class _Draws:
             self._changed = called.changed()
             outputs = called.results(self._changed)
             self._require(inputs, outputs)
-            is_first = not self._outputs
-            if is_first:
+            if self._given is None:
                 self._widen(leaves(inputs), outputs)
-            made = self._set(inputs, called, outputs, "given")
-            if is_first and self._wide is not None:
-                self._learn(inputs, made)
-            self._outputs = made.wide or outputs
-            self._is_finite = [is_finite(one) for one in self._outputs]
+            wide = self._ran_wide(inputs)
+            if self._given is None and wide is not None and not self._learns(inputs, wide):
+                self._narrow(ROUNDING)
+                wide = None
+            made = self._set(inputs, called, "given", wide)
+            self._given = _Tried(inputs, made.wide or outputs, wide)
+            self._is_finite = [is_finite(one) for one in self._given.outputs]
             if (error := made.real_error) <= MAX_OWN_ERROR:
                 return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
-
-    def _learn(self, inputs: list[Any], made: InputSet) -> None:
-        """Takes note of how the reference in float64 behaves on given inputs."""
-        assert self._wide is not None
-        assert made.wide is not None
-        try:
-            self._wide.run(inputs, self._changed, is_watched=self._may_be_undefined)
-        except UndefinedResult:
-            self._may_be_undefined = False
-        if not self._is_stable(inputs, made.wide):
-            self._narrow("a rounding decides")
-            made.wide, made.real_error = None, 0.0
-
-    def _narrow(self, why: str) -> None:
-        self._wide, self.kinds, self.why = None, frozenset(), why
 
     def _require(self, inputs: list[Any], outputs: Outputs) -> None:
         """Raises Unjudgeable for outputs that nothing can be compared with."""
@@ -226,9 +231,10 @@ class _Draws:
         if not all(is_equal(*pair) for pair in zip(outputs, again, strict=True)):
             text = "nondeterministic: two runs on the same inputs differ"
             raise Unjudgeable(text, varies=True)
-        tolerated = self._terms.tolerated
-        self._close = [tolerance(dtype_name(one), tolerated) if one.is_floating_point() else 0.0
-                       for one in outputs]  # fmt: skip
+        self._close = [
+            tolerance(dtype_name(one), self._terms.tolerated) if one.is_floating_point() else 0.0
+            for one in outputs
+        ]
 
     def _widen(self, inputs: Outputs, outputs: Outputs) -> None:
         halves = set[str]() if self._counted is None else self._counted.halves
@@ -243,34 +249,8 @@ class _Draws:
             self._model, self.kinds, source=self._source, own=own, construct=self._construct
         )
 
-    def _set(
-        self,
-        inputs: list[Any],
-        called: Called,
-        outputs: Outputs,
-        name: str,
-        *,
-        wide: Called | None = None,
-    ) -> InputSet:
-        made = InputSet(
-            inputs=inputs,
-            outputs=outputs,
-            errors=[torch.zeros(0) for _ in outputs],
-            variant=name,
-            changed=self._changed,
-            form=called.form,
-            state=called.state,
-        )
-        wide = wide or self._ran_wide(inputs)
-        if wide is not None:
-            made.wide, made.wide_state = wide.results(self._changed), wide.state
-            made.real_error = max(
-                (_distance(one, other, scale_rows=False) / close
-                 for one, other, close in zip(outputs, made.wide, self._close, strict=True)
-                 if close),
-                default=0.0,
-            )  # fmt: skip
-        return made
+    def _narrow(self, why: str) -> None:
+        self._wide, self.kinds, self.why = None, frozenset(), why
 
     def _ran_wide(self, inputs: list[Any]) -> Called | None:
         """A call in float64; None where there is none, from now on for all sets."""
@@ -281,241 +261,316 @@ class _Draws:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a reference may insist on its types
-            is_ours = isinstance(error, CannotWiden)
-            self._narrow(str(error) if is_ours else type(error).__name__)
+            self._narrow(str(error) if isinstance(error, CannotWiden) else type(error).__name__)
             return None
 
-    def dealt(self, num_sets: int) -> list[list[tuple[int, str]]]:
-        """The groups (tensor, kind) of each planted set: each group in one at least, and loud ones
-        of different tensors apart as far as there are sets."""
-        assert self._outputs
-        values = leaves(self._draw())
-        made: list[list[tuple[int, str]]] = [[] for _ in range(max(0, num_sets))]
-        if not made:
-            return made
-        for tensor, domain in enumerate(self._domains):
-            value = values[tensor]
-            kinds = kinds_for(domain, value, self._looks, num_others=len(_others(values, tensor)))
-            offset = random.randrange(len(made))
-            for number, kind in enumerate(random.sample(kinds, len(kinds))):
-                made[(offset + number) % len(made)].append((tensor, kind))
-            for one in made:  # each tensor has plants in each set
-                if kinds and all(number != tensor for number, _ in one):
-                    one.append((tensor, random.choice(kinds)))
-        order = [*ROWS, "large", "edge", "special", "constant"]
-        for one in made:
-            one.sort(key=lambda each: order.index(each[1]) if each[1] in order else len(order))
+    def _learns(self, inputs: list[Any], wide: Called) -> bool:
+        """Takes note of the reference in float64 on given inputs. False if a rounding decides."""
+        assert self._wide is not None
+        if self._is_watched:
+            try:
+                self._wide.run(inputs, self._changed, is_watched=True)
+            except UndefinedResult:
+                self._is_watched = False
+        return self._is_stable(_Tried(inputs, wide.results(self._changed)))
+
+    def _set(self, inputs: list[Any], called: Called, name: str, wide: Called | None) -> InputSet:
+        outputs = called.results(self._changed)
+        made = InputSet(
+            inputs=inputs,
+            outputs=outputs,
+            errors=[torch.zeros(0) for _ in outputs],
+            variant=name,
+            changed=self._changed,
+            form=called.form,
+            state=called.state,
+        )
+        if wide is not None:
+            made.wide, made.wide_state = wide.results(self._changed), wide.state
+            every = zip(outputs, made.wide, self._close, strict=True)
+            lost = [_distance(one, two, by_row=False) / close for one, two, close in every if close]
+            made.real_error = max(lost, default=0.0)
         return made
 
-    def planted(self, kinds: Sequence[tuple[int, str]]) -> InputSet:
-        """A set with these groups, as far as they matter and are borne."""
-        inputs = self._draw()
-        outputs = self._results_of(inputs)
-        if outputs is None:
+    def deal(self, num_sets: int) -> None:
+        """Plans the kinds of each of `num_sets` sets: every kind of single elements in one. Loud
+        ones are apart; the same kinds of all tensors go together, for branches that ask for
+        several."""
+        assert self._given is not None
+        inputs, tensors = self._given.inputs, range(len(self._domains))
+        every = [k for n in tensors for k in plants.elements_for(self._ground(n, inputs))]
+        quiet = [one for one in dict.fromkeys(every) if one not in plants.LOUD]
+        random.shuffle(quiet)
+        num_quiet = (num_sets + random.randrange(2)) // 2
+        parts = [quiet[number::num_quiet] for number in range(num_quiet)]
+        self._dealt = [_Plan(kinds=set(one)) for one in parts]
+        self._dealt += [_Plan(kinds=plants.LOUD) for _ in range(num_sets - num_quiet)]
+        if num_sets > MIN_SETS and any(one > 0 for one in self._looks.constants):
+            self._dealt[-1] = _Plan(kinds={"zero", "sign", "tie"}, is_faint=True)
+        if num_sets:
+            self._dealt[0].has_arguments = True
+        random.shuffle(self._dealt)
+
+    def are_left(self) -> bool:
+        """True while there is a set to come."""
+        return bool(self._dealt)
+
+    def planted(self) -> InputSet:
+        """The next set, with its groups as far as they matter and are borne."""
+        plan = self._dealt.pop()
+        is_loud = plan.kinds is plants.LOUD
+        self._turns[is_loud] += 1
+        start = self._tried(self._draw())
+        if start is None:
             return self.given()
-        self._varies = self._varies or self._matters(self._outputs, outputs)
-        groups: list[Group] = []
-        current, best = inputs, outputs
-        is_large = sum(one.nbytes for one in [*leaves(inputs), *outputs]) > LARGE_BYTES
-        steps: list[list[tuple[int, str]]] = [[one] for one in kinds]
-        if is_large:
-            steps = [[one for one in kinds if one[0] == tensor] for tensor in {n for n, _ in kinds}]
-        for step in steps:
-            found = self._grown(step, current, best)
-            if found is not None:
-                more, current, best = found
-                groups += more
-        for kind in self._further(kinds) if not groups else ():
-            found = self._grown([kind], current, best)
-            if found is not None:
-                groups, current, best = found
-                break
-        if groups and self._wide is not None and not self._is_stable(current, best):
-            groups, current = self._stable_alone(groups, inputs)
-        return self._final(inputs, current, groups)
+        assert self._given is not None
+        self._varies = self._varies or self._matters(self._given.outputs, start.outputs)
+        work = _Work(start, turn=self._turns[is_loud])
+        if plan.has_arguments:
+            self._plant_arguments(work)
+        if plan.is_faint:
+            self._plant_faint(work)
+        is_large = sum(one.nbytes for one in [*leaves(start.inputs), *start.outputs]) > LARGE_BYTES
+        tensors = random.sample(range(len(self._domains)), len(self._domains))
+        floats = [n for n, one in enumerate(leaves(start.inputs)) if one.is_floating_point()]
+        if is_loud:  # of two, a product would be beyond all other results
+            tensors = [
+                n for n in tensors if n not in floats or n == floats[work.turn % len(floats)]
+            ]
+        for tensor in tensors:
+            found = plants.elements_for(self._ground(tensor, start.inputs))
+            own = [kind for kind in found if kind in plan.kinds] or found[:1]
+            for part in [own] if is_large else [[kind] for kind in own]:
+                self._plant_elements(work, tensor, part)
+        for tensor in tensors if not (plan.is_faint and work.groups) else ():
+            self._plant_rows(work, tensor, is_loud=is_loud)
+        if work.groups and self._wide is not None and not self._is_stable(work.now):
+            self._plant_stable(work)
+        return self._final(work)
 
-    def _further(self, kinds: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Some other groups of the same tensors, for a set of which none mattered."""
-        left = [one for one in self._matters_most if one not in kinds]
-        return random.sample(left, min(MAX_FURTHER, len(left)))
-
-    def _grown(
-        self, kinds: Sequence[tuple[int, str]], inputs: list[Any], outputs: Outputs
-    ) -> tuple[list[Group], list[Any], Outputs] | None:
-        """Groups of one tensor that matter and are borne beside what is planted, the inputs with
-        them, and their results."""
-        tensor = kinds[0][0]
-        names = [kind for _, kind in kinds]
-        can_grow = any(kind in ("large", "constant") for kind in names)
-        for size in GROWTH if can_grow else GROWTH[:1]:
-            groups = self._made(tensor, names, inputs, size=size)
-            if not groups:
-                return None
-            made = _planted(inputs, groups)
-            found = self._results_of(made)
-            if found is None:
-                if len(names) > 1:  # of several at once, one to blame
-                    names = names[len(names) // 2 :]
-                continue
-            self._tried.add(tensor)
-            if self._matters(outputs, found):
-                self._mattering.add(tensor)
-                self._matters_most += [(tensor, one.kind) for one in groups]
-                return groups, made, found
-        return None
-
-    def _made(
-        self, tensor: int, kinds: Sequence[str], inputs: list[Any], *, size: int
-    ) -> list[Group]:
+    def _ground(self, tensor: int, inputs: list[Any], work: _Work | None = None) -> Ground:
         values = leaves(inputs)
+        one = values[tensor]
         ground = Ground(
-            value=values[tensor].contiguous(),
+            value=one.contiguous(),
             domain=self._domains[tensor],
             looks=self._looks,
-            others=_others(values, tensor),
-            size=size,
+            others=[
+                other.contiguous()
+                for number, other in enumerate(values)
+                if number != tensor and (other.shape, other.dtype) == (one.shape, one.dtype)
+            ],
         )
-        return make_groups(ground, tensor, kinds)
+        if work is not None:
+            ground.turn, ground.shared = work.turn, work.shared
+        return ground
 
-    def _stable_alone(
-        self, groups: list[Group], inputs: list[Any]
-    ) -> tuple[list[Group], list[Any]]:
-        """The groups that leave no decision to a rounding, one after another."""
-        kept: list[Group] = []
-        current = inputs
+    def _plant_rows(self, work: _Work, tensor: int, *, is_loud: bool) -> None:
+        """Whole rows: all kinds together, or one after another where not all are borne."""
+        ground = self._ground(tensor, work.now.inputs, work)
+        kinds = [
+            kind
+            for kind in plants.rows_for(ground)
+            if (kind in plants.LOUD) is is_loud and (tensor, kind) not in self._bad
+        ]
+        groups = plants.make_rows(ground, tensor, kinds)
+        if not groups or self._accepts(work, groups) is not None:
+            return
+        for kind in dict.fromkeys(one.kind for one in groups):
+            if self._accepts(work, [one for one in groups if one.kind == kind]) is None:
+                self._bad.add((tensor, kind))
+
+    def _plant_elements(self, work: _Work, tensor: int, kinds: Sequence[str]) -> None:
+        for size in GROWTH if "large" in kinds else GROWTH[:1]:
+            ground = self._ground(tensor, work.now.inputs, work)
+            ground.size = size
+            groups = plants.make_elements(ground, tensor, kinds)
+            found = self._accepts(work, groups) if groups else False
+            if found:
+                return
+            if found is None and len(kinds) > 1:  # one of them is to blame
+                for kind in kinds:
+                    self._plant_elements(work, tensor, [kind])
+                return
+            if found is None and kinds[0] in SPLIT:
+                for part in plants.parts_of(groups[0]):
+                    self._accepts(work, [part])
+
+    def _plant_faint(self, work: _Work) -> None:
+        """One whole float input that is small: what all make may be bounded."""
+        floats = [n for n, one in enumerate(self._domains) if one.form == "free"]
+        values = leaves(work.now.inputs)
+        floats = [n for n in floats if values[n].is_floating_point()]
+        for tensor in random.sample(floats, min(1, len(floats))):
+            inputs = replaced(
+                work.now.inputs, lambda n, one, chosen=tensor: one * FAINT if n == chosen else one
+            )
+            if (found := self._tried(inputs)) is not None:
+                work.now = found
+
+    def _plant_arguments(self, work: _Work) -> None:
+        """Other numbers and flags among the arguments."""
+        for at, value in enumerate(work.now.inputs):
+            if (other := _other_argument(value)) is None:
+                continue
+            inputs = [other if n == at else one for n, one in enumerate(work.now.inputs)]
+            if (found := self._tried(inputs)) is not None:
+                work.now = found
+
+    def _accepts(self, work: _Work, groups: list[Group]) -> bool | None:
+        """Plants groups of one tensor if they matter. None if the reference does not bear them."""
+        tensor = groups[0].tensor
+        found = self._tried(_planted(work.now.inputs, groups))
+        if found is None:
+            return None
+        self._borne.add(tensor)
+        if not self._matters(work.now.outputs, found.outputs):
+            return False
+        self._mattering.add(tensor)
+        work.now = found
+        work.groups += groups
+        return True
+
+    def _plant_stable(self, work: _Work) -> None:
+        """Begins again with the groups that leave no decision to a rounding."""
+        groups, work.groups, work.now = work.groups, [], work.start
         for group in groups:
-            made = _planted(current, [group])
-            outputs = self._results_of(made)
-            if outputs is not None and self._is_stable(made, outputs):
-                kept.append(group)
-                current = made
-        return kept, current
+            found = self._tried(_planted(work.now.inputs, [group]))
+            if found is not None and self._is_stable(found):
+                work.groups.append(group)
+                work.now = found
 
-    def _final(self, given: list[Any], inputs: list[Any], groups: list[Group]) -> InputSet:
-        """The set of planted inputs; of the given ones where eager does not bear them."""
-        for planted, kept in ((inputs, groups), (given, [])):
-            known = self._last[1] if self._last and self._last[0] is planted else None
-            planted = replaced(planted, lambda _, one: one.clone())
+    def _final(self, work: _Work) -> InputSet:
+        """The set with all groups that eager bears: of some, large values may overflow there."""
+        for left_out in (set[str](), plants.LOUD, {one.kind for one in work.groups}):
+            groups = [one for one in work.groups if one.kind not in left_out]
+            tried: _Tried | None = work.now
+            if len(groups) < len(work.groups):
+                tried = self._tried(_planted(work.start.inputs, groups))
+            if tried is None:
+                continue
+            inputs = replaced(tried.inputs, lambda _, one: one.clone())
             try:
-                called = call(self._model, planted, has_state=True)
-                outputs = called.results(self._changed)
-            except Exception:
+                called = call(self._model, inputs, has_state=True)
+            except Exception:  # in its own types a reference may raise anything
                 continue
-            if kept and not self._is_as_finite(outputs):
+            if groups and not self._is_as_finite(called.results(self._changed)):
                 continue
-            name = "planted" if kept else "given"
-            made = self._set(planted, called, outputs, name, wide=known)
-            noted = [
-                (one.tensor, at, one.kind) for one in kept for at in one.at.tolist()[:MAX_NOTED]
-            ]
-            made.plants = random.sample(noted, min(MAX_NOTED, len(noted)))
+            wide = tried.called if self._wide is not None else None
+            made = self._set(inputs, called, "planted" if groups else "given", wide)
+            share = max(1, MAX_NOTED // max(1, len(groups)))
+            noted = [(one.tensor, at, one.kind) for one in groups for at in one.at[:share].tolist()]
+            made.plants = noted[:MAX_NOTED]
             return made
         return self.given()
 
-    def _results_of(self, inputs: list[Any]) -> Outputs | None:
+    def _tried(self, inputs: list[Any]) -> _Tried | None:
         """Results on inputs; None where the reference does not bear them."""
-        self._last = None
         try:
-            if self._wide is not None:
-                watched = self._may_be_undefined
-                called = self._wide.run(inputs, self._changed, is_watched=watched)
-                outputs = called.results(self._changed)
-                self._last = inputs, called
+            if self._wide is None:
+                found = _Tried(inputs, call(self._model, inputs).results(self._changed))
             else:
-                outputs = call(self._model, inputs).results(self._changed)
+                called = self._wide.run(inputs, self._changed, is_watched=self._is_watched)
+                found = _Tried(inputs, called.results(self._changed), called)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # outside of its domain a reference may raise anything
             return None
-        return outputs if self._is_as_finite(outputs) else None
+        return found if self._is_as_finite(found.outputs) else None
 
     def _is_as_finite(self, outputs: Outputs) -> bool:
-        """True for outputs of the given shapes that are finite where given ones are all finite, or
-        where the reference looks for what is not."""
-        if [one.shape for one in outputs] != [one.shape for one in self._outputs]:
+        """True for outputs of the given shapes that are finite where all given ones are; that are
+        numbers, where given inputs have infinities."""
+        assert self._given is not None
+        if [one.shape for one in outputs] != [one.shape for one in self._given.outputs]:
             return False
-        return all(
-            is_finite(one) or not was for one, was in zip(outputs, self._is_finite, strict=True)
-        )
+        pairs = zip(outputs, self._is_finite, strict=True)
+        if self._has_infinities:
+            return not any(bool(widened(one).isnan().any()) for one, was in pairs if was)
+        return all(not was or is_finite(one) for one, was in pairs)
 
-    def _is_stable(self, inputs: list[Any], outputs: Outputs) -> bool:
-        """True if other roundings in float64 give the same results, and equal elements in another
-        order: of two opposite ones, since torch's own is like one of them."""
+    def _is_stable(self, tried: _Tried) -> bool:
+        """True if other roundings in float64 give the same results."""
         assert self._wide is not None
-        for noise in (1, -1):
-            try:
-                other = self._wide.run(inputs, self._changed, noise=noise).results(self._changed)
-            except Exception:  # an index that a rounding decides on
-                return False
-            pairs = zip(outputs, other, strict=True)
-            if any(_distance(one, two) > STABLE * SAME for one, two in pairs):
-                return False
-            if not self._wide.is_open:
-                break
-        return True
+        try:
+            other = self._wide.run(tried.inputs, self._changed, noise=True)
+        except Exception:  # an index that a rounding decides on, or an order of equal elements
+            return False
+        pairs = zip(tried.outputs, other.results(self._changed), strict=True)
+        return all(_distance(one, two) <= STABLE * SAME for one, two in pairs)
 
     def _matters(self, outputs: Outputs, others: Outputs) -> bool:
         """True if two results differ so much that no kernel gives one for the other."""
-        for one, other, close in zip(outputs, others, self._close, strict=True):
-            least = MATTERS * SAME if self._wide is not None else MATTERS_REAL * close
-            if one.shape != other.shape or _distance(one, other, scale_rows=False) > least:
-                return True
-        return False
+        least = [
+            MATTERS * SAME if self._wide is not None else MATTERS_REAL * one for one in self._close
+        ]
+        every = zip(outputs, others, least, strict=True)
+        return any(_distance(one, two) > most for one, two, most in every)
 
     def insensitive(self) -> list[str]:
         """Inputs none of whose plants matters."""
-        return [f"input {tensor}" for tensor in sorted(self._tried - self._mattering)]
+        return [f"input {tensor}" for tensor in sorted(self._borne - self._mattering)]
 
     def is_constant(self) -> bool:
         """True if no input matters."""
-        return bool(self._tried) and not self._mattering and not self._varies
+        return bool(self._borne) and not self._mattering and not self._varies
 
 
-def _modules(model: Any) -> list[torch.nn.Module]:
-    return list(model.modules()) if isinstance(model, torch.nn.Module) else []
+class _Work:
+    """A set at work."""
+
+    def __init__(self, start: _Tried, *, turn: int) -> None:
+        self.start = self.now = start
+        self.turn = turn
+        self.groups: list[Group] = []
+        self.shared: dict[Any, torch.Tensor] = {}
 
 
-def _others(values: Outputs, tensor: int) -> Outputs:
-    one = values[tensor]
-    return [
-        other.contiguous()
-        for number, other in enumerate(values)
-        if number != tensor and (other.shape, other.dtype) == (one.shape, one.dtype)
-    ]
+def _other_argument(value: Any) -> Any:
+    """Another number or flag; None for what is neither."""
+    if type(value) is bool:
+        return not value
+    if type(value) is float and math.isfinite(value) and value:
+        return value * random.randrange(32, 64) / 64
+    return value + random.choice((1, 2)) if type(value) is int else None
 
 
 def _planted(inputs: list[Any], groups: Sequence[Group]) -> list[Any]:
+    """The same inputs with plants; tensors without some are not copied."""
+
     def put(number: int, one: torch.Tensor) -> torch.Tensor:
-        order = memory_order(one)
-        for group in groups:
-            if group.tensor == number:
-                one = group.put(one)
-        return laid_out(one, order)
+        own = [group for group in groups if group.tensor == number]
+        if not own:
+            return one
+        made = one.clone(memory_format=torch.contiguous_format)
+        for group in own:
+            made.view(-1)[group.at] = group.values
+        return laid_out(made, memory_order(one))
 
     return replaced(inputs, put)
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor, *, scale_rows: bool = True) -> float:
+def _distance(one: torch.Tensor, other: torch.Tensor, *, by_row: bool = True) -> float:
     """The largest difference of two results, relative to |one| + the rms of all (of the row, where
     asked, at least LEAST_SCALE of all); infinite where one alone is not finite, or an integer
     differs."""
     if one.shape != other.shape:
-        return float("inf")
+        return math.inf
     if not one.numel():
         return 0.0
     if not one.is_floating_point():
-        return 0.0 if torch.equal(one, other) else float("inf")
+        return 0.0 if torch.equal(one, other) else math.inf
     first, second = widened(one).double(), widened(other).double()
-    difference = (first - second).abs_()
-    size = first.abs()
-    if not bool(torch.isfinite(difference.max() + size.max())):
+    difference, size = (first - second).abs_(), first.abs()
+    if not math.isfinite(float(difference.max() + size.max())):
         is_same = (first == second) | (first.isnan() & second.isnan())
-        difference = difference.masked_fill(is_same, 0.0).nan_to_num(float("inf"), float("inf"))
+        difference = difference.masked_fill(is_same, 0.0).nan_to_num(math.inf, math.inf)
         size = size.nan_to_num(0.0, 0.0, 0.0)
     most = float(size.max()) or 1.0
-    scale = (size / most).square_().mean().sqrt_() * most
-    if scale_rows and size.ndim and size.shape[-1] >= MIN_SLAB:
-        rows = (size / most).square_().mean(-1, keepdim=True).sqrt_() * most
+    squares = (size / most).square_()
+    scale = squares.mean().sqrt_() * most
+    if by_row and size.ndim and size.shape[-1] >= MIN_SLAB:
+        rows = squares.mean(-1, keepdim=True).sqrt_() * most
         scale = rows.clamp_(min=float(scale) * LEAST_SCALE)
     size.add_(scale).clamp_(min=torch.finfo(torch.float64).tiny)
     return float(difference.div_(size).max())
