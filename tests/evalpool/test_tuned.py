@@ -138,6 +138,50 @@ def test_what_benchmarks_leave_in_an_output_makes_the_first_call_wrong(
     assert says in verdict.detail
 
 
+BENCHED = (
+    HEAD
+    + """
+from triton.testing import do_bench
+
+@triton.jit
+def k(x, y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(y, tl.sum(tl.load(x + i, mask=i < n, other=0.0)))
+
+class ModelNew(torch.nn.Module):
+    best = None
+    def forward(self, x):
+        y, n = x.new_zeros(1), x.numel()
+        run = lambda b: k[(triton.cdiv(n, b),)](x, y, n, B=b)
+        if self.best is None:
+            TIMES
+            self.best = min(times, key=times.get)
+        run(self.best)
+        return y
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("times", "is_right"),
+    [
+        ("times = {b: do_bench(lambda: run(b)) for b in (32, 128)}", False),
+        ("times = {b: (run(b), b)[1] for b in (32, 128)}", False),
+        ("times = {b: (run(b), b)[1] for b in (32, 128)}; y.zero_()", True),
+    ],
+    ids=["do_bench", "loop", "loop_and_zero"],
+)
+def test_a_host_that_tries_configurations_on_its_output_is_wrong_in_its_first_call(
+    bench: Any, times: str, is_right: bool
+) -> None:
+    verdict = bench.judge(BENCHED.replace("TIMES", times), problem=SUM)
+    if is_right:
+        assert verdict.status is Status.CORRECT, verdict.detail
+    else:
+        assert (verdict.reason, verdict.status) == ("stateful", Status.WRONG)
+        assert "wrong in its first call" in verdict.detail
+
+
 PRODUCT = """
 import torch
 class Model(torch.nn.Module):

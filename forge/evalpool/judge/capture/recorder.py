@@ -245,6 +245,12 @@ class Recorder(TorchDispatchMode):
         if self.nodes is self.order.nodes:
             self.order.ran(stream)
 
+    def take(self, nodes: list[Node]) -> None:
+        """Appends nodes that were recorded aside."""
+        self.nodes.extend(nodes)
+        for _ in nodes if self.nodes is self.order.nodes else ():
+            self.order.ran()
+
     def kernel(self, kernel: Kernel) -> int:
         """Number of a kernel; equal ones share it. Raises BoundExceeded."""
         number = self._kernel_numbers.get(kernel)

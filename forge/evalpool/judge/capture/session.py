@@ -72,7 +72,8 @@ def capture(
     Args:
         request: Body of the judge's CANDIDATE frame: `entry_point`, `init`, `state`, `order`,
             `inputs` (of one input set: which one is not for the candidate to know), `tensors`,
-            `target`, `choices`, `further` (calls between the first and the last one).
+            `target`, `choices`, `further` (calls between the first and the last one),
+            `is_first` (the first call is the program).
         code: The candidate's source.
         ask: Answers value requests and kernel facts; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
@@ -110,6 +111,7 @@ class Session:
         stage = Stage.get()
         self.recorder = Recorder(fake=stage.fake, file=file, asking=self.asking)
         self.tuning = Tuning(self.recorder, request.get("choices") or {})
+        self.tuning.is_first_call = bool(request.get("is_first"))
         stage.begin(self.card, self.recorder, self.tuning)
         self.asking.prefix = self._prefix
         self.init: list[Node] = []
@@ -134,7 +136,9 @@ class Session:
             inputs = self._decode(self.request["inputs"], self._input)
             self.step, recorder.section = "call", Section.FORWARD
             since = len(recorder.storages)
-            first, _ = self._forward(inputs)
+            first, outputs = self._forward(inputs)
+            if self.request.get("is_first"):
+                return self._first_call(first, outputs)
             earlier = [*first, *self._further_calls()]
             made = range(since, len(recorder.storages))
             inputs = self._other_inputs()
@@ -168,6 +172,17 @@ class Session:
         if self.request.get("drawn") is not None:
             self.drawn_otherwise = self._drawn_otherwise(module, self.request["drawn"])
         return program
+
+    def _first_call(self, forward: list[Node], outputs: list[int]) -> Program:
+        """The program of the first call alone."""
+        return self._build(
+            forward,
+            outputs,
+            parts=self.parts(),
+            returned=self.returned,
+            nesting=self.nesting,
+            streams=self.recorder.order.timeline(),
+        )
 
     def _further_calls(self) -> list[Node]:
         """Nodes of the calls between the first and the last one, whose number is a secret: a host

@@ -16,7 +16,7 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from forge.evalpool.judge.program.format import Alternative, Choice, Node, Op
+from forge.evalpool.judge.program.format import BENCHMARK, Alternative, Choice, Node, Op
 from forge.evalpool.judge.program.walk import tensors_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Tuning:
         self._position: tuple[int, int] | None = None
         """Place in the program of the benchmarks that wait for more of their kind."""
         self._num_groups = 0
+        self.is_first_call = False
+        """True where the first call is the program."""
         self.benched: dict[str, Choice] = {}
         """Choices between benchmarks of the candidate's own, by key."""
 
@@ -113,7 +115,7 @@ class Tuning:
                 continue
             found[number] = (result, tuple(nodes))
             if answer is not None and len(found) > answer:
-                self.recorder.nodes.extend(nodes)
+                self.recorder.take(nodes)
                 return result, number
         if not found:
             assert failure is not None
@@ -149,13 +151,16 @@ class Tuning:
     # do_bench
 
     def bench(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of `triton.testing.do_bench`: records what would be measured."""
+        """In place of `triton.testing.do_bench`: records what would be measured; as a part of the
+        program where that is the first call."""
         position = self.recorder.position()
         if position != self._position:
             self.end_benches()
             self._position = position
         with self.recorder.aside() as nodes:
             call()
+        if self.is_first_call:
+            self.recorder.take(nodes)
         number = len(self._benches)
         label = f"benchmark {number} at line {self.recorder.line()}"
         self._benches.append(Alternative(label=label, nodes=tuple(nodes)))
@@ -170,7 +175,7 @@ class Tuning:
     def end_benches(self) -> None:
         """Closes the choice between the last benchmarks, if there were several."""
         key = self._bench_key()
-        if len(self._benches) > 1 and key not in self.answers:
+        if len(self._benches) > 1 and key not in self.answers and not self.is_first_call:
             line = self.recorder.line()
             choice = Choice(alternatives=tuple(self._benches), key=key, line=line)
             self.benched[key] = choice
@@ -179,7 +184,7 @@ class Tuning:
         self._benches, self._position = [], None
 
     def _bench_key(self) -> str:
-        return f"benchmark.{self._num_groups}"
+        return f"{BENCHMARK}{self._num_groups}"
 
 
 def _key(tuner: Any, kwargs: dict[str, Any]) -> str:

@@ -265,7 +265,7 @@ class CpuJudgement(Judgement):
             found = self._checked()
             with self.phases.timed("correct"):
                 self.require_first_call(self._call_once)
-                self.require_orders(partial(self._call_once, turn=0))
+                self.require_others(partial(self._call_once, turn=0))
             return found
         finally:
             self._checks = None  # it refers to this judgement, which holds the draw's memory

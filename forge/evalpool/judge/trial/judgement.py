@@ -16,7 +16,7 @@ from forge.evalpool.judge.channel.words import MAX_DETAIL_CHARACTERS, at_line
 from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.first_call import first_call
-from forge.evalpool.judge.program.format import Choice, Launch
+from forge.evalpool.judge.program.format import BENCHMARK, Choice, Launch
 from forge.evalpool.judge.program.questions import concealed, deviation, truths, without_answers
 from forge.evalpool.judge.program.streams import other_orders
 from forge.evalpool.judge.program.walk import open_alternatives
@@ -33,7 +33,7 @@ from forge.evalpool.judge.trial.structure import (
     store_line,
     torch_share,
 )
-from forge.evalpool.judge.trial.trial import Decided, Finding
+from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided, Finding
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -195,8 +195,9 @@ class Judgement(ABC):
                 detail = self.at_line(first.line, f"{first.words}\n{wrong}")
                 raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
-    def require_orders(self, call: Callable[[Captured], None]) -> None:
-        """Raises Decided for streams that give another answer in another order of their work.
+    def require_others(self, call: Callable[[Captured], None]) -> None:
+        """Raises Decided for a candidate whose other programs are wrong: streams in another order
+        of their work, and the first call where it differs from later ones.
 
         Args:
             call: runs a program once on set 0.
@@ -206,18 +207,28 @@ class Judgement(ABC):
             return
         for program in other_orders(captured.program):
             one = replace(captured, program=program, data=wire.dumps(program))
-            self.memory.load(0)
-            try:
-                call(one)
-                self.memory.take()
-                wrong = self.memory.mismatch(0)
-            except Decided as decided:
-                if decided.finding.status not in (Status.WRONG, Status.RUNTIME_ERROR):
-                    raise
-                wrong = decided.finding.detail
-            if wrong:
-                detail = f"{ORDER_WORDS}: {STREAM_WORDS}\n{wrong}"
-                raise Decided(self.report(Status.WRONG, Reason.RACE, detail))
+            self._require_right(one, call, Reason.RACE, f"{ORDER_WORDS}: {STREAM_WORDS}")
+        keys = [node.key for node in captured.program.forward if isinstance(node, Choice)]
+        if captured.program.stateful or any(key.startswith(BENCHMARK) for key in keys):
+            one = self._capture(0, answers=self, is_first=True)
+            require_form(one.program, self.memory, self.report, number=0)
+            words = f"right later, wrong in its first call\n{STATEFUL_WORDS}"
+            self._require_right(one, call, Reason.STATEFUL, words)
+
+    def _require_right(
+        self, captured: Captured, call: Callable[[Captured], None], reason: Reason, words: str
+    ) -> None:
+        self.memory.load(0)
+        try:
+            call(captured)
+            self.memory.take()
+            wrong = self.memory.mismatch(0)
+        except Decided as decided:
+            if decided.finding.status not in (Status.WRONG, Status.RUNTIME_ERROR):
+                raise
+            wrong = decided.finding.detail
+        if wrong:
+            raise Decided(self.report(Status.WRONG, reason, f"{words}\n{wrong}"))
 
     def facts(self, prefix: Program) -> dict[str, int] | None:
         """Answers the capture child: registers and memory of a kernel that it compiled."""
@@ -346,13 +357,14 @@ class Judgement(ABC):
             self.phases.program = program
         return without_answers(other.program) == without_answers(captured.program)
 
-    def _capture(self, number: int, *, answers: Answers) -> Captured:
+    def _capture(self, number: int, *, answers: Answers, is_first: bool = False) -> Captured:
         return self.captures.capture(
             self.code,
             {
                 **self.request,
                 "choices": self._choices,
                 "gives_held": self._gives_held,
+                "is_first": is_first,
                 "further": 1 + int(MAX_FURTHER_CALLS ** random.SystemRandom().random()),
             },
             entry_point=self.candidate.entry_point,

@@ -120,15 +120,17 @@ class Stream:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.cuda_stream = self.stream_id = 1 + next(Stream._made) % POOL
-        self._outer: list[Stream] = []
+        self._outer: list[tuple[Order, Stream]] = []
 
     def __enter__(self) -> Stream:
-        self._outer.append(_order().current)
-        _order().current = self
+        order = _order()
+        self._outer.append((order, order.current))
+        order.current = self
         return self
 
     def __exit__(self, *args: object) -> None:
-        _order().current = self._outer.pop()
+        order, outer = self._outer.pop()  # that of a generator may come after the capture
+        order.current = outer
 
     def query(self) -> bool:
         """Always true: all work is done, since the host waits for it."""

@@ -109,7 +109,7 @@ class GpuJudgement(Judgement):
                 if self.candidate.protocol is None:
                     with self.phases.timed("correct"):
                         self._require_forgetful()
-                self.require_orders(self._call_alone)
+                self.require_others(self._call_alone)
                 return found
             finally:
                 self._deadline = None
