@@ -319,6 +319,8 @@ def test_memory_seen_as_floats_and_as_their_bits_is_narrow() -> None:
     seen = replace(program, tensors=(bits, program.tensors[1]))
     with pytest.raises(Narrow, match="kernel k sees int32"):
         widened(seen, SINGLE)
+    with pytest.raises(Narrow, match="float32 and as int32"):
+        widened(seen, SINGLE, inputs=["float32"])
 
 
 def test_the_host_makes_float64() -> None:

@@ -48,7 +48,7 @@ from forge.evalpool.judge.ttir.values import decode, memory_dtype
 from forge.evalpool.judge.wide.bits import NoWideForm, widened_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 WIDE = "float64"
 MLIR = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
@@ -68,11 +68,19 @@ class Narrow(Exception):
         self.line = line
 
 
-def widened(program: Program, kinds: frozenset[str]) -> Program:
+def widened(
+    program: Program,
+    kinds: frozenset[str],
+    *,
+    inputs: Sequence[str] = (),
+    parameters: Mapping[str, str] | None = None,
+) -> Program:
     """The program in float64.
 
     Args:
         kinds: torch's names of the float types that become float64.
+        inputs: types of the tensor inputs: a program may see nothing but the bits of one.
+        parameters: types of the parameters and buffers, by name.
 
     Raises:
         Narrow: bits of floats are read, or a type or an operation has no wide form.
@@ -80,8 +88,8 @@ def widened(program: Program, kinds: frozenset[str]) -> Program:
     kinds = kinds & MLIR.keys()
     if not kinds:
         return program
-    _check_views(program, kinds)
-    storages, constants = _storages(program, kinds)
+    dtypes = _dtypes(program, kinds, inputs, parameters or {})
+    storages, constants = _storages(program, kinds, dtypes)
     kernels = tuple(_kernel(one, kinds) for one in program.kernels)
     _check_launches(program, kinds)
     return replace(
@@ -100,19 +108,30 @@ def widened(program: Program, kinds: frozenset[str]) -> Program:
 # --- memory and the host
 
 
-def _check_views(program: Program, kinds: frozenset[str]) -> None:
-    """Raises Narrow for a storage that is seen as floats of several sizes, or as their bits."""
-    seen: dict[int, str] = {}
+def _dtypes(
+    program: Program,
+    kinds: frozenset[str],
+    inputs: Sequence[str],
+    parameters: Mapping[str, str],
+) -> Mapping[int, str]:
+    """Type of each storage. Raises Narrow for one that is seen as floats of several sizes, or as
+    their bits."""
+    found: dict[int, str] = {}
+    for number, one in enumerate(program.storages):
+        if one.origin is Origin.INPUT and one.index < len(inputs):
+            found[number] = inputs[one.index]
+        elif one.origin is Origin.PARAMETER and one.name in parameters:
+            found[number] = parameters[one.name]
     for one in program.tensors:
-        other = seen.setdefault(one.storage, one.dtype)
+        other = found.setdefault(one.storage, one.dtype)
         if other != one.dtype and (other in kinds or one.dtype in kinds):
             raise Narrow(f"memory seen as {other} and as {one.dtype}")
+    return found
 
 
 def _storages(
-    program: Program, kinds: frozenset[str]
+    program: Program, kinds: frozenset[str], dtypes: Mapping[int, str]
 ) -> tuple[tuple[Storage, ...], tuple[bytes, ...]]:
-    dtypes = {one.storage: one.dtype for one in program.tensors}
     storages, constants = list(program.storages), list(program.constants)
     for number, one in enumerate(program.storages):
         dtype = dtypes.get(number)
