@@ -107,15 +107,15 @@ def test_the_share_is_stored_with_a_correct_verdict(bench: Any) -> None:
 # --- the same answer each time ------------------------------------------------------------------
 
 
-def test_the_second_call_is_judged(bench: Any) -> None:
+def test_the_first_calls_are_not_the_judged_one(bench: Any) -> None:
     code = RELU_KERNEL.replace(
         "        return y\n",
         """        self.calls = getattr(self, "calls", 0) + 1
         return y if self.calls < {} else y[:, :1].repeat(1, 64)
 """,
     )
-    assert bench.judge(code.replace("{}", "2"), problem=RELU).reason == "mismatch"
-    assert bench.judge(code.replace("{}", "3"), problem=RELU).status is Status.CORRECT
+    for most in "234":
+        assert bench.judge(code.replace("{}", most), problem=RELU).reason == "mismatch"
 
 
 class Sets:
