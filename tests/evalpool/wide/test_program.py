@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -275,6 +276,12 @@ def test_bits_of_floats_are_those_of_float64(
     (kernel,), (before,) = wide.kernels, program.kernels
     num_added = kernel.ttir.count("\n") - before.ttir.count("\n")
     assert num_added == len(kernel.lines) - len(before.lines) > 0
+    for name in ("%x = ", "%y = "):
+        first, second = (
+            one.lines[len(re.findall(r"^ *[^ }^\n]", one.ttir.split(name)[0], re.MULTILINE)) - 1]
+            for one in (kernel, before)
+        )
+        assert first == second
 
 
 def test_a_product_of_half_operands_has_a_sum_in_float64() -> None:
