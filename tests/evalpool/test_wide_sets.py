@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers.called import leaves
+from forge.evalpool.judge.numbers.called import Unjudgeable, leaves
 from forge.evalpool.judge.numbers.errors.own_error import count_work
 from forge.evalpool.judge.numbers.errors.undefined import UndefinedResult
 from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs
@@ -225,3 +225,10 @@ class Model(torch.nn.Module):
     assert torch.equal(computed, 10 ** (torch.arange(8).double() / 8))
     assert torch.equal(drawn, model.drawn.double())
     assert torch.equal(saved, model.saved.double())
+
+
+def test_a_reference_that_loses_most_of_its_result_is_refused_and_one_that_rounds_is_not() -> None:
+    with pytest.raises(Unjudgeable, match="ill-conditioned"):
+        draw(source("torch.randn(8, 16)", "return (a + 1e9) - 1e9"))
+    found = draw(source("torch.randn(8, 16)", "return (a * 16).round() / 16"))
+    assert found.why in ("", "a rounding decides")

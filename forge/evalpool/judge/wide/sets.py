@@ -207,6 +207,7 @@ class _Draws:
                 self._widen(leaves(inputs), outputs)
             wide = self._ran_wide(inputs)
             if self._given is None and wide is not None and not self._learns(inputs, wide):
+                self._require_conditioned(outputs, wide.results(self._changed))
                 self._narrow(ROUNDING)
                 wide = None
             made = self._set(inputs, called, "given", wide)
@@ -215,6 +216,19 @@ class _Draws:
             if (error := made.real_error) <= MAX_OWN_ERROR:
                 return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
+
+    def _require_conditioned(self, outputs: Outputs, wide: Outputs) -> None:
+        """Raises Unjudgeable where a rounding decides about most elements of an output, in which
+        eager itself is wrong."""
+        for one, other, close in zip(outputs, wide, self._close, strict=True):
+            if not close or not one.numel():
+                continue
+            first, second = widened(one).double(), widened(other).double()
+            scale = second.abs() + second.square().mean().sqrt()
+            error = float(((first - second).abs() / scale).median()) / close
+            if error > MAX_OWN_ERROR:
+                words = f"ill-conditioned: eager itself is {error:.0f} tolerances from float64"
+                raise Unjudgeable(words)
 
     def _require(self, inputs: list[Any], outputs: Outputs) -> None:
         """Raises Unjudgeable for outputs that nothing can be compared with."""
