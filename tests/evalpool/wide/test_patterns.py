@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.wide.compare import Question, Wanted
-from forge.evalpool.judge.wide.patterns import Values, mismatch_words
+from forge.evalpool.judge.wide.look import Values, look
+from forge.evalpool.judge.wide.patterns import mismatch_words, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,3 +189,32 @@ def test_a_pattern_is_found_in_float32_too() -> None:
 def test_integers_and_one_element_have_words() -> None:
     assert "output[3]: expected 3, got 2" in words(np.arange(5), [0, 1, 2, 2, 4], dtype=np.int64)
     assert "output: expected 1.5, got 1.25; 100%" in words(1.5, 1.25)
+
+
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=4),
+    dtype=st.sampled_from(["float64", "float32", "float16", "int64", "int8", "bool", "bfloat16"]),
+    kind=st.sampled_from(["normal", "equal", "few", "special", "huge"]),
+    seed=st.integers(0, 1 << 20),
+)
+@settings(deadline=None, max_examples=60)
+def test_no_hypothesis_fails_whatever_the_output_holds(
+    shape: list[int], dtype: str, kind: str, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+
+    def made(*sizes: int, dtype: str) -> Values:
+        spec = TensorSpec(dtype, sizes)
+        raw = draw.integers(0, 256, spec.num_bytes, np.uint8)
+        if dtype == "float64" and kind != "special":
+            scale = {"equal": 0.0, "few": 0.01, "huge": 1e300}.get(kind, 1.0)
+            values = 1.0 + scale * draw.normal(size=sizes)
+            raw = np.frombuffer((np.floor(values) if kind == "few" else values).tobytes(), np.uint8)
+        return Values.of_bytes(spec, raw.tobytes())
+
+    expected, got = (made(*shape, dtype=dtype) for _ in range(2))
+    others = [shape, shape[::-1], shape[-1:], [*shape[-1:], 5], [5, *shape]]
+    operands = [made(*sizes, dtype="float64") for sizes in others]
+    mask = draw.random(shape) < draw.choice([0.02, 0.5, 1.0])
+    if mask.any():
+        pattern(look(mask, expected, got, operands=operands))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.channel.shm import Data, TensorSpec
     from forge.evalpool.judge.numbers.blocks import Block
-    from forge.evalpool.judge.wide.patterns import Operands
+    from forge.evalpool.judge.wide.look import Operands
 
 BLOCK_ELEMENTS = 1 << 15
 """Elements that are computed at once: 256 KiB an array of float64."""

@@ -18,7 +18,8 @@ from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
 from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.slabs import Slabs, largest_size, root_mean_squares, unpack_errors
 from forge.evalpool.judge.numbers.tolerance import ERROR_FACTOR, floors_of, tolerance
-from forge.evalpool.judge.wide.patterns import Look, Values, describe, explained, spread
+from forge.evalpool.judge.wide.look import Look, Values, spread
+from forge.evalpool.judge.wide.patterns import describe, explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.numbers.blocks import Block
-    from forge.evalpool.judge.wide.patterns import Operands
+    from forge.evalpool.judge.wide.look import Operands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

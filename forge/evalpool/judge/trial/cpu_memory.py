@@ -10,7 +10,7 @@ from forge.evalpool.judge.channel.shm import is_same
 from forge.evalpool.judge.numbers.compare import is_unwritten, mismatch
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.checks import may_stay
-from forge.evalpool.judge.wide.patterns import Values
+from forge.evalpool.judge.wide.look import Values
 
 if TYPE_CHECKING:
     import mmap

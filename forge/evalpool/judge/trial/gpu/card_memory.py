@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
-    from forge.evalpool.judge.wide.patterns import Values
+    from forge.evalpool.judge.wide.look import Values
 
 
 MAX_KEPT_BYTES = 256 << 20

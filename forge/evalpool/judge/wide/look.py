@@ -1,0 +1,188 @@
+"""An output that differs, with what a kernel may have made it from: elements where they are needed.
+
+Used by patterns.py, whose hypotheses read a sample of the elements that differ and some lines.
+Nothing here takes longer for a larger output, but for the mask of what differs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge.evalpool.judge.channel.regions import Region, region_of
+from forge.evalpool.judge.channel.shm import ITEM_BYTES, decode_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from forge.evalpool.judge.channel.shm import Data, TensorSpec
+
+NUM_SAMPLES = 1024
+"""Elements that a hypothesis is tried on."""
+NUM_LINES, MAX_LINE = 16, 4096
+"""Rows or columns that are looked at, and their longest."""
+SHARE, RESIDUE, CLOSE = 0.95, 0.05, 0.01
+NOISE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2}
+"""Rounding of a type, relative to the element and the output's rms."""
+MIN_SAMPLES = 8
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Multiples of it, without their whole part, are spread evenly and in step with nothing."""
+
+Part: TypeAlias = NDArray[Any]
+Indices: TypeAlias = NDArray[np.int64]
+Operands: TypeAlias = "Callable[[], Sequence[Values]]"
+RAW: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def rms_of(values: Part) -> float:
+    """Root mean square, 0 of none."""
+    largest = float(np.abs(values).max(initial=0.0)) or 1.0
+    return largest * math.sqrt(float(np.mean(np.square(values / largest)))) if values.size else 0.0
+
+
+def spread(size: int, most: int) -> Indices:
+    """All of the numbers below `size`, or so many of them."""
+    if size <= most:
+        return np.arange(size, dtype=np.int64)
+    return (np.arange(most) * GOLDEN % 1 * size).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """A tensor whose elements are read where they are needed."""
+
+    shape: tuple[int, ...]
+    take: Callable[[Indices], Part]
+    """Elements by their number in memory's order."""
+    dtype: str = "float32"
+    name: str = "output"
+
+    @classmethod
+    def of_bytes(cls, spec: TensorSpec, data: Data, *, name: str = "output") -> Values:
+        """The elements of a tensor's bytes."""
+        if ITEM_BYTES[spec.dtype] not in RAW:
+            return cls(shape=spec.shape, take=lambda found: np.full(found.shape, np.nan))
+        raw: NDArray[Any] = np.frombuffer(data, RAW[ITEM_BYTES[spec.dtype]])
+
+        def take(found: Indices) -> Part:
+            values = np.empty(found.size)
+            chosen = raw[found.reshape(-1)].tobytes()
+            with np.errstate(invalid="ignore"):  # a signalling NaN
+                decode_part(spec.dtype, chosen, start=0, target=values)
+            return values.reshape(found.shape)
+
+        return cls(shape=spec.shape, take=take, dtype=spec.dtype, name=name)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def lines(self, axis: int, numbers: Indices) -> Indices:
+        """[len(numbers), length] the elements of lines along an axis, up to MAX_LINE of each."""
+        inner = math.prod(self.shape[axis + 1 :])
+        length = self.shape[axis]
+        starts = numbers // inner * (inner * length) + numbers % inner
+        return starts[:, None] + np.arange(min(length, MAX_LINE), dtype=np.int64) * inner
+
+    def some(self) -> Indices:
+        """Up to 2 · NUM_SAMPLES elements all over the tensor."""
+        return spread(self.size, 2 * NUM_SAMPLES)
+
+    def some_lines(self, axis: int) -> Indices:
+        """Up to NUM_LINES of them, all over the tensor."""
+        num = self.size // max(1, self.shape[axis])
+        numbers = np.unique(np.linspace(0, num - 1, min(num, NUM_LINES)).astype(np.int64))
+        return self.lines(axis, numbers)
+
+
+@dataclass(slots=True, kw_only=True)
+class Look:
+    """An output that differs, with what a kernel may have made it from."""
+
+    expected: Values
+    got: Values
+    region: Region | None
+    """The part that differs; None for all of it."""
+    share: float
+    """Share of the elements that differs."""
+    places: Indices
+    """A sample of the elements that differ."""
+    operands: Sequence[Values] = ()
+    """Inputs, then parameters."""
+    e: Part = field(init=False)
+    g: Part = field(init=False)
+    """Expected and got, at `places`."""
+    bad: Indices = field(init=False)
+    """Elements of the sample at which got is not finite though expected is."""
+    noise: Part = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.e, self.g = self.expected.take(self.places), self.got.take(self.places)
+        is_finite = np.isfinite(self.e) & np.isfinite(self.g)
+        self.bad = self.places[np.isfinite(self.e) & ~np.isfinite(self.g)]
+        self.places, self.e, self.g = (one[is_finite] for one in (self.places, self.e, self.g))
+        self.noise = self.noise_of(self.e)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The output's."""
+        return self.expected.shape
+
+    @property
+    def rounding(self) -> float:
+        """Relative error of the output's type, and of constants in float32."""
+        return max(1e-5, NOISE.get(self.got.dtype, 0.0))
+
+    def noise_of(self, values: Part) -> Part:
+        """The error by rounding alone of values of this output."""
+        noise = NOISE.get(self.got.dtype, 1e-12)
+        return noise * np.abs(values) + noise * rms_of(values)
+
+    def fits(self, found: Part) -> bool:
+        """True if the output is what a hypothesis says, where it differs."""
+        return self.fit(self.e, self.g, found)
+
+    def fit(self, e: Part, g: Part, found: Part) -> bool:
+        """The same for other elements than the sample's."""
+        most = np.minimum(RESIDUE * np.abs(g - e), CLOSE * (np.abs(g) + rms_of(g)))
+        near = np.abs(g - found) <= most + self.noise_of(e)
+        return g.size > 0 and float(np.mean(near)) >= SHARE
+
+    def alike(self) -> Iterator[Values]:
+        """Inputs of the output's shape."""
+        return (one for one in self.operands if one.shape == self.shape)
+
+    def is_where(self) -> str:
+        """The sign of an input that all elements have which differ, and others have not."""
+        for values in self.alike() if len(self.g) >= MIN_SAMPLES else ():
+            x, whole = values.take(self.places), values.take(self.expected.some())
+            for sign, found, all_ in (
+                ("positive", x > 0, whole > 0),
+                ("negative", x <= 0, whole <= 0),
+            ):
+                most = float(np.mean(all_))
+                if found.all() and 0.2 < most < 0.8 and self.share > 0.7 * most:
+                    return f"wrong only where {values.name} is {sign}"
+        return ""
+
+
+def look(
+    mask: NDArray[np.bool_],
+    expected: Values,
+    got: Values,
+    *,
+    operands: Sequence[Values] = (),
+) -> Look:
+    """An output whose elements differ where a mask says so."""
+    found = np.flatnonzero(mask)
+    found = found[spread(len(found), NUM_SAMPLES)]
+    return Look(
+        expected=expected, got=got, region=region_of(mask), places=found.astype(np.int64),
+        share=float(mask.mean()),
+        operands=operands,
+    )  # fmt: skip
