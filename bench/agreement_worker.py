@@ -38,12 +38,15 @@ INTERPRETER_LIMITS = ("InterpreterError", "active drivers")
 def is_other(reference: str) -> bool:
     """True if the evaluation computes another problem: it casts every tensor of `get_inputs()` and
     every floating parameter to fp32, indices and masks too; and it hands a candidate the tensors
-    that the reference has changed in place."""
+    that the reference has changed in place. Raises what the reference does on the card."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     names: dict[str, Any] = {}
     exec(reference, names)
-    model = names["Model"](*names["get_init_inputs"]())
+    model = names["Model"](*names["get_init_inputs"]()).to(device)
     state = [one for one in model.state_dict().values() if one.is_floating_point()]
-    inputs = names["get_inputs"]()
+    inputs = [
+        one.to(device) if isinstance(one, torch.Tensor) else one for one in names["get_inputs"]()
+    ]
     given = [one for one in inputs if isinstance(one, torch.Tensor)]
     if any(one.dtype != torch.float32 for one in [*given, *state]):
         return True
