@@ -178,9 +178,7 @@ def test_a_problem_of_which_sets_take_a_third_of_the_card_is_judged(
     assert verdict.timing is not None
 
 
-def test_a_baseline_under_torch_compile_is_fused(
-    gpu_bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_baseline_under_torch_compile_is_fused(gpu_bench: Any) -> None:
     """Eager runs a kernel and writes memory for each of four operations: so much that nobody waits
     for a launch."""
     chain = RELU.replace("torch.relu(x) * 2", "torch.tanh(torch.relu(x) * 2 + 1) * 0.5")
@@ -192,8 +190,7 @@ def test_a_baseline_under_torch_compile_is_fused(
     eager = verdict.timing
     assert eager is not None, verdict
     table = gpu_bench.trials.table.model_copy(update={"baseline": "compile"})
-    monkeypatch.setattr(gpu_bench.trials, "_table", table)
-    verdict = gpu_bench.judge(code, problem=chain, options=JudgeOptions())
+    verdict = gpu_bench.judge(code, problem=chain, table=table, options=JudgeOptions())
     fused = verdict.timing
     assert fused is not None, verdict
     assert eager.baseline_us > 2 * fused.baseline_us
