@@ -225,6 +225,29 @@ def test_other_protocols_have_verdicts_beside_ours(gpu_bench: Any) -> None:
         assert found == reasons, (verdict.detail, verdict.also)
 
 
+@pytest.mark.parametrize("protocol", ["kernelbench", "drkernel"])
+def test_a_part_left_to_torch_is_as_exact_as_the_reference_of_another_protocol(
+    gpu_bench: Any, protocol: str
+) -> None:
+    """A product by torch's defaults, without TF32; a convolution with it, however far from
+    float64."""
+    table = gpu_bench.trials.table.model_copy(update={"protocol": protocol, "policy": "hybrid"})
+    for part in ("Linear(512, 512)", "Conv2d(64, 64, 3)"):
+        inputs = "256, 512" if "Linear" in part else "8, 64, 64, 64"
+        made = (
+            f"def __init__(self):\n        super().__init__()\n        self.part = torch.nn.{part}"
+        )
+        problem = benches.RELU.replace("16, 64", inputs).replace("relu(x)", "relu(self.part(x))")
+        problem = problem.replace("    def forward", f"    {made}\n    def forward")
+        code = KERNEL.replace("    def forward", f"    {made}\n    def forward")
+        code = code.replace(
+            "        y = torch.empty", "        x = self.part(x)\n        y = torch.empty"
+        )
+        verdict = gpu_bench.judge(code, problem=problem, table=table, options=JudgeOptions())
+        assert verdict.status is Status.CORRECT, (part, verdict.detail)
+        assert verdict.timing is not None
+
+
 def test_candidates_that_fill_the_card_take_turns(judge: Callable[..., Verdict]) -> None:
     greedy = KERNEL.replace(
         "        y = torch.empty_like(x)\n",

@@ -72,7 +72,8 @@ class JudgeTable(Table):
     whose rule it is."""
     tf32: bool = True
     """Allow TF32 in fp32 matrix products on GPUs, for baseline and candidate alike. The tolerance
-    of such problems widens by the error of eager with TF32."""
+    of such problems widens by the error of eager with TF32. Under another protocol torch's defaults
+    hold in its place: convolutions have TF32, products do not."""
     timing: bool = True
     """Time correct candidates if there is a GPU."""
     baseline: Literal["eager", "compile"] = "eager"

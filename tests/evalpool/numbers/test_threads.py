@@ -112,7 +112,7 @@ def test_a_reference_that_differs_in_several_threads_is_drawn_in_one(
     monkeypatch.setattr(oracle.os, "sched_getaffinity", lambda _: {0, 1, 2})
     request = {
         "source": "", "entry_point": "Model", "precision": "fp32", "device": "cpu", "tf32": False,
-        "tf32_products": False, "max_bytes": 1 << 33, "plain": False,
+        "tf32_products": False, "max_bytes": 1 << 33, "plain": False, "moved": True,
     }  # fmt: skip
     assert oracle._compute(request) == "drawn"
     assert used == [3, 1]

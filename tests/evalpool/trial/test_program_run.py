@@ -300,8 +300,11 @@ def test_no_deadline_of_checked_calls_outlasts_them(bench: Bench) -> None:
     assert judgement._deadline is None
 
 
-def test_another_protocol_has_its_own_tolerance(bench: Bench) -> None:
+def test_another_protocol_has_its_own_tolerance_and_torchs_default_of_tf32(bench: Bench) -> None:
     made, out = scaled(2.01)
+    assert decided(bench.judgement(made, out).checked)[:2] == (Status.WRONG, "mismatch")
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn  # of this process's executor
+    assert [one.allow_tf32 for one in backends] == [True, True]
     for protocol, status in (("drkernel", Status.CORRECT), ("kernelbench", Status.WRONG)):
         judgement = bench.judgement(made, out, protocol=protocol)
         if status is Status.CORRECT:
@@ -309,6 +312,7 @@ def test_another_protocol_has_its_own_tolerance(bench: Bench) -> None:
             timed(judgement)
         else:
             assert decided(judgement.checked)[:2] == (status, "mismatch")
+        assert [one.allow_tf32 for one in backends] == [False, True]
 
 
 @pytest.mark.parametrize("protocol", ["forge", "kernelbench", "drkernel"])

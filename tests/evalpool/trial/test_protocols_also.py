@@ -66,6 +66,19 @@ def test_a_product_by_torch_beside_a_kernel_passes_by_kernelbenchs_policy_and_no
     assert verdict.own_share == pytest.approx(0.4)
 
 
+def test_a_reference_far_from_float64_is_judged_where_the_tolerance_is_fixed(
+    bench: Bench,
+) -> None:
+    source = RELU.replace("torch.relu(x) * 2", "(x + 1e9) - 1e9")
+    code = RELU_KERNEL.replace("tl.maximum(value, 0.0) * 2", "(value + 1e9) - 1e9")
+    table = JudgeTable(protocol="kernelbench", also=["forge"])
+    verdict = bench.judge(code, problem=source, table=table)
+    assert verdict.reason == "ok", verdict.detail
+    assert "ill-conditioned" in verdict.also["forge"].detail
+    wrong = bench.judge(code.replace("- 1e9,", "- 1e9 + 1,"), problem=source, table=table)
+    assert wrong.reason == "mismatch", wrong.detail
+
+
 def test_rules_that_have_judged_already_are_not_tried_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

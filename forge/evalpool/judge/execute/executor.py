@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -146,7 +146,7 @@ class Executor:
         block_fd: int | None = None,
         block_bytes: int = 0,
         is_trusted: bool = False,
-        is_tf32: bool = False,
+        tf32: Mapping[str, bool] | None = None,
     ) -> None:
         """Loads a program, in place of the one before.
 
@@ -157,6 +157,7 @@ class Executor:
             block_fd: exportable device memory of `block_bytes`, for inputs and outputs.
             is_trusted: a reference's own program: operations outside the table may run, and their
                 results are not copied into guarded buffers in checked runs.
+            tf32: `Tf32.request`; None allows it nowhere.
 
         Raises:
             ProgramRefused, ProgramFault, ExecutorGone: as all requests.
@@ -175,7 +176,7 @@ class Executor:
             "binaries": headers,
             "block_bytes": block_bytes,
             "trusted": is_trusted,
-            "tf32": is_tf32,
+            **(tf32 or {"tf32": False, "tf32_products": False}),
         }
         fds = () if block_fd is None else (block_fd,)
         self._ask(Message.LOAD, body, deadline=deadline, blob=b"".join(parts), fds=fds)

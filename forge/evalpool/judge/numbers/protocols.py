@@ -140,6 +140,24 @@ PROTOCOLS: Mapping[str, OtherProtocol] = {
 """Protocols beside `forge`, by name."""
 
 
+class Tf32(NamedTuple):
+    """Operations of torch in fp32 that may use TF32 on a card."""
+
+    products: bool
+    convolutions: bool
+
+    @classmethod
+    def of(cls, allowed: bool, *, is_other: bool) -> Tf32:
+        """For reference, candidate and baseline alike: `judge.tf32` under our protocol, torch's
+        defaults under another, which sets none."""
+        return cls(False, True) if is_other else cls(allowed, allowed)
+
+    @property
+    def request(self) -> dict[str, bool]:
+        """As requests to children name them."""
+        return {"tf32": self.convolutions, "tf32_products": self.products}
+
+
 def allclose_mismatch(expected: Expected, data: Data, *, tolerance: float, name: str) -> str | None:
     """The first mismatch in the sense of `torch.allclose(reference, candidate)`: NaN differs from
     everything, and the relative tolerance is of the candidate's value. Booleans must be equal."""

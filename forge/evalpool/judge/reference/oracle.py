@@ -171,6 +171,7 @@ def _compute(
         is_tf32=request["tf32"] and request["device"] != "cpu" and request["precision"] == "fp32",
         max_bytes=request["max_bytes"],
         is_plain=request["plain"],
+        needs_errors=request["moved"],
     )
     torch.backends.cuda.matmul.allow_tf32 = terms.is_tf32 and request["tf32_products"]
     torch.backends.cudnn.allow_tf32 = terms.is_tf32

@@ -61,8 +61,8 @@ class Subject:
     @classmethod
     def load(cls, request: dict[str, Any]) -> Subject:
         """The module, and its model with parameters moved as for a candidate."""
-        is_tf32 = bool(request["tf32"])
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
+        torch.backends.cuda.matmul.allow_tf32 = bool(request["tf32_products"])
+        torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
         replace_hub(request["source"])
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
         module, init, model = on_device(request["device"], lambda: _constructed(request))

@@ -34,6 +34,7 @@ import numpy as np
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import clean, without_paths
+from forge.evalpool.judge.numbers.protocols import FORGE, Tf32
 from forge.evalpool.judge.timing.samples import Time, spread
 from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 
@@ -120,7 +121,7 @@ class BaselineTimes:
             "source": problem.source,
             "entry_point": problem.entry_point,
             "precision": problem.precision,
-            "tf32": table.tf32,
+            **_tf32(table).request,
             "mode": table.baseline,
         }
         with self._children.lent(problem, is_clean=table.baseline != "compile") as child:
@@ -165,11 +166,15 @@ class BaselineTimes:
             problem.entry_point,
             problem.precision,
             table.baseline,
-            str(table.tf32),
+            str(tuple(_tf32(table))),
             self._device.identity,
             self._harness,
         )
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+def _tf32(table: JudgeTable) -> Tf32:
+    return Tf32.of(table.tf32, is_other=table.protocol != FORGE)
 
 
 def _failed(problem: ReferenceModule, message: str) -> ReferenceFailed:

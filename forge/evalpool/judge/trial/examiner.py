@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
+from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.trial.trial import count
 from forge.evalpool.site_packages import with_advice
 from forge.process.gpu_locks import GpuLease
@@ -135,7 +136,7 @@ class Examiners:
             "entry_point": problem.entry_point,
             "precision": problem.precision,
             "device": self._device,
-            "tf32": self._table.tf32,
+            **Tf32.of(self._table.tf32, is_other=False).request,
             "num_sets": self._table.num_inputs,
             "timeout_s": self._limit_s,
             "budget_s": 1.5 * self._limit_s,

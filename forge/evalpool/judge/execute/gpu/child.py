@@ -61,7 +61,7 @@ class Session:
                 continue
             start, end = end, end + int(num_bytes)
             binaries.append(parse_binary(header, bytes(blob[start:end])))
-        torch.backends.cuda.matmul.allow_tf32 = bool(body["tf32"])
+        torch.backends.cuda.matmul.allow_tf32 = bool(body["tf32_products"])
         torch.backends.cudnn.allow_tf32 = bool(body["tf32"])
         self._loaded = Loaded(
             program,

@@ -28,7 +28,7 @@ from forge.evalpool.judge.numbers.called import (
 from forge.evalpool.judge.numbers.errors.logits import has_attention, has_softmax
 from forge.evalpool.judge.numbers.errors.nondeterminism import require_same
 from forge.evalpool.judge.numbers.errors.norms import has_norm
-from forge.evalpool.judge.numbers.errors.own_error import errors_of, root_mean_square
+from forge.evalpool.judge.numbers.errors.own_error import OwnErrors, errors_of, root_mean_square
 from forge.evalpool.judge.numbers.errors.undefined import is_defined
 from forge.evalpool.judge.numbers.finite import (
     are_finite,
@@ -427,17 +427,20 @@ class Draws:
             raise Unjudgeable("the reference returns nothing and changes no input")
         if is_finite_only and not self._is_finite_enough(outputs):
             return None
-        errors = errors_of(
-            self._model,
-            inputs,
-            outputs,
-            changed=changed,
-            is_tf32=self._terms.is_tf32,
-            precision=self._terms.tolerated,
-            has_large_logits=variant == HUGE and has_softmax(self._operations),
-            has_norms=has_norm(self._operations),
-            has_scaled_halves=has_attention(self._operations),
-        )
+        if not self._terms.needs_errors:
+            errors = OwnErrors.unknown(outputs)
+        else:
+            errors = errors_of(
+                self._model,
+                inputs,
+                outputs,
+                changed=changed,
+                is_tf32=self._terms.is_tf32,
+                precision=self._terms.tolerated,
+                has_large_logits=variant == HUGE and has_softmax(self._operations),
+                has_norms=has_norm(self._operations),
+                has_scaled_halves=has_attention(self._operations),
+            )
         return InputSet(
             inputs=inputs,
             outputs=outputs,

@@ -33,6 +33,9 @@ class Terms:
     is_plain: bool
     """True for inputs as the problem gives them alone: any others ended an oracle, as a failed
     assertion on a GPU does."""
+    needs_errors: bool = True
+    """False under another protocol, whose tolerance is its own: nothing is computed in float64, and
+    nothing is ill-conditioned."""
 
     @property
     def tolerated(self) -> str:

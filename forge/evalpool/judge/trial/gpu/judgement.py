@@ -21,6 +21,7 @@ import torch
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.execute.steps import named_choices
+from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Choice, InvalidProgram, Section
 from forge.evalpool.judge.program.walk import places
@@ -87,6 +88,11 @@ class GpuJudgement(Judgement):
     """Decides which call is on what the one before left, where calls are made one by one."""
     _deadline: float | None = field(default=None, init=False)
     """For all checked calls together, monotonic; None before they begin."""
+
+    @property
+    def tf32(self) -> Tf32:
+        """Operations of torch that may use TF32."""
+        return Tf32.of(self.table.tf32, is_other=self.candidate.protocol is not None)
 
     def prepare(self) -> None:
         """Captures and compiles the program, and settles its choices. Raises Decided."""
@@ -465,7 +471,7 @@ class GpuJudgement(Judgement):
             correct_timeout_s=self.table.correct_timeout_s,
             timing_timeout_s=self.table.timing_timeout_s,
             deadline=self._deadline or time.monotonic() + self.table.correct_timeout_s,
-            is_tf32=self.table.tf32,
+            tf32=self.tf32,
             synchronize=self.synchronize,
         )
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         NodeTime,
         TimeReport,
     )
+    from forge.evalpool.judge.numbers.protocols import Tf32
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
@@ -77,7 +78,7 @@ class ProgramRun:
     timing_timeout_s: float
     deadline: float
     """For all checked calls together, monotonic."""
-    is_tf32: bool
+    tf32: Tf32
     is_trusted: bool = False
     """True for a reference's own program: only operations, which need no guards."""
     synchronize: Callable[[], None]
@@ -101,7 +102,7 @@ class ProgramRun:
                 block_fd=self.memory.block.fd,
                 block_bytes=self.memory.block.num_bytes,
                 is_trusted=self.is_trusted,
-                is_tf32=self.is_tf32,
+                tf32=self.tf32.request,
             ),
         )
 

@@ -21,6 +21,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.channel.shm import LayoutError, offsets
 from forge.evalpool.judge.channel.words import clean, without_paths
+from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.trial.draws.build import parse_specs
 from forge.evalpool.judge.trial.draws.failures import (
     KnownFailures,
@@ -71,7 +72,7 @@ class GpuReferences:
             num_sets: input sets for checked calls, beside those that are first seen when timed.
             is_tf32: allow TF32 in fp32 products and convolutions.
             is_varied: False for another project's protocol: inputs and parameters as the problem
-                gives them alone, and TF32 by torch's defaults, which is in convolutions only.
+                gives them alone, and TF32 by torch's defaults.
         """
         self._is_varied = is_varied
         self._num_sets = num_sets + NUM_TIMED_SETS
@@ -211,8 +212,7 @@ class GpuReferences:
             "precision": problem.precision,
             "num_sets": self._num_sets,
             "device": "cuda",
-            "tf32": self._is_tf32 or not self._is_varied,
-            "tf32_products": self._is_tf32 and self._is_varied,
+            **Tf32.of(self._is_tf32, is_other=not self._is_varied).request,
             "max_bytes": int(DRAW_SHARE * self._memory_bytes),
             "moved": self._is_varied,
         }

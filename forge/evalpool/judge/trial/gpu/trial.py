@@ -278,13 +278,14 @@ class GpuTrials(Trials):
             with phases.timed("baseline"):
                 baseline = self.baselines.measured(problem, self.table)
         profile = _profile(time, baseline, nodes) if options.profile else None
-        timing = self._timing(judgement.reference, time, baseline)
+        timing = self._timing(judgement, time, baseline)
         return replace(finding, timing=timing, profile=profile)
 
     def _is_timed(self, candidate: Candidate) -> bool:
         return self.table.timing and candidate.options.timing
 
-    def _timing(self, reference: GpuReference, time: Time, baseline: Baseline) -> Timing:
+    def _timing(self, judgement: GpuJudgement, time: Time, baseline: Baseline) -> Timing:
+        reference = judgement.reference
         kept = baseline.time()
         found = speedup(time, kept, min_us=self.table.min_us, rng=np.random.default_rng())
         num_bytes = reference.input_bytes + reference.output_bytes
@@ -303,7 +304,7 @@ class GpuTrials(Trials):
                 num_bytes=num_bytes,
                 flops=flops,
                 precision=reference.precision,
-                is_tf32=self.table.tf32,
+                is_tf32=judgement.tf32.products,
             ),
         )
 
