@@ -64,11 +64,12 @@ def region(along: Sequence[NDArray[np.bool_]], *, num: int) -> Region | None:
         return None
     place = f"[{', '.join(one[0] for one in found if one)}]"
     place = "" if "..." in place else place
-    words = [_remark(along[axis], axis, len(along)) for axis in partial]
     only = partial[0] if len(partial) == 1 else None
+    if only is None and not place:
+        return None
     return Region(
         place=place,
-        words=", ".join(one for one in words if one),
+        words="" if only is None else _remark(along[only], only, len(along)),
         axis=only,
         num_before=None if only is None else _num_before(along[only]),
     )

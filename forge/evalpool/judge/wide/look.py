@@ -150,7 +150,7 @@ class Look:
     def fit(self, e: Part, g: Part, found: Part) -> bool:
         """The same for other elements than the sample's."""
         most = np.minimum(RESIDUE * np.abs(g - e), CLOSE * (np.abs(g) + rms_of(g)))
-        near = np.abs(g - found) <= most + self.noise_of(e)
+        near = np.abs(g - found) <= most + np.minimum(self.noise_of(e), self.noise_of(g))
         return g.size > 0 and float(np.mean(near)) >= SHARE
 
     def alike(self) -> Iterator[Values]:
