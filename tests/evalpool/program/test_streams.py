@@ -56,6 +56,19 @@ def test_an_event_counts_from_where_it_is_recorded_and_passes_on_what_its_stream
     assert orders(late) == {(0, 2, 1)}
 
 
+def test_a_stream_is_ahead_of_those_that_it_does_not_wait_for_through_another_one() -> None:
+    """Stream 2 waits for stream 1, and neither for the first node."""
+    program = on((0,), (1,), (2, 1, 2), (2,), (0, 2, 4), (0,), (0,))
+    assert (1, 2, 0, 3) in orders(program)
+
+
+def test_many_streams_have_some_of_their_orders() -> None:
+    joined = [(0, stream, 6) for stream in range(1, 6)]
+    found = orders(on(*[(stream,) for stream in range(6)], *joined, (0,)))
+    assert 1 <= len(found) <= 8
+    assert all(sorted(one) == list(range(6)) for one in found)
+
+
 def test_a_host_that_waits_orders_all_streams() -> None:
     assert orders(on((0,), (-1, 0, 1), (1,), (-1, 1, 3), (0,), (0,))) == set()
 

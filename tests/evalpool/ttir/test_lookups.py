@@ -153,6 +153,11 @@ USED = {
     "by a factor": f"""%u = arith.uitofp %is : i1 to f32
     %v = arith.mulf %u, %known : f32
     {STORED}""",
+    "by a loop that replaces it": f"""%v = scf.for %i = %zero to %at step %one
+        iter_args(%c = %known) -> (f32) : i32 {{
+      scf.yield %made : f32
+    }}
+    {STORED}""",
     "by a jump": """cf.cond_br %is, ^bb1, ^bb2
     ^bb1:
       tt.store %yp, %known : !tt.ptr<f32>

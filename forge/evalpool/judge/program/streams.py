@@ -7,9 +7,11 @@ stream's own and every wait (`Program.streams`): an answer that holds in one of 
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from forge.evalpool.judge.program.format import (
     Alternative,
@@ -23,7 +25,7 @@ from forge.evalpool.judge.program.walk import tensors_of
 
 Clock = tuple[int, ...]
 """Number of nodes of each stream that are over. What was before the call is one of stream 0."""
-MAX_ORDERS = 4
+FEW_STREAMS, MAX_ORDERS = 3, 8
 START_WORDS = "a stream uses an input without waiting for the current one, which may still write it"
 END_WORDS = "the call returns and nothing waits for what this stream does"
 
@@ -56,14 +58,21 @@ def unwaited(program: Program) -> tuple[int, str] | None:
 
 
 def other_orders(program: Program) -> Iterator[Program]:
-    """The program in other orders that a card may choose: with each stream ahead of the others as
-    far as it can be."""
+    """The program in other orders that a card may choose: each stream as far ahead of the next one
+    as it can be, for each order of a few streams, and for some at random of many."""
     if not program.streams:
         return
     nodes, end = _ordered(program)
-    for ahead in range(min(len(end), MAX_ORDERS)):
-        order = list(_with_one_ahead(nodes, ahead, len(end)))
-        if order != sorted(order):
+    draw, streams = random.SystemRandom(), range(len(end))
+    if len(streams) <= FEW_STREAMS:
+        ranks: Iterable[Sequence[int]] = permutations(streams)
+    else:
+        ranks = (draw.sample(streams, len(streams)) for _ in range(MAX_ORDERS))
+    tried = {tuple(range(len(nodes)))}
+    for rank in ranks:
+        order = tuple(_by_rank(nodes, rank))
+        if order not in tried:
+            tried.add(order)
             forward = tuple(program.forward[place] for place in order)
             yield replace(program, forward=forward, streams=())
 
@@ -99,26 +108,33 @@ def _ordered(program: Program) -> tuple[list[Ordered], Clock]:
     return nodes, end
 
 
-def _with_one_ahead(nodes: Sequence[Ordered], ahead: int, num: int) -> Iterator[int]:
-    """Places of the nodes in an order that a card may choose. What the host reads stays where it
-    is: it waits."""
+def _by_rank(nodes: Sequence[Ordered], rank: Sequence[int]) -> Iterator[int]:
+    """Places of the nodes where one stream after the other is done, with what it waits for first.
+    What the host reads stays where it is: it waits."""
     start = 0
-    done = [1, *[0] * (num - 1)]
+    done = [1, *[0] * (len(rank) - 1)]
     for stop in [one.place for one in nodes if isinstance(one.node, Value)] + [len(nodes)]:
-        queues = [[one for one in nodes[start:stop] if one.stream == s][::-1] for s in range(num)]
-        for _ in range(stop - start):
-            free = [
-                queue
-                for queue in queues
-                if queue and all(a >= b for a, b in zip(done, queue[-1].clock, strict=True))
-            ]
-            taken = min(free, key=lambda queue: (queue[-1].stream != ahead, queue[-1].place)).pop()
-            done[taken.stream] += 1
-            yield taken.place
+        queues = {s: [one for one in nodes[start:stop] if one.stream == s][::-1] for s in rank}
+        for stream in rank:
+            while queues[stream]:
+                taken = _first_needed(queues, stream, done)
+                done[taken] += 1
+                yield queues[taken].pop().place
         if stop < len(nodes):
             done[nodes[stop].stream] += 1
             yield stop
         start = stop + 1
+
+
+def _first_needed(queues: Mapping[int, Sequence[Ordered]], stream: int, done: Sequence[int]) -> int:
+    """The stream whose next node may begin, and is what another one waits for, or its own."""
+    while True:
+        wanted = queues[stream][-1].clock
+        waiting = (other for other in queues if wanted[other] > done[other])
+        found = next(waiting, None)
+        if found is None:
+            return stream
+        stream = found
 
 
 def _uses_input(program: Program, node: Node) -> bool:

@@ -184,12 +184,13 @@ class _Reading:
         self._join(one.results, everything, everything)
 
     def _select(self, one: Operation) -> None:
-        """A smaller or larger of two values is computed from both: neither is chosen from."""
+        """Notes a choice; the smaller or larger of two values is none: it is made from both."""
         condition, *values = one.operands
         deciding = self._all((condition,))
         if self._comparisons.get(condition) != frozenset(values):
             for value in values:
                 self._note(self._data.get(value, 0), deciding)
+            self._either(*values, deciding)
         deciding |= self._union(self._deciding, values)
         self._join(one.results, self._union(self._data, values), deciding)
 
@@ -232,9 +233,19 @@ class _Reading:
         if one.name.startswith("scf."):
             for values in carried:
                 self._hand_over(values, one.results, deciding)
+            for value, other in zip(given, carried[-1], strict=False):
+                self._either(value, other, deciding)
         else:
             self._computed(given, one.results)
         return made
+
+    def _either(self, one: int, other: int, deciding: int) -> None:
+        """Notes what only one of two values is computed from, where the other one has something
+        else: a loop that adds to its first value has all of that."""
+        data, others = self._data.get(one, 0), self._data.get(other, 0)
+        if data & ~others and others & ~data:
+            self._note(data & ~others, deciding)
+            self._note(others & ~data, deciding)
 
     def _choose(self, values: Sequence[int], targets: Sequence[int], deciding: int) -> int:
         """Hands values over where something decides to. Returns their data."""
