@@ -12,7 +12,7 @@ from forge.evalpool.judge.numbers.called import Unjudgeable, leaves
 from forge.evalpool.judge.numbers.errors.own_error import count_work
 from forge.evalpool.judge.numbers.errors.undefined import UndefinedResult
 from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs
-from forge.evalpool.judge.wide.reference import CannotWiden, WideReference, kinds_of
+from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
 from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
 
 MODEL = """
@@ -88,7 +88,7 @@ def test_nothing_on_the_way_is_rounded_to_the_problems_types(body: str) -> None:
     wide = reference.run(inputs, [0]).outputs[0]
     assert torch.equal(inputs[0], given)
     assert wide.dtype == torch.float64
-    again = reference.run(inputs, [0], noise=True).outputs[0]
+    again = reference.run(inputs, [0], noise=NOISE).outputs[0]
     assert 0 < float((wide - again).abs().max() / wide.abs().max()) < 1e-12
     if "half" not in body:
         assert torch.allclose(wide.float(), model(given), 1e-4, 1e-5)
@@ -199,10 +199,10 @@ def test_an_order_of_equal_elements_is_open_in_each_run(tied: float) -> None:
     wide = WideReference(module.Model(), FP32, source="", own=torch.float32)
     value = -torch.rand(4, 40)
     with torch.no_grad():
-        wide.run([value], [], noise=True)
+        wide.run([value], [], noise=NOISE)
         value[:, 7] = value[:, 30] = value[:, 33] = tied
         with pytest.raises(UndefinedResult):
-            wide.run([value], [], noise=True)
+            wide.run([value], [], noise=NOISE)
 
 
 def test_a_constant_that_a_constructor_computes_is_that_of_float64_and_a_drawn_one_stays() -> None:

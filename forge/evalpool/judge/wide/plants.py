@@ -39,14 +39,17 @@ WHOLE = 0.7
 """Share of rows that are planted as a whole, not but for their head or tail."""
 MIN_ROW = 8
 """Elements of a row that are not sorted, or all different, by chance."""
+MIN_ORDERED = 16
+"""Rows of a few columns of which one is not below another by chance: corners of boxes."""
 MAX_CHANCE = 1e-6
 """Chance by which indices are all different in all draws, below which it is by design."""
 MAX_VALUES = 12
 """Different values of a group that are tried one by one."""
 FAR = 1100.0
 """Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
-MIN_CONSTANT, MAX_CONSTANT = 1e-12, 1e6
-"""Magnitudes of constants worth planting; larger ones stand for infinity."""
+MIN_CONSTANT, MAX_CONSTANT, FAR_CONSTANT = 1e-12, 1e12, 64.0
+"""Magnitudes of constants worth planting; larger ones stand for infinity. From so many times the
+rms on, they are loud."""
 INDEXING = (
     *("index", "gather", "scatter", "embedding", "take", "one_hot", "nll_loss", "bincount"),
     *("bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
@@ -150,8 +153,9 @@ class Domain:
     """Properties that an input has in every draw."""
 
     form: str = "none"
-    """free, two (values), sorted, distinct, hot (one of a row), symmetric, sums (of rows are 1),
-    norms (of rows are 1), whole (floats that are integers), none (nothing can be planted)."""
+    """free, two (values), ordered (columns), sorted, distinct, hot (one of a row), symmetric, sums
+    (of rows are 1), norms (of rows are 1), whole (floats that are integers), none (nothing can be
+    planted)."""
     low: float = 0.0
     high: float = 0.0
     is_constant: bool = False
@@ -208,6 +212,10 @@ def _form(draws: list[torch.Tensor], *, is_constant: bool, permutes: bool) -> st
         is_design = (permutes or chance < MAX_CHANCE) and length > 1
         is_distinct = is_design and holds(lambda x: x.sort(-1).values.diff(dim=-1) != 0)
         return "distinct" if is_distinct else "free"
+    if 1 < length <= MIN_ROW and min(len(one) for one in rows) >= MIN_ORDERED:
+        later = [(i, j) for j in range(length) for i in range(j)]
+        if any(holds(lambda x, i=i, j=j: x[:, i] <= x[:, j]) for i, j in later):
+            return "ordered"
     if first.ndim > 1 and all(
         one.shape[-1] == one.shape[-2] and torch.equal(one, one.mT) for one in draws
     ):
@@ -244,15 +252,14 @@ class Ground:
     """Other inputs of its shape and type."""
     shared: dict[Any, Places] = field(default_factory=dict[Any, Places])
     """Places of constants, by shape: a reference may look for them in two tensors at once."""
+    taken: torch.Tensor | None = None
+    """[elements] True where whole rows are planted, into which nothing else goes."""
     turn: int = 0
     """Number of the set, by which rows of another axis are planted."""
     size: int = 0
     """Steps by which plants have grown (or, below 0, shrunk)."""
     rms: float = 1.0
-
-    def __post_init__(self) -> None:
-        flat = self.flat[: 1 << 16].double().nan_to_num(0.0, 0.0, 0.0)
-        self.rms = float(flat.square().mean().sqrt()) or 1.0
+    """Root mean square before anything is planted."""
 
     @property
     def flat(self) -> torch.Tensor:
@@ -261,7 +268,8 @@ class Ground:
 
     def movable(self, at: Places) -> Places:
         """The flat indices at which something may be planted, in random order."""
-        at = at if self.domain.fixed is None else at[~self.domain.fixed[at]]
+        for mask in (self.domain.fixed, self.taken):
+            at = at if mask is None else at[~mask[at]]
         return at[torch.randperm(len(at))]
 
     def cast(self, values: Values) -> Values:
@@ -276,10 +284,11 @@ class Ground:
             )
         return values.to(self.value.dtype)
 
-    def constant(self) -> float:
-        """A constant that the reference compares with, of a sign that inputs have; or 1."""
+    def constants(self, *, far: bool) -> list[float]:
+        """Constants that the reference compares with, of a sign that inputs have."""
+        most = FAR_CONSTANT * max(1.0, self.rms)
         signed = [one for one in self.looks.constants if one > 0 or self.domain.low < 0]
-        return random.choice([*signed, 1.0])
+        return [one for one in signed if (abs(one) > most) is far]
 
 
 Row = tuple["Ground", Values]
@@ -311,14 +320,13 @@ def _small(ground: Ground, old: Values) -> Values:
     return torch.where(old == 0, ground.rms, old) * (-power).exp2()
 
 
-def _constant(ground: Ground, old: Values) -> Values:
+def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
     """Constants that the reference compares with, and values on both sides of them."""
-    values = torch.tensor([ground.constant() for _ in range(min(64, len(old)))]).double()
-    values = values[torch.arange(len(old)) % len(values)]
+    values = _chosen([*ground.constants(far=far), *([] if far else [1.0])], old)
     step = values.abs() * torch.finfo(ground.value.dtype).eps
     side = torch.randint(-1, 2, old.shape).double()
-    far = values * (1 + _signs(old.shape) * (0.05 + torch.rand(old.shape)))
-    return torch.where(torch.rand(old.shape) < 0.6, values + step * side, far)
+    apart = values * (1 + _signs(old.shape) * (0.05 + torch.rand(old.shape)))
+    return torch.where(torch.rand(old.shape) < 0.6, values + step * side, apart)
 
 
 def _special(ground: Ground, old: Values) -> Values:
@@ -326,19 +334,20 @@ def _special(ground: Ground, old: Values) -> Values:
     return values[torch.randint(len(values), old.shape)]
 
 
-def _fraction(ground: Ground, old: Values) -> Values:
-    low, high = ground.domain.low, ground.domain.high
-    return low + (high - low) * 1.25 * torch.rand(old.shape)
+def rms_of(value: torch.Tensor) -> float:
+    """Root mean square of the finite elements at the beginning; 1 for zeros."""
+    flat = value.reshape(-1)[: 1 << 16].double().nan_to_num(0.0, 0.0, 0.0)
+    return float(flat.square().mean().sqrt()) or 1.0
 
 
 ELEMENTS: dict[str, Callable[[Ground, Values], Values]] = {
     "large": _large,
     "special": _special,
+    "far constant": lambda ground, old: _constant(ground, old, far=True),
     "constant": _constant,
     "sign": _sign,
     "zero": lambda _, old: torch.zeros_like(old) * _signs(old.shape),  # of either sign
     "small": _small,
-    "fraction": _fraction,
 }
 """Values by kind, of single floats, in the order of planting: what hides others comes first."""
 
@@ -374,7 +383,8 @@ INTEGERS: dict[str, Callable[[Ground, Values], Values]] = {
 
 def _bound(ground: Ground, old: Values) -> Values:
     """A whole row above a constant, below it, or next to it."""
-    constant, noise = ground.constant(), torch.rand(old.shape, dtype=torch.float64)
+    constant = random.choice([*ground.constants(far=False), 1.0])
+    noise = torch.rand(old.shape, dtype=torch.float64)
     below = constant - noise * (constant if ground.domain.low >= 0 else ground.rms)
     return random.choice((constant + noise * ground.rms, below, constant * (1 + noise / 1024)))
 
@@ -423,7 +433,16 @@ ROWS: dict[str, Callable[[Ground, Values], Values]] = {
     "empty row": lambda ground, old: torch.full_like(old, ground.domain.low),
 }
 """Values by kind, of whole rows, columns and slabs."""
-LOUD = {"large", "beyond", "special", "lowered row", "raised row", "burst", "special row"}
+LOUD = {
+    "large",
+    "beyond",
+    "special",
+    "far constant",
+    "lowered row",
+    "raised row",
+    "burst",
+    "special row",
+}
 """Kinds beside which others do not show: they have sets of their own."""
 
 
@@ -434,11 +453,10 @@ def elements_for(ground: Ground) -> list[str]:
         "none": [], "single": ["single"], "distinct": ["swap"], "hot": ["swap"],
         "sorted": ["between"], "symmetric": ["congruent"], "sums": ["swap", "mass"],
         "norms": ["swap", "sign"], "whole": ["zero", "tie", "sign"],
-        "two": ["other value"],
+        "two": ["other value"], "ordered": ["other row"],
     }  # fmt: skip
     if form in special:
-        is_soft = value.is_floating_point() and form in ("two", "hot")
-        return special[form] + (["fraction" if form == "two" else "smooth"] if is_soft else [])
+        return special[form]
     others = ["other"] if looks.is_comparing and ground.others else []
     if not value.is_floating_point():
         found = {
@@ -449,12 +467,22 @@ def elements_for(ground: Ground) -> list[str]:
         }
         found |= {"constant"} if looks.integers else set()
         found |= {"ignored"} if looks.ignored else set()
-        is_field = ground.domain.low == 0 and math.log2(ground.domain.high + 1).is_integer()
-        found |= set() if looks.has_indices or is_field else {"beyond"}
+        found |= {"beyond"} if _may_exceed(ground) else set()
         return [kind for kind in (*INTEGERS, "tie", "other") if kind in found]
     kinds = [*ELEMENTS, "tie", *others]
-    left_out = {"fraction", *([] if looks.special else ["special"])}
+    left_out = {*([] if looks.special else ["special"])}
+    left_out |= set() if ground.constants(far=True) else {"far constant"}
     return [kind for kind in kinds if kind not in left_out]
+
+
+def _may_exceed(ground: Ground) -> bool:
+    """True for integers that are no indices, lengths or fields of bits: of both signs, or bytes
+    whose range is no power of two."""
+    value, domain = ground.value, ground.domain
+    is_field = domain.low == 0 and math.log2(domain.high + 1).is_integer()
+    return not ground.looks.has_indices and (
+        domain.low < 0 or (value.itemsize == 1 and value.ndim > 1 and not is_field)
+    )
 
 
 def rows_for(ground: Ground) -> list[str]:
@@ -499,32 +527,56 @@ def make_rows(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
 
 
 def _lines(value: torch.Tensor, turn: int) -> list[Places]:
-    """Flat indices of some rows, slabs, columns or lines, which do not meet: by turns, as the axes
-    allow; of parts of a tensor that has no rows."""
+    """Flat indices of some rows, which do not meet: by turns samples, planes and rows side by side,
+    or slabs and columns of a later axis; of parts of a tensor that has no rows."""
     shape, size = value.shape, value.numel()
-    blocks = [(math.prod(shape[:k]), math.prod(shape[k:]), 1) for k in range(1, len(shape))]
-    across = [(1, n, math.prod(shape[k + 1 :])) for k, n in enumerate(shape) if k]
-    lines = [(n, math.prod(shape[k + 1 :])) for k, n in enumerate(shape[:-1]) if k]
-    options = [(count, length, 0) for count, length, _ in blocks if 1 < length <= MAX_SLAB]
-    others = [(n, size // n, inner) for _, n, inner in across if 1 < size // n <= MAX_SLAB]
-    others += [(size // n, n, -inner) for n, inner in lines]
-    options, others = ([one for one in each if one[0] > 1] for each in (options, others))
-    chosen = (options if turn % 2 or not others else others)[turn // 2 :] or options or others
-    if not chosen:
-        cuts = sorted({0, *(random.randrange(size) for _ in range(6)), size})
-        parts = [torch.arange(a, min(b, a + MAX_SLAB)) for a, b in itertools.pairwise(cuts)]
-        return random.sample(parts, max(1, len(parts) // 2))
-    count, length, inner = random.choice(chosen)
+    if value.ndim > 1 and (found := _across(value, turn // 2) if turn % 2 else _blocks(value)):
+        return found
+    if value.ndim > 1 and shape[-1] > 1:
+        return _blocks(value)
+    cuts = sorted({0, *(random.randrange(size) for _ in range(6)), size})
+    parts = [torch.arange(a, min(b, a + MAX_SLAB)) for a, b in itertools.pairwise(cuts)]
+    return random.sample(parts, max(1, len(parts) // 2))
+
+
+def _blocks(value: torch.Tensor) -> list[Places]:
+    """Samples, planes and rows: elements side by side, the largest first."""
+    shape = value.shape
+    taken = torch.zeros(math.prod(shape[:-1]), dtype=torch.bool)
+    found: list[Places] = []
+    for axis in range(1, value.ndim):
+        count, length = math.prod(shape[:axis]), math.prod(shape[axis:])
+        is_last = axis == value.ndim - 1
+        if count < (2 if is_last else ROW_SHARE) or not 1 < length <= MAX_SLAB:
+            continue
+        blocks = taken.view(count, -1)
+        free = (~blocks.any(-1)).nonzero()[:, 0]
+        num = max(1, min(MAX_ROWS, count // ROW_SHARE) if is_last else min(4, count // 4))
+        for index in free[torch.randperm(len(free))][:num].tolist():
+            blocks[index] = True
+            found.append(torch.arange(index * length, (index + 1) * length))
+    return found
+
+
+def _across(value: torch.Tensor, turn: int) -> list[Places]:
+    """Slabs of one index on a later axis, or lines along an axis that is not the last."""
+    shape, size = value.shape, value.numel()
+    inner = [math.prod(shape[axis + 1 :]) for axis in range(value.ndim)]
+    slabs = [(n, inner[k]) for k, n in enumerate(shape) if k and n > 1 and size // n > 1]
+    lines = [(n, -inner[k]) for k, n in enumerate(shape[:-1]) if k and n > 1]
+    options = [one for one in slabs if size // one[0] <= MAX_SLAB] + lines
+    if not options:
+        return []
+    length, step = options[turn % len(options)]
+    count = length if step > 0 else size // length
     found: list[Places] = []
     for index in torch.randperm(count)[: min(MAX_ROWS, max(1, count // ROW_SHARE))].tolist():
-        if not inner:  # elements side by side
-            found.append(torch.arange(index * length, (index + 1) * length))
-        elif inner > 0:  # of one index on an axis
-            outer = torch.arange(length // inner)[:, None] * (inner * count)
-            found.append((outer + index * inner + torch.arange(inner)).flatten())
-        else:  # along an axis
-            start = index // -inner * (-inner * length) + index % -inner
-            found.append(start + torch.arange(length) * -inner)
+        if step > 0:
+            outer = torch.arange(size // (length * step))[:, None] * (length * step)
+            found.append((outer + index * step + torch.arange(step)).flatten())
+        else:
+            start = index // -step * (-step * length) + index % -step
+            found.append(start - torch.arange(length) * step)
     return found
 
 
@@ -611,19 +663,20 @@ def _swap(ground: Ground) -> tuple[Places, Values]:
     return own, ground.flat[others].double()
 
 
+def _other_row(ground: Ground) -> tuple[Places, Values]:
+    """Rows that become another one, moved or of another size."""
+    rows, length = _rows_chosen(ground)
+    rows = rows[:, None] + torch.arange(length)
+    others = rows[torch.randperm(len(rows))]
+    moved = (torch.randint(0, 2, (len(rows), 1)) * torch.randn(len(rows), 1)).double() * ground.rms
+    return rows.flatten(), (ground.flat[others].double() + moved).flatten()
+
+
 def _mass(ground: Ground) -> tuple[Places, Values]:
     """An element of a row becomes 0 and another one their sum."""
     own, values = _swap(ground)
     half = len(own) // 2
     return own, torch.cat([torch.zeros(half), values[:half] + values[half:]])
-
-
-def _smooth(ground: Ground) -> tuple[Places, Values]:
-    """Rows of which others than one element get a part."""
-    rows, length = _rows_chosen(ground)
-    own = (rows[:, None] + torch.arange(length)).flatten()
-    part = random.uniform(0.05, 0.3)
-    return own, ground.flat[own].double() * (1 - part) + part / length
 
 
 def _other_value(ground: Ground) -> tuple[Places, Values]:
@@ -685,7 +738,7 @@ def _congruent(ground: Ground) -> tuple[Places, Values]:
 _STRUCTURED: dict[str, Callable[[Ground], tuple[Places, Values]]] = {
     "swap": _swap,
     "mass": _mass,
-    "smooth": _smooth,
+    "other row": _other_row,
     "other value": _other_value,
     "single": _single,
     "between": _between,
@@ -703,11 +756,12 @@ def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> N
         if not value.is_floating_point() or size < MIN_ROW or not value.is_contiguous():
             continue
         flat, default = value.view(-1), before[name].flatten()
-        ground = Ground(value=value, domain=Domain.of([value], permutes=False), looks=Looks())
+        domain = Domain.of([value], permutes=False)
+        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value))
         if ground.domain.form != "free":
             continue
-        if bool((default == default[0]).all()) and random.random() < 0.5:
-            part = torch.arange(size) < random.randint(1, size - 1)
+        if bool((default == default[0]).all()) and random.random() < 0.7:
+            part = torch.arange(size) < random.randint(size // 8, size - 1)
             flat.copy_(torch.where(part if random.random() < 0.7 else ~part, default, flat))
         kinds = ["zero", "tie", "small", *(["sign"] if value.data_ptr() in trained else [])]
         at = torch.randint(1, size, (max(4, size // 64),)).unique()

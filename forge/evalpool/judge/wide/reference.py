@@ -117,7 +117,7 @@ class WideReference:
         if construct is None or not held:
             return
         try:
-            with unseeded(), self._arithmetic(noise=False, is_watched=False):
+            with unseeded(), self._arithmetic(noise=0.0, is_watched=False):
                 made = {one.name: one.tensor for one in held_tensors(construct())}
         except Exception:  # a constructor may run once alone
             return
@@ -133,14 +133,14 @@ class WideReference:
         inputs: list[Any],
         changed: Sequence[int],
         *,
-        noise: bool = False,
+        noise: float = 0.0,
         is_watched: bool = False,
     ) -> Called:
         """One call on copies. Raises what the reference raises.
 
         Args:
             changed: numbers of the inputs that a call changes.
-            noise: results of operations that round get other roundings, of NOISE; raises
+            noise: results of operations that round get other roundings, of this size; raises
                 UndefinedResult where equal elements leave open which of them is taken.
             is_watched: raises it for what torch leaves open else.
         """
@@ -165,7 +165,7 @@ class WideReference:
         return tensor.clone() if is_own else tensor
 
     @contextmanager
-    def _arithmetic(self, *, noise: bool, is_watched: bool) -> Iterator[None]:
+    def _arithmetic(self, *, noise: float, is_watched: bool) -> Iterator[None]:
         before = torch.get_default_dtype()
         if before in self._kinds:
             torch.set_default_dtype(torch.float64)
@@ -201,7 +201,7 @@ class _Wide(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, kinds: set[torch.dtype], own: torch.dtype, *, noise: bool, is_watched: bool
+        self, kinds: set[torch.dtype], own: torch.dtype, *, noise: float, is_watched: bool
     ) -> None:
         super().__init__()
         self._is_watched = is_watched
@@ -236,7 +236,7 @@ class _Wide(TorchDispatchMode):
         if self._is_watched:
             require_defined(name, args, kwargs, out)
         if self._noise and name not in UNROUNDED and not func.is_view:
-            return _with_noise(out, is_written=is_writing)
+            return _with_noise(out, self._noise, is_written=is_writing)
         return out if is_writing else self._wide(out, False)
 
     def _wide(self, value: Any, is_writing: bool) -> Any:
@@ -281,10 +281,10 @@ def _with_ends(args: tuple[Any, ...], ends: torch.finfo) -> tuple[Any, ...]:
     return value, nan, ends.max if high is None else high, ends.min if low is None else low
 
 
-def _noisy(value: Any) -> Any:
+def _noisy(value: Any, noise: float) -> Any:
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
         return value
-    return torch.empty_like(value).uniform_(1 - NOISE, 1 + NOISE).mul_(value)
+    return torch.empty_like(value).uniform_(1 - noise, 1 + noise).mul_(value)
 
 
 def _require_unique(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -301,9 +301,9 @@ def _require_unique(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise UndefinedResult("an order of equal elements")
 
 
-def _with_noise(out: Any, *, is_written: bool) -> Any:
+def _with_noise(out: Any, noise: float, *, is_written: bool) -> Any:
     if isinstance(out, list | tuple):
-        return type(out)(_with_noise(one, is_written=is_written) for one in out)
+        return type(out)(_with_noise(one, noise, is_written=is_written) for one in out)
     if is_written and isinstance(out, torch.Tensor) and out.dtype is torch.float64:
-        return out.copy_(_noisy(out))
-    return _noisy(out)
+        return out.copy_(_noisy(out, noise))
+    return _noisy(out, noise)

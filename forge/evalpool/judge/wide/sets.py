@@ -39,7 +39,7 @@ from forge.evalpool.judge.numbers.tolerance import tolerance
 from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.compare import LEAST_SCALE, MIN_SLAB, SAME
 from forge.evalpool.judge.wide.plants import Domain, Ground, Group, Looks
-from forge.evalpool.judge.wide.reference import CannotWiden, WideReference, kinds_of
+from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -113,8 +113,6 @@ def make_wide_sets(
     while draws.are_left():
         sets.append(draws.planted())
         use(sets[-1])
-    for one in sets[1:]:
-        one.asks_real = bool(one.plants) and one.real_error <= MAX_REAL_ERROR
     sets[0].asks_real = True
     return WideDraw(
         sets=sets,
@@ -344,6 +342,7 @@ class _Draws:
             self._plant_arguments(work)
         if plan.is_faint:
             self._plant_faint(work)
+            work.is_faint = True
         is_large = sum(one.nbytes for one in [*leaves(start.inputs), *start.outputs]) > LARGE_BYTES
         tensors = random.sample(range(len(self._domains)), len(self._domains))
         floats = [n for n, one in enumerate(leaves(start.inputs)) if one.is_floating_point()]
@@ -351,13 +350,13 @@ class _Draws:
             tensors = [
                 n for n in tensors if n not in floats or n == floats[work.turn % len(floats)]
             ]
+        for tensor in tensors if not plan.is_faint else ():
+            self._plant_rows(work, tensor, is_loud=is_loud)
         for tensor in tensors:
             found = plants.elements_for(self._ground(tensor, start.inputs))
             own = [kind for kind in found if kind in plan.kinds] or found[:1]
             for part in [own] if is_large else [[kind] for kind in own]:
                 self._plant_elements(work, tensor, part)
-        for tensor in tensors if not (plan.is_faint and work.groups) else ():
-            self._plant_rows(work, tensor, is_loud=is_loud)
         if work.groups and self._wide is not None and not self._is_stable(work.now):
             self._plant_stable(work)
         return self._final(work)
@@ -375,8 +374,14 @@ class _Draws:
                 if number != tensor and (other.shape, other.dtype) == (one.shape, one.dtype)
             ],
         )
+        start = values if work is None else leaves(work.start.inputs)
+        ground.rms = plants.rms_of(start[tensor])
         if work is not None:
-            ground.turn, ground.shared = work.turn, work.shared
+            ground.turn, ground.shared, ground.taken = (
+                work.turn,
+                work.shared,
+                work.taken.get(tensor),
+            )
         return ground
 
     def _plant_rows(self, work: _Work, tensor: int, *, is_loud: bool) -> None:
@@ -442,7 +447,7 @@ class _Draws:
             return False
         self._mattering.add(tensor)
         work.now = found
-        work.groups += groups
+        work.add(groups, size=leaves(found.inputs)[tensor].numel())
         return True
 
     def _plant_stable(self, work: _Work) -> None:
@@ -475,6 +480,7 @@ class _Draws:
             share = max(1, MAX_NOTED // max(1, len(groups)))
             noted = [(one.tensor, at, one.kind) for one in groups for at in one.at[:share].tolist()]
             made.plants = noted[:MAX_NOTED]
+            made.asks_real = bool(groups) and not work.is_faint and self._is_sure(tried, made)
             return made
         return self.given()
 
@@ -505,13 +511,28 @@ class _Draws:
 
     def _is_stable(self, tried: _Tried) -> bool:
         """True if other roundings in float64 give the same results."""
+        return self._moved(tried, NOISE) <= STABLE * SAME
+
+    def _is_sure(self, tried: _Tried, made: InputSet) -> bool:
+        """True if eager is near float64, and other roundings in the problem's own types would be:
+        an honest kernel is, too."""
+        if self._wide is None:
+            return True
+        if made.real_error > MAX_REAL_ERROR:
+            return False
+        least = min((one for one in self._close if one), default=0.0)
+        noise = torch.finfo(DTYPES[self._terms.tolerated]).eps
+        return self._moved(tried, noise, by_row=False) <= MAX_REAL_ERROR * least
+
+    def _moved(self, tried: _Tried, noise: float, *, by_row: bool = True) -> float:
+        """The largest difference that roundings of a size make; infinite where they decide."""
         assert self._wide is not None
         try:
-            other = self._wide.run(tried.inputs, self._changed, noise=True)
+            other = self._wide.run(tried.inputs, self._changed, noise=noise)
         except Exception:  # an index that a rounding decides on, or an order of equal elements
-            return False
+            return math.inf
         pairs = zip(tried.outputs, other.results(self._changed), strict=True)
-        return all(_distance(one, two) <= STABLE * SAME for one, two in pairs)
+        return max(_distance(one, two, by_row=by_row) for one, two in pairs)
 
     def _matters(self, outputs: Outputs, others: Outputs) -> bool:
         """True if two results differ so much that no kernel gives one for the other."""
@@ -536,8 +557,19 @@ class _Work:
     def __init__(self, start: _Tried, *, turn: int) -> None:
         self.start = self.now = start
         self.turn = turn
+        self.is_faint = False
         self.groups: list[Group] = []
         self.shared: dict[Any, torch.Tensor] = {}
+        self.taken: dict[int, torch.Tensor] = {}
+        """Elements where whole rows are planted, by tensor."""
+
+    def add(self, groups: list[Group], *, size: int) -> None:
+        """Takes note of groups of a tensor of so many elements."""
+        self.groups += groups
+        for one in groups:
+            if one.kind in plants.ROWS:
+                taken = self.taken.setdefault(one.tensor, torch.zeros(size, dtype=torch.bool))
+                taken[one.at] = True
 
 
 def _other_argument(value: Any) -> Any:
