@@ -12,8 +12,10 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import operator
 import random
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,8 @@ MIN_ORDERED = 16
 """Rows of a few columns of which one is not below another by chance: corners of boxes."""
 MAX_CHANCE = 1e-6
 """Chance by which indices are all different in all draws, below which it is by design."""
+MIN_NUMBERS = 1024
+"""Integers that are no lengths."""
 MAX_VALUES = 12
 """Different values of a group that are tried one by one."""
 FAR = 1100.0
@@ -50,6 +54,8 @@ FAR = 1100.0
 MIN_CONSTANT, MAX_CONSTANT, FAR_CONSTANT = 1e-12, 1e12, 64.0
 """Magnitudes of constants worth planting; larger ones stand for infinity. From so many times the
 rms on, they are loud."""
+MAX_FACTOR = 1e4
+"""Factors and exponents of constants that are computed."""
 INDEXING = (
     *("index", "gather", "scatter", "embedding", "take", "one_hot", "nll_loss", "bincount"),
     *("bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
@@ -103,14 +109,15 @@ class Looks:
         ignored = tuple(int(one) for one in IGNORED.findall(source))
         permutes = PERMUTES.search(source) is not None
         host = _compared(source, scopes)
+        floats = {sign * one for one in host | _floats_in(source) for sign in (1.0, -1.0)}
         near = {round(one) + step for one in host for step in (-1, 0, 1)}
         if counted is None:
-            return cls(constants=_worth(host), ignored=ignored, permutes=permutes)
+            return cls(constants=_worth(floats), ignored=ignored, permutes=permutes)
         special: dict[float, None] = {}
         for part, values in NOT_FINITE.items():
             if any(part in name for name in counted.work):
                 special |= dict.fromkeys(values)
-        constants = counted.constants | host
+        constants = counted.constants | floats
         special |= dict.fromkeys(sorted(one for one in constants if math.isinf(one)))
         special |= dict.fromkeys([math.nan] if any(one != one for one in constants) else [])
         constants |= {unit * part for unit in counted.units for part in (0.5, 1.0, 1.5, 2.0)}
@@ -133,19 +140,45 @@ def _worth(constants: Collection[float]) -> tuple[float, ...]:
 
 
 def _compared(source: str, scopes: Sequence[dict[str, Any]]) -> set[float]:
-    """Numbers in comparisons of Python code, as they are or by name."""
+    """Numbers in comparisons and defaults of Python code, as they are, by name or computed."""
     found: set[float] = set()
-    compared = [one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Compare)]
-    for one in (part for whole in compared for part in ast.walk(whole)):
-        values: list[Any] = []
-        if isinstance(one, ast.Constant):
-            values = [one.value]
-        elif isinstance(one, ast.Name | ast.Attribute):
-            name = one.id if isinstance(one, ast.Name) else one.attr
-            values = [scope.get(name) for scope in scopes]
-        numbers = [float(value) for value in values if type(value) in (int, float)]
-        found |= {sign * value for value in numbers for sign in (1.0, -1.0)}
+    for one in ast.walk(ast.parse(source)):
+        if isinstance(one, ast.Compare):
+            parts: list[ast.AST] = [one.left, *one.comparators]
+        elif isinstance(one, ast.arguments):
+            parts = [*one.defaults, *(each for each in one.kw_defaults if each is not None)]
+        else:
+            continue
+        while parts:
+            part = parts.pop()
+            found |= set(_numbers_of(part, scopes))
+            if not isinstance(part, ast.Subscript | ast.UnaryOp):  # an index is compared with none
+                parts += ast.iter_child_nodes(part)
     return {one for one in found if abs(one) <= MAX_CONSTANT}
+
+
+def _numbers_of(node: ast.AST, scopes: Sequence[dict[str, Any]]) -> list[float]:
+    values: list[Any] = []
+    if isinstance(node, ast.Constant):
+        values = [node.value]
+    elif isinstance(node, ast.Name | ast.Attribute):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        values = [scope.get(name) for scope in scopes]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        values = [-value for value in _numbers_of(node.operand, scopes)]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.Mult | ast.Div):
+        left, right = (_numbers_of(one, scopes) for one in (node.left, node.right))
+        is_small = left and right and max(abs(left[0]), abs(right[0])) <= MAX_FACTOR
+        with suppress(ArithmeticError):
+            exact = {ast.Pow: pow, ast.Mult: operator.mul, ast.Div: operator.truediv}
+            values = [exact[type(node.op)](left[0], right[0])] if is_small else []
+    return [float(value) for value in values if type(value) in (int, float)]
+
+
+def _floats_in(source: str) -> set[float]:
+    """Floats anywhere in Python code: a reference may behave otherwise around them."""
+    every = [one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Constant)]
+    return {float(one.value) for one in every if type(one.value) is float}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +357,7 @@ def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
     """Constants that the reference compares with, and values on both sides of them."""
     values = _chosen([*ground.constants(far=far), *([] if far else [1.0])], old)
     step = values.abs() * torch.finfo(ground.value.dtype).eps
-    side = torch.randint(-1, 2, old.shape).double()
+    side = _chosen([0.0, 0.0, 1.0, -1.0], old)
     apart = values * (1 + _signs(old.shape) * (0.05 + torch.rand(old.shape)))
     return torch.where(torch.rand(old.shape) < 0.6, values + step * side, apart)
 
@@ -381,12 +414,14 @@ INTEGERS: dict[str, Callable[[Ground, Values], Values]] = {
 """The same of integers."""
 
 
-def _bound(ground: Ground, old: Values) -> Values:
-    """A whole row above a constant, below it, or next to it."""
-    constant = random.choice([*ground.constants(far=False), 1.0])
+def _bound(ground: Ground, old: Values, side: float) -> Values:
+    """A whole row above a constant that the reference compares with, below it, or next to it."""
+    constant = random.choice(ground.constants(far=False) or [1.0])
     noise = torch.rand(old.shape, dtype=torch.float64)
-    below = constant - noise * (constant if ground.domain.low >= 0 else ground.rms)
-    return random.choice((constant + noise * ground.rms, below, constant * (1 + noise / 1024)))
+    if not side:
+        return constant * (1 + noise / 1024)
+    is_positive = side < 0 and ground.domain.low >= 0
+    return constant + side * noise * (abs(constant) if is_positive else ground.rms)
 
 
 def _scaled(ground: Ground, old: Values) -> Values:
@@ -425,7 +460,9 @@ ROWS: dict[str, Callable[[Ground, Values], Values]] = {
     "lowered row": lambda ground, old: _moved(ground, old, -1.0),
     "raised row": lambda ground, old: _moved(ground, old, 1.0),
     "scaled row": _scaled,
-    "bound row": _bound,
+    "row above": lambda ground, old: _bound(ground, old, 1.0),
+    "row below": lambda ground, old: _bound(ground, old, -1.0),
+    "row near": lambda ground, old: _bound(ground, old, 0.0),
     "unit row": _unit,
     "burst": _burst,
     "special row": _special,
@@ -476,13 +513,12 @@ def elements_for(ground: Ground) -> list[str]:
 
 
 def _may_exceed(ground: Ground) -> bool:
-    """True for integers that are no indices, lengths or fields of bits: of both signs, or bytes
-    whose range is no power of two."""
+    """True for integers that are no indices, lengths or fields of bits: of both signs, or many of a
+    range that is no power of two."""
     value, domain = ground.value, ground.domain
     is_field = domain.low == 0 and math.log2(domain.high + 1).is_integer()
-    return not ground.looks.has_indices and (
-        domain.low < 0 or (value.itemsize == 1 and value.ndim > 1 and not is_field)
-    )
+    is_long = value.numel() >= MIN_NUMBERS or (value.itemsize == 1 and value.ndim > 1)
+    return not ground.looks.has_indices and (domain.low < 0 or (is_long and not is_field))
 
 
 def rows_for(ground: Ground) -> list[str]:
@@ -550,8 +586,9 @@ def _blocks(value: torch.Tensor) -> list[Places]:
         if count < (2 if is_last else ROW_SHARE) or not 1 < length <= MAX_SLAB:
             continue
         blocks = taken.view(count, -1)
+        share = 2 if count <= MAX_ROWS else ROW_SHARE
         free = (~blocks.any(-1)).nonzero()[:, 0]
-        num = max(1, min(MAX_ROWS, count // ROW_SHARE) if is_last else min(4, count // 4))
+        num = max(1, min(MAX_ROWS, count // share) if is_last else min(4, count // 4))
         for index in free[torch.randperm(len(free))][:num].tolist():
             blocks[index] = True
             found.append(torch.arange(index * length, (index + 1) * length))
@@ -592,7 +629,9 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
             own = at[plain.index(kind) :: len(plain)]
             if kind in ("large", "edge", "beyond"):
                 own = torch.cat([own, _ends(ground)]).unique()
-            if kind == "constant" and ground.value.is_floating_point():
+            if kind.endswith("constant") and ground.value.is_floating_point():
+                num = min(6 * len(ground.looks.constants), ground.value.numel() // MAX_SHARE)
+                own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
                 own = ground.movable(ground.shared.setdefault(ground.value.shape, own))
             elif kind == "constant":
                 num = min(2 * len(ground.looks.integers), ground.value.numel() // 4)
@@ -749,21 +788,25 @@ _STRUCTURED: dict[str, Callable[[Ground], tuple[Places, Values]]] = {
 
 def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
     """Plants into parameters and saved floats of a model, in place: a few zeros, ties, other signs
-    and sizes. Some that were constant `before` they were moved get that back in a part."""
+    and sizes. Some that were constant `before` they were moved get that back in a part. Vectors of
+    one sign stay so: biases below a maximum."""
     trained = {one.data_ptr() for one in model.parameters()}
+    has_defaults, is_head = random.random() < 0.5, random.random() < 0.7
     for name, value in model.state_dict().items():
         size = value.numel()
         if not value.is_floating_point() or size < MIN_ROW or not value.is_contiguous():
             continue
         flat, default = value.view(-1), before[name].flatten()
         domain = Domain.of([value], permutes=False)
-        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value))
-        if ground.domain.form != "free":
+        if domain.form != "free":
             continue
-        if bool((default == default[0]).all()) and random.random() < 0.7:
+        if has_defaults and bool((default == default[0]).all()):
             part = torch.arange(size) < random.randint(size // 8, size - 1)
-            flat.copy_(torch.where(part if random.random() < 0.7 else ~part, default, flat))
-        kinds = ["zero", "tie", "small", *(["sign"] if value.data_ptr() in trained else [])]
+            flat.copy_(torch.where(part if is_head else ~part, default, flat))
+        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value))
+        has_sign = size == max(value.shape) and domain.low * domain.high > 0
+        kinds = ["tie"] if has_sign else ["zero", "tie", "small"]
+        kinds += ["sign"] if value.data_ptr() in trained and not has_sign else []
         at = torch.randint(1, size, (max(4, size // 64),)).unique()
         for number, kind in enumerate(kinds):
             own = at[number :: len(kinds)]
