@@ -23,12 +23,18 @@ if TYPE_CHECKING:
 ORDERING = "griddepcontrol."
 """Instructions that order launches, which follow each other here. They compute nothing."""
 _TEMPLATE = re.compile(r"\s*(\w+)\.approx(?:\.ftz)?\.f32\s+\$0\s*,\s*\$1\s*;?\s*")
+
+
+def _reciprocal_root(x: Array) -> Array:
+    return 1 / np.sqrt(x)
+
+
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
     "cos": np.cos,
     "ex2": np.exp2,
     "lg2": np.log2,
     "rcp": np.reciprocal,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "rsqrt": _reciprocal_root,
     "sin": np.sin,
     "sqrt": np.sqrt,
     "tanh": np.tanh,

@@ -1,20 +1,17 @@
-"""Arithmetic rounded once, in any direction: fused multiply-adds, `__nv_fadd_rz` and the like.
+"""Fused multiply-adds, rounded once.
 
 An exact result is kept as a float64 *rounded to odd* (if it is not representable, the neighbour
-with an odd mantissa): rounding that to a type of at most 50 bits in any direction gives what
-rounding the exact result gives. For float64 results the sign of the rounding error decides.
+with an odd mantissa): rounding that to a type of at most 50 bits gives what rounding the exact
+result gives.
 Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding
 to odd", IEEE Transactions on Computers 57 (2008). Underflow of float64 products is not covered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from forge.evalpool.judge.ttir.semantics.formats import Rounding
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.values import Array
@@ -89,121 +86,3 @@ def _fma_parts(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     low, lowest = two_sum(c, product_low)
     high, middle = two_sum(product_high, low)
     return high, to_odd(*two_sum(middle, lowest))
-
-
-def rounded_to_single(values: Array, rounding: Rounding) -> Array:
-    """Float64 rounded to float32 in a direction."""
-    nearest = values.astype(np.float32)
-    return directed(nearest, values - nearest, rounding)
-
-
-def directed(nearest: Array, error: Array, rounding: Rounding) -> Array:
-    """The value in a direction, of that rounded to nearest and the sign of what is missing."""
-    minus, plus = nearest.dtype.type(-np.inf), nearest.dtype.type(np.inf)
-    down = np.where(error < 0, np.nextafter(nearest, minus), nearest)
-    up = np.where(error > 0, np.nextafter(nearest, plus), nearest)
-    match rounding:
-        case Rounding.DOWN:
-            return down
-        case Rounding.UP:
-            return up
-        case Rounding.ZERO:
-            return np.where(nearest > 0, down, up)
-        case _:
-            return nearest
-
-
-def _single(operation: Callable[..., Array], rounding: Rounding, operands: list[Array]) -> Array:
-    return rounded_to_single(operation(*(array.astype(np.float64) for array in operands)), rounding)
-
-
-def _add_odd(left: Array, right: Array) -> Array:
-    return to_odd(*two_sum(left, right))
-
-
-def _divide_odd(left: Array, right: Array) -> Array:
-    quotient = left / right
-    product, low = two_product(quotient, right)
-    missing = ((left - product) - low) * np.sign(right)
-    return to_odd(quotient, np.where(np.isfinite(missing), missing, 0.0))
-
-
-def _sqrt_odd(value: Array) -> Array:
-    root = np.sqrt(value)
-    product, low = two_product(root, root)
-    missing = (value - product) - low
-    return to_odd(root, np.where(np.isfinite(missing), missing, 0.0))
-
-
-def _fma_wide(a: Array, b: Array, c: Array) -> Array:
-    return to_odd(*two_sum(a * b, c))
-
-
-def _subtract_odd(left: Array, right: Array) -> Array:
-    return _add_odd(left, -right)
-
-
-def _reciprocal_odd(value: Array) -> Array:
-    return _divide_odd(np.ones_like(value), value)
-
-
-def _rsqrt_near(value: Array) -> Array:
-    """The exact value is no float64 and no midpoint of float32: its neighbour rounds as it does."""
-    return 1.0 / np.sqrt(value)
-
-
-ODD: Mapping[str, Callable[..., Array]] = {
-    "add": _add_odd,
-    "sub": _subtract_odd,
-    "mul": np.multiply,
-    "div": _divide_odd,
-    "sqrt": _sqrt_odd,
-    "fma": _fma_wide,
-    "rcp": _reciprocal_odd,
-    "rsqrt": _rsqrt_near,
-}
-"""Operations on float64 arrays of float32 numbers; results are rounded to odd."""
-
-
-def single(name: str, rounding: Rounding, operands: list[Array]) -> Array:
-    """A float32 operation of `ODD`, rounded once in a direction."""
-    if rounding is Rounding.NEAREST_EVEN and name in _NEAREST:
-        return _NEAREST[name](*operands)
-    return _single(ODD[name], rounding, operands)
-
-
-def double(name: str, rounding: Rounding, operands: list[Array]) -> Array:
-    """A float64 operation, rounded once in a direction."""
-    if name == "rcp":
-        name, operands = "div", [np.ones_like(operands[0]), operands[0]]
-    match name:
-        case "add" | "sub":
-            left, right = operands
-            nearest, error = two_sum(left, right if name == "add" else -right)
-        case "mul":
-            nearest, error = two_product(*operands)
-        case "div":
-            left, right = operands
-            nearest = left / right
-            product, low = two_product(nearest, right)
-            error = ((left - product) - low) * np.sign(right)
-        case "sqrt":
-            nearest = np.sqrt(operands[0])
-            product, low = two_product(nearest, nearest)
-            error = (operands[0] - product) - low
-        case "fma":
-            high, low = _fma_parts(*operands)
-            nearest, error = two_sum(high, low)
-        case _:
-            raise KeyError(name)
-    return directed(nearest, error, rounding)
-
-
-_NEAREST: Mapping[str, Callable[..., Array]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "sqrt": np.sqrt,
-    "fma": fma,
-}

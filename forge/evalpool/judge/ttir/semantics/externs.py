@@ -1,7 +1,7 @@
 """Functions of libdevice (`__nv_*`).
 
-Elementary functions are numpy's, functions with a direction of rounding are exact, and the rest is
-in `special`. Gamma and Bessel functions and AMD's device libraries need a card.
+Elementary functions are numpy's, and what it lacks is in `special`. Gamma and Bessel functions,
+floats rounded in a direction other than to the nearest, and AMD's device libraries need a card.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from forge.evalpool.judge.ttir.semantics import special
 from forge.evalpool.judge.ttir.semantics.approximate import FUNCTIONS as APPROXIMATE
 from forge.evalpool.judge.ttir.semantics.approximate import approximated
 from forge.evalpool.judge.ttir.semantics.casts import saturated
-from forge.evalpool.judge.ttir.semantics.exact import directed, double, fma, single
+from forge.evalpool.judge.ttir.semantics.exact import fma
 from forge.evalpool.judge.ttir.semantics.floats import FUNCTIONS, round_half_away
-from forge.evalpool.judge.ttir.semantics.formats import Rounding, scalar_of, unsigned
+from forge.evalpool.judge.ttir.semantics.formats import scalar_of, unsigned
 from forge.evalpool.judge.ttir.semantics.integers import (
     count_leading_zeros,
     count_ones,
@@ -302,11 +302,21 @@ BITS: Mapping[str, Function] = {
     "llround": _whole(round_half_away, 64),
 }
 
-_DIRECTION = re.compile(r"\w+_(?P<rounding>r[nzud])")
+_NEAREST = re.compile(r"[fd]?(?P<operation>add|sub|mul|div|sqrt|fma|rcp|rsqrt)f?_rn")
 _CONVERSION = re.compile(
     r"(?P<source>float|double|u?int|u?ll)2(?P<target>float|double|u?int|u?ll)"
     r"(?:_(?P<rounding>r[nzud]))?"
 )
+NEAREST: Mapping[str, Function] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "sqrt": np.sqrt,
+    "fma": fma,
+    "rcp": np.reciprocal,
+    "rsqrt": _reciprocal(np.sqrt),
+}
 _WHOLE: Mapping[str, Function] = {
     "rn": np.rint,
     "rz": np.trunc,
@@ -325,8 +335,8 @@ def lookup(symbol: str) -> Function | None:
         return None
     if found := _CONVERSION.fullmatch(name):
         return _conversion(found["source"], found["target"], found["rounding"] or "rn")
-    if found := _DIRECTION.fullmatch(name):
-        return _rounded(name, Rounding(found["rounding"]))
+    if found := _NEAREST.fullmatch(name):
+        return NEAREST[found["operation"]]
     if name in APPROXIMATE:
         return _inexact(name)
     for table in (FAST, INTEGERS, ELEMENTARY, BITS):
@@ -343,56 +353,19 @@ def _inexact(name: str) -> Function:
     return call
 
 
-def _rounded(name: str, rounding: Rounding) -> Function | None:
-    """`fadd_rz`, `drcp_ru`, `fmaf_rd`, `fma_rn`, `frsqrt_rn`."""
-    base = name.rpartition("_")[0]
-    if base in ("fma", "fmaf"):
-        operation, is_single = "fma", base == "fmaf"
-    else:
-        operation, is_single = base[1:], base[0] == "f"
-    if operation not in ("add", "sub", "mul", "div", "fma", "rcp", "sqrt", "rsqrt"):
-        return None
-    compute = single if is_single else double
-
-    def call(*operands: Array) -> Array:
-        return compute(operation, rounding, list(np.broadcast_arrays(*operands)))
-
-    return call
-
-
-def _conversion(source: str, target: str, rounding: str) -> Function:
-    """`float2int_rz`, `double2float_ru`, `ull2double_rd`, ..."""
-    if source in ("float", "double") and target == "float":
-        return _narrowed(Rounding(rounding))
-    if source in ("float", "double"):
+def _conversion(source: str, target: str, rounding: str) -> Function | None:
+    """`float2int_rz`, `int2float_rn`, `ull2double_rn`; None for floats that are not the nearest."""
+    if source in ("float", "double") and target not in ("float", "double"):
         bits = 64 if target.endswith("ll") else 32
         return _whole(_WHOLE[rounding], bits, is_unsigned=target[0] == "u")
+    if rounding != "rn":
+        return None
     dtype = np.float32 if target == "float" else np.float64
 
     def convert(x: Array) -> Array:
-        integers = unsigned(x) if source[0] == "u" else x
-        return _integer_nearest_then(integers, integers.astype(dtype), Rounding(rounding))
+        return (unsigned(x) if source[0] == "u" else x).astype(dtype)
 
     return convert
-
-
-def _narrowed(rounding: Rounding) -> Function:
-    def call(array: Array) -> Array:
-        nearest = array.astype(np.float32)
-        return directed(nearest, array - nearest, rounding)
-
-    return call
-
-
-def _integer_nearest_then(exact: Array, nearest: Array, rounding: Rounding) -> Array:
-    """As `directed`; the error is an integer, computed as one where both fit."""
-    if exact.dtype.itemsize < 8:
-        error = exact.astype(np.float64) - nearest
-    else:
-        top = nearest >= 2.0 ** (64 if exact.dtype.kind == "u" else 63)
-        back = np.where(top, 0, nearest).astype(exact.dtype)
-        error = np.where(top, -1.0, (exact - back).view(np.int64).astype(np.float64))
-    return directed(nearest, error, rounding)
 
 
 def extern_elementwise(

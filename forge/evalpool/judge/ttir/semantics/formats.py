@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 
 
 class Rounding(StrEnum):
-    """Directions of rounding, by the names of Triton and PTX."""
+    """Directions of rounding."""
 
     NEAREST_EVEN = "rn"
-    NEAREST_AWAY = "rna"
     ZERO = "rz"
-    UP = "ru"
-    DOWN = "rd"
 
 
 class Special(StrEnum):
@@ -119,13 +116,8 @@ def _drop_bits(values: NDArray[Any], count: int, rounding: Rounding) -> NDArray[
             result &= _U32(1)
             result += _U32(low >> 1)
             result += bits
-        case Rounding.NEAREST_AWAY:
-            result = bits + _U32((low >> 1) + 1)
         case Rounding.ZERO:
             result = bits.copy()
-        case _:
-            away = (bits >> _U32(31)) == (1 if rounding is Rounding.DOWN else 0)
-            result = np.where(away, bits + low, bits)
     result &= ~low
     rounded = result.view(np.float32)
     invalid = np.isnan(values)
@@ -163,7 +155,7 @@ def _round_any(
     wide = values.astype(np.float64)
     power = (wide.view(np.uint64) & np.uint64(0x7FF0000000000000)).view(np.float64)
     step = np.clip(power, 2.0**form.min_exponent, 2.0**200) * 2.0**-form.mantissa_bits
-    steps = _round_integer(wide / step, rounding)
+    steps = (np.trunc if rounding is Rounding.ZERO else np.rint)(wide / step)
     rounded = np.copysign(steps * step, wide)
     limit = np.abs(rounded) > form.max
     if limit.any():
@@ -173,29 +165,9 @@ def _round_any(
     return rounded.astype(np.float32)
 
 
-def _round_integer(values: NDArray[Any], rounding: Rounding) -> NDArray[Any]:
-    match rounding:
-        case Rounding.NEAREST_EVEN:
-            return np.rint(values)
-        case Rounding.NEAREST_AWAY:
-            whole = np.trunc(values)
-            return whole + np.copysign(np.abs(values - whole) >= 0.5, values)
-        case Rounding.ZERO:
-            return np.trunc(values)
-        case Rounding.UP:
-            return np.ceil(values)
-        case Rounding.DOWN:
-            return np.floor(values)
-
-
 def _beyond(wide: NDArray[Any], form: Format, rounding: Rounding, saturate: bool) -> NDArray[Any]:
     """Results of numbers and infinities beyond the range."""
-    away = {
-        Rounding.ZERO: np.zeros(wide.shape, bool),
-        Rounding.UP: wide > 0,
-        Rounding.DOWN: wide < 0,
-    }.get(rounding, np.ones(wide.shape, bool))
-    finite = saturate | (~away & np.isfinite(wide))
+    finite = saturate | ((rounding is Rounding.ZERO) & np.isfinite(wide))
     return np.copysign(np.where(finite, form.max, form.overflow), wide)
 
 
