@@ -98,7 +98,7 @@ def test_several_outputs_come_in_a_list_or_tuple(bench: Any) -> None:
     assert alone.detail == "forward returned a tensor, expected a tuple of 1"
     end = "z = torch.empty_like(y); kernel[(9,)](y, z, y.numel(), BLOCK=64); return y, (y, z)"
     wrong = bench.judge(answer(end=end), problem=source)
-    assert wrong.detail.startswith("output 2[0, 0]: expected ")
+    assert "\noutput 2[0, 0]: expected " in wrong.detail
 
 
 def test_outputs_of_one_storage_are_fine(bench: Any) -> None:
@@ -128,7 +128,7 @@ def test_integer_and_boolean_outputs_are_exact(
     assert verdict.status is Status.CORRECT, verdict.detail
     verdict = bench.judge(answer(wrong, out=out), problem=source)
     assert (verdict.status, verdict.reason) == (Status.WRONG, "mismatch")
-    assert verdict.detail.startswith("output[0, 7]: expected ")
+    assert "\noutput[0, 7]: expected " in verdict.detail
 
 
 def test_integer_inputs_are_judged(bench: Any) -> None:

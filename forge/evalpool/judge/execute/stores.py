@@ -80,16 +80,19 @@ def unwritten_cause(
     if region is None or num is None or len({one.launch.grid for one in stores}) > 1:
         return line, ""
     size = shape[region.axis] if region.axis is not None else math.prod(shape)
+    inner = math.prod(shape[1:]) if region.axis == 0 else 1
     grid = stores[0].launch.grid
-    for count in sorted({*grid, math.prod(grid)}, reverse=True):
-        block = num // count
-        if num % count or block & (block - 1):
-            continue
-        if count > 1:
-            words = f"the grid {_shown(grid)} has {count} programs"
-            words += f" of {block} elements" if block > 1 else ""
-            return stores[0].launch.line, f"{words}, which end at {num} of {size}: use more"
-        return line, f"a block of {num} ends at {num} of {size}: use a larger one or a loop"
+    for unit in sorted({1, inner}):
+        for count in sorted({*grid, math.prod(grid)} - {1}, reverse=True):
+            block = num * unit // count
+            if num * unit % count == 0 and not block & (block - 1):
+                words = f"the grid {_shown(grid)} has {count} programs"
+                words += f" of {block} elements" if block > 1 else ""
+                words += f", which end at {num * unit} of {size * unit}: use more"
+                return stores[0].launch.line, words
+    if 1 in grid and not num * inner & (num * inner - 1):
+        words = f"one program ends at {num * inner} of {size * inner}: use more programs along an"
+        return line, f"{words} axis of the grid {_shown(grid)}, a larger block or a loop"
     return line, f"its store ends at {num} of {size}: is its mask too short?"
 
 
