@@ -85,6 +85,8 @@ class OpCounter(TorchDispatchMode):
         self.integers: set[int] = set()
         """Numbers that operations compare integers with, and their neighbours where the order
         counts."""
+        self.specials: set[float] = set()
+        """NaN and infinities that operations look for in an input itself."""
         self.is_comparing = False
         """True if two tensors with axes were compared."""
         self.is_truncating = False
@@ -115,6 +117,8 @@ class OpCounter(TorchDispatchMode):
                 self.integers |= {one + step for one in whole for step in steps}
             if name in ("eq", "ne") and _is_same(*_tensors(args)):
                 self.constants.add(math.nan)  # x != x is a NaN
+        if looked := self._looks_for(name, args):
+            self.specials |= looked
         if name.rstrip("_") in STEPS:
             self.units |= self._units(name.rstrip("_"), args, kwargs or {})
         if not func.is_view and not _is_free(name):
@@ -129,6 +133,17 @@ class OpCounter(TorchDispatchMode):
                 self.work[name] = self.work.get(name, 0) + cost
                 self.flops += flops
         return out
+
+    def _looks_for(self, name: str, args: tuple[Any, ...]) -> set[float]:
+        """NaN and infinities, as far as an operation looks for them in an input."""
+        first = next(_tensors(args), None)
+        if first is None or first.layout is not torch.strided:
+            return set()
+        if first.untyped_storage().data_ptr() not in self._inputs:
+            return set()
+        infinities = {math.inf, -math.inf} if name.startswith(("isinf", "nan_to_num")) else set()
+        is_itself = name in ("eq", "ne") and _is_same(*_tensors(args))
+        return {math.nan} | infinities if "nan" in name or is_itself else infinities
 
     def _units(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[float]:
         """Units of a step of an input; none for a step of anything else."""

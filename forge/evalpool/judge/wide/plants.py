@@ -61,13 +61,6 @@ INDEXING = (
     *("bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
 )
 """Parts of names of operations that take indices, or read one into Python."""
-NOT_FINITE = {
-    "nan": (math.nan,),
-    "nan_to_num": (math.nan, math.inf, -math.inf),
-    "isfinite": (math.nan, math.inf, -math.inf),
-    "isinf": (math.inf, -math.inf),
-}
-"""Values that are no finite numbers, by the operations that look for them."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
 PERMUTES = re.compile(r"randperm|argsort|topk|multinomial|sample\(")
 """In a source whose indices may all be different by design, though it could be chance."""
@@ -85,6 +78,7 @@ class Looks:
     integers: tuple[int, ...] = ()
     """The same for integers, with neighbours where their order counts."""
     special: tuple[float, ...] = ()
+    """NaN and infinities."""
     ignored: tuple[int, ...] = ()
     """Labels that its loss leaves out, where its source names one."""
     has_indices: bool = True
@@ -108,23 +102,18 @@ class Looks:
         """
         ignored = tuple(int(one) for one in IGNORED.findall(source))
         permutes = PERMUTES.search(source) is not None
-        host = _compared(source, scopes)
-        floats = {sign * one for one in host | _floats_in(source) for sign in (1.0, -1.0)}
+        nodes = list(ast.walk(ast.parse(source)))
+        host = _compared(nodes, scopes)
+        floats = {sign * one for one in host | _floats_in(nodes) for sign in (1.0, -1.0)}
         near = {round(one) + step for one in host for step in (-1, 0, 1)}
         if counted is None:
             return cls(constants=_worth(floats), ignored=ignored, permutes=permutes)
-        special: dict[float, None] = {}
-        for part, values in NOT_FINITE.items():
-            if any(part in name for name in counted.work):
-                special |= dict.fromkeys(values)
         constants = counted.constants | floats
-        special |= dict.fromkeys(sorted(one for one in constants if math.isinf(one)))
-        special |= dict.fromkeys([math.nan] if any(one != one for one in constants) else [])
         constants |= {unit * part for unit in counted.units for part in (0.5, 1.0, 1.5, 2.0)}
         return cls(
             constants=_worth(constants),
             integers=tuple(sorted(one for one in counted.integers | near if abs(one) < 1 << 31)),
-            special=tuple(special),
+            special=tuple(counted.specials),
             ignored=ignored,
             has_indices=any(part in name for name in counted.work for part in INDEXING)
             or ".tolist(" in source,
@@ -139,10 +128,10 @@ def _worth(constants: Collection[float]) -> tuple[float, ...]:
     return tuple(sorted(one for one in constants if MIN_CONSTANT <= abs(one) <= MAX_CONSTANT))
 
 
-def _compared(source: str, scopes: Sequence[dict[str, Any]]) -> set[float]:
+def _compared(nodes: Sequence[ast.AST], scopes: Sequence[dict[str, Any]]) -> set[float]:
     """Numbers in comparisons and defaults of Python code, as they are, by name or computed."""
     found: set[float] = set()
-    for one in ast.walk(ast.parse(source)):
+    for one in nodes:
         if isinstance(one, ast.Compare):
             parts: list[ast.AST] = [one.left, *one.comparators]
         elif isinstance(one, ast.arguments):
@@ -175,9 +164,9 @@ def _numbers_of(node: ast.AST, scopes: Sequence[dict[str, Any]]) -> list[float]:
     return [float(value) for value in values if type(value) in (int, float)]
 
 
-def _floats_in(source: str) -> set[float]:
+def _floats_in(nodes: Sequence[ast.AST]) -> set[float]:
     """Floats anywhere in Python code: a reference may behave otherwise around them."""
-    every = [one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.Constant)]
+    every = [one for one in nodes if isinstance(one, ast.Constant)]
     return {float(one.value) for one in every if type(one.value) is float}
 
 

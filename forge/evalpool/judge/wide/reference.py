@@ -45,6 +45,8 @@ EXACT_TOO = {
 }
 """Operations that round nothing, beside EXACT."""
 UNROUNDED = EXACT | EXACT_TOO
+FUSED = re.compile("norm|softmax|logsumexp|var|std|attention|dist")
+"""Operations within which more is rounded than their results."""
 OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "argsort", "cummax", "cummin"}
 """Operations that leave open which of equal elements they take; max and argmax take the first."""
 SAME_CONSTANT = 1e-4
@@ -146,7 +148,7 @@ class WideReference:
         """
         model = copied(self._model) if self._has_state else self._model
         given = replaced(inputs, lambda at, one: self._widened(one, is_own=at in changed))
-        before = _contents(model)
+        before = _contents(model) if self._has_state else []
         with self._arithmetic(noise=noise, is_watched=is_watched):
             called = call_on(model, given)
         if self._has_state and isinstance(model, torch.nn.Module):
@@ -232,6 +234,8 @@ class _Wide(TorchDispatchMode):
             args = _with_ends(args, torch.finfo(self._own))
         elif self._noise and name in OPEN and not kwargs.get("stable"):
             _require_unique(func, args, kwargs)
+        elif self._noise and FUSED.search(name):
+            args = (_noisy(args[0], self._noise), *args[1:])
         out = func(*args, **kwargs)
         if self._is_watched:
             require_defined(name, args, kwargs, out)

@@ -543,8 +543,20 @@ class _Draws:
         return any(_distance(one, two) > most for one, two, most in every)
 
     def insensitive(self) -> list[str]:
-        """Inputs none of whose plants matters."""
-        return [f"input {tensor}" for tensor in sorted(self._borne - self._mattering)]
+        """Inputs none of whose plants matters, nor other values of another draw."""
+        assert self._given is not None
+        found: list[str] = []
+        for tensor in sorted(self._borne - self._mattering):
+            other = leaves(self._draw())[tensor]
+            inputs = replaced(
+                self._given.inputs, lambda n, one, at=tensor, new=other: new if n == at else one
+            )
+            tried = self._tried(inputs)
+            if tried is not None and self._matters(self._given.outputs, tried.outputs):
+                self._mattering.add(tensor)
+            else:
+                found.append(f"input {tensor}")
+        return found
 
     def is_constant(self) -> bool:
         """True if no input matters."""
