@@ -13,9 +13,9 @@
                                between close values, and question 1 has shown that they are right.
 
 NaN equals NaN, an infinity the same infinity. In no rms: elements that are not finite, and a
-sentinel, as the -1e9 of masked scores: magnitudes of more than half of the largest, if all others
-are 1,000 times smaller. No other terms. Blocks stay in the processor's caches; what depends on the
-reference alone is computed once a draw.
+sentinel, as the -1e9 of masked scores: magnitudes of more than half of the largest, if that is 1e4
+or more and all others are 1,000 times smaller. No other terms. Blocks stay in the processor's
+caches; what depends on the reference alone is computed once a draw.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEAST_SCALE = 1e-3
 """Least scale of question 1, in rms of all: what cancels in a whole row is lost there."""
 MIN_SLAB = 16
 """Elements whose rms says something."""
-SENTINEL_RATIO = 1e-3
+SENTINEL_RATIO, LEAST_SENTINEL = 1e-3, 1e4
 BLOCK_ELEMENTS = 1 << 15
 """Elements that are computed at once; of smaller tensors what is allowed is kept: 256 KiB."""
 
@@ -206,7 +206,8 @@ def _scales(wanted: Wanted) -> tuple[Part, Part]:
     num_rows, num_columns = wanted.matrix
     largest = _largest(wanted, math.inf)
     below = _largest(wanted, largest / 2)
-    most = below if 0.0 < below < SENTINEL_RATIO * largest else largest
+    is_sentinel = largest >= LEAST_SENTINEL and 0.0 < below < SENTINEL_RATIO * largest
+    most = below if is_sentinel else largest
     rows, columns = np.zeros(num_rows), np.zeros(num_columns)
     counts = np.zeros(num_rows), np.zeros(num_columns)
     for block, part in parts(wanted, wanted.data) if most else ():

@@ -683,7 +683,10 @@ def _rows_chosen(ground: Ground) -> tuple[Places, int]:
 
 
 def _swap(ground: Ground) -> tuple[Places, Values]:
-    """Two elements of a row that change places."""
+    """Two elements of a row that change places; of all, if all are different."""
+    if ground.domain.form == "distinct" and len(ground.flat.unique()) == len(ground.flat):
+        one, two = torch.randperm(len(ground.flat))[: max(1, len(ground.flat) // 8) * 2].chunk(2)
+        return torch.cat([one, two]), ground.flat[torch.cat([two, one])].double()
     rows, length = _rows_chosen(ground)
     first = torch.randint(length, rows.shape)
     second = (first + torch.randint(1, max(2, length), rows.shape)) % length
