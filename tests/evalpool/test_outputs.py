@@ -164,7 +164,11 @@ def test_a_problem_may_return_nothing_and_change_its_input(bench: Any) -> None:
 
 
 def test_an_input_returned_as_it_came_is_no_answer(bench: Any) -> None:
-    assert bench.judge(answer(end="return x"), problem=DOUBLE).reason == "decoy_kernel"
+    given = bench.judge(answer(end="return x"), problem=DOUBLE)
+    assert given.reason == "decoy_kernel"
+    assert "a launch gets it and stores nothing" in given.detail
+    alone = bench.judge(answer(end="return torch.empty_like(x)"), problem=DOUBLE)
+    assert "no launch gets it" in alone.detail
     source = problem("return x")
     assert bench.judge(answer(end="return x"), problem=source).reason == "decoy_kernel"
 

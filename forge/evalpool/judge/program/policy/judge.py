@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from forge.evalpool.judge.program.dataflow import Accesses, Content, Flow, Lookups, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
-from forge.evalpool.judge.program.format import Launch, Op, Origin, Program, Section, Tensor
+from forge.evalpool.judge.program.format import (
+    Descriptor,
+    Launch,
+    Op,
+    Origin,
+    Program,
+    Section,
+    Tensor,
+    TensorUse,
+)
 from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
 from forge.evalpool.judge.program.policy.facts import (
     ANSWER_SHARE,
@@ -123,10 +132,22 @@ class _Variant:
         owed = [at for at, empty in enumerate(is_empty) if not empty and at not in free]
         without = [at for at in owed if not self._content(at).is_launched]
         if without and (policy == "own" or without == owed):
-            yield Refusal(
-                rule=Rule.OUTPUT,
-                message=f"output {without[0]} does not come out of a kernel that forward launches",
-            )
+            words = f"output {without[0]} does not come out of a kernel that forward launches"
+            yield Refusal(rule=Rule.OUTPUT, message=f"{words}: {self._missed(outputs[without[0]])}")
+
+    def _missed(self, number: int) -> str:
+        """Why a tensor does not come out of a launch."""
+        tensors = self.program.tensors
+        given = {
+            tensors[one.tensor].storage
+            for placed in self.nodes
+            if isinstance(placed.node, Launch)
+            for one in placed.node.arguments
+            if isinstance(one, (TensorUse, Descriptor))
+        }
+        if tensors[number].storage in given:
+            return "a launch gets it and stores nothing of its own to it; are arguments exchanged?"
+        return "no launch gets it"
 
     def _layout(self) -> Iterator[Refusal]:
         """Views that leave the work to their reader, where the reference writes each element in
