@@ -306,6 +306,8 @@ COUNTING = (
     "l = self.l; l += [1]",
     "for self.n in range(self.n, self.n + 2): pass",
     "self.l.append(1)",
+    "self.c.add_(1)",
+    "torch.add(self.c, 1, out=self.c)",
 )
 NOT_COUNTING = (
     "y = torch.empty_like(x)",

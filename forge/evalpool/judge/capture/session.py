@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 NUMPY = ".numpy() is not supported"
 """Part of torch's message where numpy would read a tensor on the card."""
-FURTHER_S, LEAST_FURTHER = 0.04, 2
-"""Time for calls between the first and the last one, and the number for which there is more."""
+FURTHER_S, LEAST_FURTHER, LONG_S = 0.04, 2, 1.0
+"""Time for calls between the first and the last one; the number for which there is LONG_S."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -189,9 +189,10 @@ class Session:
         that counts its calls does not know which one is judged."""
         found: list[Node] = []
         self.asking.is_repeating = True
-        end = time.thread_time() + FURTHER_S
+        began = time.thread_time()
         for number in range(self.request.get("further", 0)):
-            if number >= LEAST_FURTHER and time.thread_time() > end:
+            most = FURTHER_S if number >= LEAST_FURTHER else LONG_S
+            if time.thread_time() - began > most:
                 break
             nodes, _ = self._forward(self._other_inputs())
             found += nodes

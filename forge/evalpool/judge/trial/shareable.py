@@ -175,8 +175,11 @@ def keeps_nothing(tree: ast.Module) -> bool:
 
 
 def _changes(node: ast.AST) -> bool:
+    """True for what may change an object of the host, such as a tensor on the CPU."""
     match node:
-        case ast.AugAssign() | ast.Attribute(attr="append"):
+        case ast.AugAssign() | ast.Attribute(attr="append") | ast.keyword(arg="out"):
+            return True
+        case ast.Attribute(attr=name) if name.endswith("_"):
             return True
         case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
             return True
