@@ -617,7 +617,7 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
         else:
             own = at[plain.index(kind) :: len(plain)]
             if kind in ("large", "edge", "beyond"):
-                own = torch.cat([own, _ends(ground)]).unique()
+                own = torch.cat([own, _ends(ground, is_loud=kind == "large")]).unique()
             if kind.endswith("constant") and ground.value.is_floating_point():
                 num = min(6 * len(ground.looks.constants), ground.value.numel() // MAX_SHARE)
                 own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
@@ -626,6 +626,8 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
                 num = min(2 * len(ground.looks.integers), ground.value.numel() // 4)
                 own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
             values = _values(ground, kind, own)
+            if kind == "large":
+                values = _with_loud_ends(ground, own, values)
         if len(own):
             groups.append(Group(tensor=tensor, kind=kind, at=own, values=ground.cast(values)))
     return groups
@@ -660,19 +662,39 @@ def _places(ground: Ground, *, num_kinds: int) -> Places:
     return ground.movable(torch.cat([blocks, rows, torch.randint(size, (least,))]).unique())
 
 
-def _ends(ground: Ground) -> Places:
-    """[places] first and last elements of some lines of each axis."""
+def _ends(ground: Ground, *, is_loud: bool = False) -> Places:
+    """[places] first and last elements of some lines of each axis; loud ones in whole rows, too."""
     shape, size = ground.value.shape, ground.value.numel()
     found = [torch.zeros(0, dtype=torch.int64)]
     for axis, length in enumerate(shape):
-        num = min(NUM_LINES, max(1, size // length // 4)) if length > 1 else 0
+        lines = size // length if length > 1 else 0
+        num = min(2 * NUM_LINES, lines)
         index = [torch.randint(n, (num,)) for n in shape]
-        index[axis] = torch.randint(2, (num,)) * (length - 1)
+        index[axis] = torch.arange(num) % 2 * (length - 1)
         flat = torch.zeros(num, dtype=torch.int64)
         for n, one in zip(shape, index, strict=True):
             flat = flat * n + one
         found.append(flat)
-    return ground.movable(torch.cat(found).unique())
+    places, fixed = torch.cat(found).unique(), ground.domain.fixed
+    if not is_loud:
+        return ground.movable(places)
+    return places if fixed is None else places[~fixed[places]]
+
+
+def _with_loud_ends(ground: Ground, at: Places, values: Values) -> Values:
+    """Large values of which those at the ends of rows exceed all others, on both sides of 0: an
+    extremum that misses an end is another one."""
+    length = ground.value.shape[-1]
+    if not len(at) or length < 2:
+        return values
+    loud = values.clone()
+    for column in (0, length - 1):
+        own = torch.nonzero(at % length == column).flatten()
+        sign = 1 - 2 * (torch.arange(len(own), dtype=values.dtype) % 2)
+        if ground.domain.low >= 0 or ground.domain.high <= 0:
+            sign = values[own].sign()
+        loud[own] = 2 * values.abs().max() * sign
+    return loud
 
 
 def _rows_chosen(ground: Ground) -> tuple[Places, int]:
