@@ -185,6 +185,38 @@ def test_no_constant_policy_earns_half_of_a_correct_kernel(bench: Any, policy: s
     assert earned < 0.5 * sum(correct.values())
 
 
+SUMS = """
+@triton.jit
+def sums(x, y, n, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in range(0, n // BLOCK):
+        i = k * BLOCK + tl.arange(0, BLOCK)
+        total += tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=0.0)
+    tl.store(y + tl.program_id(0), tl.sum(total, axis=0))
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty(x.shape[0], device=x.device)
+        sums[(x.shape[0],)](x, y, x.shape[1], BLOCK=16)
+        return y
+"""
+
+
+def test_a_lost_remainder_is_named_with_its_loop_and_its_store(bench: Any) -> None:
+    source = problem("return inputs[0].sum(1)", inputs="torch.randn(9, 60)")
+    verdict = bench.judge(HEAD + SUMS, problem=source)
+    assert verdict.reason == "mismatch"
+    store, element, cause, loop = verdict.detail.split("\n")
+    assert "tl.store(y + tl.program_id(0)" in store
+    assert element.startswith("output[")
+    assert "first 48 of 60 elements" in cause
+    assert loop.startswith("look at line ")
+    assert "for k in range(0, n // BLOCK):" in loop
+    right = SUMS.replace("n // BLOCK", "tl.cdiv(n, BLOCK)")
+    assert bench.judge(HEAD + right, problem=source).status is Status.CORRECT
+
+
 LOAD, STORE = "tl.load(x + i, mask=i < n)", "tl.store(y + i, value, mask=i < n)"
 ATOMIC = "tl.store(y + i, value, mask=i < n); tl.atomic_{}"
 

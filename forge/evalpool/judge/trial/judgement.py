@@ -28,12 +28,14 @@ from forge.evalpool.judge.trial.structure import (
     compile_finding,
     kernel_facts,
     num_launches,
+    operation_line,
     require_structure,
     require_work,
     store_line,
     torch_share,
 )
 from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided, Finding
+from forge.evalpool.judge.wide.patterns import about
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -124,8 +126,12 @@ class Judgement(ABC):
         """A finding of this candidate; an output that differs is named with the line that stores
         it."""
         if status is Status.WRONG and (found := OF_OUTPUT.search(detail)) and self._kept:
-            line = store_line(self._kept.program, int(found[1] or 0))
-            detail = at_line(self.code, line or None, detail, limit=MAX_DETAIL_CHARACTERS)
+            program = self._kept.program
+            stored = store_line(program, int(found[1] or 0))
+            line = operation_line(program, *about(detail.partition("\n")[2]))
+            if line and line != stored:
+                detail += f"\nlook at {at_line(self.code, line, '')}"
+            detail = at_line(self.code, stored or None, detail, limit=MAX_DETAIL_CHARACTERS)
         return Finding(
             status=status,
             reason=reason,

@@ -29,11 +29,11 @@ from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.lookups import Lookups, lookups_of
 from forge.evalpool.judge.ttir.plan.planner import ModulePlan
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
-from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
+from forge.evalpool.judge.ttir.verify import Use, operations_of, uses_of, verify
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from forge.evalpool.judge.program.dataflow import Accesses
     from forge.evalpool.judge.program.format import Kernel, Program
@@ -203,6 +203,22 @@ def store_line(program: Program, output: int) -> int:
         return line_of(stores_to(program, output, uses))
     except InvalidModule:
         return 0
+
+
+def operation_line(program: Program, names: Collection[str], place: int) -> int:
+    """The source line of operations with these names in the kernels, the first or the last one; 0
+    for none."""
+    found = set[int]()
+    for kernel in program.kernels if names else ():
+        if len(kernel.ttir) > MAX_KEPT_CHARACTERS:
+            return 0
+        try:
+            functions = _module(kernel.ttir).functions.values()
+        except InvalidModule:
+            return 0
+        indices = [o.index for one in functions for o in operations_of(one) if o.name in names]
+        found |= {kernel.lines[index] for index in indices if index < len(kernel.lines)}
+    return sorted(found)[place] if found else 0
 
 
 def torch_share(program: Program) -> float:

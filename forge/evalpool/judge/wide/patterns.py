@@ -28,7 +28,7 @@ from forge.evalpool.judge.wide.look import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -449,7 +449,8 @@ def _reduced(one: Look) -> str:
                     if num := _prefix(
                         np.cumsum(running[:, ::step], axis=1), one.g * count, one.rounding
                     ):
-                        return f"got is the {kind} of the {words} {num} of {length} elements"
+                        rest = f"got is the {kind} of the {words} {num} of {length} elements"
+                        return f"{rest}: a remainder or a mask is lost"
             for name, instead in REDUCTIONS.items():
                 if name != kind and one.fits(instead(x, axis=own[0]).reshape(-1)[one.places]):
                     return f"got is the {name} of {values.name}; expected is its {kind}"
@@ -677,6 +678,31 @@ PATTERNS: Sequence[Callable[[Look], str]] = (
     _product, _another_axis, _normalised, _lines, _accumulated, _misplaced, _function, _by_value,
     _imprecise,
 )  # fmt: skip
+
+
+LOOP, LOAD = ("scf.for", "scf.while"), ("tt.load", "tt.descriptor_load")
+ROOT, REDUCE = ("math.sqrt", "math.rsqrt", "tt.precise_sqrt"), ("tt.reduce",)
+ABOUT: Mapping[str, tuple[Sequence[str], int]] = {
+    "loop over K": (LOOP, 0),
+    "remainder": (LOOP, 0),
+    "not reset": (LOOP, 0),
+    "exp overflows": (("math.exp", "math.exp2"), 0),
+    "sum of exp": (LOAD, 0),
+    "another axis": (LOAD, 0),
+    "epsilon": (ROOT, 0),
+    "root": (ROOT, 0),
+    "variance": (REDUCE, -1),
+    "mean of squares": (REDUCE, -1),
+    "mean": (REDUCE, 0),
+    "other=": (LOAD, 0),
+    "along dimension": (REDUCE, 0),
+}
+"""Operations of a kernel that a pattern is about, by words in it, and which of their lines."""
+
+
+def about(words: str) -> tuple[Sequence[str], int]:
+    """Operations that a pattern is about, and which of their lines is to be looked at."""
+    return next((found for part, found in ABOUT.items() if part in words), ((), 0))
 
 
 def explained(one: Look, *, name: str = "output") -> str:
