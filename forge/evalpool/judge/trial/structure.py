@@ -30,6 +30,7 @@ from forge.evalpool.judge.ttir.lookups import Lookups, lookups_of
 from forge.evalpool.judge.ttir.plan.planner import ModulePlan
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
 from forge.evalpool.judge.ttir.verify import Use, operations_of, uses_of, verify
+from forge.evalpool.judge.wide.patterns import VALUE
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -206,8 +207,8 @@ def store_line(program: Program, output: int) -> int:
 
 
 def operation_line(program: Program, names: Collection[str], place: int) -> int:
-    """The source line of operations with these names in the kernels, the first or the last one; 0
-    for none."""
+    """The source line of operations with these names in the kernels, or of those whose results are
+    stored, the first or the last one; 0 for none."""
     found = set[int]()
     for kernel in program.kernels if names else ():
         if len(kernel.ttir) > MAX_KEPT_CHARACTERS:
@@ -216,9 +217,14 @@ def operation_line(program: Program, names: Collection[str], place: int) -> int:
             functions = _module(kernel.ttir).functions.values()
         except InvalidModule:
             return 0
-        indices = [o.index for one in functions for o in operations_of(one) if o.name in names]
-        found |= {kernel.lines[index] for index in indices if index < len(kernel.lines)}
-    return sorted(found)[place] if found else 0
+        for function in functions:
+            made = {value: o for o in operations_of(function) for value in o.results}
+            stores = [o for o in operations_of(function) if o.name == "tt.store"]
+            chosen = [o for o in operations_of(function) if o.name in names]
+            if names == VALUE:
+                chosen = [made[o.operands[1]] for o in stores if o.operands[1] in made]
+            found |= {kernel.lines[o.index] for o in chosen if o.index < len(kernel.lines)}
+    return sorted(found - {0})[place] if found - {0} else 0
 
 
 def torch_share(program: Program) -> float:

@@ -680,6 +680,8 @@ PATTERNS: Sequence[Callable[[Look], str]] = (
 )  # fmt: skip
 
 
+VALUE = ("stored value",)
+"""The operation whose result is stored."""
 LOOP, LOAD = ("scf.for", "scf.while"), ("tt.load", "tt.descriptor_load")
 ROOT, REDUCE = ("math.sqrt", "math.rsqrt", "tt.precise_sqrt"), ("tt.reduce",)
 ABOUT: Mapping[str, tuple[Sequence[str], int]] = {
@@ -696,6 +698,12 @@ ABOUT: Mapping[str, tuple[Sequence[str], int]] = {
     "mean": (REDUCE, 0),
     "other=": (LOAD, 0),
     "along dimension": (REDUCE, 0),
+    "expected is ": (VALUE, 0),
+    "expected = ": (VALUE, 0),
+    "of expected": (VALUE, 0),
+    "· expected": (VALUE, 0),
+    "approximation": (VALUE, 0),
+    "another formula": (VALUE, 0),
 }
 """Operations of a kernel that a pattern is about, by words in it, and which of their lines."""
 
