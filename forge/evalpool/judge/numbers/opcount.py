@@ -46,6 +46,8 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 STEPS = {"round", "floor", "ceil", "trunc", "frac", "div", "fmod", "remainder", "floor_divide"}
 """Operations that jump at multiples of 1, or of the number that they divide by."""
 CASTS = ("_to_copy", "copy_")
+MIXING = ("softmax", "norm", "cum", "sort", "mm", "conv", "roll", "flip")
+"""Parts of names of operations that keep a shape and are not elementwise."""
 HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 EXACT = {
     *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "index", "index_select", "gather"),
@@ -74,6 +76,8 @@ class OpCounter(TorchDispatchMode):
         super().__init__()
         self._own = {one.data_ptr() for one in own if one.numel()}
         self._inputs = {one.untyped_storage().data_ptr() for one in inputs if one.numel()}
+        self._alike = set(self._inputs)
+        """Memory of inputs and of elementwise functions of them."""
         self.work: dict[str, int] = {}
         self.flops = 0
         """The part of the costs that TF32 may make inexact."""
@@ -117,8 +121,7 @@ class OpCounter(TorchDispatchMode):
                 self.integers |= {one + step for one in whole for step in steps}
             if name in ("eq", "ne") and _is_same(*_tensors(args)):
                 self.constants.add(math.nan)  # x != x is a NaN
-        if looked := self._looks_for(name, args):
-            self.specials |= looked
+        self.specials |= self._looked_for(name, args, out)
         if name.rstrip("_") in STEPS:
             self.units |= self._units(name.rstrip("_"), args, kwargs or {})
         if not func.is_view and not _is_free(name):
@@ -134,14 +137,22 @@ class OpCounter(TorchDispatchMode):
                 self.flops += flops
         return out
 
-    def _looks_for(self, name: str, args: tuple[Any, ...]) -> set[float]:
-        """NaN and infinities, as far as an operation looks for them in an input."""
-        first = next(_tensors(args), None)
-        if first is None or first.layout is not torch.strided:
-            return set()
-        if first.untyped_storage().data_ptr() not in self._inputs:
+    def _looked_for(self, name: str, args: tuple[Any, ...], out: Any) -> set[float]:
+        """NaN and infinities that an operation looks for in an input, or in an elementwise function
+        of one: what is there after a sum or a softmax is the reference's own."""
+        given = [_address(one) for one in _tensors(args)]
+        is_input = any(one in self._alike for one in given[:1])
+        for one in _tensors((out,)):
+            is_alike = is_input and one.shape == next(_tensors(args)).shape
+            if is_alike and not any(part in name for part in MIXING):
+                self._alike.add(_address(one))
+            elif _address(one) not in given:  # memory that is used again
+                self._alike.discard(_address(one))
+        if not is_input:
             return set()
         infinities = {math.inf, -math.inf} if name.startswith(("isinf", "nan_to_num")) else set()
+        if name in COMPARISONS:
+            infinities |= {one for one in self._numbers([*args]) if math.isinf(one)}
         is_itself = name in ("eq", "ne") and _is_same(*_tensors(args))
         return {math.nan} | infinities if "nan" in name or is_itself else infinities
 
@@ -169,6 +180,11 @@ class OpCounter(TorchDispatchMode):
                     yield from (float(one) for one in torch.aminmax(value))
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 yield float(value)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Address of its memory; 0 without one."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _with_axes(values: tuple[Any, ...]) -> list[torch.Tensor]:

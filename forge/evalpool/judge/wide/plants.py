@@ -61,6 +61,8 @@ INDEXING = (
     *("bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
 )
 """Parts of names of operations that take indices, or read one into Python."""
+MIN_BOUND, REDUCING = 1e-3, ("norm", "sum", "mean", "max", "min", "std", "var")
+"""Least constant that is no epsilon, and parts of names of operations that make one of many."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
 PERMUTES = re.compile(r"randperm|argsort|topk|multinomial|sample\(")
 """In a source whose indices may all be different by design, though it could be chance."""
@@ -87,6 +89,8 @@ class Looks:
     """True if torch may leave its results open (errors/undefined.py)."""
     is_comparing: bool = True
     """True if it compares two tensors: elements are hardly ever equal by chance."""
+    has_bound: bool = True
+    """True if it may bound something that all elements make, as a norm."""
     is_product: bool = True
     """True if it multiplies all elements of something."""
     permutes: bool = True
@@ -119,6 +123,8 @@ class Looks:
             or ".tolist(" in source,
             may_be_undefined=counted.is_truncating or not (PUTS | ORDERS).isdisjoint(counted.work),
             is_comparing=counted.is_comparing,
+            has_bound=any(one >= MIN_BOUND for one in counted.constants)
+            and any(part in name for name in counted.work for part in REDUCING),
             is_product=any("prod" in name for name in counted.work),
             permutes=permutes,
         )
@@ -432,7 +438,8 @@ def _burst(ground: Ground, old: Values) -> Values:
 
 
 def _moved(ground: Ground, old: Values, sign: float) -> Values:
-    far = FAR if ground.value.itemsize > 2 or ground.value.dtype is torch.bfloat16 else FAR / 4
+    is_small = ground.value.dtype is torch.float16
+    far = random.choice((FAR / 4, 5 * FAR)) if is_small else FAR
     return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
 
 

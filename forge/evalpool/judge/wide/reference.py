@@ -9,6 +9,7 @@ and what torch itself refuses.
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ EXACT_TOO = {
 UNROUNDED = EXACT | EXACT_TOO
 FUSED = re.compile("norm|softmax|logsumexp|var|std|attention|dist")
 """Operations within which more is rounded than their results."""
+SENTINEL = 1e30
+"""Magnitude of what stands for infinity, as masked scores: it is not computed."""
 OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "argsort", "cummax", "cummin"}
 """Operations that leave open which of equal elements they take; max and argmax take the first."""
 SAME_CONSTANT = 1e-4
@@ -235,7 +238,7 @@ class _Wide(TorchDispatchMode):
         elif self._noise and name in OPEN and not kwargs.get("stable"):
             _require_unique(func, args, kwargs)
         elif self._noise and FUSED.search(name):
-            args = (_noisy(args[0], self._noise), *args[1:])
+            args = (_noisy(args[0], self._noise, below=SENTINEL), *args[1:])
         out = func(*args, **kwargs)
         if self._is_watched:
             require_defined(name, args, kwargs, out)
@@ -285,10 +288,12 @@ def _with_ends(args: tuple[Any, ...], ends: torch.finfo) -> tuple[Any, ...]:
     return value, nan, ends.max if high is None else high, ends.min if low is None else low
 
 
-def _noisy(value: Any, noise: float) -> Any:
+def _noisy(value: Any, noise: float, *, below: float = math.inf) -> Any:
+    """A tensor with other roundings; elements from a magnitude on stay."""
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
         return value
-    return torch.empty_like(value).uniform_(1 - noise, 1 + noise).mul_(value)
+    made = torch.empty_like(value).uniform_(1 - noise, 1 + noise).mul_(value)
+    return made if below == math.inf else torch.where(value.abs() < below, made, value)
 
 
 def _require_unique(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

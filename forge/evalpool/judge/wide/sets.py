@@ -31,7 +31,7 @@ from forge.evalpool.judge.numbers.called import (
     replaced,
 )
 from forge.evalpool.judge.numbers.errors.undefined import UndefinedResult
-from forge.evalpool.judge.numbers.finite import is_any_finite, is_finite, widened
+from forge.evalpool.judge.numbers.finite import is_any_finite, widened
 from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.inputs.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
@@ -58,6 +58,8 @@ NUM_GIVEN_DRAWS = 3
 """Draws of inputs as given before they count as ill-conditioned."""
 ROUNDING = "a rounding decides"
 """Why a reference is narrow of which other roundings in float64 make another one."""
+VANISHED = 1e-20
+"""Outputs all of which are so small beside given ones are nothing but underflow."""
 MIN_SETS = 2
 MAX_NOTED = 64
 """Plants that a set names."""
@@ -169,7 +171,8 @@ class _Draws:
             math.isinf(x) for one in self._domains for x in (one.low, one.high)
         )
         self._given: _Tried | None = None
-        self._is_finite: list[bool] = []
+        self._largest: list[float] = []
+        """Magnitudes of the given set's outputs; NaN or infinite for those that are not finite."""
         self._close: list[float] = []
         self._changed: list[int] = []
         self._wide: WideReference | None = None
@@ -210,7 +213,7 @@ class _Draws:
                 wide = None
             made = self._set(inputs, called, "given", wide)
             self._given = _Tried(inputs, made.wide or outputs, wide)
-            self._is_finite = [is_finite(one) for one in self._given.outputs]
+            self._largest = [_largest(one) for one in self._given.outputs]
             if (error := made.real_error) <= MAX_OWN_ERROR:
                 return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
@@ -317,7 +320,7 @@ class _Draws:
         parts = [quiet[number::num_quiet] for number in range(num_quiet)]
         self._dealt = [_Plan(kinds=set(one)) for one in parts]
         self._dealt += [_Plan(kinds=plants.LOUD) for _ in range(num_sets - num_quiet)]
-        if num_sets > MIN_SETS and any(one > 0 for one in self._looks.constants):
+        if num_sets > MIN_SETS and self._looks.has_bound:
             self._dealt[-1] = _Plan(kinds={"zero", "sign", "tie"}, is_faint=True)
         if num_sets:
             self._dealt[0].has_arguments = True
@@ -473,7 +476,7 @@ class _Draws:
                 called = call(self._model, inputs, has_state=True)
             except Exception:  # in its own types a reference may raise anything
                 continue
-            if groups and not self._is_as_finite(called.results(self._changed)):
+            if groups and not self._is_like_given(called.results(self._changed)):
                 continue
             wide = tried.called if self._wide is not None else None
             made = self._set(inputs, called, "planted" if groups else "given", wide)
@@ -496,18 +499,23 @@ class _Draws:
             raise
         except Exception:  # outside of its domain a reference may raise anything
             return None
-        return found if self._is_as_finite(found.outputs) else None
+        return found if self._is_like_given(found.outputs) else None
 
-    def _is_as_finite(self, outputs: Outputs) -> bool:
-        """True for outputs of the given shapes that are finite where all given ones are; that are
-        numbers, where given inputs have infinities."""
+    def _is_like_given(self, outputs: Outputs) -> bool:
+        """True for outputs of the given shapes that are finite where all given ones are, and not
+        all next to 0; that are numbers, where given inputs have infinities."""
         assert self._given is not None
         if [one.shape for one in outputs] != [one.shape for one in self._given.outputs]:
             return False
-        pairs = zip(outputs, self._is_finite, strict=True)
-        if self._has_infinities:
-            return not any(bool(widened(one).isnan().any()) for one, was in pairs if was)
-        return all(not was or is_finite(one) for one, was in pairs)
+        for one, given in zip(outputs, self._largest, strict=True):
+            if not math.isfinite(given):
+                continue
+            size = _largest(one)
+            if math.isnan(size) or (size == math.inf and not self._has_infinities):
+                return False
+            if 0 < size < VANISHED * given:
+                return False
+        return True
 
     def _is_stable(self, tried: _Tried) -> bool:
         """True if other roundings in float64 give the same results."""
@@ -582,6 +590,14 @@ class _Work:
             if one.kind in plants.ROWS:
                 taken = self.taken.setdefault(one.tensor, torch.zeros(size, dtype=torch.bool))
                 taken[one.at] = True
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest magnitude of a floating tensor, NaN if an element is; 0 of another one."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return 0.0
+    low, high = torch.stack(torch.aminmax(widened(tensor))).tolist()
+    return max(-low, high)
 
 
 def _other_argument(value: Any) -> Any:
