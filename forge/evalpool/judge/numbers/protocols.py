@@ -19,15 +19,16 @@ the entry point; an answer of which no Triton kernel runs is a decoy (pipeline.p
 
 Both compare one tensor, so nothing passes where Model returns several. Both construct Model and
 ModelNew from one seed and load nothing, so a right program whose constructor draws otherwise than
-Model's is wrong (`Judgement._require_draws`). Differences that remain here: seeds are fresh instead
-of derived from 42; constants in place of Model's, and draws on the card in place of the host's, are
-loaded by name; each trial begins with Model's state as constructed, not as the one before left it;
-indices and masks keep their dtypes, which KernelBench casts to
-the precision, so that its own reference fails. What games a check passes nowhere, though both count
-it: a kernel whose result no output needs (`decoy_kernel`; without any launch Dr.Kernel refuses it,
-too), an input that the output ignores, answers kept between calls or computed in the constructor,
-an input that is changed and read again, a race. Their timing (KernelBench: mean of 100 calls by
-CUDA events behind a flush of 256 MB; Dr.Kernel: without a flush) is not reproduced.
+Model's is wrong (`Judgement._require_draws`), and neither calls `load_reference`. Differences that
+remain here: seeds are fresh instead of derived from 42; constants in place of Model's, and draws on
+the card in place of the host's, are loaded by name; each trial begins with Model's state as
+constructed, not as the one before left it; a tensor that a constructor leaves on the host is on the
+card; indices and masks keep their dtypes, which KernelBench casts to the precision, so that its own
+reference fails. What games a check passes nowhere, though both count it: a kernel whose result no
+output needs (`decoy_kernel`; without any launch Dr.Kernel refuses it, too), an input that the
+output ignores, answers kept between calls or computed in the constructor, an input that is changed
+and read again, a race. Their timing (KernelBench: mean of 100 calls by CUDA events behind a flush
+of 256 MB; Dr.Kernel: without a flush) is not reproduced.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ NEEDED: Mapping[str, re.Pattern[str]] = {
     "an operation of tl": re.compile(r"\btl\.\w"),
 }
 """Text that it asks for where an answer is to be Triton."""
+OWN_HOOK = re.compile(r"\bdef\s+load_reference\b")
+"""A method that only this judge calls: elsewhere an answer lacks the values derived there."""
 
 
 class Comparison(Protocol):
@@ -110,6 +113,10 @@ class OtherProtocol:
                 line = bare.count("\n", 0, found.start()) + 1
                 shown = found[0].strip()
                 return StaticFault(line, f"{self.name}'s static check refuses {name}: {shown}")
+        if found := OWN_HOOK.search(bare):
+            line = bare.count("\n", 0, found.start()) + 1
+            message = "calls no load_reference: derive from parameters in forward"
+            return StaticFault(line, f"{self.name} {message}")
         for name, pattern in self.needed.items():
             if not pattern.search(bare):
                 return StaticFault(None, f"{self.name}'s static check needs {name}")
