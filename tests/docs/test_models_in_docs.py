@@ -14,8 +14,8 @@ WINDOWED = frozenset({"mistral"})
 """Types with a window in some models and none in others."""
 IN_LLAMA: dict[str, str] = dict.fromkeys(("mistral", "mixtral", "phi3"), "up to its window")
 IN_LLAMA["gpt_oss"] = "not with `truncate` off"
-TRIED_IN_VLLM = frozenset({"qwen3"})
-"""Served by vLLM in `tests/serve/test_vllm_gpu.py` and in `bench/RESULTS.md`."""
+TRIED_IN_VLLM = frozenset({"llama", "qwen3"})
+"""Served by vLLM in `tests/serve/test_vllm_gpu.py` or in `bench/RESULTS.md`."""
 
 
 def row_of(name: str) -> str:
