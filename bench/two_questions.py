@@ -120,7 +120,10 @@ def main() -> int:
         if not all(are_right):
             said = [f"{one['status']}/{one['reason']} {one['evidence']}" for one in found]
             print(
-                f"{case['group']:11} {case['name']:56}", *said, found[-1]["detail"][:99], sep=" | "
+                f"{case['group']:11} {case['name']:56}",
+                *said,
+                " ".join(found[-1]["detail"].split())[:99],
+                sep=" | ",
             )
     for group, num in Counter(one["group"] for one in asked).items():
         print(
