@@ -33,6 +33,8 @@ BLOCK = 512
 """One plant at least in so many elements."""
 MAX_SHARE = 16
 """At most one element in so many, beside whole rows."""
+MIN_PLANTS = 4
+"""Plants of each kind, as far as there are places."""
 NUM_LINES = 8
 """Lines of each axis of which the first or last element is planted."""
 MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
@@ -623,6 +625,9 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
             own, values = _STRUCTURED[kind](ground)
         else:
             own = at[plain.index(kind) :: len(plain)]
+            if len(own) < MIN_PLANTS:
+                more = torch.randint(ground.value.numel(), (2 * MIN_PLANTS,))
+                own = torch.cat([own, ground.movable(more)[:MIN_PLANTS]]).unique()
             if kind in ("large", "edge", "beyond"):
                 own = torch.cat([own, _ends(ground, is_loud=kind == "large")]).unique()
             if kind.endswith("constant") and ground.value.is_floating_point():
