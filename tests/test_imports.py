@@ -79,7 +79,9 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.ttir.plan", "evalpool.judge.ttir.grammar", "evalpool.judge.execute",
         "evalpool.judge.trial.draws", "evalpool.judge.wide",
     },
-    "evalpool.judge.trial.draws": {"evalpool.judge.channel", "evalpool.judge.numbers"},
+    "evalpool.judge.trial.draws": {
+        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.wide",
+    },
     "evalpool.judge.trial.gpu": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel",
         "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
@@ -119,7 +121,7 @@ ROOMS: dict[str, set[str]] = {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
         "evalpool.judge.program.wire", "evalpool.judge.ttir",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.compiler",
-        "evalpool.judge.execute.cpu",
+        "evalpool.judge.execute.cpu", "evalpool.judge.wide",
     },
     "evalpool.judge.execute.cpu": {
         "evalpool.judge.program", "evalpool.judge.ttir",

@@ -92,6 +92,10 @@ ADVICE: dict[Reason, Advice] = {
         "Compare with the first wrong element in `detail`. If all are off a little, accumulate in "
         "float32."
     ),
+    Reason.PRECISION: _wrong(
+        "Accumulate in float32, and cast to half precision, or use TF32, only where the reference "
+        "does."
+    ),
     Reason.RANGE: _wrong(
         "Handle what the other inputs contain: large and unlike values, other masks and indices. "
         "Typical causes are half of a reduction, a softmax without its maximum, and an epsilon."
@@ -137,6 +141,10 @@ ADVICE: dict[Reason, Advice] = {
     Reason.PROBLEM_TOO_LARGE: Advice(
         (Status.UNJUDGEABLE,),
         "Use smaller sizes (`problems.overrides`, `--override`), or a judge with more memory.",
+    ),
+    Reason.CONSTANT: Advice(
+        (Status.UNJUDGEABLE,),
+        "Let an output depend on an input; `forge problems check` names such problems.",
     ),
     Reason.JUDGE_BUG: _infra("Report it with the judge's log: it is a fault of forge."),
     Reason.BAD_REQUEST: _infra(

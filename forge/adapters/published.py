@@ -61,6 +61,7 @@ def publish(
         own_share=verdict.own_share,
         device=verdict.device,
         isolation=verdict.isolation,
+        evidence=verdict.evidence,
         harness=verdict.harness,
         phase_s=dict(verdict.phase_s),
         **_times(verdict),

@@ -139,6 +139,9 @@ class Verdict:
     """Device that it was judged on."""
     isolation: str = "none"
     """Sandbox of the answer's process; `not run` for a source that was refused before it ran."""
+    evidence: str = ""
+    """Types of the comparison: `wide` for float64; `narrow: ` and why for the problem's own.
+    Empty where nothing was compared, under another protocol, and on a GPU."""
     harness: str = ""
     """Hash of the judge's source and of the versions of torch and triton."""
     phase_s: Mapping[str, float] = field(default_factory=dict[str, float])

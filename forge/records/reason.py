@@ -85,6 +85,8 @@ class Reason(StrEnum):
     # The output is wrong.
     MISMATCH = "mismatch"
     """Values outside the tolerance."""
+    PRECISION = "precision"
+    """The same function as the reference, but it loses more than its precision allows."""
     RANGE = "range"
     """Right on the problem's own inputs, wrong on inputs of another distribution."""
     SHAPE = "shape"
@@ -121,6 +123,8 @@ class Reason(StrEnum):
     """The problem's own module fails, is random or ill-conditioned, or takes too long."""
     PROBLEM_TOO_LARGE = "problem_too_large"
     """Inputs, parameters and outputs of the problem need more memory than the judge has."""
+    CONSTANT = "constant"
+    """No output of the reference depends on any input: a kernel may write what it knows."""
 
     # The machinery failed.
     JUDGE_BUG = "judge_bug"

@@ -143,6 +143,9 @@ class Verdict:
     """Seconds by phase: source, reference, capture, compile, correct, ..."""
     harness: str = ""
     """Hash of the judge's source and of the versions of torch and triton."""
+    evidence: str = ""
+    """Types of the comparison: `wide` for float64; `narrow: ` and why for the problem's own.
+    Empty where nothing was compared, under another protocol, and on a GPU."""
     rules: str = ""
     """Protocol, and its policy where that is not the protocol's own: `kernelbench:own`."""
     profile: Profile | None = None

@@ -353,7 +353,7 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def set_of(inputs: list[Any], *outputs: torch.Tensor) -> Any:
-    return SimpleNamespace(inputs=inputs, outputs=list(outputs))
+    return SimpleNamespace(inputs=inputs, outputs=list(outputs), wide=None)
 
 
 def test_each_tensor_is_where_the_layout_says_whenever_it_was_written(room: Room) -> None:

@@ -98,7 +98,7 @@ def test_several_outputs_come_in_a_list_or_tuple(bench: Any) -> None:
     assert alone.detail == "forward returned a tensor, expected a tuple of 1"
     end = "z = torch.empty_like(y); kernel[(9,)](y, z, y.numel(), BLOCK=64); return y, (y, z)"
     wrong = bench.judge(answer(end=end), problem=source)
-    assert "\noutput 2[0, 0]: expected " in wrong.detail
+    assert "\noutput 2[0, " in wrong.detail
 
 
 def test_outputs_of_one_storage_are_fine(bench: Any) -> None:
@@ -147,7 +147,7 @@ def test_an_in_place_problem_is_judged_by_what_is_left_in_its_inputs(bench: Any)
     assert verdict.status is Status.CORRECT, verdict.detail
     kept = bench.judge(answer(), problem=IN_PLACE)
     assert (kept.status, kept.reason) == (Status.WRONG, "mismatch")
-    assert kept.detail.startswith("Model changes its input in place, do as it does: input 0[0, 0]")
+    assert "Model changes its input in place, do as it does: input 0[0, " in kept.detail
     decoy = bench.judge(answer("value", end="return y.copy_(x.mul_(2))"), problem=IN_PLACE)
     assert decoy.status is Status.REJECTED
 
@@ -158,7 +158,7 @@ def test_a_problem_may_return_nothing_and_change_its_input(bench: Any) -> None:
     verdict = bench.judge(code, problem=source)
     assert verdict.status is Status.CORRECT, verdict.detail
     wrong = bench.judge(code.replace("value * 2", "value * 3"), problem=source)
-    assert wrong.detail.startswith("Model changes its input in place, do as it does: input 1[0, 0]")
+    assert "Model changes its input in place, do as it does: input 1[0, " in wrong.detail
     other = bench.judge(code.replace("        pass", "        x.zero_()"), problem=source)
     assert other.reason == "inputs_modified"
 

@@ -228,6 +228,8 @@ def _circumstances(verdict: Verdict) -> Iterator[str]:
     own = verdict.own_share
     share = "" if own is None else f", own share of the work {percent(own)}"
     yield f"{launches} a call{share}; on {verdict.device}"
+    if verdict.evidence:
+        yield f"evidence {verdict.evidence}"
     if verdict.rules:
         yield rules_in_words(verdict.rules)
     if verdict.status is Status.TIMEOUT:

@@ -80,7 +80,9 @@ def receive(sock: socket.socket) -> frames.Frame:
     return frames.receive(sock, deadline=time.monotonic() + 10, expected=(Kind.DONE, Kind.FAILED))
 
 
-ROOMS = tuple(f"forge.evalpool.judge.{name}" for name in ("ttir", "execute", "program", "frames"))
+ROOMS = tuple(
+    f"forge.evalpool.judge.{name}" for name in ("ttir", "execute", "program", "wide", "frames")
+)
 
 
 def count_files() -> int:
@@ -133,10 +135,11 @@ print(*sorted(found))
 
 def test_every_cache_of_an_evaluator_is_known_to_depend_on_its_arguments_alone() -> None:
     """In a process of its own: this one may have imported more than an evaluator does."""
-    code = f"ROOMS = {ROOMS[:3]!r}\n{CACHES}"
+    code = f"ROOMS = {ROOMS[:4]!r}\n{CACHES}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = set(done.stdout.split())
-    assert found == {"plan_of", "operation", "schemas", "float8_values", "_sorted_codes"}
+    caches = {"plan_of", "operation", "schemas", "float8_values", "_sorted_codes", "_wide_text"}
+    assert found == caches
 
 
 def test_plans_hold_no_array_that_can_be_written_to() -> None:

@@ -31,7 +31,7 @@ TUPLE = RELU.replace("torch.relu(x) * 2", "torch.relu(x) * 2, x")
     [
         (RELU_KERNEL, "ok", "ok", "ok"),
         (CLOSE, "mismatch", "mismatch", "ok"),
-        (CLIPPED, "range", "ok", "ok"),
+        (CLIPPED, "mismatch", "ok", "ok"),
         (TORCH, "torch_work", "ok", "ok"),
         (UNUSED, "torch_work", "decoy_kernel", "decoy_kernel"),
         (GUARDED, "ok", "static_check", "ok"),

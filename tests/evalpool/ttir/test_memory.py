@@ -284,7 +284,6 @@ def test_suspicions_of_one_kind_do_not_hide_those_of_another() -> None:
         reachable=frozenset(),
         watched=frozenset(),
         is_racing=True,
-        fusion=0,
         fuel=1,
     )
     for index in range(2 * MAX_SUSPICIONS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,6 +92,8 @@ def test_integers_are_equal_and_a_few_may_be_rounded_otherwise_in_real_types() -
     assert agrees(wanted(right, REAL), got.tobytes())
     got[:20] += 1
     assert not agrees(wanted(right, REAL), got.tobytes())
+    alone = replace(REAL, is_alone=True)
+    assert not agrees(wanted(right[:6], alone), (right[:6] + (right[:6] == 5)).tobytes())
 
 
 def test_a_large_tensor_is_judged_as_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from forge.evalpool.judge.program.format import (
     Tensor,
     TensorUse,
 )
-from forge.evalpool.judge.ttir.contraction import NONE
 from forge.evalpool.judge.wide.program import Narrow, widened
 from tests.corpus.running import executor_of, tensor_of
 
@@ -92,8 +91,8 @@ def pointwise(*body: str, given: str = "float32", made: str = "float32") -> Prog
 
 def evaluated(program: Program, *inputs: torch.Tensor) -> torch.Tensor:
     executor = executor_of(program, list(inputs), {})
-    assert executor.init(fusion=NONE).faults == []
-    assert executor.forward(fusion=NONE).faults == []
+    assert executor.init().faults == []
+    assert executor.forward().faults == []
     return tensor_of(executor, program, program.outputs[0])
 
 

@@ -14,12 +14,13 @@ behind a few candidates; nothing can reach it. Freed memory keeps its bytes: an 
 of a program is poisoned before anything can read it, and the judge keeps no child that ran torch's
 computations (`trial/evaluations.py`).
 
-Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`, `sets`, `slots`)
-and optionally `has_tf32`, `set` (0), `turn`, `fusion` and `is_question`. Body of CALL: `set`,
-`slots`, and optionally `turn`, `fusion`, `is_question` and `reruns_init`. Both may bring a program
-in a sealed memfd; CANDIDATE's descriptors begin with the memory's. A question's program ends where
-a value is read: nothing goes to slots, and `values` has a number for each of its outputs. A
-question runs first alternatives.
+Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`, `sets`, `slots`),
+`wide_tensors` and `kinds` where the draw has a wide layout, and optionally `has_tf32`, and what a
+CALL has. Body of CALL: `set` (0), `slots`, and optionally `is_wide`, `turn`, `is_question` and
+`reruns_init`. Both may bring a program in a sealed memfd; CANDIDATE's descriptors begin with the
+memory's. A wide call runs the program with `kinds` in float64, on the wide layout. A question's
+program ends where a value is read: nothing goes to slots, and `values` has a number for each of its
+outputs. A question runs first alternatives.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.ma  # pyright: ignore[reportUnusedImport]  # np.unique needs it in a sandbox
@@ -43,13 +44,15 @@ from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed, Outcome
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
-from forge.evalpool.judge.ttir.contraction import ALL
+from forge.evalpool.judge.wide.program import Narrow, widened
 
 if TYPE_CHECKING:
     import socket
 
     from numpy.typing import NDArray
 
+Layout: TypeAlias = list[Any]
+"""Type, shape and first byte of each tensor."""
 IDLE_S = 1e9
 """The child waits for its judge for ever; the judge's end of the socket ends it."""
 COLLECTED_EVERY = 8
@@ -115,6 +118,8 @@ def _serve(sock: socket.socket, session: Session, body: dict[str, Any], fds: lis
         _fail(sock, session, error.kind, error.message, error.line)
     except InvalidProgram as error:
         _fail(sock, session, "invalid", str(error), 0)
+    except Narrow as error:
+        _fail(sock, session, "narrow", str(error), 0)
     except MemoryError as error:
         _fail(sock, session, "memory", str(error), 0)
     except Exception as error:
@@ -147,58 +152,74 @@ class Session:
     request: dict[str, Any]
     memory: mmap.mmap
     stage: str = "load"
-    _program: Program | None = None
+    _programs: dict[bool, Program] = field(default_factory=dict[bool, Program])
+    """The current program, and in float64 where a call was wide."""
+    _is_wide: bool = False
+    """True if the last call was wide."""
     _executors: dict[tuple[int, ...], CpuExecutor] = field(
         default_factory=dict[tuple[int, ...], CpuExecutor]
     )
-    """Executors of the current program, by the places of their inputs."""
+    """Executors of the last call's program, by the places of their inputs."""
 
     def call(self, body: dict[str, Any], *, program: bytes | None = None) -> dict[str, Any]:
         """One call; the body of DONE.
 
         Raises:
             ExecutionFailed, InvalidProgram: the program cannot be run.
+            Narrow: it cannot be run in float64.
         """
         self.stage = "load"
         if program is not None:
-            self._program = wire.loads(program)
             self._executors.clear()
-        if self._program is None:
+            self._programs = {False: wire.loads(program)}
+        if not self._programs:
             raise ExecutionFailed("misfit", "no program came")
         places = tuple(_tensors(self.request["sets"][body.get("set", 0)]))
+        current, layout = self._turned(is_wide=body.get("is_wide", False))
         executor = self._executors.get(places)
         done: dict[str, Any] = {}
         turn, shift = body.get("turn", (0, 0))
-        terms = {"turn": turn, "shift": shift, "fusion": body.get("fusion", ALL)}
         if executor is None or body.get("reruns_init") or executor.reruns_init:
-            executor = executor or self._bind(self._program, places)
+            executor = executor or self._bind(current, places, layout)
             self.stage = "init"
-            done["init"] = _short(executor.init(**terms))
+            done["init"] = _short(executor.init(turn=turn, shift=shift))
             self._executors[places] = executor
         self.stage = "call"
-        done |= _short(executor.forward(**terms))
-        done["returned"] = self._program.returned
+        done |= _short(executor.forward(turn=turn, shift=shift))
+        done["returned"] = current.returned
         if body.get("is_question"):
-            done["values"] = [executor.scalar(number) for number in self._program.outputs]
+            done["values"] = [executor.scalar(number) for number in current.outputs]
         else:
-            done["outputs"] = self._deliver(executor, body.get("slots", self.request["slots"]))
+            slots = body.get("slots", self.request["slots"])
+            done["outputs"] = self._deliver(executor, slots, layout)
         return done
 
-    def _bind(self, program: Program, places: tuple[int, ...]) -> CpuExecutor:
-        parameters = {name: self._bytes(place) for name, place in self.request["state"]}
-        given = dict.fromkeys(_tensors(self.request["init"]))
-        parameters |= {f"init.{number}": self._bytes(place) for number, place in enumerate(given)}
-        inputs = [self._bytes(place) for place in places]
-        has_tf32 = bool(self.request.get("has_tf32"))
+    def _turned(self, *, is_wide: bool) -> tuple[Program, Layout]:
+        """The current program and its memory's layout. Executors of the other one go, and with them
+        what they hold. Raises Narrow."""
+        if is_wide != self._is_wide:
+            self._executors.clear()
+            self._is_wide = is_wide
+        if is_wide and True not in self._programs:
+            kinds = frozenset(self.request["kinds"])
+            self._programs[True] = widened(self._programs[False], kinds)
+        return self._programs[is_wide], self.request["wide_tensors" if is_wide else "tensors"]
+
+    def _bind(self, program: Program, places: tuple[int, ...], layout: Layout) -> CpuExecutor:
+        parameters = {name: self._bytes(place, layout) for name, place in self.request["state"]}
+        given = enumerate(dict.fromkeys(_tensors(self.request["init"])))
+        parameters |= {f"init.{number}": self._bytes(place, layout) for number, place in given}
+        inputs = [self._bytes(place, layout) for place in places]
+        has_tf32 = bool(self.request.get("has_tf32")) and not self._is_wide
         return CpuExecutor(program, inputs, parameters, has_tf32=has_tf32)
 
-    def _bytes(self, place: int) -> NDArray[np.uint8]:
+    def _bytes(self, place: int, layout: Layout) -> NDArray[np.uint8]:
         """The bytes of a tensor of the memory."""
-        dtype, shape, offset = self.request["tensors"][place]
+        dtype, shape, offset = layout[place]
         count = math.prod(shape) * ITEM_BYTES[dtype]
         return np.frombuffer(self.memory, np.uint8, count=count, offset=offset)
 
-    def _deliver(self, executor: CpuExecutor, slots: list[int]) -> list[Any]:
+    def _deliver(self, executor: CpuExecutor, slots: list[int], layout: Layout) -> list[Any]:
         """Copies outputs to their slots where they have the slot's form. Returns all forms."""
         program = executor.program
         forms: list[Any] = []
@@ -207,9 +228,9 @@ class Session:
             forms.append(["Tensor", one.dtype, list(one.shape)])
             if place >= len(slots):
                 continue
-            dtype, shape, _ = self.request["tensors"][slots[place]]
+            dtype, shape, _ = layout[slots[place]]
             if dtype == one.dtype and tuple(shape) == one.shape:
-                executor.copy(number, self._bytes(slots[place]))
+                executor.copy(number, self._bytes(slots[place], layout))
         return forms
 
 

@@ -2,8 +2,8 @@
 """The checks of a program's calls: one policy for every device.
 
 A `Memory` is the judge's view of what a program reads and writes; a call runs the program once on
-what lies there. Set 0 comes first, then the others and one of them again, in an order that no
-program can know.
+what lies there. The first set comes first, then the others and one of them again, in an order that
+no program can know.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
-from forge.records.reason import Status
+from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -103,6 +103,12 @@ class Checks:
     finding: Report
     is_repeated: bool = True
     """True to check one set twice, for what a program keeps between calls."""
+    numbers: Sequence[int] | None = None
+    """Sets for the calls; None for all of them."""
+    reason: Reason = Reason.MISMATCH
+    """Reason of an answer that differs for no other."""
+    words: str = ""
+    """Text before what differs then."""
     draw: random.Random = field(default_factory=random.SystemRandom)
     announce: Callable[[Sequence[int]], None] = lambda numbers: None
     """Called once the first set is right, with the sets of the calls to come, in order."""
@@ -115,8 +121,8 @@ class Checks:
 
     def run(self) -> None:
         """Checks every set, and one of them twice. Raises Decided at the first failure."""
-        order = self._order()
-        for number in (0, *order):
+        first, order = self._order()
+        for number in (first, *order):
             if len(self.judged) == 1:
                 self.announce(order)
             self.memory.load(number)
@@ -130,16 +136,16 @@ class Checks:
             self.memory.take()
             if found := self.memory.mismatch(number):
                 detail = f"{ALTERNATIVE_WORDS}: {found}"
-                raise Decided(self.finding(Status.WRONG, "mismatch", detail))
+                raise Decided(self.finding(Status.WRONG, self.reason, detail))
 
-    def _order(self) -> list[int]:
-        """The sets after the first, and any one a second time."""
-        count = self.memory.num_sets
-        order = list(range(1, count))
+    def _order(self) -> tuple[int, list[int]]:
+        """The first set, and those after it with any one a second time."""
+        numbers = range(self.memory.num_sets) if self.numbers is None else self.numbers
+        order = list(numbers[1:])
         if self.is_repeated:
-            order.append(self.draw.randrange(count))
+            order.append(self.draw.choice(numbers))
         self.draw.shuffle(order)
-        return order
+        return numbers[0], order
 
     def _require(self, number: int) -> None:
         found = self.memory.mismatch(number)
@@ -167,7 +173,7 @@ class Checks:
         if self.judged and variant != "given":
             detail = f"right on the problem's own inputs, wrong on others ({variant}): {found}"
             return self.finding(Status.WRONG, "range", detail)
-        return self.finding(Status.WRONG, "mismatch", found)
+        return self.finding(Status.WRONG, self.reason, f"{self.words}{found}")
 
 
 def require_form(program: Program, memory: Memory, finding: Report, *, number: int = 0) -> None:

@@ -1,6 +1,12 @@
 """Judges a candidate on a CPU: its program's kernels are evaluated from their TTIR.
 
-capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator: set 0, the others, one again
+capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator
+
+1. The same function? In float64, on sets with secret plants: all of them, and one again.
+2. Does it lose only what its types lose? In them, on the given set and a planted one.
+
+A program that float64 cannot run answers all sets in its own types, with question 2's tolerance.
+Under another project's protocol, so do all, on its sets and by its comparison.
 """
 
 from __future__ import annotations
@@ -24,24 +30,22 @@ from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.program.walk import open_alternatives, returned_inputs, winners
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
-from forge.evalpool.judge.trial.evaluations import Evaluator
+from forge.evalpool.judge.trial.evaluations import Evaluator, Narrowed
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
-from forge.evalpool.judge.trial.trial import Decided, Trials
-from forge.evalpool.judge.ttir.contraction import ALL, NONE
+from forge.evalpool.judge.trial.trial import Decided, Finding, Trials
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.draws.reference import Reference
-    from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
-    from forge.evalpool.judge.ttir.contraction import Fusion
+    from forge.evalpool.judge.trial.trial import Candidate, Stamp
 
 
 H100 = 90
@@ -49,11 +53,21 @@ MAX_TURNS = 128
 """Alternatives of a choice that are tried."""
 MAX_FURTHER, MAX_SMALL_FURTHER = 16, 96
 FURTHER_BYTES = 32 << 20
-"""Further calls of alternatives on sets that they have not had, once each has run on one of ours:
-the first one runs on the given set before anything else. More of a small program, whose calls
-load and store as many bytes together."""
+"""Further calls of alternatives on sets that they have not had, once each has run on one. More of a
+small program, whose calls load and store as many bytes together."""
 MAX_FURTHER_SHARE = 4.0
 """Most time for the alternatives that the sets' own calls leave, as a share of the latter's."""
+
+
+WIDE = "wide"
+NO_RESULTS = "no results in float64"
+PRECISION_TERMS: Mapping[str, Any] = {
+    "reason": Reason.PRECISION,
+    "words": "the same function in float64, but it loses too much in its own types: ",
+    "is_repeated": False,
+}
+"""Terms of the checks of question 2."""
+CONSTANT_WORDS = "no output of Model changes with its inputs: a kernel may write what it knows"
 
 
 def assumed_target(name: str) -> dict[str, Any]:
@@ -130,7 +144,7 @@ class CpuTrials(Trials):
     """Judges without a GPU."""
 
     references: References
-    """Draws of our own protocol."""
+    """Draws of our own protocol: given inputs, and inputs with plants."""
     given: References
     """Draws of the others: inputs and parameters as the problem gives them."""
     evaluators: KeptChildren
@@ -157,6 +171,8 @@ class CpuTrials(Trials):
                 names=reference.names,
                 uid=candidate.uid,
             )
+        if reference.is_constant:
+            return Finding(status=Status.UNJUDGEABLE, reason=Reason.CONSTANT, detail=CONSTANT_WORDS)
         with shared_memory(reference.memory_bytes) as (fd, memory):
             mapped = CpuMemory(reference, memory, compare)
             evaluator = Evaluator(
@@ -164,7 +180,7 @@ class CpuTrials(Trials):
                 evaluators=self.evaluators,
                 phases=phases,
                 table=self.table,
-                request={**reference.request, "has_tf32": not reference.has_products},
+                request=_evaluator_request(reference, is_tf32=self.table.tf32),
                 memory_fd=fd,
                 restore=mapped.restore,
             )
@@ -203,17 +219,16 @@ class _Tried:
         """The alternative of the next call."""
         return self.turns[len(self.ran) % len(self.turns)]
 
-    def left(self, given: Collection[int], *, most: int) -> list[tuple[int, int]]:
-        """Alternatives with sets that they have not had: each gets one that is not given, where
-        there is one; behind those, at random and `most` in all, any others."""
+    def left(self, *, most: int) -> list[tuple[int, int]]:
+        """Alternatives with sets that they have not had: one for each that has had none; behind
+        those, at random and `most` in all, any others."""
         if len(self.turns) == 1:
             return []
-        sets = {number for _, number in self.ran}
-        varied = sets - set(given) or sets
+        sets = sorted({number for _, number in self.ran})
         draw = random.SystemRandom()
-        pairs = {(turn, number) for turn in self.turns for number in varied} - {*self.ran}
-        owed = {turn for turn in self.turns if not any((turn, one) in self.ran for one in varied)}
-        first = [(turn, draw.choice(sorted(varied))) for turn in sorted(owed)]
+        pairs = {(turn, number) for turn in self.turns for number in sets} - {*self.ran}
+        owed = {*self.turns} - {turn for turn, _ in self.ran}
+        first = [(turn, draw.choice(sets)) for turn in sorted(owed)]
         others = sorted(pairs - {*first})
         draw.shuffle(others)
         return [*first, *others[: max(0, most - len(first))]]
@@ -228,12 +243,23 @@ def _turns(program: Program) -> Sequence[int]:
     return (0, *others)
 
 
-def fusions() -> Iterator[Fusion]:
-    """The sums of products that are fused in one call after the other: all, none, then any. A
-    program whose host reads values holds for the numbers of all of them."""
-    yield from (ALL, NONE)
-    while True:
-        yield secrets.randbelow(ALL + 1)
+def _evaluator_request(reference: Reference, *, is_tf32: bool) -> dict[str, Any]:
+    """A draw as the evaluator knows it: both layouts, and whether products lose what TF32 lacks,
+    which is allowed to kernels where the reference has products."""
+    wide = {} if reference.wide is None else {"wide_tensors": reference.wide.rows()}
+    return {
+        **reference.request,
+        **wide,
+        "num_bytes": reference.memory_bytes,
+        "kinds": sorted(reference.kinds),
+        "has_tf32": not (is_tf32 and reference.has_products),
+    }
+
+
+def _insensitive(reference: Reference) -> str:
+    """Words for inputs that may be anything."""
+    names = ", ".join(reference.insensitive)
+    return names and f"no output was seen to depend on {names}: what the kernel does there is open"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -246,16 +272,15 @@ class CpuJudgement(Judgement):
     """By the data of each program that ran."""
     _again: tuple[_Tried, int] | None = field(default=None, init=False)
     """Program and alternative of a further call."""
-    _last: tuple[_Tried, int, int] = field(init=False)
-    """Program, alternative and set of the last call."""
+    _last: tuple[_Tried, int, int] | None = field(default=None, init=False)
+    """Program, alternative and set of the last call; None before the first."""
     _follows: bool = field(default=False, init=False)
     """True if the host may follow the winner though the capture does not show it."""
     _capture_s: float = field(default=0.0, init=False)
     """Time for captures with other winners than the first."""
     _shift: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
-    _fusions: Iterator[Fusion] = field(default_factory=lambda: fusions(), init=False)
     _num_bytes: int = field(default=0, init=False)
-    """Bytes that a call on set 0 loads and stores."""
+    """Bytes that a call loads and stores."""
 
     def finding(self) -> Finding:
         """The verdict's content. Raises Decided for a candidate that fails."""
@@ -270,6 +295,49 @@ class CpuJudgement(Judgement):
         finally:
             self._checks = None  # it refers to this judgement, which holds the draw's memory
 
+    def check(self) -> Finding:
+        """Asks both questions. Raises Decided for a candidate that fails."""
+        if self.candidate.protocol is not None:
+            return Judgement.check(self)
+        sets, asked, terms = self.reference.sets, range(self.memory.num_sets), dict[str, Any]()
+        self.evidence = f"narrow: the reference: {self.reference.why_narrow or NO_RESULTS}"
+        if any(one.wide for one in sets):
+            try:
+                self._ask_wide()
+            except Narrowed as narrowed:
+                self.evidence = f"narrow: {narrowed}"
+            else:
+                asked = [number for number in asked if sets[number].is_asked_real]
+                terms = PRECISION_TERMS
+        self._lay(is_wide=False)
+        self._memory.is_narrow = self.reference.wide is not None and self.evidence != WIDE
+        self._run_checks(numbers=random.SystemRandom().sample(asked, len(asked)), **terms)
+        return self.report(Status.CORRECT, "ok", _insensitive(self.reference))
+
+    def _ask_wide(self) -> None:
+        """Asks in float64 whether it is the same function: on sets with plants if there are any.
+        Raises Decided or Narrowed."""
+        sets = self.reference.sets
+        numbers = [number for number, one in enumerate(sets) if one.wide and one.is_planted]
+        numbers = numbers or [number for number, one in enumerate(sets) if one.wide]
+        self.evidence = WIDE
+        self._lay(is_wide=True)
+        self._run_checks(numbers=random.SystemRandom().sample(numbers, len(numbers)))
+
+    def _lay(self, *, is_wide: bool) -> None:
+        """Takes a layout for the calls to come. Alternatives have run on none of their sets."""
+        self._memory.lay(is_wide=is_wide)
+        self._again = None
+        for data, one in [*self._tried.items()]:
+            if one.captured.reads_values:
+                del self._tried[data]
+            one.ran.clear()
+
+    @property
+    def _memory(self) -> CpuMemory:
+        assert isinstance(self.memory, CpuMemory)
+        return self.memory
+
     def _checked(self) -> Finding:
         """Runs every checked call. Raises Decided.
 
@@ -279,6 +347,8 @@ class CpuJudgement(Judgement):
         try:
             return self.check()
         except Decided as decided:
+            if self._last is None:
+                raise
             tried, turn, number = self._last
             is_known = not turn or self._follows or tried.captured.follows_winner
             if is_known or decided.finding.status not in (Status.WRONG, Status.RUNTIME_ERROR):
@@ -298,7 +368,8 @@ class CpuJudgement(Judgement):
         wrote stays there, for another question or for the program."""
         try:
             with self._doubting(prefix):
-                return self.evaluator.values(prefix, number=number)
+                is_wide = self._memory.is_wide
+                return self.evaluator.values(prefix, number=number, is_wide=is_wide)
         finally:
             self.evaluator.restore(number)
 
@@ -328,30 +399,29 @@ class CpuJudgement(Judgement):
             tried.ran.append((turn, number))
         self._last = tried, turn, number
         captured, turn = self._of_turn(tried, turn, number)
-        assert isinstance(self.memory, CpuMemory)
-        self.memory.returned = returned_inputs(captured.program)
+        self._memory.returned = returned_inputs(captured.program)
         with self._doubting(captured.program):
-            num_bytes = self.evaluator.call(
-                captured,
-                number=number,
-                turn=(turn, self._shift),
-                fusion=ALL if captured.reads_values else next(self._fusions),
-                slots=self.reference.sets[number].slots,
-                finding=self.report,
-            )
-        if number == 0:
-            self._num_bytes = num_bytes
+            self._num_bytes = self._evaluated(captured, turn, number)
 
     def _call_once(self, captured: Captured, turn: int) -> None:
         """Runs a program once on set 0. Raises Decided."""
-        self.evaluator.call(
+        self._evaluated(captured, turn, 0)
+
+    def _evaluated(self, captured: Captured, turn: int, number: int) -> int:
+        """Runs a program once on a set. Returns the bytes that its launches load and store. Raises
+        Decided or Narrowed."""
+        return self.evaluator.call(
             captured,
-            number=0,
+            number=number,
             turn=(turn, self._shift),
-            fusion=ALL,
-            slots=self.reference.sets[0].slots,
+            slots=self.reference.sets[number].slots,
             finding=self.report,
+            is_wide=self._memory.is_wide,
         )
+
+    def _is_first(self, number: int) -> bool:
+        """`first` is captured with values in the problem's types."""
+        return number == 0 and not self._memory.is_wide
 
     def _of_turn(self, tried: _Tried, turn: int, number: int) -> tuple[Captured, int]:
         """The program of a turn, and the alternatives that run of what is open in it: captured with
@@ -375,16 +445,16 @@ class CpuJudgement(Judgement):
         return tried.by_winner[turn]
 
     def _further(self) -> Iterator[int]:
-        """Sets on which the alternatives run that have not run yet."""
-        sets = range(self.memory.num_sets)
-        given = {number for number in sets if self.memory.variant(number) == "given"}
-        most = self._num_further()
-        left = [(one, pair) for one in self._tried.values() for pair in one.left(given, most=most)]
-        if left:
-            self.evaluator.allow(min(len(left) / self.memory.num_sets, MAX_FURTHER_SHARE))
-        for tried, (turn, number) in left:
-            self._again = tried, turn
-            yield number
+        """Sets on which the alternatives run that have not run yet. In the second question, each
+        runs once."""
+        most = self._num_further() if self._memory.is_wide or self.evidence != WIDE else 0
+        left = [(one, pair) for one in self._tried.values() for pair in one.left(most=most)]
+        share = min(len(left) / self.memory.num_sets, MAX_FURTHER_SHARE)
+        with self.evaluator.allowing(share):
+            for tried, (turn, number) in left:
+                self._again = tried, turn
+                yield number
+        self._again = None
 
     def _num_further(self) -> int:
         """Most further calls of a program: an alternative that is wrong on one set of several must

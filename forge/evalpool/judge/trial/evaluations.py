@@ -39,10 +39,14 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.trial import Phases
-    from forge.evalpool.judge.ttir.contraction import Fusion
 
 MAX_KEPT_BYTES = 64 << 20
 """Memory of a candidate after which its child is kept."""
+NARROW = "narrow"
+"""A program that has no form in float64, by the child's name."""
+ENDS_WIDE = frozenset({NARROW, "unsupported", "misfit", "invalid", "internal", "memory"})
+"""Failures of a wide call behind which a program is run in its own types: float64 cannot go there.
+What fails in them too is a failure there."""
 SPENT = frozenset({"memory", "internal"})
 """Failures, by the executor's name, after which a child serves no other candidate."""
 
@@ -70,6 +74,10 @@ FAILURES: Mapping[str, tuple[Status, Reason]] = {
 """Ends of a call, by the executor's name."""
 
 
+class Narrowed(Exception):
+    """A program cannot be run in float64. The message says why."""
+
+
 Turn: TypeAlias = "tuple[int, int]"
 """Number of an alternative, and the distance of those of later choices."""
 
@@ -88,6 +96,8 @@ class EvaluatorRunner(Runner):
 
     is_spent: bool = False
     """True if the child must serve no other candidate."""
+    is_wide: bool = False
+    """True if the last call was in float64."""
 
     @contextmanager
     def answering(
@@ -100,9 +110,11 @@ class EvaluatorRunner(Runner):
         self.is_spent = before
 
     def failed(self, body: dict[str, Any]) -> Any:
-        """The finding of a FAILED frame."""
+        """The finding of a FAILED frame. Raises Narrowed for what only float64 may have caused."""
         kind, message = str(body.get("type")), str(body.get("message"))
-        self.is_spent = kind in SPENT or kind not in FAILURES
+        self.is_spent = kind in SPENT or kind not in (*FAILURES, NARROW)
+        if self.is_wide and kind in ENDS_WIDE:
+            raise Narrowed(message)
         status, reason = FAILURES.get(kind, FAILURES["internal"])
         return self.finding(status, reason, at_line(self.code, body.get("line") or None, message))
 
@@ -136,34 +148,43 @@ class Evaluator:
         *,
         number: int,
         turn: Turn,
-        fusion: Fusion,
         slots: tuple[int, ...],
         finding: Report,
+        is_wide: bool = False,
     ) -> int:
         """Runs a program once on the input set that lies in the memory.
 
         Args:
             turn: which alternative of each open choice runs (`CpuExecutor.forward`).
-            fusion: which sums of a product are fused with it (`ttir.contraction`).
+            is_wide: in float64, on the wide layout.
 
         Returns:
             The bytes that its launches load and store, as the child counted them.
 
         Raises:
             Decided: the program failed, accessed memory wrongly or did not end in time.
+            Narrowed: it cannot be run in float64.
         """
-        body = {"set": number, "turn": list(turn), "fusion": fusion, "slots": list(slots)}
+        body = {"set": number, "turn": list(turn), "slots": list(slots), "is_wide": is_wide}
         answer = self._ask(captured.program, captured.data, body)
         self._require_faultless(answer, finding)
         return int(answer.get("num_bytes", 0))
 
-    def allow(self, share: float) -> None:
-        """Gives all later calls together this share of the time for checked calls."""
-        self._left_s = share * self.table.correct_timeout_s
+    @contextmanager
+    def allowing(self, share: float) -> Generator[None]:
+        """Gives all calls within together this share of the time for checked calls, and those
+        after them what was left before."""
+        before, self._left_s = self._left_s, share * self.table.correct_timeout_s
+        try:
+            yield
+        finally:
+            self._left_s = before
 
-    def values(self, prefix: Program, *, number: int) -> list[Any]:
-        """The elements of a prefix's outputs on the set that lies in the memory. Raises Decided."""
-        answer = self._ask(prefix, wire.dumps(prefix), {"set": number, "is_question": True})
+    def values(self, prefix: Program, *, number: int, is_wide: bool = False) -> list[Any]:
+        """The elements of a prefix's outputs on the set that lies in the memory. Raises as
+        `call`."""
+        body = {"set": number, "is_question": True, "is_wide": is_wide}
+        answer = self._ask(prefix, wire.dumps(prefix), body)
         assert self._run is not None
         self._require_faultless(answer, self._run.finding)
         return list(answer["values"])
@@ -192,13 +213,15 @@ class Evaluator:
             self._is_plain = self._is_plain and is_plain(program)
         if self._run is None:
             self._start(self.evaluators.take)
+        elif self._run.is_ended:  # float64 was too much for it
+            self._start(self.evaluators.fresh)
         try:
             return self._sent(data, body)
-        except Decided as decided:
+        except (Decided, Narrowed) as ended:
             assert self._run is not None
             assert self._kept is not None
-            is_own = not self._run.is_spent or decided.finding.status is Status.TIMEOUT
-            if is_own or not self._kept.num_served:
+            is_late = isinstance(ended, Decided) and ended.finding.status is Status.TIMEOUT
+            if not self._run.is_spent or is_late or not self._kept.num_served:
                 raise
             self._run.end()
         self._start(self.evaluators.fresh)
@@ -208,6 +231,7 @@ class Evaluator:
     def _sent(self, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
         assert self._run is not None
         assert self._left_s is not None
+        self._run.is_wide = body["is_wide"]
         left_s, before_s = max(0.05, self._left_s), self._run.spent_s
         with ExitStack() as held:
             kind, fds = Kind.CALL, list[int]()

@@ -77,6 +77,8 @@ class Judgement(ABC):
     compiler: Compiler
     num_launches: int = 0
     torch_share: float | None = None
+    evidence: str = ""
+    """Types that outputs are compared in (`Verdict`)."""
     _checks: Checks | None = field(default=None, init=False)
     _kept: Captured | None = field(default=None, init=False)
     """Program of set 0, where it holds for every set of the same arguments."""
@@ -97,18 +99,22 @@ class Judgement(ABC):
 
     def check(self) -> Finding:
         """Runs every checked call. Raises Decided for a candidate that fails."""
+        self._run_checks(is_repeated=self.candidate.protocol is None)
+        self._require_draws()
+        return self.report(Status.CORRECT, "ok")
+
+    def _run_checks(self, **terms: Any) -> None:
+        """Runs checked calls under the terms of `Checks`. Raises Decided."""
         self._checks = Checks(
             memory=self.memory,
             call=self._call,
             finding=self.report,
-            is_repeated=self.candidate.protocol is None,
             announce=self._announce,
             further=self._further,
+            **terms,
         )
         with self.phases.timed("correct"):
             self._checks.run()
-        self._require_draws()
-        return self.report(Status.CORRECT, "ok")
 
     def _require_draws(self) -> None:
         """Raises Decided where another protocol gives a right program other parameters than Model.
@@ -139,6 +145,7 @@ class Judgement(ABC):
             is_compiled=self._checks is not None and self._checks.is_written,
             num_launches=self.num_launches,
             torch_share=self.torch_share,
+            evidence=self.evidence,
         )
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
@@ -269,13 +276,17 @@ class Judgement(ABC):
         set 0, or the host reads values. Raises Decided."""
         kept, sets = self.first(), self.request["sets"]
         is_same = sets[number] == sets[0]
-        if is_same and (number == 0 or not kept.reads_values):
+        if is_same and (self._is_first(number) or not kept.reads_values):
             return kept
         found = self._captured(number)
         if is_same and (words := deviation(kept.program, found.program)):
             detail = f"values that the host reads change more than sizes: {words}"
             raise Decided(self.report(Status.REJECTED, "unsupported", detail))
         return found
+
+    def _is_first(self, number: int) -> bool:
+        """True if `first` is what a call on a set would be captured as."""
+        return number == 0
 
     def binaries(self, program: Program) -> list[Binary | Failure]:
         """The compiled kernels of a program, in order."""

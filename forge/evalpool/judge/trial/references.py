@@ -73,7 +73,7 @@ class References:
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Reference] = OrderedDict()
         self._failures = KnownFailures()
-        self._ahead = ThreadPoolExecutor(1, "tolerances")
+        self._ahead = ThreadPoolExecutor(1, "scales")
 
     def get(self, problem: ReferenceModule) -> Reference:
         """Raises ReferenceFailed, or ZygoteGone."""
@@ -101,7 +101,7 @@ class References:
         """Ends the oracle that waits for a problem, and a thread."""
         self._oracles.clear()
         self._ahead.shutdown(cancel_futures=True)
-        self._ahead = ThreadPoolExecutor(1, "tolerances")
+        self._ahead = ThreadPoolExecutor(1, "scales")
 
     def _make_room(self, key: str) -> None:
         """Drops what could not stay beside a new draw, before it is made: its memory is used again
@@ -114,14 +114,18 @@ class References:
         return sum(one.memory_bytes * 4 for one in self._cache.values())
 
     def _draw(self, problem: ReferenceModule) -> Reference:
-        """Draws inputs as the problem gives them alone, if any others end its oracle."""
+        """Draws inputs as the problem gives them alone, if any others end its oracle, and without
+        results in float64 where there is no memory for them."""
+        is_wide = self._is_varied
         try:
             try:
-                with self._oracles.lent(problem) as oracle:
-                    return self._ask(oracle, problem, is_plain=False)
+                return self._asked(problem, is_plain=not self._is_varied, is_wide=is_wide)
+            except OutOfMemory:
+                if not is_wide:
+                    raise
+                return self._asked(problem, is_plain=False, is_wide=False)
             except frames.PeerGone:
-                with self._oracles.lent(problem) as oracle:
-                    return self._ask(oracle, problem, is_plain=True)
+                return self._asked(problem, is_plain=True, is_wide=False)
         except OutOfMemory as error:
             words = f"its reference needs more than {self._max_bytes / 1e9:.3g} GB"
             raise _too_large(problem, f"{words} (judge.memory_bytes)") from error
@@ -134,8 +138,13 @@ class References:
             words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
             raise ReferenceFailed(clean(without_paths(words))) from error
 
+    def _asked(self, problem: ReferenceModule, *, is_plain: bool, is_wide: bool) -> Reference:
+        """A draw of an oracle's."""
+        with self._oracles.lent(problem) as oracle:
+            return self._ask(oracle, problem, is_plain=is_plain, is_wide=is_wide)
+
     def _ask(
-        self, oracle: SandboxedChild, problem: ReferenceModule, *, is_plain: bool
+        self, oracle: SandboxedChild, problem: ReferenceModule, *, is_plain: bool, is_wide: bool
     ) -> Reference:
         body = {
             "source": problem.source,
@@ -147,8 +156,9 @@ class References:
             "tf32": False,
             "tf32_products": False,
             "max_bytes": self._max_bytes,
-            "plain": is_plain or not self._is_varied,
+            "plain": is_plain,
             "moved": self._is_varied,
+            "wide": is_wide,
         }
         with returned_memory(self._max_bytes) as fd:
             frames.send(oracle.sock, Kind.PROBLEM, body, fds=(fd,))

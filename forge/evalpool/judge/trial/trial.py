@@ -146,6 +146,7 @@ class Finding:
     is_compiled: bool = False
     num_launches: int = 0
     torch_share: float | None = None
+    evidence: str = ""
     timing: Timing | None = None
     profile: Profile | None = None
 
@@ -242,6 +243,7 @@ class Trials(ABC):
             is_compiled=finding.is_compiled,
             num_launches=finding.num_launches,
             torch_share=finding.torch_share,
+            evidence=finding.evidence,
             timing=finding.timing,
             profile=finding.profile,
             isolation=self.stamp.isolation,

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.contraction import ALL, Fusion
 from forge.evalpool.judge.ttir.memory.launch import Group, Launch
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Memory
 from forge.evalpool.judge.ttir.plan.accesses import TensorDescriptor
@@ -103,8 +102,6 @@ def launch(
     fuel: int = FUEL,
     num_resident: int = 1 << 31,
     num_warps: int = 4,
-    fusion: Fusion = ALL,
-    as_card: bool = False,
 ) -> Report:
     """Runs a kernel on the storages of `memory`.
 
@@ -113,8 +110,6 @@ def launch(
             ended. It counts where instances wait for each other and begin in their natural order,
             in which a card begins them.
         num_warps: warps of an instance: the threads of one see each other's stores.
-        fusion: sums of a product that are fused with it (`contraction`).
-        as_card: compute elementary functions with a card's errors (`semantics.approximate`).
 
     Raises:
         Faulted: an access is out of bounds or misaligned. Earlier stores have happened.
@@ -132,8 +127,6 @@ def launch(
         reachable=frozenset(number for one in arguments for number in _pointed(one)),
         watched=_watched(plan, name, arguments),
         relayed=_relayed(plan, name, arguments) if is_first and num_warps > 1 else frozenset(),
-        fusion=fusion,
-        as_card=as_card,
         is_racing=is_first and total > 1 and plan.ordering is None,
         compares_lanes=is_first and plan.ordering is None,
         reverses_lanes=not is_first,

@@ -9,8 +9,8 @@
                                rms of all. Less than 16 elements are no row and no column.
                                Integers are equal.
     2  how much does it lose?  in the problem's own types, tol of the protocol, scale the rms of
-                               all. Of integers √tol may differ, and always one: a rounding decides
-                               between close values, and question 1 has shown that they are right.
+                               all. Of integers √tol may differ, and one where question 1 has shown
+                               that they are right: a rounding decides between close values.
 
 NaN equals NaN, an infinity the same infinity. In no rms: elements that are not finite, and a
 sentinel, as the -1e9 of masked scores: magnitudes of more than half of the largest, if that is 1e4
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel.shm import FLOATING, decode_part, integers, is_same
 from forge.evalpool.judge.numbers.blocks import blocks
+from forge.evalpool.judge.numbers.tolerance import PRECISION, TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,9 @@ SAME = 1e-6
 """tol of question 1: float64 loses 1e-12, a constant that is written in float32 1e-7."""
 LEAST_SCALE = 1e-3
 """Least scale of question 1, in rms of all: what cancels in a whole row is lost there."""
+BF16 = 2e-2
+"""tol of question 2 in bf16: five of its roundings, as many as a rotary embedding and a softmax
+make one after the other."""
 MIN_SLAB = 16
 """Elements whose rms says something."""
 SENTINEL_RATIO, LEAST_SENTINEL = 1e-3, 1e4
@@ -58,13 +62,28 @@ class Question:
     tolerance: float
     is_same: bool = False
     """True for question 1."""
+    is_alone: bool = False
+    """True for a question 2 whose question 1 is not asked."""
 
     def num_integers(self, size: int) -> int:
         """Integers among `size` that may differ."""
-        return 0 if self.is_same else max(1, int(math.sqrt(self.tolerance) * size))
+        few = int(math.sqrt(self.tolerance) * size)
+        return 0 if self.is_same else few if self.is_alone else max(1, few)
 
 
 SAME_FUNCTION = Question(SAME, is_same=True)
+
+
+def real_question(dtype: str, precision: str) -> Question:
+    """Question 2 of an output.
+
+    Args:
+        dtype: of the output.
+        precision: the coarsest that the reference rounds to.
+    """
+    found = max(TOLERANCE[precision], TOLERANCE[PRECISION.get(dtype, precision)])
+    is_coarse = "bf16" in (precision, PRECISION.get(dtype))
+    return Question(max(found, BF16) if is_coarse else found)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,7 +11,6 @@ import numpy as np
 
 from forge.evalpool.judge.program.format import Choice, Node, Program
 from forge.evalpool.judge.program.walk import alternative, open_alternatives
-from forge.evalpool.judge.ttir.contraction import ALL, Fusion
 from forge.evalpool.judge.ttir.evaluate import Order
 
 if TYPE_CHECKING:
@@ -68,8 +67,6 @@ class Terms:
     """Number of the alternative that runs of the first open choice."""
     shift: int = 0
     """Distance from it of the alternative of the next one."""
-    fusion: Fusion = ALL
-    """Sums of a product that are fused with it."""
 
 
 def chosen_nodes(nodes: Sequence[Node], *, turn: int, shift: int) -> list[Node]:

@@ -15,7 +15,6 @@ from forge.evalpool.judge.execute.cpu.confirm import Confirmation
 from forge.evalpool.judge.execute.cpu.sections import Sections
 from forge.evalpool.judge.execute.outcome import FaultReport, Outcome, Suspicion, unwritten_report
 from forge.evalpool.judge.program.walk import open_alternatives
-from forge.evalpool.judge.ttir.contraction import ALL, Fusion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,21 +59,21 @@ class CpuExecutor:
         has_choices = any(len(open_alternatives(node)) > 1 for node in self.program.init)
         return has_choices or bool(self.sections.given)
 
-    def init(self, *, turn: int = 0, shift: int = 0, fusion: Fusion = ALL) -> Outcome:
+    def init(self, *, turn: int = 0, shift: int = 0) -> Outcome:
         """Runs the section `init`, once for each set of parameters.
 
         Args:
-            turn, shift, fusion: as of `forward`.
+            turn, shift: as of `forward`.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
-        self.sections.terms = Terms(turn=turn, shift=shift, fusion=fusion)
+        self.sections.terms = Terms(turn=turn, shift=shift)
         outcome = Outcome()
         self._of_init = self.sections.init(outcome, Conditions())
         return outcome
 
-    def forward(self, *, turn: int = 0, shift: int = 0, fusion: Fusion = ALL) -> Outcome:
+    def forward(self, *, turn: int = 0, shift: int = 0) -> Outcome:
         """Runs one call on what the inputs and parameters hold now.
 
         Args:
@@ -82,14 +81,12 @@ class CpuExecutor:
                 turns as a choice has alternatives run each of them once.
             shift: choices of as many alternatives run different ones, so far apart; a kernel that
                 is wrong beside certain alternatives of others cannot know which are tried.
-            fusion: which sums of a product are fused with it, in kernels that allow it. With ALL of
-                them, as on a card, elementary functions have a card's errors.
 
         Raises:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
         sections = self.sections
-        sections.terms = Terms(turn=turn, shift=shift, fusion=fusion)
+        sections.terms = Terms(turn=turn, shift=shift)
         kept = sections.contents(sections.written)
         outcome = Outcome()
         suspicions = [*self._of_init, *sections.call(outcome, Conditions())]

@@ -26,7 +26,6 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
 from forge.evalpool.judge.program.walk import tensors_in
-from forge.evalpool.judge.ttir.contraction import ALL, NONE, Fusion
 from forge.evalpool.judge.ttir.evaluate import Address, Argument, HostDescriptor, Report, launch
 from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
@@ -77,19 +76,17 @@ class Launches:
             if use is not None and use.is_written and isinstance(one, (TensorUse, Descriptor))
         }
 
-    def run(
-        self, node: Launch, outcome: Outcome, conditions: Conditions, fusion: Fusion
-    ) -> list[Suspicion]:
+    def run(self, node: Launch, outcome: Outcome, conditions: Conditions) -> list[Suspicion]:
         """Runs a launch and counts it in the outcome. Returns what may be wrong with it."""
         place = Place(self.program, node, outcome.num_launches)
         plan = self.plan(node)
-        report = self._evaluated(node, plan, place, conditions, fusion)
+        report = self._evaluated(node, plan, place, conditions)
         outcome.num_launches += 1
         outcome.num_bytes += report.num_bytes
         return [Suspicion(one.kind, partial(fault_report, one, place)) for one in report.suspicions]
 
     def _evaluated(
-        self, node: Launch, plan: ModulePlan, place: Place, conditions: Conditions, fusion: Fusion
+        self, node: Launch, plan: ModulePlan, place: Place, conditions: Conditions
     ) -> Report:
         kernel = self.program.kernels[node.kernel]
         arguments = [self._argument(one) for one in node.arguments]
@@ -103,8 +100,6 @@ class Launches:
                 order=conditions.order,
                 num_resident=self._num_resident(node),
                 num_warps=kernel.options.num_warps,
-                fusion=fusion if kernel.options.enable_fp_fusion else NONE,
-                as_card=fusion == ALL,
             )
         except Faulted as error:
             found = fault_report(error.fault, place)

@@ -143,7 +143,7 @@ class Sections:
             if isinstance(node, Launch):
                 if not unfinished.begin(node, self.launches.plan(node)):
                     raise ExecutionFailed("unsupported", EARLY_WORDS, line=node.line)
-                suspicions += self.launches.run(node, outcome, conditions, self.terms.fusion)
+                suspicions += self.launches.run(node, outcome, conditions)
             elif isinstance(node, Op):
                 unfinished.pass_by(node)
                 suspicions += run_operation(node, self.tensors)

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.nesting import parse_form
-from forge.evalpool.judge.channel.shm import (
-    ALIGNMENT_BYTES,
-    LayoutError,
-    TensorSpec,
-    offsets,
+from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, FLOATING, LayoutError, TensorSpec
+from forge.evalpool.judge.channel.words import clean
+from forge.evalpool.judge.numbers.tolerance import DOUBLE_TOLERANCE
+from forge.evalpool.judge.trial.draws.reference import (
+    WIDE,
+    InputSet,
+    Layout,
+    Plant,
+    Reference,
+    widened,
 )
-from forge.evalpool.judge.numbers.compare import Expected
-from forge.evalpool.judge.trial.draws.reference import InputSet, Reference
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, Wanted, real_question
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from forge.evalpool.judge.channel.shm import Data
     from forge.evalpool.judge.trial.draws.reference import Tree
 
 MAX_TENSORS = 20_000
+MAX_PLANTS = 64
+MAX_WORDS = 64
 RECURRENT = ("rnn", "lstm", "gru")
 """In names of operations whose products have no FLOPs of their own."""
 
@@ -29,9 +37,14 @@ class Builder:
     """Arranges an oracle's tensors into a candidate's memory: inputs, parameters, slots."""
 
     def __init__(self, specs: list[TensorSpec], parts: list[Data], *, precision: str) -> None:
+        """
+        Args:
+            precision: the coarsest that the reference rounds to.
+        """
         self._specs = specs
         self._parts = parts
         self._precision = precision
+        self._kinds = frozenset[str]()
         self._chosen: list[TensorSpec] = []
         self._contents: list[Data | None] = []
         self._places: dict[str, tuple[int, ...]] = {}
@@ -43,14 +56,11 @@ class Builder:
         init_parts: list[int] = []
         init = self._tree(layout["init"], init_parts)
         init = _placed(init, self._take("init", init_parts))
+        self._kinds = parse_kinds(layout.get("kinds", ()))
         sets = [self._set(one) for one in layout["sets"]]
         state_names = [str(name) for name, _ in layout["state"]]
         state_places = self._take("state", [index for _, index in layout["state"]])
-        starts, num_bytes = offsets(self._chosen)
-        tensors = [
-            [spec.dtype, list(spec.shape), start]
-            for spec, start in zip(self._chosen, starts, strict=True)
-        ]
+        real = Layout.of(self._chosen)
         request = {
             "init": init,
             "state": [list(pair) for pair in zip(state_names, state_places, strict=True)],
@@ -58,21 +68,25 @@ class Builder:
             "held": [str(name) for name in layout["held"]],
             "drawn": parse_drawn(layout.get("drawn")),
             "sets": [one.tree for one in sets],
-            "tensors": tensors,
-            "num_bytes": num_bytes,
+            "tensors": real.rows(),
+            "num_bytes": real.num_bytes,
             "slots": list(sets[0].slots),
         }
         is_sequence, nesting = parse_form(layout["form"])
         return Reference(
             request=request,
             contents=self._contents,
-            starts=starts,
-            specs=self._chosen,
+            real=real,
+            wide=real.wide(self._kinds) if any(one.wide for one in sets) else None,
+            kinds=self._kinds,
             sets=sets,
             is_sequence=is_sequence,
             nesting=nesting,
             names=(names := frozenset(str(name) for name in layout["names"])),
             has_products=not names or int(layout["flops"]) > 0 or _is_recurrent(names),
+            why_narrow=_words(layout.get("narrow") or ""),
+            insensitive=tuple(_words(one) for one in layout.get("insensitive", ())),
+            is_constant=layout.get("constant") is True,
         )
 
     def _set(self, one: dict[str, Any]) -> InputSet:
@@ -80,22 +94,25 @@ class Builder:
         form = self._tree(one["inputs"], parts)
         specs = [self._specs[part] for part in parts]
         places = self._take(f"inputs {form} {specs}", parts)
-        expected = tuple(
-            self._expected(*pair) for pair in zip(one["outputs"], one["errors"], strict=True)
-        )
+        is_sure = bool(one.get("wide")) and bool(one.get("plants"))
+        expected = tuple(self._wanted(output, is_sure=is_sure) for output in one["outputs"])
+        changed = {
+            position: self._wanted(output)
+            for position, output, *_ in one["changed"]
+            if type(position) is int and 0 <= position < len(parts)
+        }
         return InputSet(
             tree=_placed(form, places),
             places=places,
             contents=tuple(self._parts[part] for part in parts),
             slots=self._slots(expected),
             expected=expected,
-            variant=str(one["variant"]),
-            changed={
-                position: self._expected(output, error)
-                for position, output, error in one["changed"]
-                if type(position) is int and 0 <= position < len(parts)
-            },
-            state={str(name): self._expected(part) for name, part in one["state"]},
+            changed=changed,
+            state={str(name): self._wanted(part) for name, part in one["state"]},
+            wide=self._wide(one.get("wide", ()), [*expected, *changed.values()]),
+            plants=self._plants(one.get("plants", ()), parts),
+            is_planted=bool(one.get("plants")),
+            asks_real=one.get("asks_real", True) is True,
         )
 
     def _tree(self, tree: Any, parts: list[int]) -> Tree:
@@ -130,15 +147,44 @@ class Builder:
         self._contents.append(content)
         return len(self._chosen) - 1
 
-    def _expected(self, output: int, error: int | None = None) -> Expected:
-        return Expected.make(
-            self._specs[output],
-            self._parts[output],
-            error=b"" if error is None else self._parts[error],
-            precision=self._precision,
-        )
+    def _wanted(self, part: int, *, is_sure: bool = False) -> Wanted:
+        """A result in its own type. Planted inputs on which it is asked for leave nothing to a
+        rounding: their integers must be equal."""
+        spec = self._specs[part]
+        if is_sure and spec.dtype not in FLOATING:
+            return Wanted(spec=spec, data=self._parts[part], question=SAME_FUNCTION)
+        question = real_question(spec.dtype, self._precision)
+        question = question if self._kinds else replace(question, is_alone=True)
+        return Wanted(spec=spec, data=self._parts[part], question=question)
 
-    def _slots(self, expected: tuple[Expected, ...]) -> tuple[int, ...]:
+    def _wide(self, parts: Sequence[int], real: Sequence[Wanted]) -> tuple[Wanted, ...]:
+        """The float64 results of a set, of the forms of the `real` ones."""
+        is_double = self._kinds == {WIDE}  # of such a problem a cast to float32 loses 1e-7
+        question = Question(DOUBLE_TOLERANCE, is_same=True) if is_double else SAME_FUNCTION
+        found = [
+            Wanted(spec=self._specs[part], data=self._parts[part], question=question)
+            for part in parts
+        ]
+        if not found:
+            return ()
+        for one, other in zip(found, real, strict=True):
+            if one.spec != (spec := widened(other.spec, self._kinds)):
+                raise LayoutError(f"{one.spec} in place of {spec}")
+        return tuple(found)
+
+    def _plants(self, data: Sequence[Any], parts: Sequence[int]) -> tuple[Plant, ...]:
+        """The places that a set says it planted, as far as they are places."""
+        found: list[Plant] = []
+        for position, index, kind in data[:MAX_PLANTS]:
+            if type(position) is not int or not 0 <= position < len(parts):
+                raise LayoutError(f"no input {str(position)[:40]}")
+            size = math.prod(self._specs[parts[position]].shape)
+            if type(index) is not int or not 0 <= index < size:
+                raise LayoutError(f"no element {str(index)[:40]}")
+            found.append(Plant(position, index, _words(kind)))
+        return tuple(found)
+
+    def _slots(self, expected: tuple[Wanted, ...]) -> tuple[int, ...]:
         specs = [one.spec for one in expected]
         key = f"slots {specs}"
         if key not in self._places:
@@ -163,6 +209,17 @@ def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:
     if kind == "dict":
         return [kind, [[key, _placed(item, places)] for key, item in value]]
     return tree
+
+
+def _words(data: Any) -> str:
+    return clean(str(data), limit=MAX_WORDS)
+
+
+def parse_kinds(data: Any) -> frozenset[str]:
+    """Names of float types from an oracle's layout. Raises LayoutError."""
+    if not set(data) <= {*FLOATING}:
+        raise LayoutError(f"no types {str(data)[:40]}")
+    return frozenset(data)
 
 
 def parse_axes(data: Any, spec: TensorSpec) -> list[int]:

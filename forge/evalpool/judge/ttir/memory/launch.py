@@ -39,8 +39,6 @@ class Launch:
     """True if values are compared that lanes of one store write to one place."""
     reverses_lanes: bool = False
     """True if of lanes that store to one place the first wins, not the last."""
-    fusion: int
-    """Sums of a product that are fused (`contraction`)."""
     num_bytes: int = 0
     """Bytes that active lanes have loaded and stored so far."""
     fuel: int
@@ -49,8 +47,6 @@ class Launch:
     """Storages whose loads are compared with stores of other threads of the same instance."""
     is_serial: bool = False
     """True if each instance is a group of its own, and waits for others by yielding."""
-    as_card: bool = False
-    """True to compute elementary functions with an error (semantics/approximate.py)."""
     depth: int = 0
     """Calls that are open."""
     num_barriers: int = 0

@@ -7,15 +7,12 @@ any other operand goes through `array_step`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge.evalpool.judge.ttir import arrange, symbolic
-from forge.evalpool.judge.ttir.contraction import contraction_of, fused
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
-from forge.evalpool.judge.ttir.semantics.approximate import CARD, on_card
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
 from forge.evalpool.judge.ttir.tree import Operation, Pointer, Scalar, Type, element_of, shape_of
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
@@ -23,9 +20,6 @@ from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.launch import Group
     from forge.evalpool.judge.ttir.plan.planner import Environment, Step
-
-
-F32 = Scalar("f32")
 
 
 def scalar_of(kind: Type) -> Scalar:
@@ -67,12 +61,10 @@ def array_step(operation: Operation) -> Step:
     pairs = tuple(zip(operands, kinds.operands, strict=True))
     if len(results) == 1:
         result = results[0]
-        name = operation.name if _is_inexact(operation) else ""
 
         def step(env: Environment, group: Group) -> None:
             given = [array_of(env[value], kind) for value, kind in pairs]
-            found = function(given, kinds, attributes)[0]
-            env[result] = on_card(name, found, given) if name and group.launch.as_card else found
+            env[result] = function(given, kinds, attributes)[0]
 
         return step
 
@@ -82,28 +74,6 @@ def array_step(operation: Operation) -> Step:
             env[result] = value
 
     return steps
-
-
-def contracted_step(operation: Operation) -> Step:
-    """A sum of a product, which its launch fuses or not."""
-    contraction = contraction_of(operation)
-    assert contraction is not None
-    plain = array_step(replace(operation, operands=operation.operands[:2]))
-    function, operands, (result,) = fused(operation), operation.operands, operation.results
-    bit = 1 << contraction.bit
-
-    def step(env: Environment, group: Group) -> None:
-        if group.launch.fusion & bit:
-            env[result] = function([env[value] for value in operands])
-        else:
-            plain(env, group)
-
-    return step
-
-
-def _is_inexact(operation: Operation) -> bool:
-    """True for an operation whose result a card rounds otherwise."""
-    return operation.name in CARD and element_of(operation.types.results[0]) == F32
 
 
 SUMS: dict[str, Callable[[Any, Any, int], Symbolic | None]] = {

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.ttir.contraction import contracted, contraction_of
 from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.plan.accesses import (
     atomic_step,
@@ -25,7 +24,6 @@ from forge.evalpool.judge.ttir.plan.arithmetic import (
     assertion,
     assume,
     compare_step,
-    contracted_step,
     has_pointers,
     is_block_integer,
     logic_step,
@@ -86,7 +84,7 @@ def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
         verify(module)
         plan = ModulePlan(module, is_exact=is_exact)
         for function in module.functions.values():
-            plan.functions[function.name] = FunctionPlan(contracted(function))
+            plan.functions[function.name] = FunctionPlan(function)
         for one in plan.functions.values():
             Planner(plan, one, step_of).run()
     return plan
@@ -119,8 +117,6 @@ def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep 
         return width_step(operation), False
     if has_pointers(operation):
         return pointer_step(operation), False
-    if contraction_of(operation) is not None:
-        return contracted_step(operation), False
     return array_step(operation), False
 
 

@@ -3,9 +3,7 @@
 The `fast_*` functions of libdevice are less exact than the functions that they approximate, some by
 more than a tolerance: a sine of 1000, a power with a large exponent. The evaluator has the exact
 functions; the error added here takes any value up to the bound, the same one for the same operand.
-(A bias would be another thing: it adds up in sums, where a card's error cancels.) Operations of
-TTIR that a card computes with an error have it in launches `as_card`: a kernel that expects the
-evaluator's last bit is wrong there.
+(A bias would be another thing: it adds up in sums, where a card's error cancels.)
 
 Not `tanh`, whose documented bound (2^-11) is five tolerances: `tests/corpus` has an honest kernel
 with it, which is right on an H100 and would be wrong here with that bound.
@@ -104,103 +102,12 @@ FUNCTIONS: Mapping[str, Bound] = {
 """Functions of libdevice."""
 
 
-def _scaled_exponential(
-    exact: NDArray[np.float64], operands: list[NDArray[np.float64]]
-) -> NDArray[np.float64]:
-    """`ex2(x * log2 e)`: the rounded product loses in proportion to x."""
-    size = np.abs(operands[0])
-    size *= 2.0**-23
-    size += 2.0**-22
-    size *= np.abs(exact)
-    return size
-
-
-CARD: Mapping[str, Bound] = {
-    "math.exp": _scaled_exponential,
-    **dict.fromkeys(
-        (
-            *("arith.divf", "math.exp2", "math.sqrt", "math.rsqrt", "math.log", "math.log2"),
-            *("math.sin", "math.cos", "math.tan", "math.tanh", "math.erf", "math.log1p"),
-            *("math.expm1", "math.sinh", "math.cosh", "math.atan", "math.asin", "math.acos"),
-        ),
-        _relative(2.0**-22),
-    ),
-}
-"""Operations of TTIR on float32 that a card computes with an error, by instruction or library."""
-BLOCK_ELEMENTS = 1 << 16
-"""Elements that are computed at once: in smaller blocks Python's part of thirty passes counts."""
-LARGEST_DIVISOR = 2.0**126
-"""`div.full.f32` by more gives 0."""
-
-
-def on_card(name: str, exact: Array, operands: list[Array]) -> Array:
-    """A result of `CARD` as a card may have it. Zeros, ones, quotients, roots and powers of two
-    that need no rounding stay: kernels rely on them, and cards have them.
-
-    A few instances at a time, as many as the processor's caches hold in float64.
-    """
-    num = max(1, BLOCK_ELEMENTS * len(exact) // max(1, exact.size)) if exact.ndim else 1
-    if not exact.ndim or num >= len(exact):
-        return _on_card(name, exact, operands)
-    made = np.empty(exact.shape, np.float32)
-    for start in range(0, len(exact), num):
-        block = slice(start, start + num)
-        own = [one[block] if len(one) == len(exact) else one for one in operands]
-        made[block] = _on_card(name, exact[block], own)
-    return made
-
-
-def _on_card(name: str, exact: Array, operands: list[Array]) -> Array:
-    """The same at once. Kept in place where it can be: a pass costs as much as its memory."""
-    doubles = [one.astype(np.float64) for one in operands]
-    wide = exact.astype(np.float64)
-    with np.errstate(all="ignore"):
-        found = _moved(CARD[name], wide, operands, doubles).astype(np.float32)
-        is_kept = np.isfinite(exact)
-        np.logical_not(is_kept, out=is_kept)
-        is_kept |= exact == 0.0
-        is_kept |= np.abs(exact) == 1.0
-        if name == "arith.divf":
-            is_kept |= np.multiply(wide, doubles[1], out=wide) == doubles[0]
-        elif name == "math.sqrt":
-            is_kept |= np.multiply(wide, wide, out=wide) == doubles[0]
-        elif name == "math.exp2":
-            is_kept |= operands[0] == np.rint(operands[0])
-        np.copyto(found, exact, where=is_kept)
-        if name == "arith.divf":
-            size = np.abs(operands[1])
-            is_large = (size > LARGEST_DIVISOR) & np.isfinite(size)
-            if is_large.any():
-                lost = np.where(np.isinf(operands[0]), np.float32(np.nan), np.float32(0))
-                np.copyto(found, lost, where=is_large)
-    return found
-
-
 def approximated(bound: Bound, exact: Array, operands: list[Array]) -> NDArray[np.float64]:
     """An exact result with an error within a bound, which the operands determine."""
     with np.errstate(all="ignore"):
-        doubles = [one.astype(np.float64) for one in operands]
-        return _moved(bound, exact.astype(np.float64), operands, doubles)
-
-
-def _moved(
-    bound: Bound,
-    exact: NDArray[np.float64],
-    operands: list[Array],
-    doubles: list[NDArray[np.float64]],
-) -> NDArray[np.float64]:
-    """An exact result with an error within a bound.
-
-    Args:
-        operands, doubles: in their own type, whose bits determine the error, and in float64.
-    """
-    found = _spread(exact.shape, operands)
-    found *= bound(exact, doubles)
-    found += exact
-    is_finite = np.isfinite(found)
-    if not is_finite.all():
-        np.copyto(found, exact, where=np.logical_not(is_finite))
-    return found
+        doubles, wide = [one.astype(np.float64) for one in operands], exact.astype(np.float64)
+        found = wide + _spread(exact.shape, operands) * bound(wide, doubles)
+        return np.where(np.isfinite(found), found, wide)
 
 
 def _spread(shape: tuple[int, ...], operands: list[Array]) -> NDArray[np.float64]:

@@ -1,0 +1,120 @@
+"""A judge without a GPU asks two questions: the same function, in float64, on inputs with plants;
+then what is lost in the problem's types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.records.verdict import Status
+from tests.evalpool.benches import HEAD, TABLE, problem
+
+if TYPE_CHECKING:
+    from tests.evalpool.benches import Bench
+
+KERNEL = """
+@triton.jit
+def kernel(x, y, n, limit, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, {body}, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, *others):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), {limit}, BLOCK=256)
+        return y
+"""
+SIGMOID = problem("return torch.sigmoid(x) * 3", inputs="torch.randn(8, 64)")
+HALF = problem("return x * 3", inputs="torch.randn(8, 64).half()")
+RIGHT = "tl.sigmoid(value) * 3"
+COARSE = "(tl.sigmoid(value) * 3).to(tl.float16).to(tl.float32)"
+
+
+def code(body: str, *, limit: str = "0.0") -> str:
+    return HEAD + KERNEL.format(body=body, limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (RIGHT, "ok"),
+        (COARSE, "mismatch"),
+        ("tl.where(value == 0, 0.0, tl.sigmoid(value) * 3)", "mismatch"),  # 0 is planted alone
+        # It knows float64, and is coarse without it.
+        (f"tl.where(value * 0 + 1 + 1e-12 > 1, {RIGHT}, {COARSE})", "precision"),
+        ("tl.sigmoid(value) * 3 + tl.where(value > 1e30, 1.0, 0.0)", "ok"),  # beyond every plant
+    ],
+)
+def test_an_answer_must_be_the_same_function_and_lose_no_more_than_its_types(
+    bench: Bench, body: str, reason: str
+) -> None:
+    verdict = bench.judge(code(body), problem=SIGMOID)
+    assert (verdict.reason, verdict.evidence) == (reason, "wide"), verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [("value * 3", "ok"), ("((value * 0.1).to(tl.float8e5) * 30).to(tl.float16)", "mismatch"),
+     ("(value + 2000 - 2000) * 3", "precision")],
+)  # fmt: skip
+def test_half_types_are_widened_in_a_half_problem_and_their_loss_is_asked_for_alone(
+    bench: Bench, body: str, reason: str
+) -> None:
+    verdict = bench.judge(code(body), problem=HALF)
+    assert verdict.reason == reason, verdict.detail
+    if reason == "precision":
+        assert "the same function in float64" in verdict.detail
+
+
+def test_bits_of_floats_are_judged_in_their_own_types_and_the_verdict_says_why(
+    bench: Bench,
+) -> None:
+    bits = "(value.to(tl.int32, bitcast=True) ^ {}).to(tl.float32, bitcast=True)"
+    source = problem("return -x", inputs="torch.randn(8, 64)")
+    right = bench.judge(code(bits.format("-2147483648")), problem=source)
+    wrong = bench.judge(code(bits.format("-2139095040")), problem=source)
+    kept = bench.judge(
+        code(f"tl.where(value == 0, 1.0, {bits.format('-2147483648')})"), problem=source
+    )
+    assert right.is_correct, right.detail
+    if right.evidence != "wide":
+        assert right.evidence.startswith("narrow: ")
+    assert (wrong.status, kept.status) == (Status.WRONG, Status.WRONG)
+
+
+def test_a_value_that_the_host_reads_is_answered_in_the_types_of_the_question(bench: Bench) -> None:
+    source = problem("return torch.where(x > x.mean() * 1.5, x, 0)", inputs="torch.rand(8, 64)")
+    read = code("tl.where(value > limit, value, 0.0)", limit="x.mean().item() * 1.5")
+    verdict = bench.judge(read, problem=source, table=TABLE.model_copy(update={"policy": "hybrid"}))
+    assert (verdict.status, verdict.evidence) == (Status.CORRECT, "wide"), verdict.detail
+
+
+def test_a_wrong_answer_is_told_with_the_plant_beside_it(bench: Bench) -> None:
+    verdict = bench.judge(code("tl.where(value == 0, 5.0, tl.sigmoid(value) * 3)"), problem=SIGMOID)
+    assert "got 5" in verdict.detail
+    assert "is 0 (zero" in verdict.detail
+
+
+def test_a_constant_problem_is_not_judged_and_an_input_without_effect_is_named(
+    bench: Bench,
+) -> None:
+    constant = problem("return x * 0 + 3", inputs="torch.randn(8, 64)")
+    verdict = bench.judge(code("value * 0 + 3"), problem=constant)
+    assert (verdict.status, verdict.reason) == (Status.UNJUDGEABLE, "constant")
+    half = problem(
+        "return torch.sigmoid(x) * 3 + 0 * inputs[1]",
+        inputs="torch.randn(8, 64), torch.randn(8, 64)",
+    )
+    named = bench.judge(
+        code(RIGHT), problem=half, table=TABLE.model_copy(update={"policy": "hybrid"})
+    )
+    assert "input 1" in named.detail
+
+
+def test_another_protocol_compares_its_own_sets_in_their_own_types(bench: Bench) -> None:
+    table = TABLE.model_copy(update={"protocol": "drkernel", "also": ["forge"]})
+    verdict = bench.judge(code(COARSE), problem=SIGMOID, table=table)
+    assert (verdict.status, verdict.evidence) == (Status.CORRECT, "")
+    assert verdict.also["forge"].status is Status.WRONG
