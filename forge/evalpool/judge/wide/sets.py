@@ -37,7 +37,7 @@ from forge.evalpool.judge.numbers.inputs.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.tolerance import tolerance
 from forge.evalpool.judge.wide import plants
-from forge.evalpool.judge.wide.compare import LEAST_SCALE, MIN_SLAB, SAME
+from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, MIN_SLAB, SAME
 from forge.evalpool.judge.wide.plants import Domain, Ground, Group, Looks
 from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
 
@@ -360,7 +360,8 @@ class _Draws:
             own = [kind for kind in found if kind in plan.kinds] or found[:1]
             for part in [own] if is_large else [[kind] for kind in own]:
                 self._plant_elements(work, tensor, part)
-        if work.groups and self._wide is not None and not self._is_stable(work.now):
+        work.is_sure = self._is_sure(work.now)  # what is, is stable, too
+        if work.groups and not work.is_sure and not self._is_stable(work.now):
             self._plant_stable(work)
         return self._final(work)
 
@@ -483,7 +484,8 @@ class _Draws:
             share = max(1, MAX_NOTED // max(1, len(groups)))
             noted = [(one.tensor, at, one.kind) for one in groups for at in one.at[:share].tolist()]
             made.plants = noted[:MAX_NOTED]
-            made.asks_real = bool(groups) and not work.is_faint and self._is_sure(tried, made)
+            is_sure = work.is_sure and not work.is_faint
+            made.asks_real = bool(groups) and is_sure and made.real_error <= MAX_REAL_ERROR
             return made
         return self.given()
 
@@ -519,15 +521,13 @@ class _Draws:
 
     def _is_stable(self, tried: _Tried) -> bool:
         """True if other roundings in float64 give the same results."""
-        return self._moved(tried, NOISE) <= STABLE * SAME
+        return self._wide is None or self._moved(tried, NOISE) <= STABLE * SAME
 
-    def _is_sure(self, tried: _Tried, made: InputSet) -> bool:
-        """True if eager is near float64, and other roundings in the problem's own types would be:
-        an honest kernel is, too."""
+    def _is_sure(self, tried: _Tried) -> bool:
+        """True if other roundings in the problem's own types would be nearly the same: an honest
+        kernel's are."""
         if self._wide is None:
             return True
-        if made.real_error > MAX_REAL_ERROR:
-            return False
         least = min((one for one in self._close if one), default=0.0)
         noise = torch.finfo(DTYPES[self._terms.tolerated]).eps
         return self._moved(tried, noise, by_row=False) <= MAX_REAL_ERROR * least
@@ -548,7 +548,7 @@ class _Draws:
             MATTERS * SAME if self._wide is not None else MATTERS_REAL * one for one in self._close
         ]
         every = zip(outputs, others, least, strict=True)
-        return any(_distance(one, two) > most for one, two, most in every)
+        return any(_distance(one, two, enough=most) > most for one, two, most in every)
 
     def insensitive(self) -> list[str]:
         """Inputs none of whose plants matters, nor other values of another draw."""
@@ -577,7 +577,7 @@ class _Work:
     def __init__(self, start: _Tried, *, turn: int) -> None:
         self.start = self.now = start
         self.turn = turn
-        self.is_faint = False
+        self.is_faint = self.is_sure = False
         self.groups: list[Group] = []
         self.shared: dict[Any, torch.Tensor] = {}
         self.taken: dict[int, torch.Tensor] = {}
@@ -624,27 +624,42 @@ def _planted(inputs: list[Any], groups: Sequence[Group]) -> list[Any]:
     return replaced(inputs, put)
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor, *, by_row: bool = True) -> float:
+def _distance(
+    one: torch.Tensor, other: torch.Tensor, *, by_row: bool = True, enough: float = math.inf
+) -> float:
     """The largest difference of two results, relative to |one| + the rms of all (of the row, where
     asked, at least LEAST_SCALE of all); infinite where one alone is not finite, or an integer
-    differs."""
+    differs. The first one above `enough` will do."""
     if one.shape != other.shape:
         return math.inf
     if not one.numel():
         return 0.0
     if not one.is_floating_point():
         return 0.0 if torch.equal(one, other) else math.inf
-    first, second = widened(one).double(), widened(other).double()
-    difference, size = (first - second).abs_(), first.abs()
-    if not math.isfinite(float(difference.max() + size.max())):
-        is_same = (first == second) | (first.isnan() & second.isnan())
-        difference = difference.masked_fill(is_same, 0.0).nan_to_num(math.inf, math.inf)
-        size = size.nan_to_num(0.0, 0.0, 0.0)
-    most = float(size.max()) or 1.0
-    squares = (size / most).square_()
-    scale = squares.mean().sqrt_() * most
-    if by_row and size.ndim and size.shape[-1] >= MIN_SLAB:
-        rows = squares.mean(-1, keepdim=True).sqrt_() * most
-        scale = rows.clamp_(min=float(scale) * LEAST_SCALE)
-    size.add_(scale).clamp_(min=torch.finfo(torch.float64).tiny)
-    return float(difference.div_(size).max())
+    length = one.shape[-1] if one.ndim else 1
+    rows, others = (widened(each).reshape(-1, length) for each in (one, other))
+    if not math.isfinite(float(torch.linalg.vector_norm(rows, dtype=torch.float64))):
+        rows, others = _with_equal_ones(rows, others)
+    whole = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) / math.sqrt(rows.numel())
+    tiny = torch.finfo(torch.float64).tiny
+    scales = torch.full((len(rows), 1), max(whole, tiny), dtype=torch.float64)
+    if by_row and length >= MIN_SLAB:
+        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
+        scales = norms.div_(math.sqrt(length)).clamp_(min=max(whole * LEAST_SCALE, tiny))
+    found, step = 0.0, max(1, BLOCK_ELEMENTS // length)
+    for start in range(0, len(rows), step):
+        first = rows[start : start + step].double()
+        difference = (first - others[start : start + step]).abs_()
+        ratio = float(difference.div_(first.abs().add_(scales[start : start + step])).max())
+        found = math.inf if math.isnan(ratio) else max(found, ratio)
+        if found > enough:
+            break
+    return found
+
+
+def _with_equal_ones(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two results with zeros where both are the same and not finite; NaN where one alone is."""
+    is_same = ((one == other) | (one.isnan() & other.isnan())) & ~one.isfinite()
+    is_bad = ~is_same & ~(one.isfinite() & other.isfinite())
+    first = one.masked_fill(is_same | is_bad, 0.0)
+    return first, other.masked_fill(is_same, 0.0).masked_fill(is_bad, math.nan)
