@@ -22,6 +22,8 @@ Accepted by decision, since a rule would refuse what honest kernels do:
     tanh_approx  `tanh.approx.f32` for a tanh in fp32. The evaluator computes it exactly: with its
                  documented error (2^-11) an honest kernel that is right on a card would be refused.
                  A card compares what its own instruction gives.
+    div_huge     Divides two huge equal numbers and computes where that is 1: so it is in float64,
+                 and on an H100, which divides them as IEEE 754 does.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.records import Status
+from forge.records.reason import Reason
 from tests.evalpool.benches import TABLE
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ def read(name: str) -> Attacks:
 REFUSED = read("refused_attacks.json") | read("refused_attacks_numbers.json")
 PROTOCOLS = read("refused_attacks_protocols.json")
 ACCEPTED = read("accepted_attacks.json")
-RIGHT_ON_A_CARD = {"exp_bits", "div_huge", "sin_bits"}
+RIGHT_ON_A_CARD = {"exp_bits", "sin_bits"}
 """They tell an exact evaluator by the last bit, which an H100 has as well: there they compute."""
 
 UNKNOWN_ON_A_CARD = {
@@ -60,7 +63,8 @@ among the arguments stay as they are there, and a race need not show."""
 
 def is_refused(bench_for: Callable[[str], Any], attack: dict[str, str], device: str) -> bool:
     verdict = bench_for(device).judge(attack["candidate"], problem=attack["problem"])
-    return verdict.status.is_scored and verdict.status is not Status.CORRECT
+    is_wrong = verdict.status.is_scored and verdict.status is not Status.CORRECT
+    return is_wrong or verdict.reason == Reason.CONSTANT  # of any answer: no input matters
 
 
 @pytest.mark.parametrize("name", REFUSED)
