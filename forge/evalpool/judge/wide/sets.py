@@ -54,6 +54,9 @@ STABLE = 0.5
 MAX_REAL_ERROR, MAX_OWN_ERROR = 0.25, 10.0
 """Largest distance of eager from float64, in tolerances: on planted inputs that are asked for in
 the problem's own types; on given ones, beyond which nobody knows what is right."""
+MANY_ROUNDINGS = 8
+"""Roundings in float32 that a kernel's sums may have where one of eager's has one: Welford's over
+values far from 0."""
 NUM_GIVEN_DRAWS = 3
 """Draws of inputs as given before they count as ill-conditioned."""
 ROUNDING = "a rounding decides"
@@ -529,7 +532,8 @@ class _Draws:
         if self._wide is None:
             return True
         least = min((one for one in self._close if one), default=0.0)
-        noise = torch.finfo(DTYPES[self._terms.tolerated]).eps
+        own = DTYPES[self._terms.tolerated]
+        noise = torch.finfo(own).eps * (MANY_ROUNDINGS if own is torch.float32 else 1)
         return self._moved(tried, noise, by_row=False) <= MAX_REAL_ERROR * least
 
     def _moved(self, tried: _Tried, noise: float, *, by_row: bool = True) -> float:
