@@ -30,7 +30,7 @@ def newton(X, Y):
     x = tl.load(X + i)
     g = x
     steps = 0
-    while (tl.abs(g * g - x) > 1e-5 * x) & (steps < 50):
+    while (tl.abs(g * g - x) > 1e-6 * x) & (steps < 50):
         g = 0.5 * (g + x / g)
         steps += 1
     tl.store(Y + i, g)

@@ -84,6 +84,32 @@ def test_bits_of_floats_are_judged_in_their_own_types_and_the_verdict_says_why(
     assert (wrong.status, kept.status) == (Status.WRONG, Status.WRONG)
 
 
+def test_an_input_that_is_seen_as_bits_alone_is_judged_in_its_own_types(bench: Bench) -> None:
+    signs = (
+        code("(value < 0).to(tl.float32)")
+        .replace("kernel[(triton", "x = x.view(torch.int32)\n        kernel[(triton")
+        .replace("empty_like(x)", "empty_like(x, dtype=torch.float32)")
+    )
+    source = problem("return torch.signbit(x).float()", inputs="torch.randn(8, 64)")
+    verdict = bench.judge(signs, problem=source)
+    assert (verdict.status, verdict.evidence[:7]) == (Status.CORRECT, "narrow:"), verdict.detail
+
+
+def test_an_error_on_usual_inputs_alone_is_another_function(bench: Bench) -> None:
+    """Sets with plants have a row or an element that no given one has."""
+    unusual = code("value").replace(
+        "tl.store(y + i, value",
+        "all_ = tl.load(x + tl.arange(0, 8)[:, None] * 64 + tl.arange(0, 64)[None, :])\n"
+        "    most, least = tl.max(tl.abs(all_)), tl.min(tl.abs(all_))\n"
+        "    rows = tl.max(tl.abs(tl.sum(all_, 1)))\n"
+        "    usual = (most < 6) & (most > 2) & (least > 0) & (rows < 35)\n"
+        "    tl.store(y + i, value * 3 * tl.where(usual, 1.00002, 1.0)",
+    )
+    source = problem("return x * 3", inputs="torch.randn(8, 64)")
+    verdict = bench.judge(unusual, problem=source)
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "mismatch"), verdict.detail
+
+
 def test_a_value_that_the_host_reads_is_answered_in_the_types_of_the_question(bench: Bench) -> None:
     source = problem("return torch.where(x > x.mean() * 1.5, x, 0)", inputs="torch.rand(8, 64)")
     read = code("tl.where(value > limit, value, 0.0)", limit="x.mean().item() * 1.5")

@@ -175,7 +175,7 @@ class Session:
         if not self._programs:
             raise ExecutionFailed("misfit", "no program came")
         places = tuple(_tensors(self.request["sets"][body.get("set", 0)]))
-        current, layout = self._turned(is_wide=body.get("is_wide", False))
+        current, layout = self._turned(places, is_wide=body.get("is_wide", False))
         executor = self._executors.get(places)
         done: dict[str, Any] = {}
         turn, shift = body.get("turn", (0, 0))
@@ -194,7 +194,7 @@ class Session:
             done["outputs"] = self._deliver(executor, slots, layout)
         return done
 
-    def _turned(self, *, is_wide: bool) -> tuple[Program, Layout]:
+    def _turned(self, places: tuple[int, ...], *, is_wide: bool) -> tuple[Program, Layout]:
         """The current program and its memory's layout. Executors of the other one go, and with them
         what they hold. Raises Narrow."""
         if is_wide != self._is_wide:
@@ -202,7 +202,13 @@ class Session:
             self._is_wide = is_wide
         if is_wide and True not in self._programs:
             kinds = frozenset(self.request["kinds"])
-            self._programs[True] = widened(self._programs[False], kinds)
+            real = [one[0] for one in self.request["tensors"]]
+            self._programs[True] = widened(
+                self._programs[False],
+                kinds,
+                inputs=[real[place] for place in places],
+                parameters={name: real[place] for name, place in self.request["state"]},
+            )
         return self._programs[is_wide], self.request["wide_tensors" if is_wide else "tensors"]
 
     def _bind(self, program: Program, places: tuple[int, ...], layout: Layout) -> CpuExecutor:

@@ -315,11 +315,8 @@ class CpuJudgement(Judgement):
         return self.report(Status.CORRECT, "ok", _insensitive(self.reference))
 
     def _ask_wide(self) -> None:
-        """Asks in float64 whether it is the same function: on sets with plants if there are any.
-        Raises Decided or Narrowed."""
-        sets = self.reference.sets
-        numbers = [number for number, one in enumerate(sets) if one.wide and one.is_planted]
-        numbers = numbers or [number for number, one in enumerate(sets) if one.wide]
+        """Asks in float64 whether it is the same function. Raises Decided or Narrowed."""
+        numbers = [number for number, one in enumerate(self.reference.sets) if one.wide]
         self.evidence = WIDE
         self._lay(is_wide=True)
         self._run_checks(numbers=random.SystemRandom().sample(numbers, len(numbers)))
