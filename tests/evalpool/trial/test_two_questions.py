@@ -110,6 +110,24 @@ def test_an_error_on_usual_inputs_alone_is_another_function(bench: Bench) -> Non
     assert (verdict.status, verdict.reason) == (Status.WRONG, "mismatch"), verdict.detail
 
 
+@pytest.mark.parametrize(("left_out", "reason"), [("i < 0", "ok"), ("i // 64 == 7", "precision")])
+def test_a_row_of_integers_that_is_wrong_without_float64_is_wrong(
+    bench: Bench, left_out: str, reason: str
+) -> None:
+    """A rounding decides on some of them: not on all of a row."""
+    quantised = code(
+        f"tl.where(({left_out}) & (value * 0 + 1 + 1e-12 <= 1), 0, "
+        "libdevice.rint(tl.clamp(value * 3.3217, -32767, 32767)))"
+    ).replace("empty_like(x)", "empty_like(x, dtype=torch.int16)")
+    quantised = "from triton.language.extra import libdevice\n" + quantised
+    source = problem(
+        "return torch.round((x * 3.3217).clamp(-32767, 32767)).to(torch.int16)",
+        inputs="torch.rand(512, 64) * 9000",
+    )
+    verdict = bench.judge(quantised, problem=source)
+    assert verdict.reason == reason, verdict.detail
+
+
 def test_a_value_that_the_host_reads_is_answered_in_the_types_of_the_question(bench: Bench) -> None:
     source = problem("return torch.where(x > x.mean() * 1.5, x, 0)", inputs="torch.rand(8, 64)")
     read = code("tl.where(value > limit, value, 0.0)", limit="x.mean().item() * 1.5")

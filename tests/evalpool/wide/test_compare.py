@@ -84,16 +84,33 @@ def test_all_zero_outputs_allow_nothing_else() -> None:
     assert not agrees(wanted(np.zeros((20, 20))), np.full((20, 20), 1e-300).tobytes())
 
 
-def test_integers_are_equal_and_a_few_may_be_rounded_otherwise_in_real_types() -> None:
-    right = np.arange(1000)
+def test_integers_are_eagers_or_the_exact_ones_and_a_rounding_decides_on_few_others() -> None:
+    right = np.arange(40_000).reshape(400, 100)
     got = right.copy()
     got[5] += 1
     assert not agrees(wanted(right), got.tobytes())
+    exact = replace(wanted(right, REAL), exact=got.tobytes())
+    assert agrees(exact, got.tobytes())  # a rounding of eager's own
+    assert not agrees(replace(exact, question=SAME_FUNCTION), (got + 1).tobytes())
+    got = right.copy()
+    got[:4, 5] += 7
     assert agrees(wanted(right, REAL), got.tobytes())
-    got[:20] += 1
+    got[4, 5] += 7
     assert not agrees(wanted(right, REAL), got.tobytes())
     alone = replace(REAL, is_alone=True)
-    assert not agrees(wanted(right[:6], alone), (right[:6] + (right[:6] == 5)).tobytes())
+    assert not agrees(wanted(right[:1, :6], alone), (right[:1, :6] + 1).tobytes())
+
+
+def test_quantised_values_may_be_one_off_but_no_whole_row() -> None:
+    right = DRAW.integers(-100, 100, size=(400, 100)).astype(np.int8)
+    got = right.copy()
+    got[:, 5] += 1
+    assert agrees(wanted(right, REAL), got.tobytes())
+    got[:, 5] += 1
+    assert not agrees(wanted(right, REAL), got.tobytes())
+    got = right.copy()
+    got[5] += 1
+    assert not agrees(wanted(right, REAL), got.tobytes())
 
 
 def test_a_large_tensor_is_judged_as_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -360,6 +360,7 @@ def _describe(
                 "wide_state": [[name, describer.add(t)] for name, t in one.wide_state.items()],
                 "plants": [list(plant) for plant in one.plants],
                 "asks_real": one.asks_real,
+                "is_open": one.is_open,
             }
             for one in sets
         ],

@@ -6,7 +6,7 @@ same function, real for the question how much it loses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +160,7 @@ class CpuMemory:
         """The difference of an output. Eager's own roundings are no demand: an element may be as
         near to its `exact` value, in float64."""
         if self.is_narrow and wanted.spec.dtype not in FLOATING:
-            wanted = Wanted(spec=wanted.spec, data=wanted.data, question=SAME_FUNCTION)
+            wanted = replace(wanted, question=SAME_FUNCTION)
         differs = differing(wanted, data)
         if differs is not None and exact is not None and wanted.spec.dtype in FLOATING:
             near = Wanted(spec=exact.spec, data=exact.data, question=wanted.question)

@@ -9,8 +9,9 @@
                                rms of all. Less than 16 elements are no row and no column.
                                Integers are equal.
     2  how much does it lose?  in the problem's own types, tol of the protocol, scale the rms of
-                               all. Of integers √tol may differ, and one where question 1 has shown
-                               that they are right: a rounding decides between close values.
+                               all. Integers are eager's or the exact ones. Where a rounding decides
+                               on some, tol of them, or one, may be others, and √tol, or one, of
+                               8 or 16 bits may be one off; but no whole row.
 
 NaN equals NaN, an infinity the same infinity. In no rms: elements that are not finite, and a
 sentinel, as the -1e9 of masked scores: magnitudes of more than half of the largest, if that is 1e4
@@ -47,6 +48,8 @@ BF16 = 2e-2
 make one after the other."""
 MIN_SLAB = 16
 """Elements whose rms says something."""
+QUANTISED = ("int8", "uint8", "int16", "uint16")
+"""Types of integers that are rounded numbers, and neither positions nor flags."""
 SENTINEL_RATIO, LEAST_SENTINEL = 1e-3, 1e4
 BLOCK_ELEMENTS = 1 << 15
 """Elements that are computed at once; of smaller tensors what is allowed is kept: 256 KiB."""
@@ -63,12 +66,20 @@ class Question:
     is_same: bool = False
     """True for question 1."""
     is_alone: bool = False
-    """True for a question 2 whose question 1 is not asked."""
+    """True for a question 2 whose question 1 is not asked: more integers may differ, if many."""
 
-    def num_integers(self, size: int) -> int:
-        """Integers among `size` that may differ."""
-        few = int(math.sqrt(self.tolerance) * size)
-        return 0 if self.is_same else few if self.is_alone else max(1, few)
+    def allows(self, differs: Mask, steps: Mask) -> bool:
+        """True if so few integers differ, of which some by a step of what is quantised."""
+        if self.is_same or not differs.any():
+            return not differs.any()
+        size, few = differs.size, math.sqrt(self.tolerance) * differs.size
+        if differs.ndim > 1 and differs.shape[-1] >= MIN_SLAB and differs.all(axis=-1).any():
+            return False
+        if self.is_alone:
+            return int(differs.sum()) <= int(few)
+        num_far = int((differs & ~steps).sum())
+        near, far = max(1.0, few), max(1.0, self.tolerance * size)
+        return num_far <= far and int(differs.sum()) <= near
 
 
 SAME_FUNCTION = Question(SAME, is_same=True)
@@ -94,6 +105,8 @@ class Wanted:
     data: Data
     """As the oracle wrote it. Nobody else may write to it."""
     question: Question
+    exact: Data | None = None
+    """Of integers under question 2, those of question 1, which are right, too."""
     _scales: tuple[Part, Part] | None = None
     """The scale of each row, and of each column."""
     _allowed: Part | None = None
@@ -148,8 +161,7 @@ class Wanted:
 def agrees(wanted: Wanted, data: Data) -> bool:
     """True if an output is the reference's under the question."""
     if wanted.spec.dtype not in FLOATING:
-        num = 0 if is_same(data, wanted.data) else int(_differing_integers(wanted, data).sum())
-        return num <= wanted.question.num_integers(wanted.size)
+        return is_same(data, wanted.data) or wanted.question.allows(*_differing(wanted, data))
     wanted.prepare()
     scratch = _scratch(wanted), _scratch(wanted)
     with np.errstate(invalid="ignore"):
@@ -164,7 +176,7 @@ def differing(wanted: Wanted, data: Data) -> Mask | None:
     if agrees(wanted, data):
         return None
     if wanted.spec.dtype not in FLOATING:
-        return _differing_integers(wanted, data)
+        return _differing(wanted, data)[0]
     found = np.zeros(wanted.matrix, np.bool_)
     with np.errstate(invalid="ignore"):
         for block, got, expected in _pairs(wanted, data):
@@ -215,9 +227,17 @@ def _is_equal(one: Part, other: Part) -> Mask:
     return found
 
 
-def _differing_integers(wanted: Wanted, data: Data) -> Mask:
-    found: Mask = integers(wanted.spec, data) != integers(wanted.spec, wanted.data)
-    return found
+def _differing(wanted: Wanted, data: Data) -> tuple[Mask, Mask]:
+    """The integers that are wrong, and those that are a step of what is quantised away."""
+    spec = wanted.spec
+    got, expected = integers(spec, data), integers(spec, wanted.data)
+    differs: Mask = got != expected
+    if wanted.exact is not None:
+        differs &= got != integers(spec, wanted.exact)
+    if spec.dtype not in QUANTISED:
+        return differs, np.zeros_like(differs)
+    steps: Mask = np.abs(got.astype(np.int64) - expected.astype(np.int64)) <= 1
+    return differs, steps
 
 
 def _scales(wanted: Wanted) -> tuple[Part, Part]:

@@ -215,6 +215,7 @@ class _Draws:
                 self._narrow(ROUNDING)
                 wide = None
             made = self._set(inputs, called, "given", wide)
+            made.is_open = wide is not None and self._is_open(made)
             self._given = _Tried(inputs, made.wide or outputs, wide)
             self._largest = [_largest(one) for one in self._given.outputs]
             if (error := made.real_error) <= MAX_OWN_ERROR:
@@ -489,6 +490,7 @@ class _Draws:
             made.plants = noted[:MAX_NOTED]
             is_sure = work.is_sure and not work.is_faint
             made.asks_real = bool(groups) and is_sure and made.real_error <= MAX_REAL_ERROR
+            made.is_open = not made.asks_real
             return made
         return self.given()
 
@@ -535,6 +537,13 @@ class _Draws:
         own = DTYPES[self._terms.tolerated]
         noise = torch.finfo(own).eps * (MANY_ROUNDINGS if own is torch.float32 else 1)
         return self._moved(tried, noise, by_row=False) <= MAX_REAL_ERROR * least
+
+    def _is_open(self, made: InputSet) -> bool:
+        """True if a rounding in the problem's own types decides on integers."""
+        if all(one.is_floating_point() for one in made.outputs):
+            return False
+        noise = MANY_ROUNDINGS * torch.finfo(DTYPES[self._terms.tolerated]).eps
+        return self._moved(_Tried(made.inputs, made.wide or []), noise) == math.inf
 
     def _moved(self, tried: _Tried, noise: float, *, by_row: bool = True) -> float:
         """The largest difference that roundings of a size make; infinite where they decide."""

@@ -94,8 +94,12 @@ class Builder:
         form = self._tree(one["inputs"], parts)
         specs = [self._specs[part] for part in parts]
         places = self._take(f"inputs {form} {specs}", parts)
-        is_sure = bool(one.get("wide")) and bool(one.get("plants"))
-        expected = tuple(self._wanted(output, is_sure=is_sure) for output in one["outputs"])
+        exact = one.get("wide") or [None] * len(one["outputs"])
+        is_sure = bool(one.get("wide")) and one.get("is_open") is False
+        expected = tuple(
+            self._wanted(output, is_sure=is_sure, exact=exact[number])
+            for number, output in enumerate(one["outputs"])
+        )
         changed = {
             position: self._wanted(output)
             for position, output, *_ in one["changed"]
@@ -147,15 +151,24 @@ class Builder:
         self._contents.append(content)
         return len(self._chosen) - 1
 
-    def _wanted(self, part: int, *, is_sure: bool = False) -> Wanted:
-        """A result in its own type. Planted inputs on which it is asked for leave nothing to a
-        rounding: their integers must be equal."""
+    def _wanted(self, part: int, *, is_sure: bool = False, exact: int | None = None) -> Wanted:
+        """A result in its own type.
+
+        Args:
+            is_sure: no integer of it is left to a rounding.
+            exact: the same result in float64.
+        """
         spec = self._specs[part]
-        if is_sure and spec.dtype not in FLOATING:
-            return Wanted(spec=spec, data=self._parts[part], question=SAME_FUNCTION)
         question = real_question(spec.dtype, self._precision)
         question = question if self._kinds else replace(question, is_alone=True)
-        return Wanted(spec=spec, data=self._parts[part], question=question)
+        if spec.dtype in FLOATING:
+            return Wanted(spec=spec, data=self._parts[part], question=question)
+        return Wanted(
+            spec=spec,
+            data=self._parts[part],
+            question=SAME_FUNCTION if is_sure else question,
+            exact=None if exact is None else self._parts[exact],
+        )
 
     def _wide(self, parts: Sequence[int], real: Sequence[Wanted]) -> tuple[Wanted, ...]:
         """The float64 results of a set, of the forms of the `real` ones."""
