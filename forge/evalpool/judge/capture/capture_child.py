@@ -15,7 +15,7 @@ import gc
 import linecache
 import mmap
 import sys
-import time
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +49,7 @@ SIZES = "/proc/self/statm"
 def main(sock: socket.socket, *, file: str = FILE) -> None:
     """Captures the candidate of one CANDIDATE frame. Its body is the request of
     `session.capture`, with `code`."""
-    deadline = time.monotonic() + IDLE_S
+    deadline = monotonic() + IDLE_S
     request = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,)).body
 
     def ask(kind: str, body: dict[str, Any], program: Program) -> Any:
@@ -67,7 +67,7 @@ def serve_plain(sock: socket.socket, *, file: str = FILE) -> None:
     """Captures the plain candidate of one CANDIDATE frame after the other, and forgets each on
     RELEASE. Asks the judge nothing: a candidate with a question fails as unsupported. Returns, so
     that the process ends, where candidates have left too much in use."""
-    deadline = time.monotonic() + IDLE_S
+    deadline = monotonic() + IDLE_S
     Stage.get().compiler.share()
     drawn = torch.get_rng_state()
     most = _used_bytes() + MAX_GROWTH_BYTES

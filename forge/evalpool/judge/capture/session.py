@@ -2,7 +2,7 @@
 
 The last call is the program. It has inputs of its own: one that uses those of an earlier call shows
 that the candidate keeps a tensor in place of its content. How many calls there are between the
-first and the last one is a secret of the judge.
+first and the last one is a secret of the judge, and the host's clocks jump before the last one.
 
 `capture` is the entry, called by `capture_child.py` in a sandboxed child and by tests in a
 subprocess. The process stays patched (`card.pretend`): it captures one candidate and ends.
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 import types
 from pathlib import Path
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,6 +142,7 @@ class Session:
             earlier = [*first, *self._further_calls()]
             made = range(since, len(recorder.storages))
             inputs = self._other_inputs()
+            Stage.get().clock.jump()
             own = len(recorder.storages)
             forward, outputs = self._forward(inputs)
             streams = recorder.order.timeline()
@@ -189,10 +190,10 @@ class Session:
         that counts its calls does not know which one is judged."""
         found: list[Node] = []
         self.asking.is_repeating = True
-        began = time.thread_time()
+        began = thread_time()
         for number in range(self.request.get("further", 0)):
             most = FURTHER_S if number >= LEAST_FURTHER else LONG_S
-            if time.thread_time() - began > most:
+            if thread_time() - began > most:
                 break
             nodes, _ = self._forward(self._other_inputs())
             found += nodes

@@ -16,6 +16,7 @@ from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
 from forge.evalpool.judge.capture.pretence import card as cards
 from forge.evalpool.judge.capture.pretence import inductor
 from forge.evalpool.judge.capture.pretence.card import deep_copy, shallow_copy
+from forge.evalpool.judge.capture.pretence.clock import Clock
 from forge.evalpool.judge.capture.pretence.streams import Capturing, Graph
 from forge.evalpool.judge.capture.tuning import patches
 
@@ -45,6 +46,7 @@ class Stage:
         self.fake: Any = cards.make_fake_mode()
         self.compiler = Compiler()
         self._pretence = cards.Pretence()
+        self.clock = Clock()
 
     @classmethod
     def get(cls) -> Stage:
@@ -65,7 +67,8 @@ class Stage:
         self._pretence.set(Graph, "recorder", recorder)
         self._pretence.set(torch.cuda, "CUDAGraph", Graph)
         self._pretence.set(torch.cuda, "graph", Capturing)
-        for owner, name, value in patches(tuning):
+        self.clock = Clock()
+        for owner, name, value in (*patches(tuning), *self.clock.patches()):
             self._pretence.set(owner, name, value)
         self.compiler.begin(recorder, CaptureDriver(card))
 

@@ -12,10 +12,10 @@ import json
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from time import monotonic
 from typing import Any, TypeAlias
 
 HEADER = struct.Struct("!4sBI")
@@ -158,7 +158,7 @@ def _read(sock: socket.socket, size: int, *, deadline: Deadline, fds: list[int] 
     """Exactly `size` bytes; descriptors are appended to `fds`, or dropped by the kernel."""
     parts = bytearray()
     while len(parts) < size:
-        left_s = deadline() if callable(deadline) else deadline - time.monotonic()
+        left_s = deadline() if callable(deadline) else deadline - monotonic()
         if left_s <= 0:
             raise DeadlinePassed("silent past the deadline")
         sock.settimeout(left_s)

@@ -106,7 +106,7 @@ class Wanted:
     """As the oracle wrote it. Nobody else may write to it."""
     question: Question
     exact: Data | None = None
-    """Of integers under question 2, those of question 1, which are right, too."""
+    """Integers of question 1, which are right under question 2, too."""
     _scales: tuple[Part, Part] | None = None
     """The scale of each row, and of each column."""
     _allowed: Part | None = None
