@@ -128,6 +128,19 @@ def test_a_row_of_integers_that_is_wrong_without_float64_is_wrong(
     assert verdict.reason == reason, verdict.detail
 
 
+@pytest.mark.parametrize(
+    ("least", "reason"),
+    [("value > 6", "ok"), ("(value > 6) & (value * 0 + 1 + 1e-12 > 1)", "precision")],
+)
+def test_where_eager_itself_loses_much_planted_inputs_still_say_what_is_left_out(
+    bench: Bench, least: str, reason: str
+) -> None:
+    ramp = code(f"tl.sin(value * 1500.0) + tl.where({least}, value - 6, 0.0)")
+    source = problem("return torch.sin(x * 1500) + torch.relu(x - 6)", inputs="torch.randn(64, 64)")
+    verdict = bench.judge(ramp, problem=source)
+    assert verdict.reason == reason, verdict.detail
+
+
 def test_a_value_that_the_host_reads_is_answered_in_the_types_of_the_question(bench: Bench) -> None:
     source = problem("return torch.where(x > x.mean() * 1.5, x, 0)", inputs="torch.rand(8, 64)")
     read = code("tl.where(value > limit, value, 0.0)", limit="x.mean().item() * 1.5")

@@ -44,6 +44,8 @@ class InputSet:
     """(tensor, flat index, kind) of some planted elements; tensors as `leaves` numbers them."""
     asks_real: bool = False
     """True if a candidate must answer this set in the problem's own types, too."""
+    slack: float = 1.0
+    """Tolerances that it is asked with then: more than one where roundings make a quarter."""
     real_error: float = 0.0
     """Distance of `outputs` from `wide`, in tolerances of the problem's types."""
 

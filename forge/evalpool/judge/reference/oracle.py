@@ -361,6 +361,7 @@ def _describe(
                 "plants": [list(plant) for plant in one.plants],
                 "asks_real": one.asks_real,
                 "is_open": one.is_open,
+                "slack": one.slack,
             }
             for one in sets
         ],

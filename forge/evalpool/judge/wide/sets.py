@@ -54,6 +54,8 @@ STABLE = 0.5
 MAX_REAL_ERROR, MAX_OWN_ERROR = 0.25, 10.0
 """Largest distance of eager from float64, in tolerances: on planted inputs that are asked for in
 the problem's own types; on given ones, beyond which nobody knows what is right."""
+MAX_SLACK = 0.1
+"""Relative difference below which a planted set says something in the problem's own types."""
 MANY_ROUNDINGS = 8
 """Roundings in float32 that a kernel's sums may have where one of eager's has one: Welford's over
 values far from 0."""
@@ -364,9 +366,10 @@ class _Draws:
             own = [kind for kind in found if kind in plan.kinds] or found[:1]
             for part in [own] if is_large else [[kind] for kind in own]:
                 self._plant_elements(work, tensor, part)
-        work.is_sure = self._is_sure(work.now)  # what is, is stable, too
-        if work.groups and not work.is_sure and not self._is_stable(work.now):
+        work.lost = self._lost(work.now)  # what loses little is stable, too
+        if work.groups and work.lost > MAX_REAL_ERROR and not self._is_stable(work.now):
             self._plant_stable(work)
+            work.lost = self._lost(work.now)
         return self._final(work)
 
     def _ground(self, tensor: int, inputs: list[Any], work: _Work | None = None) -> Ground:
@@ -488,9 +491,10 @@ class _Draws:
             share = max(1, MAX_NOTED // max(1, len(groups)))
             noted = [(one.tensor, at, one.kind) for one in groups for at in one.at[:share].tolist()]
             made.plants = noted[:MAX_NOTED]
-            is_sure = work.is_sure and not work.is_faint
-            made.asks_real = bool(groups) and is_sure and made.real_error <= MAX_REAL_ERROR
-            made.is_open = not made.asks_real
+            made.slack = max(1.0, max(work.lost, made.real_error) / MAX_REAL_ERROR)
+            made.is_open = made.slack > 1.0
+            most = made.slack * max(self._close, default=0.0)
+            made.asks_real = bool(groups) and not work.is_faint and most <= MAX_SLACK
             return made
         return self.given()
 
@@ -528,15 +532,16 @@ class _Draws:
         """True if other roundings in float64 give the same results."""
         return self._wide is None or self._moved(tried, NOISE) <= STABLE * SAME
 
-    def _is_sure(self, tried: _Tried) -> bool:
-        """True if other roundings in the problem's own types would be nearly the same: an honest
-        kernel's are."""
+    def _lost(self, tried: _Tried) -> float:
+        """The difference that other roundings in the problem's own types make, as an honest
+        kernel's, in tolerances; infinite where they decide."""
         if self._wide is None:
-            return True
+            return 0.0
         least = min((one for one in self._close if one), default=0.0)
         own = DTYPES[self._terms.tolerated]
         noise = torch.finfo(own).eps * (MANY_ROUNDINGS if own is torch.float32 else 1)
-        return self._moved(tried, noise, by_row=False) <= MAX_REAL_ERROR * least
+        moved = self._moved(tried, noise, by_row=False)
+        return moved / least if least else moved
 
     def _is_open(self, made: InputSet) -> bool:
         """True if a rounding in the problem's own types decides on integers."""
@@ -590,7 +595,9 @@ class _Work:
     def __init__(self, start: _Tried, *, turn: int) -> None:
         self.start = self.now = start
         self.turn = turn
-        self.is_faint = self.is_sure = False
+        self.is_faint = False
+        self.lost = 0.0
+        """The difference that other roundings make (`_lost`)."""
         self.groups: list[Group] = []
         self.shared: dict[Any, torch.Tensor] = {}
         self.taken: dict[int, torch.Tensor] = {}

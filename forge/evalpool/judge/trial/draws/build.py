@@ -45,6 +45,7 @@ class Builder:
         self._parts = parts
         self._precision = precision
         self._kinds = frozenset[str]()
+        self._slack = 1.0
         self._chosen: list[TensorSpec] = []
         self._contents: list[Data | None] = []
         self._places: dict[str, tuple[int, ...]] = {}
@@ -96,6 +97,7 @@ class Builder:
         places = self._take(f"inputs {form} {specs}", parts)
         exact = one.get("wide") or [None] * len(one["outputs"])
         is_sure = bool(one.get("wide")) and one.get("is_open") is False
+        self._slack = max(1.0, float(one.get("slack", 1.0)))
         expected = tuple(
             self._wanted(output, is_sure=is_sure, exact=exact[number])
             for number, output in enumerate(one["outputs"])
@@ -160,6 +162,7 @@ class Builder:
         """
         spec = self._specs[part]
         question = real_question(spec.dtype, self._precision)
+        question = replace(question, tolerance=question.tolerance * self._slack)
         question = question if self._kinds else replace(question, is_alone=True)
         if spec.dtype in FLOATING:
             return Wanted(spec=spec, data=self._parts[part], question=question)
