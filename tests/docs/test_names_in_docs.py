@@ -184,8 +184,8 @@ def test_a_document_counts_cheats_and_attacks(name: str) -> None:
     found = re.findall(
         r"[Oo]f (\d+) cheats and (\d+) attacks .* (\w+) are (?:accepted|judged)", text
     )
-    assert found == [(str(NUM_CHEATS), str(sum(ATTACKS.values())), "two")]
-    assert ATTACKS["accepted_attacks"] == 2
+    assert found == [(str(NUM_CHEATS), str(sum(ATTACKS.values())), "three")]
+    assert ATTACKS["accepted_attacks"] == 3
 
 
 def test_the_results_of_the_judge_count_cheats_and_honest_kernels() -> None:
