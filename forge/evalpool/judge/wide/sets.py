@@ -448,15 +448,18 @@ class _Draws:
                 work.now = found
 
     def _accepts(self, work: _Work, groups: list[Group]) -> bool | None:
-        """Plants groups of one tensor if they matter. None if the reference does not bear them."""
+        """Plants groups of one tensor if they matter. None if the reference does not bear them.
+        Whole rows need not matter: to lower one changes no softmax, but one that begins with 0."""
         tensor = groups[0].tensor
         found = self._tried(_planted(work.now.inputs, groups))
         if found is None:
             return None
         self._borne.add(tensor)
-        if not self._matters(work.now.outputs, found.outputs):
+        matters = self._matters(work.now.outputs, found.outputs)
+        if not matters and groups[0].kind not in plants.ROWS:
             return False
-        self._mattering.add(tensor)
+        if matters:
+            self._mattering.add(tensor)
         work.now = found
         work.add(groups, size=leaves(found.inputs)[tensor].numel())
         return True
