@@ -40,7 +40,8 @@ NUM_LINES = 8
 MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
 """Whole rows of a set: at most so many, one in so many, and elements of each."""
 WHOLE = 0.7
-"""Share of rows that are planted as a whole, not but for their head or tail."""
+"""Share of rows that are planted as a whole, not but for their head or tail; of each kind the first
+is."""
 MIN_ROW = 8
 """Elements of a row that are not sorted, or all different, by chance."""
 MIN_ORDERED = 16
@@ -550,7 +551,7 @@ def make_rows(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
     groups: list[Group] = []
     for number, line in enumerate(_lines(ground.value, ground.turn) if left else []):
         kind, at = left[number % len(left)], line
-        if random.random() > WHOLE and len(line) > 1:
+        if number >= len(left) and random.random() > WHOLE and len(line) > 1:
             part = max(1, len(line) >> random.randint(1, 8))
             at = random.choice((line[part:], line[: len(line) - part]))
         at = at if ground.domain.fixed is None else at[~ground.domain.fixed[at]]
@@ -629,7 +630,8 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
                 more = torch.randint(ground.value.numel(), (2 * MIN_PLANTS,))
                 own = torch.cat([own, ground.movable(more)[:MIN_PLANTS]]).unique()
             if kind in ("large", "edge", "beyond"):
-                own = torch.cat([own, _ends(ground, is_loud=kind == "large")]).unique()
+                is_loud = kind == "large" and ground.turn % 2 == 1  # else whole rows stay as they are
+                own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
             if kind.endswith("constant") and ground.value.is_floating_point():
                 num = min(6 * len(ground.looks.constants), ground.value.numel() // MAX_SHARE)
                 own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
@@ -750,6 +752,8 @@ def _other_value(ground: Ground) -> tuple[Places, Values]:
     if low == high:
         low, high = (0.0, high) if high else (0.0, 1.0)
     at = torch.cat([_places(ground, num_kinds=8), _ends(ground)]).unique()
+    if ground.turn % 2:  # so few that no sample has one
+        at = at[torch.randperm(len(at))[: MIN_PLANTS // 2]]
     return at, torch.where(ground.flat[at].double() == high, low, high)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -220,9 +220,20 @@ class _Draws:
             made.is_open = wide is not None and self._is_open(made)
             self._given = _Tried(inputs, made.wide or outputs, wide)
             self._largest = [_largest(one) for one in self._given.outputs]
+            self._free_copied()
             if (error := made.real_error) <= MAX_OWN_ERROR:
                 return made
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
+
+    def _free_copied(self) -> None:
+        """Takes domains from inputs that are outputs, too: they hide what is computed."""
+        assert self._given is not None
+        for tensor, one in enumerate(leaves(self._given.inputs)):
+            if self._domains[tensor].form in ("sorted", "symmetric", "sums", "norms") and any(
+                output.shape == one.shape and _distance(output, one) <= SAME
+                for output in self._given.outputs
+            ):
+                self._domains[tensor] = replace(self._domains[tensor], form="free", fixed=None)
 
     def _require_conditioned(self, outputs: Outputs, wide: Outputs) -> None:
         """Raises Unjudgeable where a rounding decides about most elements of an output, in which
