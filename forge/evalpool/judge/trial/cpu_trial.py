@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.captures import Captured
-    from forge.evalpool.judge.trial.draws.reference import Reference
+    from forge.evalpool.judge.trial.draws.reference import InputSet, Reference
     from forge.evalpool.judge.trial.trial import Candidate, Stamp
 
 
@@ -256,6 +256,13 @@ def _evaluator_request(reference: Reference, *, is_tf32: bool) -> dict[str, Any]
     }
 
 
+def _asked_real(sets: Sequence[InputSet]) -> list[int]:
+    """Sets of question 2: given ones, and any one of those with plants that it is asked on."""
+    planted = [number for number, one in enumerate(sets) if one.is_asked_real and one.is_planted]
+    given = [number for number, one in enumerate(sets) if one.is_asked_real and not one.is_planted]
+    return [*given, *random.SystemRandom().sample(planted, min(1, len(planted)))]
+
+
 def _insensitive(reference: Reference) -> str:
     """Words for inputs that may be anything."""
     names = ", ".join(reference.insensitive)
@@ -307,7 +314,7 @@ class CpuJudgement(Judgement):
             except Narrowed as narrowed:
                 self.evidence = f"narrow: {narrowed}"
             else:
-                asked = [number for number in asked if sets[number].is_asked_real]
+                asked = _asked_real(sets)
                 terms = PRECISION_TERMS
         self._lay(is_wide=False)
         self._memory.is_narrow = self.reference.wide is not None and self.evidence != WIDE

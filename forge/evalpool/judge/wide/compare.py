@@ -5,8 +5,8 @@
 
     1  the same function?      both in float64, tol = 1e-6. scale is the rms of the element's row
                                (along the last axis) or of its column (all elements with its index
-                               on the last axis), the smaller of both, and at least 1/1000 of the
-                               rms of all. Less than 16 elements are no row and no column.
+                               on the last axis), the smaller of both, and at least 1e-7 of the
+                               rms of all.
                                Integers are equal.
     2  how much does it lose?  in the problem's own types, tol of the protocol, scale the rms of
                                all. Integers are eager's or the exact ones. Where a rounding decides
@@ -46,8 +46,6 @@ LEAST_SCALE = 1e-7
 BF16 = 2e-2
 """tol of question 2 in bf16: five of its roundings, as many as a rotary embedding and a softmax
 make one after the other."""
-MIN_SLAB = 16
-"""Elements whose rms says something."""
 QUANTISED = ("int8", "uint8", "int16", "uint16")
 """Types of integers that are rounded numbers, and neither positions nor flags."""
 SENTINEL_RATIO, LEAST_SENTINEL = 1e-3, 1e4
@@ -260,13 +258,13 @@ def _scales(wanted: Wanted) -> tuple[Part, Part]:
             count[block[1 - axis]] += part.shape[axis] if is_whole else counted.sum(axis=axis)
     whole = most * math.sqrt(rows.sum() / max(1.0, counts[0].sum()))
 
-    def scale(total: Part, count: Part, length: int) -> Part:
-        if not wanted.question.is_same or length < MIN_SLAB:
+    def scale(total: Part, count: Part) -> Part:
+        if not wanted.question.is_same:
             return np.full(len(total), whole)
         rms = most * np.sqrt(total / np.maximum(count, 1.0))
         return np.maximum(rms, LEAST_SCALE * whole)
 
-    return scale(rows, counts[0], num_columns), scale(columns, counts[1], num_rows)
+    return scale(rows, counts[0]), scale(columns, counts[1])
 
 
 def _largest(wanted: Wanted, limit: float) -> float:

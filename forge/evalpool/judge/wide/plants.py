@@ -630,7 +630,9 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
                 more = torch.randint(ground.value.numel(), (2 * MIN_PLANTS,))
                 own = torch.cat([own, ground.movable(more)[:MIN_PLANTS]]).unique()
             if kind in ("large", "edge", "beyond"):
-                is_loud = kind == "large" and ground.turn % 2 == 1  # else whole rows stay as they are
+                is_loud = (
+                    kind == "large" and ground.turn % 2 == 1
+                )  # else whole rows stay as they are
                 own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
             if kind.endswith("constant") and ground.value.is_floating_point():
                 num = min(6 * len(ground.looks.constants), ground.value.numel() // MAX_SHARE)
@@ -698,7 +700,7 @@ def _ends(ground: Ground, *, is_loud: bool = False) -> Places:
 def _with_loud_ends(ground: Ground, at: Places, values: Values) -> Values:
     """Large values of which those at the ends of rows exceed all others, on both sides of 0: an
     extremum that misses an end is another one."""
-    length = ground.value.shape[-1]
+    length = ground.value.shape[-1] if ground.value.ndim else 1
     if not len(at) or length < 2:
         return values
     loud = values.clone()

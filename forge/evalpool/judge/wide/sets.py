@@ -37,7 +37,7 @@ from forge.evalpool.judge.numbers.inputs.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.tolerance import tolerance
 from forge.evalpool.judge.wide import plants
-from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, MIN_SLAB, SAME
+from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, SAME
 from forge.evalpool.judge.wide.plants import Domain, Ground, Group, Looks
 from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
 
@@ -65,7 +65,8 @@ ROUNDING = "a rounding decides"
 """Why a reference is narrow of which other roundings in float64 make another one."""
 VANISHED = 1e-20
 """Outputs all of which are so small beside given ones are nothing but underflow."""
-MIN_SETS = 2
+MIN_SETS, NUM_SETS = 2, 5
+"""Sets where there is room for no more, and least number where there is: two with loud plants."""
 MAX_NOTED = 64
 """Plants that a set names."""
 GROWTH = (0, -1, -2)
@@ -116,7 +117,7 @@ def make_wide_sets(
     sets = [draws.given()]
     use(sets[0])
     num_fit = max(MIN_SETS, terms.max_bytes // max(1, sets[0].num_bytes()))
-    draws.deal(min(num_sets, num_fit) - 1)
+    draws.deal(min(max(num_sets, NUM_SETS), num_fit) - 1)
     while draws.are_left():
         sets.append(draws.planted())
         use(sets[-1])
@@ -677,7 +678,7 @@ def _distance(
     whole = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) / math.sqrt(rows.numel())
     tiny = torch.finfo(torch.float64).tiny
     scales = torch.full((len(rows), 1), max(whole, tiny), dtype=torch.float64)
-    if by_row and length >= MIN_SLAB:
+    if by_row:
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
         scales = norms.div_(math.sqrt(length)).clamp_(min=max(whole * LEAST_SCALE, tiny))
     found, step = 0.0, max(1, BLOCK_ELEMENTS // length)
