@@ -55,6 +55,10 @@ MAX_FURTHER, MAX_SMALL_FURTHER = 16, 96
 FURTHER_BYTES = 32 << 20
 """Further calls of alternatives on sets that they have not had, once each has run on one. More of a
 small program, whose calls load and store as many bytes together."""
+NUM_REAL = 2
+"""Sets with plants that question 2 is asked on."""
+LOUD = {"large", "beyond"}
+"""Kinds of plants that are larger than other values."""
 MAX_FURTHER_SHARE = 4.0
 """Most time for the alternatives that the sets' own calls leave, as a share of the latter's."""
 
@@ -222,7 +226,7 @@ class _Tried:
     def left(self, *, most: int) -> list[tuple[int, int]]:
         """Alternatives with sets that they have not had: one for each that has had none; behind
         those, at random and `most` in all, any others."""
-        if len(self.turns) == 1:
+        if len(self.turns) == 1 or not self.ran:
             return []
         sets = sorted({number for _, number in self.ran})
         draw = random.SystemRandom()
@@ -257,10 +261,13 @@ def _evaluator_request(reference: Reference, *, is_tf32: bool) -> dict[str, Any]
 
 
 def _asked_real(sets: Sequence[InputSet]) -> list[int]:
-    """Sets of question 2: given ones, and any one of those with plants that it is asked on."""
-    planted = [number for number, one in enumerate(sets) if one.is_asked_real and one.is_planted]
-    given = [number for number, one in enumerate(sets) if one.is_asked_real and not one.is_planted]
-    return [*given, *random.SystemRandom().sample(planted, min(1, len(planted)))]
+    """Sets of question 2: given ones, and NUM_REAL of those with plants that it is asked on, loud
+    ones first: there a coarser product or sum shows."""
+    asked = [number for number, one in enumerate(sets) if one.is_asked_real]
+    planted = [number for number in asked if sets[number].is_planted]
+    random.SystemRandom().shuffle(planted)
+    planted.sort(key=lambda number: not any(one.kind in LOUD for one in sets[number].plants))
+    return [number for number in asked if not sets[number].is_planted] + planted[:NUM_REAL]
 
 
 def _insensitive(reference: Reference) -> str:

@@ -46,6 +46,8 @@ LEAST_SCALE = 1e-7
 BF16 = 2e-2
 """tol of question 2 in bf16: five of its roundings, as many as a rotary embedding and a softmax
 make one after the other."""
+MIN_SLAB = 16
+"""Elements of a row that are not all wrong by a rounding."""
 QUANTISED = ("int8", "uint8", "int16", "uint16")
 """Types of integers that are rounded numbers, and neither positions nor flags."""
 SENTINEL_RATIO, LEAST_SENTINEL = 1e-3, 1e4
