@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "rejected"
-REASON = "decoy_kernel"
-SAYS = "does not come out of a kernel"
+VERDICT = ("rejected", "wrong")
+REASON = ("decoy_kernel", "stateful")
+SAYS = ("does not come out of a kernel", "keep nothing between calls")
 
 
 @triton.jit
