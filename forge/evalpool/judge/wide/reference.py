@@ -292,7 +292,7 @@ def _noisy(value: Any, noise: float, *, below: float = math.inf) -> Any:
     """A tensor with other roundings; elements from a magnitude on stay."""
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
         return value
-    made = torch.empty_like(value).uniform_(1 - noise, 1 + noise).mul_(value)
+    made = torch.empty_like(value).uniform_(-1, 1).mul_(noise).add_(1).mul_(value)
     return made if below == math.inf else torch.where(value.abs() < below, made, value)
 
 

@@ -568,12 +568,16 @@ class _Draws:
     def _moved(self, tried: _Tried, noise: float, *, by_row: bool = True) -> float:
         """The largest difference that roundings of a size make; infinite where they decide."""
         assert self._wide is not None
-        try:
-            other = self._wide.run(tried.inputs, self._changed, noise=noise)
-        except Exception:  # an index that a rounding decides on, or an order of equal elements
-            return math.inf
-        pairs = zip(tried.outputs, other.results(self._changed), strict=True)
-        return max(_distance(one, two, by_row=by_row) for one, two in pairs)
+        most, state = 0.0, torch.get_rng_state()
+        for signed in (noise, -noise):  # the same ones turned round: a tie falls to either side
+            torch.set_rng_state(state)
+            try:
+                other = self._wide.run(tried.inputs, self._changed, noise=signed)
+            except Exception:  # an index that a rounding decides on, or an order of equal elements
+                return math.inf
+            pairs = zip(tried.outputs, other.results(self._changed), strict=True)
+            most = max(most, *(_distance(one, two, by_row=by_row) for one, two in pairs))
+        return most
 
     def _matters(self, outputs: Outputs, others: Outputs) -> bool:
         """True if two results differ so much that no kernel gives one for the other."""
