@@ -390,7 +390,9 @@ def _beyond(ground: Ground, old: Values) -> Values:
 
 
 def _chosen(values: Sequence[float], old: Values) -> Values:
-    return torch.tensor(values, dtype=torch.float64)[torch.randint(len(values), old.shape)]
+    """Each of the values as often as another one, as far as there are places."""
+    turns = (torch.randperm(old.numel()) + random.randrange(len(values))) % len(values)
+    return torch.tensor(values, dtype=torch.float64)[turns].view(old.shape)
 
 
 def _ends_of(domain: Domain) -> list[float]:
@@ -587,7 +589,8 @@ def _blocks(value: torch.Tensor) -> list[Places]:
         blocks = taken.view(count, -1)
         share = 2 if count <= MAX_ROWS else ROW_SHARE
         free = (~blocks.any(-1)).nonzero()[:, 0]
-        num = max(1, min(MAX_ROWS, count // share) if is_last else min(4, count // 4))
+        num = min(4, max(count // 4, min(3, count // 2)))  # three: as many loud kinds
+        num = max(1, min(MAX_ROWS, count // share)) if is_last else num
         for index in free[torch.randperm(len(free))][:num].tolist():
             blocks[index] = True
             found.append(torch.arange(index * length, (index + 1) * length))
