@@ -61,10 +61,19 @@ UNKNOWN_ON_A_CARD = {
 among the arguments stay as they are there, and a race need not show."""
 
 
+NUM_DRAWS = 3
+"""Of 1,120 draws of these attacks one was judged correct: one draw of three must refuse each."""
+
+
 def is_refused(bench_for: Callable[[str], Any], attack: dict[str, str], device: str) -> bool:
-    verdict = bench_for(device).judge(attack["candidate"], problem=attack["problem"])
-    is_wrong = verdict.status.is_scored and verdict.status is not Status.CORRECT
-    return is_wrong or verdict.reason == Reason.CONSTANT  # of any answer: no input matters
+    for number in range(NUM_DRAWS):
+        problem = f"{attack['problem']}\n# draw {number}\n"
+        verdict = bench_for(device).judge(attack["candidate"], problem=problem)
+        if verdict.status.is_scored and verdict.status is not Status.CORRECT:
+            return True
+        if verdict.reason == Reason.CONSTANT:  # of any answer: no input matters
+            return True
+    return False
 
 
 @pytest.mark.parametrize("name", REFUSED)
