@@ -190,7 +190,8 @@ class _Reading:
         if self._comparisons.get(condition) != frozenset(values):
             for value in values:
                 self._note(self._data.get(value, 0), deciding)
-            self._either(*values, deciding)
+            one_value, other_value = values
+            self._either(one_value, other_value, deciding)
         deciding |= self._union(self._deciding, values)
         self._join(one.results, self._union(self._data, values), deciding)
 

@@ -686,14 +686,12 @@ def _ends(ground: Ground, *, is_loud: bool = False) -> Places:
     shape, size = ground.value.shape, ground.value.numel()
     found = [torch.zeros(0, dtype=torch.int64)]
     for axis, length in enumerate(shape):
-        lines = size // length if length > 1 else 0
-        num = min(2 * NUM_LINES, lines)
-        index = [torch.randint(n, (num,)) for n in shape]
-        index[axis] = torch.arange(num) % 2 * (length - 1)
-        flat = torch.zeros(num, dtype=torch.int64)
-        for n, one in zip(shape, index, strict=True):
-            flat = flat * n + one
-        found.append(flat)
+        lines, inner = (size // length if length > 1 else 0), math.prod(shape[axis + 1 :])
+        is_few = lines <= BLOCK
+        chosen = torch.randperm(lines) if is_few else torch.randint(lines, (NUM_LINES,))
+        chosen = chosen[:NUM_LINES]
+        first = chosen // inner * (inner * length) + chosen % inner
+        found += [first, first + (length - 1) * inner]
     places, fixed = torch.cat(found).unique(), ground.domain.fixed
     if not is_loud:
         return ground.movable(places)
@@ -709,7 +707,7 @@ def _with_loud_ends(ground: Ground, at: Places, values: Values) -> Values:
     loud = values.clone()
     for column in (0, length - 1):
         own = torch.nonzero(at % length == column).flatten()
-        sign = 1 - 2 * (torch.arange(len(own), dtype=values.dtype) % 2)
+        sign = 1 - 2 * ((torch.arange(len(own), dtype=values.dtype) + (column > 0)) % 2)
         if ground.domain.low >= 0 or ground.domain.high <= 0:
             sign = values[own].sign()
         loud[own] = 2 * values.abs().max() * sign
