@@ -4,30 +4,25 @@ Called by sets.py. A set is the problem's own inputs with some of these, at plac
 foresees: one at least in each block of BLOCK elements and in each row, the first and the last of an
 axis in some rows, and some whole rows, columns or slabs (or all of one but its head or its tail).
 A line of a table makes the values of one kind. Whatever holds of an input in every draw holds of a
-planted one, too (`Domain`): rows stay sorted, sums stay one, a triangle stays one.
+planted one, too (`domain.py`): rows stay sorted, sums stay one, a triangle stays one.
 """
 
 from __future__ import annotations
 
-import ast
 import itertools
 import math
-import operator
 import random
-import re
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.numbers.called import rows_of
-from forge.evalpool.judge.numbers.errors.undefined import ORDERS, PUTS
+from forge.evalpool.judge.wide.domain import MIN_ROW, Domain
+from forge.evalpool.judge.wide.sought import Looks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from forge.evalpool.judge.numbers.opcount import OpCounter
 
 BLOCK = 512
 """One plant at least in so many elements."""
@@ -42,220 +37,17 @@ MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
 WHOLE = 0.7
 """Share of rows that are planted as a whole, not but for their head or tail; of each kind the first
 is."""
-MIN_ROW = 8
-"""Elements of a row that are not sorted, or all different, by chance."""
-MIN_ORDERED = 16
-"""Rows of a few columns of which one is not below another by chance: corners of boxes."""
-MAX_CHANCE = 1e-6
-"""Chance by which indices are all different in all draws, below which it is by design."""
 MIN_NUMBERS = 1024
 """Integers that are no lengths."""
 MAX_VALUES = 12
 """Different values of a group that are tried one by one."""
 FAR = 1100.0
 """Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
-MIN_CONSTANT, MAX_CONSTANT, FAR_CONSTANT = 1e-12, 1e12, 64.0
-"""Magnitudes of constants worth planting; larger ones stand for infinity. From so many times the
-rms on, they are loud."""
-MAX_FACTOR = 1e4
-"""Factors and exponents of constants that are computed."""
-INDEXING = (
-    *("index", "gather", "scatter", "embedding", "take", "one_hot", "nll_loss", "bincount"),
-    *("bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
-)
-"""Parts of names of operations that take indices, or read one into Python."""
-MIN_BOUND, REDUCING = 1e-3, ("norm", "sum", "mean", "max", "min", "std", "var")
-"""Least constant that is no epsilon, and parts of names of operations that make one of many."""
-IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
-PERMUTES = re.compile(r"randperm|argsort|topk|multinomial|sample\(")
-"""In a source whose indices may all be different by design, though it could be chance."""
+FAR_CONSTANT = 64.0
+"""Constants from so many times the rms on are loud."""
 
 Values = torch.Tensor
 Places = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
-    """The values that a reference looks for in its inputs."""
-
-    constants: tuple[float, ...] = ()
-    """Numbers that its operations or its Python code compare with, or jump at."""
-    integers: tuple[int, ...] = ()
-    """The same for integers, with neighbours where their order counts."""
-    special: tuple[float, ...] = ()
-    """NaN and infinities."""
-    ignored: tuple[int, ...] = ()
-    """Labels that its loss leaves out, where its source names one."""
-    has_indices: bool = True
-    """True if an integer may be an index, which must stay in its range."""
-    may_be_undefined: bool = True
-    """True if torch may leave its results open (errors/undefined.py)."""
-    is_comparing: bool = True
-    """True if it compares two tensors: elements are hardly ever equal by chance."""
-    has_bound: bool = True
-    """True if it may bound something that all elements make, as a norm."""
-    is_product: bool = True
-    """True if it multiplies all elements of something."""
-    permutes: bool = True
-    """True if it may draw indices that are all different by design."""
-
-    @classmethod
-    def of(cls, counted: OpCounter | None, source: str, scopes: Sequence[dict[str, Any]]) -> Looks:
-        """The values that one call of a reference and its source show.
-
-        Args:
-            counted: from `count_work`; None where the call cannot be watched.
-            scopes: names that its code may compare with: of its module, of its model.
-        """
-        ignored = tuple(int(one) for one in IGNORED.findall(source))
-        permutes = PERMUTES.search(source) is not None
-        nodes = list(ast.walk(ast.parse(source)))
-        host = _compared(nodes, scopes)
-        floats = {sign * one for one in host | _floats_in(nodes) for sign in (1.0, -1.0)}
-        near = {round(one) + step for one in host for step in (-1, 0, 1)}
-        if counted is None:
-            return cls(constants=_worth(floats), ignored=ignored, permutes=permutes)
-        constants = counted.constants | floats
-        constants |= {unit * part for unit in counted.units for part in (0.5, 1.0, 1.5, 2.0)}
-        return cls(
-            constants=_worth(constants),
-            integers=tuple(sorted(one for one in counted.integers | near if abs(one) < 1 << 31)),
-            special=tuple(counted.specials),
-            ignored=ignored,
-            has_indices=any(part in name for name in counted.work for part in INDEXING)
-            or ".tolist(" in source,
-            may_be_undefined=counted.is_truncating or not (PUTS | ORDERS).isdisjoint(counted.work),
-            is_comparing=counted.is_comparing,
-            has_bound=any(one >= MIN_BOUND for one in counted.constants)
-            and any(part in name for name in counted.work for part in REDUCING),
-            is_product=any("prod" in name for name in counted.work),
-            permutes=permutes,
-        )
-
-
-def _worth(constants: Collection[float]) -> tuple[float, ...]:
-    return tuple(sorted(one for one in constants if MIN_CONSTANT <= abs(one) <= MAX_CONSTANT))
-
-
-def _compared(nodes: Sequence[ast.AST], scopes: Sequence[dict[str, Any]]) -> set[float]:
-    """Numbers in comparisons and defaults of Python code, as they are, by name or computed."""
-    found: set[float] = set()
-    for one in nodes:
-        if isinstance(one, ast.Compare):
-            parts: list[ast.AST] = [one.left, *one.comparators]
-        elif isinstance(one, ast.arguments):
-            parts = [*one.defaults, *(each for each in one.kw_defaults if each is not None)]
-        else:
-            continue
-        while parts:
-            part = parts.pop()
-            found |= set(_numbers_of(part, scopes))
-            if not isinstance(part, ast.Subscript | ast.UnaryOp):  # an index is compared with none
-                parts += ast.iter_child_nodes(part)
-    return {one for one in found if abs(one) <= MAX_CONSTANT}
-
-
-def _numbers_of(node: ast.AST, scopes: Sequence[dict[str, Any]]) -> list[float]:
-    values: list[Any] = []
-    if isinstance(node, ast.Constant):
-        values = [node.value]
-    elif isinstance(node, ast.Name | ast.Attribute):
-        name = node.id if isinstance(node, ast.Name) else node.attr
-        values = [scope.get(name) for scope in scopes]
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        values = [-value for value in _numbers_of(node.operand, scopes)]
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.Mult | ast.Div):
-        left, right = (_numbers_of(one, scopes) for one in (node.left, node.right))
-        is_small = left and right and max(abs(left[0]), abs(right[0])) <= MAX_FACTOR
-        with suppress(ArithmeticError):
-            exact = {ast.Pow: pow, ast.Mult: operator.mul, ast.Div: operator.truediv}
-            values = [exact[type(node.op)](left[0], right[0])] if is_small else []
-    return [float(value) for value in values if type(value) in (int, float)]
-
-
-def _floats_in(nodes: Sequence[ast.AST]) -> set[float]:
-    """Floats anywhere in Python code: a reference may behave otherwise around them."""
-    every = [one for one in nodes if isinstance(one, ast.Constant)]
-    return {float(one.value) for one in every if type(one.value) is float}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Domain:
-    """Properties that an input has in every draw."""
-
-    form: str = "none"
-    """free, two (values), ordered (columns), sorted, distinct, hot (one of a row), symmetric, sums
-    (of rows are 1), norms (of rows are 1), whole (floats that are integers), none (nothing can be
-    planted)."""
-    low: float = 0.0
-    high: float = 0.0
-    is_constant: bool = False
-    """True if it is the same in every draw."""
-    fixed: torch.Tensor | None = None
-    """[elements] True where it is the same in every draw, of one that is not constant."""
-
-    @classmethod
-    def of(cls, draws: Sequence[torch.Tensor], *, permutes: bool) -> Domain:
-        """The domain of an input in several draws; `permutes` as in `Looks`."""
-        first, floats = draws[0], draws[0].is_floating_point()
-        is_plain = first.layout is torch.strided and not first.is_complex()
-        if not is_plain or not all(one.numel() for one in draws) or (floats and first.itemsize < 2):
-            return cls()
-        same = [one for one in draws[1:] if one.shape == first.shape]
-        is_constant = bool(same) and all(torch.equal(first, one) for one in same)
-        form = _form(list(draws), is_constant=is_constant, permutes=permutes)
-        may_be_fixed = floats and form != "two" and not is_constant
-        fixed = (first == same[0]).flatten() if same and may_be_fixed else None
-        ends = [torch.stack(torch.aminmax(one)).tolist() for one in draws]
-        return cls(
-            form=form,
-            low=float(min(one[0] for one in ends)),
-            high=float(max(one[1] for one in ends)),
-            is_constant=is_constant,
-            fixed=fixed if fixed is not None and bool(fixed.any()) else None,
-        )
-
-
-def _form(draws: list[torch.Tensor], *, is_constant: bool, permutes: bool) -> str:
-    first, floats = draws[0], draws[0].is_floating_point()
-    if first.numel() == 1:
-        return "free" if floats else "two" if first.dtype is torch.bool else "single"
-    rows = [rows_of(one.reshape(1) if not one.ndim else one).double() for one in draws]
-    every = torch.cat([one.flatten() for one in rows])
-    low, high = every.aminmax()
-    length = min(one.shape[-1] for one in rows)
-
-    def holds(check: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-        return all(bool(check(one).all()) for one in rows)
-
-    if first.dtype is torch.bool or (low != high and holds(lambda x: (x == low) | (x == high))):
-        is_hot = first.ndim > 1 and length > 1 and holds(lambda x: x.sum(-1) == 1)
-        return "hot" if is_hot else "two"
-    if low == high:
-        return "free"
-    is_long = length >= MIN_ROW or (first.ndim == 1 and length > 2)
-    if is_long and holds(lambda x: x.diff(dim=-1) >= 0):
-        is_dense = not floats and holds(lambda x: x.diff(dim=-1) == 1)
-        return "distinct" if is_dense else "sorted"
-    if not floats:
-        places = float(high - low) + 1
-        chance = math.exp(-sum(one.numel() for one in rows) * (length - 1) / (2 * places))
-        is_design = (permutes or chance < MAX_CHANCE) and length > 1
-        is_distinct = is_design and holds(lambda x: x.sort(-1).values.diff(dim=-1) != 0)
-        return "distinct" if is_distinct else "free"
-    if 1 < length <= MIN_ROW and min(len(one) for one in rows) >= MIN_ORDERED:
-        later = [(i, j) for j in range(length) for i in range(j)]
-        if any(holds(lambda x, i=i, j=j: x[:, i] <= x[:, j]) for i, j in later):
-            return "ordered"
-    if first.ndim > 1 and all(
-        one.shape[-1] == one.shape[-2] and torch.equal(one, one.mT) for one in draws
-    ):
-        return "symmetric"
-    if low >= 0 and holds(lambda x: (x.sum(-1) - 1).abs() < 1e-2):
-        return "sums"
-    if first.ndim > 1 and holds(lambda x: (x.square().sum(-1) - 1).abs() < 1e-2):
-        return "norms"
-    return "whole" if not is_constant and bool((every == every.round()).all()) else "free"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

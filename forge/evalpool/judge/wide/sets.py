@@ -38,8 +38,10 @@ from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everythin
 from forge.evalpool.judge.numbers.tolerance import tolerance
 from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, SAME
-from forge.evalpool.judge.wide.plants import Domain, Ground, Group, Looks
+from forge.evalpool.judge.wide.domain import Domain
+from forge.evalpool.judge.wide.plants import Ground, Group
 from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
+from forge.evalpool.judge.wide.sought import Looks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
