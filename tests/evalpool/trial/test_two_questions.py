@@ -175,3 +175,13 @@ def test_another_protocol_compares_its_own_sets_in_their_own_types(bench: Bench)
     verdict = bench.judge(code(COARSE), problem=SIGMOID, table=table)
     assert (verdict.status, verdict.evidence) == (Status.CORRECT, "")
     assert verdict.also["forge"].status is Status.WRONG
+
+
+def test_a_problem_that_bears_no_planted_value_says_so(bench: Bench) -> None:
+    forward = "assert (x == x[0, 0]).all() and 1 <= x[0, 0] < 2; return torch.sigmoid(x) * 3"
+    verdict = bench.judge(
+        code("tl.sigmoid(value) * 3"),
+        problem=problem(forward, inputs="torch.full((8, 64), 1 + torch.rand(()).item())"),
+    )
+    assert verdict.status is Status.CORRECT, verdict.detail
+    assert "no planted value" in verdict.detail

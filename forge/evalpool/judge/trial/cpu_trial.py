@@ -271,7 +271,9 @@ def _asked_real(sets: Sequence[InputSet]) -> list[int]:
 
 
 def _insensitive(reference: Reference) -> str:
-    """Words for inputs that may be anything."""
+    """Words for inputs that may be anything, and where nothing could be planted."""
+    if not any(one.is_planted for one in reference.sets):
+        return "Model bears no planted value: judged on inputs as given alone"
     names = ", ".join(reference.insensitive)
     return names and f"no output was seen to depend on {names}: what the kernel does there is open"
 
