@@ -1,5 +1,5 @@
 # pyright: strict
-"""Sends and receives frames between the judge and a capture child: programs, questions, answers.
+"""Exchanges programs, questions and answers between the judge and a capture child.
 
     judge ── CANDIDATE ─▶ child ── ASK (program until now) ─▶ judge ── ANSWER ─▶ child …
                                 └── DONE (program) | FAILED ─▶

@@ -69,7 +69,7 @@ def line_of(stores: Sequence[Store]) -> int:
 def unwritten_cause(
     region: Region | None, shape: Sequence[int], stores: Sequence[Store]
 ) -> tuple[int, str]:
-    """The line that leaves elements of an output unwritten, and why, as far as its grid shows it.
+    """Finds the line that leaves elements of an output unwritten, and why, where its grid shows it.
 
     A grid that is too small ends after a multiple of its programs: one index, or a block of a power
     of two, for each.

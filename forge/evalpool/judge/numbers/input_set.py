@@ -33,11 +33,10 @@ class InputSet:
     is_open: bool = False
     """True if a rounding decides on integers among `outputs`, as on positions of close values."""
     scales: list[Scales | None] = field(default_factory=list["Scales | None"])
-    """Scales of each of `outputs`, as far as they are known."""
+    """Scales of each of `outputs`; None where unknown."""
 
     wide: list[torch.Tensor] | None = None
-    """The same results in float64, of inputs that are widened (wide/reference.py); None where the
-    reference has none, or nobody asked."""
+    """`outputs` in float64 (wide/reference.py); None where the reference has none."""
     wide_state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """`state` in float64."""
     plants: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])

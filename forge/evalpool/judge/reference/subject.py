@@ -143,7 +143,7 @@ class Subject:
         return torch.equal(one.nan_to_num(), other.nan_to_num())
 
     def allowed(self, output: torch.Tensor, error: torch.Tensor | None = None) -> Allowed:
-        """Tolerance of an answer, with eager's own error as far as known."""
+        """Returns the tolerance of an answer; without `error`, eager's own is unknown."""
         error = output.new_zeros(0) if error is None else error
         return Allowed.of(output, error, precision=self.rounding)
 

@@ -84,13 +84,13 @@ class OwnErrors:
     largest: float
     """The largest of them, in tolerances of its element."""
     scales: list[Scales | None]
-    """Scales of each output, as far as they are known."""
+    """Scales of each output; None where unknown."""
     is_open: bool = False
     """True if integers differ from those in float64, or of rounded operands."""
 
     @classmethod
     def unknown(cls, outputs: Outputs) -> OwnErrors:
-        """Errors that nobody asks for."""
+        """Makes the errors of a protocol that compares with eager alone: none is known."""
         packed = [torch.zeros(0, dtype=torch.float32) for _ in outputs]
         return cls(packed=packed, largest=0.0, scales=[None for _ in outputs])
 
