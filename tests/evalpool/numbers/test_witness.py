@@ -50,6 +50,7 @@ def test_planted_inputs_show_both_ends_of_an_extremum(
     function: Callable[[torch.Tensor, int], torch.Tensor], axis: int
 ) -> None:
     """Without the last, or the first, the answer is another one."""
+    torch.manual_seed(0)  # of some draws one end is not to be seen
     shape = [3, 4, 5]
     shape[axis] = 400
     second = torch.randn(shape)
