@@ -35,6 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "data": {"config.schema", "data.families", "data.sources"},
     "data.families": {"data.families.extended"},
     "data.families.extended": {"data.families"},
+    "data.harvest": {"config.schema", "data", "data.build", "data.pairs", "data.prompts"},
     "data.inductor": {"data.inductor.kernel"},
     "data.inductor.kernel": {"data.inductor"},
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},

@@ -1,0 +1,124 @@
+"""Records that pass between the sources, the answers and the pipeline of a harvest.
+
+    HarvestSource ─units─▶ Found | Rejected ─▶ examined ─▶ AnswerTask ─▶ Answered | Unanswered
+
+A source gives problems as text; an answerer makes Triton of a text. Neither sees the other, and the
+pipeline alone runs, judges and writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A self-contained problem."""
+
+    text: str
+    """Source in KernelBench's layout: imports, helpers, `Model`, `get_inputs` and
+    `get_init_inputs`. Small sizes: a CPU judges it."""
+    origin: str
+    """Place that it comes from, unique in its source and the same on every machine:
+    `generated/test_x.py:12`, `7`."""
+    name: str
+    """Name of the class or operation, for people: `GatedConv2d`."""
+    kind: str
+    """Group in which yields are counted: `paritybench`, `package timm`, `composition matmul`."""
+    level: int
+    """1: one operation; 2: a product or convolution, or a few operations; 3: a model."""
+    licence: str = ""
+    """SPDX name where the source states one."""
+    others: tuple[str, ...] = ()
+    """`get_inputs` (the whole function) at other sizes that `Model` should bear, the preferred
+    first. Empty: the pipeline tries some."""
+    large: str = ""
+    """`get_inputs` at sizes that keep a card busy for 100 us or more. Empty: the pipeline makes
+    it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A candidate for a problem that is none."""
+
+    origin: str
+    kind: str
+    reason: str
+    """Few distinct words, by which such are counted: `imports cv2`, `keyword arguments`."""
+    detail: str = ""
+
+
+class HarvestSource(Protocol):
+    """Code that problems are found in. Deterministic: the same units have the same problems, in the
+    same order, in every process and after every restart."""
+
+    @property
+    def name(self) -> str:
+        """Its name in ids and in the data card: `paritybench`, `timm`, `compositions`."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Hashes, versions and seeds that decide its problems, as JSON; no path, no time."""
+        ...
+
+    def units(self) -> Sequence[str]:
+        """Names of its parts (files, modules, ranges of numbers), in order. Cheap; a part takes
+        seconds at most, and is what a killed harvest reads again."""
+        ...
+
+    def read(self, unit: str) -> Iterator[Found | Rejected]:
+        """The problems of one part, and what is none. Raises for a fault of forge alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTask:
+    """A problem that runs, repeats and is worth training on."""
+
+    text: str
+    """As `Found.text`, at the sizes that are traced."""
+    other: str
+    """The same problem with another `get_inputs`, which its reference was seen to bear; empty if
+    none was found. The answer must be right at both."""
+    policy: str
+    """`own`: no library call does the work; `hybrid`: products and convolutions may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A module of plain Triton that defines `ModelNew`."""
+
+    code: str
+    policy: str
+    """The stricter policy that it obeys: `own` or `hybrid`."""
+    kernels: tuple[str, ...]
+    """Names of the kernels that it launches."""
+    products: int
+    """Kernels that do a product or a convolution."""
+    library: tuple[str, ...] = ()
+    """Library calls that are left: `aten.convolution`."""
+    literals: tuple[str, ...] = ()
+    """Sizes of tensors that stand as numbers in launcher or kernels, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unanswered:
+    """Why there is no answer."""
+
+    reason: str
+    """Few distinct words: `random`, `no kernel`, `unknown statement`."""
+    detail: str = ""
+
+
+class Answerer(Protocol):
+    """Makes an answer in a sandboxed child of its own, which has imported what it needs before it
+    was forked: no network, a scratch folder, a deadline and a memory limit. It may raise anything:
+    the kind of the error is the reason."""
+
+    def __call__(self, task: AnswerTask) -> Answered | Unanswered:
+        """The answer. The same task has the same answer in every process."""
+        ...
