@@ -6,13 +6,13 @@ the tensor that the program has for it; one that an operation wrote in place is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
+from forge.evalpool.judge.execute.default_type import default_float
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program.format import Literal, NamedConstant, Op, TensorUse
 from forge.evalpool.judge.program.ops import schemas
@@ -44,7 +44,7 @@ def run(node: Op, tensor: Callable[[int], torch.Tensor]) -> None:
     keywords = {name: _argument(one, tensor) for name, one in node.keywords.items()}
     targets = [tensor(number) for number in node.results]
     try:
-        with torch.no_grad(), _default_float(targets):
+        with torch.no_grad(), default_float([one.dtype for one in targets]):
             results = _leaves(function(*arguments, **keywords))
             if len(results) != len(targets):
                 words = f"{node.name} gave {len(results)} results, not {len(targets)}"
@@ -54,21 +54,6 @@ def run(node: Op, tensor: Callable[[int], torch.Tensor]) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         words = f"{node.name}: {type(error).__name__}: {error}"[:MAX_WORDS]
         raise ExecutionFailed("operation", words, line=node.line) from error
-
-
-@contextmanager
-def _default_float(targets: Sequence[torch.Tensor]) -> Generator[None]:
-    """Within, float64 is torch's default where a result is float64: `zeros(3)` of a wide program
-    names no type, and in any other program nothing that gives float64 asks for the default."""
-    before = torch.get_default_dtype()
-    if all(one.dtype != torch.float64 for one in targets):
-        yield
-        return
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _deliver(node: Op, result: torch.Tensor, target: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.compiler.binary import Binary, Failure
+from forge.evalpool.judge.execute.default_type import default_float
 from forge.evalpool.judge.execute.gpu import arguments, operations
 from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
 from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, LaunchConfig, Unsupported
@@ -243,7 +244,9 @@ class Loaded:
             case Launch():
                 self._launch(step)
             case Op() as op:
-                results = operations.call(op, self.places.tensor, device=self.card.device)
+                kinds = [getattr(torch, self.program.tensors[n].dtype) for n in op.results]
+                with default_float(kinds):
+                    results = operations.call(op, self.places.tensor, device=self.card.device)
                 if len(results) < len(op.results):
                     words = f"{op.name} gives {len(results)} tensors, not {len(op.results)}"
                     raise CannotRun("result", words, line=step.line)
