@@ -83,7 +83,7 @@ def answer(request: dict[str, Any], memory: mmap.mmap) -> tuple[Kind, dict[str, 
     with _Words() as words:
         try:
             target = backend.open_target(request["target"])
-            module = check.check_ttir(kernel, target)
+            module = check.check_ttir(kernel, target, is_rewritten=request["is_rewritten"])
             if request["needs_shared_alone"]:
                 return Kind.DONE, {"shared_bytes": backend.shared_bytes(module, kernel, target)}
             binary = backend.lower(module, kernel, target, key=request["key"])

@@ -50,6 +50,8 @@ DEADLINE_S = 60.0
 BUDGET_S = 180.0
 """For all kernels of one call: 500 configurations of a small kernel on 16 cores take 10 s."""
 ROLE = "compiler"
+REWRITTEN = ", rewritten"
+"""Behind the version in the key of a text of the judge's own."""
 RECHECK_SHARE = 1 / 64
 """Share of the binaries from disk that are compiled again, and must be equal byte for byte."""
 T = TypeVar("T")
@@ -107,11 +109,14 @@ class Compiler:
         target: str,
         *,
         budget_s: float = BUDGET_S,
+        is_rewritten: bool = False,
     ) -> list[Binary | Failure]:
         """Compiles kernels side by side.
 
         Args:
             target: Triton's, such as `cuda:90:32` or `hip:gfx942:64`.
+            is_rewritten: the judge has made the texts from others, which are compiled, too: these
+                need not be as MLIR prints them.
             budget_s: for all of them; kernels that are not done then are failures, and the cache
                 has them a little later.
 
@@ -119,7 +124,7 @@ class Compiler:
             One result for each kernel, in order.
         """
         end = time.monotonic() + budget_s
-        futures = [self._submit(kernel, target) for kernel in kernels]
+        futures = [self._submit(kernel, target, is_rewritten) for kernel in kernels]
         results: list[Binary | Failure] = []
         for future, kernel in zip(futures, kernels, strict=True):
             try:
@@ -161,8 +166,8 @@ class Compiler:
             for size in sizes
         ]
 
-    def _submit(self, kernel: Kernel, target: str) -> Future[Binary | Failure]:
-        version = self._spawner.versions.get("triton", "")
+    def _submit(self, kernel: Kernel, target: str, is_rewritten: bool) -> Future[Binary | Failure]:
+        version = self._spawner.versions.get("triton", "") + REWRITTEN * is_rewritten
         key = key_of(kernel, target=target, version=version)
         with self._lock:
             if key in self._pending:
@@ -172,23 +177,25 @@ class Compiler:
         known = (
             self._failures.get(key)
             or self._cache.recall(key)
-            or self._from_disk(kernel, target, key)
+            or self._from_disk(kernel, target, key, is_rewritten)
         )
         if known is not None:
             self._settle(key, future, known)
         else:
-            self._pool.submit(self._work, kernel, target, key, future)
+            self._pool.submit(self._work, kernel, target, key, future, is_rewritten)
         return future
 
-    def _from_disk(self, kernel: Kernel, target: str, key: str) -> Binary | None:
+    def _from_disk(
+        self, kernel: Kernel, target: str, key: str, is_rewritten: bool
+    ) -> Binary | None:
         """A sample of what the disk has is compiled again behind the caller's back."""
         found = self._cache.load(key)
         if found is not None and random.random() < self._recheck_share:
-            self._pool.submit(self._recheck, kernel, target, found)
+            self._pool.submit(self._recheck, kernel, target, found, is_rewritten)
         return found
 
-    def _recheck(self, kernel: Kernel, target: str, known: Binary) -> None:
-        made = self._compile(kernel, target, known.key)
+    def _recheck(self, kernel: Kernel, target: str, known: Binary, is_rewritten: bool) -> None:
+        made = self._compile(kernel, target, known.key, is_rewritten)
         self.num_rechecked += 1
         if isinstance(made, Binary) and made != known:
             self.num_unequal += 1
@@ -196,10 +203,15 @@ class Compiler:
             self._cache.put(made)
 
     def _work(
-        self, kernel: Kernel, target: str, key: str, future: Future[Binary | Failure]
+        self,
+        kernel: Kernel,
+        target: str,
+        key: str,
+        future: Future[Binary | Failure],
+        is_rewritten: bool,
     ) -> None:
         try:
-            result = self._make(kernel, target, key)
+            result = self._make(kernel, target, key, is_rewritten)
         except BaseException as error:
             with self._lock:
                 del self._pending[key]
@@ -212,12 +224,12 @@ class Compiler:
             del self._pending[key]
         future.set_result(result)
 
-    def _make(self, kernel: Kernel, target: str, key: str) -> Binary | Failure:
+    def _make(self, kernel: Kernel, target: str, key: str, is_rewritten: bool) -> Binary | Failure:
         try:
             check_text(kernel.ttir)
         except Refused as error:
             return _refused(error)
-        result = self._compile(kernel, target, key)
+        result = self._compile(kernel, target, key, is_rewritten)
         if isinstance(result, Binary):
             self._cache.put(result)
         elif result.kind is not FailureKind.INFRA:
@@ -227,12 +239,15 @@ class Compiler:
                 self._failures[key] = result
         return result
 
-    def _compile(self, kernel: Kernel, target: str, key: str) -> Binary | Failure:
+    def _compile(
+        self, kernel: Kernel, target: str, key: str, is_rewritten: bool
+    ) -> Binary | Failure:
         return self._in_child(
             kernel,
             target,
             key,
             lambda body, room: _binary(body, room, kernel, target, key),
+            is_rewritten=is_rewritten,
         )
 
     def _shared_bytes(self, kernel: Kernel, target: str, key: str) -> int | Failure:
@@ -266,6 +281,7 @@ class Compiler:
         read: Read[T],
         *,
         needs_shared_alone: bool = False,
+        is_rewritten: bool = False,
     ) -> T | Failure:
         text = kernel.ttir.encode("ascii")
         code_at = -(-len(text) // _PAGE) * _PAGE
@@ -280,6 +296,7 @@ class Compiler:
             "code_at": code_at,
             "num_bytes": num_bytes,
             "needs_shared_alone": needs_shared_alone,
+            "is_rewritten": is_rewritten,
         }
         has_hung_up, message = False, ""
         try:
