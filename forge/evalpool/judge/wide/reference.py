@@ -303,7 +303,7 @@ def _require_unique(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not value.is_floating_point() or not value.numel():
         return
     largest = float(value.nan_to_num(0.0, 0.0, 0.0).abs().max()) or 1.0
-    step = 1024 * NOISE * largest * torch.rand(value.shape, dtype=value.dtype)
+    step = 1024 * NOISE * largest * torch.rand_like(value)
     up, down = (func(value + one, *args[1:], **kwargs) for one in (step, -step))
     pairs = zip(up, down, strict=True) if isinstance(up, tuple) else [(up, down)]
     if any(one.dtype is torch.int64 and not torch.equal(one, two) for one, two in pairs):
