@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,14 +34,18 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
+_wide = threading.local()
+
+
 def floats(address: int, num: int) -> Any:
-    """[num] float32 over memory."""
-    array: Any = (ctypes.c_float * num).from_address(address)
-    return np.frombuffer(array, dtype=np.float32)
+    """[num] float32 over memory, float64 in a wide kernel."""
+    kind = np.float64 if getattr(_wide, "is_on", False) else np.float32
+    array: Any = (ctypes.c_uint8 * (num * np.dtype(kind).itemsize)).from_address(address)
+    return np.frombuffer(array, dtype=kind)
 
 
 def scale(x: int, out: int, factor: float, n: int) -> None:
-    floats(out, n)[:] = floats(x, n) * np.float32(factor)
+    floats(out, n)[:] = floats(x, n) * floats(x, n).dtype.type(factor)
 
 
 def write_beside(out: int, by: int) -> None:
@@ -113,6 +118,25 @@ KERNELS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
 }
 
 
+WIDE = "wide_"
+
+
+def _kernel(name: str) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """A kernel by the name of its binary; `wide_x` is x in float64."""
+    work, types = KERNELS[name.removeprefix(WIDE)]
+    if not name.startswith(WIDE):
+        return work, types
+
+    def widely(*values: Any) -> None:
+        _wide.is_on = True
+        try:
+            work(*values)
+        finally:
+            _wide.is_on = False
+
+    return widely, tuple(ctypes.c_double if one is FLOAT else one for one in types)
+
+
 class HostDriver:
     """Calls of `driver.Driver` that the executor uses; handles of memory are memfds."""
 
@@ -121,6 +145,7 @@ class HostDriver:
     def __init__(self) -> None:
         self.mapped: dict[int, int] = {}
         self.modules: dict[int, str] = {}
+        self.functions: list[str] = []
         self.captured: list[Callable[[], None]] | None = None
         self.lost = ""
         self.num_launches = 0
@@ -198,10 +223,11 @@ class HostDriver:
         del self.modules[module]
 
     def function(self, module: int, name: str) -> int:
-        return list(KERNELS).index(name) + 1
+        self.functions.append(name)
+        return len(self.functions)
 
     def parameter_sizes(self, function: int) -> tuple[int, ...]:
-        types = list(KERNELS.values())[function - 1][1]
+        types = _kernel(self.functions[function - 1])[1]
         return (*(ctypes.sizeof(one) for one in types), 8, 8)
 
     def allow_shared(self, function: int, num_bytes: int) -> None:
@@ -212,7 +238,7 @@ class HostDriver:
         pass
 
     def launch(self, function: int, config: Any, pointers: Any) -> None:
-        work, types = list(KERNELS.values())[function - 1]
+        work, types = _kernel(self.functions[function - 1])
         pairs = zip(pointers, types, strict=False)
         values = [kind.from_address(pointer).value for pointer, kind in pairs]
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from forge.config.schema import JudgeTable
+from forge.evalpool.judge.compiler.binary import Binary
 from forge.evalpool.judge.execute.executor import Executor
-from forge.evalpool.judge.numbers.gpu_compare import Allowed
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
 from forge.evalpool.judge.trial.gpu.layout import Changed, GpuReference, Set
-from forge.evalpool.judge.trial.trial import Candidate
+from forge.evalpool.judge.trial.trial import Candidate, Finding
+from forge.evalpool.judge.wide.card import CardWanted
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, real_question
 from tests.evalpool.benches import make_problem
 from tests.evalpool.execute.host_card import Block, HostCard
 from tests.evalpool.execute.host_judge import Thread, launched
 from tests.evalpool.execute.made_programs import Made, data_of, use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from forge.evalpool.judge.program.format import Kernel
 
 NUM = 6
 CODE = "\n".join(f"line {number} of the candidate" for number in range(1, 40))
@@ -38,8 +42,9 @@ def reference(
     weight: float = 0.0,
     name: str = "weight",
     left: float | None = None,
+    is_wide: bool = True,
 ) -> GpuReference:
-    """A problem of one input: x * factor + weight.
+    """A problem of one input: x * factor + weight, with results in float64.
 
     Args:
         name: that of the weight.
@@ -54,16 +59,22 @@ def reference(
         state = ((name, 1),)
     for _ in range(num_sets):
         x = torch.randn(NUM, generator=generator)
-        right = x * factor + weight
-        tensors += [x, right, torch.empty(0)]
+        right = x.double() * factor + weight
+        tensors += [x, right.float(), right]
         first = len(tensors) - 3
-        changed = (Changed(number=0, output=first + 1, error=first + 2),) if is_in_place else ()
+        changed = (Changed(number=0, output=first + 1),) if is_in_place else ()
         outputs = () if is_in_place else (first + 1,)
-        errors = (first + 2,)
-        made = Set(inputs=(first,), outputs=outputs, errors=errors, changed=changed, state=state)
+        made = Set(
+            inputs=(first,),
+            outputs=outputs,
+            changed=changed,
+            state=state,
+            wide=(first + 2,) if is_wide else (),
+            is_planted=bool(sets),
+        )
         sets.append(made)
-    rights = [index for one in sets for index in (*one.outputs, *(c.output for c in one.changed))]
-    rights += [0, *(index for _, index in state)]
+    question = real_question("float32", "fp32")
+    exact = [index for one in sets for index in one.wide]
     none: Any = None
     return GpuReference(
         request={"sets": [["tensor", 0]] * num_sets},
@@ -74,8 +85,10 @@ def reference(
         sets=sets,
         named={name: 0},
         is_sequence=False,
-        allowed={
-            index: Allowed.of(tensors[index], torch.empty(0), precision="fp32") for index in rights
+        kinds=frozenset({"float32"}) if is_wide else frozenset(),
+        wanted={
+            index: CardWanted(tensor=one, question=SAME_FUNCTION if index in exact else question)
+            for index, one in enumerate(tensors)
         },
     )
 
@@ -95,9 +108,16 @@ class Compiled:
 
     def __init__(self, binaries: list[Any]) -> None:
         self.found = binaries
+        self.wide = [
+            replace(one, name=f"wide_{one.name}", code=f"wide_{one.name}".encode())
+            if isinstance(one, Binary)
+            else one
+            for one in binaries
+        ]
 
-    def compile(self, *_: Any, **__: Any) -> list[Any]:
-        return self.found
+    def compile(self, kernels: Sequence[Kernel], *_: Any, **__: Any) -> list[Any]:
+        is_wide = any("fp64" in one.type for kernel in kernels for one in kernel.parameters)
+        return self.wide if is_wide else self.found
 
 
 @dataclass
@@ -156,3 +176,9 @@ def scaled(factor: float = 2.0) -> tuple[Made, int]:
     x, out = made.input([NUM]), made.tensor([NUM])
     made.nodes.append(launched(made, "scale", use(x), use(out), factor, NUM))
     return made, out
+
+
+def judged(judgement: GpuJudgement) -> Finding:
+    """The finding of both questions."""
+    judgement.prepare()
+    return judgement.checked()

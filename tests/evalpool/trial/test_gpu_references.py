@@ -38,7 +38,6 @@ def layout(**changes: Any) -> dict[str, Any]:
     one = {
         "inputs": ["list", [["tensor", 0]]],
         "outputs": [1],
-        "errors": [2],
         "changed": [],
         "state": [],
         "variant": "given",
@@ -46,7 +45,6 @@ def layout(**changes: Any) -> dict[str, Any]:
     two = {
         "inputs": ["list", [["tensor", 3]]],
         "outputs": [4],
-        "errors": [2],
         "changed": [],
         "state": [],
         "variant": "given",
@@ -76,12 +74,13 @@ def test_sets_share_one_place_for_the_candidate() -> None:
     assert made.request["tensors"] == [["float32", [4]], ["float32", [2]], ["float32", [4]]]
     assert (made.named, made.num_bytes) == ({"w": 5}, 40)
     assert (made.input_bytes, made.output_bytes, made.flops) == (16, 16, 7)
-    assert made.num_checked == 1
+    assert made.unseen == [1]
 
 
 def test_two_large_sets_are_one_for_correctness_and_one_for_timing() -> None:
     sets = layout()["sets"]
-    assert arrange(layout(sets=sets * 2), tensors(), block=BLOCK, precision="fp32").num_checked == 2
+    made = arrange(layout(sets=sets * 2), tensors(), block=BLOCK, precision="fp32")
+    assert CardMemory(reference=made).numbers == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -90,10 +89,11 @@ def test_two_large_sets_are_one_for_correctness_and_one_for_timing() -> None:
         {"sets": []},
         {"state": [["w", 6]]},
         {"state": [["w", -1]]},
-        {"sets": [{"inputs": ["tensor", 99], "outputs": [1], "errors": [2]}]},
-        {"sets": [{"inputs": ["pickle", "x"], "outputs": [1], "errors": [2]}]},
-        {"sets": [{"inputs": ["list", [["tensor", 0]]], "outputs": [1, 1], "errors": [2]}]},
-        {"sets": [{"inputs": ["list", [["tensor", 0]]], "outputs": [True], "errors": [2]}]},
+        {"sets": [{"inputs": ["tensor", 99], "outputs": [1]}]},
+        {"sets": [{"inputs": ["pickle", "x"], "outputs": [1]}]},
+        {"sets": [{**layout()["sets"][0], "wide": [5]}]},
+        {"sets": [{**layout()["sets"][0], "plants": [[0, 4, "sign"]]}]},
+        {"sets": [{"inputs": ["list", [["tensor", 0]]], "outputs": [True]}]},
         {"sets": [{**layout()["sets"][0], "state": [["w", 6]]}]},
         {"sets": [{**layout()["sets"][0], "state": [["w", 0]]}]},
         {"sets": [{**layout()["sets"][0], "state": [["v", 5]]}]},
@@ -109,6 +109,14 @@ def test_inputs_that_change_their_shape_from_call_to_call_are_refused() -> None:
     changed[3] = torch.zeros(5)
     with pytest.raises(LayoutError, match="other shapes"):
         arrange(layout(), changed, block=BLOCK, precision="fp32")
+
+
+def test_a_set_with_other_arguments_has_a_program_of_its_own() -> None:
+    one, two = layout()["sets"]
+    sets = [one, {**two, "inputs": ["list", [["tensor", 3], ["value", 7]]]}, two]
+    made = arrange(layout(sets=sets), tensors(), block=BLOCK, precision="fp32")
+    assert made.request["sets"][1] == ["list", [["tensor", 0], ["value", 7]]]
+    assert made.timed == [0, 2]
 
 
 def test_outputs_may_have_other_shapes_and_no_other_types() -> None:
@@ -131,9 +139,22 @@ def test_outputs_may_have_other_shapes_and_no_other_types() -> None:
 def test_the_last_sets_are_first_seen_when_timed() -> None:
     sets = layout()["sets"]
     many = arrange(layout(sets=sets * 2), tensors(), block=BLOCK, precision="fp32")
-    assert (many.num_checked, many.unseen) == (2, [2, 3])
+    assert many.unseen == [2, 3]
     two = arrange(layout(), tensors(), block=BLOCK, precision="fp32")
-    assert (two.num_checked, two.unseen) == (1, [1])
+    assert two.unseen == [1]
+    plant = [[0, 3, "sign"]]
+    planted = [sets[0], *({**one, "plants": plant} for one in [*sets, sets[1]])]
+    made = arrange(layout(sets=planted), tensors(), block=BLOCK, precision="fp32")
+    assert made.unseen == [2, 3]
+    assert made.sets[1].plants[0].kind == "sign"
+    planted[2] = {**planted[2], "wide": [6], "asks_real": False}
+    made = arrange(
+        layout(sets=planted, kinds=["float32"]),
+        [*tensors(), torch.zeros(4, dtype=torch.float64)],
+        block=BLOCK,
+        precision="fp32",
+    )
+    assert (made.unseen, made.timed) == ([3], [0, 1, 3])
 
 
 def test_tensors_among_the_constructors_arguments_are_named() -> None:
@@ -150,7 +171,7 @@ def test_a_parameter_that_forward_changes_is_expected_as_it_leaves_it() -> None:
     made = arrange(layout(sets=sets), [*tensors(), torch.zeros(2)], block=BLOCK, precision="fp32")
     assert made.changed_parameters == ("w",)
     assert [one.state for one in made.sets] == [(("w", 6),), ()]
-    assert {5, 6} <= made.allowed.keys()
+    assert {5, 6} <= made.wanted.keys()
 
 
 @dataclass
@@ -333,7 +354,7 @@ def test_a_draw_whose_answer_is_one_number_is_used_once(monkeypatch: pytest.Monk
     assert held(references) is not held(references)
 
 
-@pytest.mark.parametrize("answers", [[FULL, FULL], ["ValueError", "ValueError"]])
+@pytest.mark.parametrize("answers", [[FULL, FULL, FULL], ["ValueError", "ValueError"]])
 def test_what_fails_to_the_end_is_the_references_fault(
     answers: list[str | dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

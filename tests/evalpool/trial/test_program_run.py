@@ -9,12 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 from forge.config.schema import JudgeTable
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
+from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.execute.executor import Executor
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import (
@@ -36,10 +38,10 @@ from forge.evalpool.judge.trial.trial import Decided, Stamp
 from forge.process.gpu_locks import GpuLease
 from forge.records.verdict import Status
 from tests.evalpool.benches import RELU_KERNEL, make_problem
-from tests.evalpool.execute.host_card import KERNELS, Block
+from tests.evalpool.execute.host_card import KERNELS, Block, floats
 from tests.evalpool.execute.host_judge import launched
 from tests.evalpool.execute.made_programs import Made, data_of, use
-from tests.evalpool.trial.made_judgements import NUM, Bench, open_bench, reference, scaled
+from tests.evalpool.trial.made_judgements import NUM, Bench, judged, open_bench, reference, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.program.questions import Question
     from forge.evalpool.judge.timing.samples import Time
+    from tests.evalpool.trial.made_judgements import Compiled
 
 ACCESSES = {"x": Access.READ, "out": Access.WRITE, "memo": Access.BOTH}
 
@@ -84,23 +87,99 @@ def decided(work: Callable[[], object]) -> tuple[Status, str, str]:
     return finding.status, finding.reason, finding.detail
 
 
+def compiler_of(judgement: GpuJudgement) -> Compiled:
+    return cast("Compiled", judgement.compiler)
+
+
 def timed(judgement: GpuJudgement, *, is_profiled: bool = False) -> tuple[Time, Any]:
     return judgement.timed(is_profiled=is_profiled, before=lambda: None)
 
 
 def test_a_right_program_passes_and_is_timed(bench: Bench) -> None:
     judgement = bench.judgement(*scaled())
-    assert judgement.checked().status is Status.CORRECT
+    found = judged(judgement)
+    assert (found.status, found.evidence) == (Status.CORRECT, "wide")
     found, nodes = timed(judgement, is_profiled=True)
     assert 8 <= len(found.samples_us) <= 50
     assert [node.what for node in nodes] == ["launch of scale"]
     assert bench.card.driver.mapped == {}
 
 
-def test_a_wrong_program_is_a_mismatch(bench: Bench) -> None:
-    status, reason, detail = decided(bench.judgement(*scaled(2.1)).checked)
+@pytest.mark.parametrize("factor", [2.1, 2.00001])
+def test_another_function_is_a_mismatch_before_anything_is_compiled(
+    bench: Bench, factor: float
+) -> None:
+    """Also one that is within the tolerance of its own types."""
+    judgement = bench.judgement(*scaled(factor))
+    compiler_of(judgement).found = [Failure(kind=FailureKind.COMPILE_ERROR, message="no")]
+    status, reason, detail = decided(lambda: judged(judgement))
     assert (status, reason) == (Status.WRONG, "mismatch")
     assert "expected" in detail
+
+
+def test_a_program_that_loses_too_much_in_its_own_types_is_told_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, types = KERNELS["scale"]
+
+    def coarse(x: int, out: int, factor: float, n: int) -> None:
+        work(x, out, factor, n)
+        if floats(out, n).dtype == np.float32:
+            floats(out, n)[:] *= 1.001
+
+    monkeypatch.setitem(KERNELS, "scale", (coarse, types))
+    status, reason, detail = decided(lambda: judged(bench.judgement(*scaled())))
+    assert (status, reason) == (Status.WRONG, "precision")
+    assert "the same function in float64" in detail
+
+
+@pytest.mark.parametrize("why", ["reference", "compiler", "program"])
+def test_what_float64_cannot_run_is_compared_in_its_own_types(bench: Bench, why: str) -> None:
+    made, out = scaled(2.00001)
+    if why == "program":
+        made.kernels[0] = replace(
+            made.kernels[0],
+            ttir="  %1 = tt.ptr_to_int %0 : tensor<4x!tt.ptr<f32>> -> tensor<4xi64>",
+        )
+    judgement = bench.judgement(made, out, problem=reference(is_wide=why != "reference"))
+    if why == "compiler":
+        words = "shared memory"
+        compiler_of(judgement).wide = [Failure(kind=FailureKind.OUT_OF_RESOURCES, message=words)]
+    found = judged(judgement)
+    assert found.status is Status.CORRECT
+    assert found.evidence.startswith("narrow: ")
+    assert {"reference": "the reference", "compiler": "shared memory", "program": "address"}[
+        why
+    ] in found.evidence
+    status, reason, _ = decided(lambda: judged(bench.judgement(*scaled(2.1))))
+    assert (status, reason) == (Status.WRONG, "mismatch")
+
+
+def test_an_operation_that_names_no_type_gives_float64_in_a_program_in_float64(
+    bench: Bench,
+) -> None:
+    made = Made()
+    x, zeros, out = made.input([NUM]), made.tensor([NUM]), made.tensor([NUM])
+    made.nodes += [
+        Op(name="aten.zeros.default", arguments=((NUM,),), results=(zeros,)),
+        Op(name="aten.add.Tensor", arguments=(use(zeros), use(zeros)), results=(out,)),
+        launched(made, "scale", use(x), use(out), 2.0, NUM),
+    ]
+    found = judged(bench.judgement(made, out))
+    assert (found.status, found.evidence) == (Status.CORRECT, "wide")
+
+
+def test_each_alternative_runs_in_float64(bench: Bench) -> None:
+    """Also where there are more than sets; one that does not compile is left out."""
+    made = Made()
+    x, out = made.input([NUM]), made.tensor([NUM])
+    factors = [2.0] * 5 + [2.00001]
+    chosen_from(made, *(launched(made, "scale", use(x), use(out), one, NUM) for one in factors))
+    status, _, detail = decided(lambda: bench.judgement(made, out)._ask_wide())
+    assert status is Status.WRONG
+    assert "not with another" in detail
+    made.binaries[-1] = Failure(kind=FailureKind.COMPILE_ERROR, message="no")
+    bench.judgement(made, out)._ask_wide()
 
 
 def test_a_program_that_is_wrong_only_when_timed_is_found(
@@ -158,7 +237,7 @@ def test_an_answer_that_an_earlier_call_left_is_refused(bench: Bench, section: S
             made.tensor([NUM]),
         )
         made.nodes.append(launched(made, "keyed_memo", use(x), use(out), use(memo), NUM))
-        status, reason, _ = decided(bench.judgement(made, out).checked)
+        status, reason, _ = decided(partial(judged, bench.judgement(made, out)))
         assert (status, reason) == (Status.WRONG, "stateful")
 
 
@@ -188,7 +267,7 @@ def test_a_kernel_that_knows_poison_is_wrong_on_other_bytes(bench: Bench) -> Non
     made = Made()
     x, memo, out = made.input([NUM]), made.tensor([1]), made.tensor([NUM])
     made.nodes.append(launched(made, "where_poisoned", use(x), use(out), use(memo), NUM))
-    assert decided(bench.judgement(made, out).checked)[0] is Status.WRONG
+    assert decided(lambda: judged(bench.judgement(made, out)))[0] is Status.WRONG
 
 
 def chosen_from(made: Made, *nodes: Node) -> None:
@@ -443,7 +522,7 @@ def test_a_store_beside_a_tensor_is_out_of_bounds(bench: Bench) -> None:
 def test_a_fault_names_launch_and_line(bench: Bench) -> None:
     made, out = scaled()
     made.nodes.append(launched(made, "fault"))
-    status, reason, detail = decided(bench.judgement(made, out).checked)
+    status, reason, detail = decided(lambda: judged(bench.judgement(made, out)))
     assert (status, reason) == (Status.RUNTIME_ERROR, "gpu_fault")
     assert "launch of fault" in detail
     assert f"line {made.nodes[-1].line}" in detail
@@ -463,7 +542,7 @@ def test_a_kernel_too_large_for_the_card_is_out_of_resources(bench: Bench) -> No
     x, out = made.input([NUM]), made.tensor([NUM])
     facts = {"shared_bytes": 1 << 20}
     made.nodes.append(launched(made, "scale", use(x), use(out), 2.0, NUM, **facts))
-    status, reason, detail = decided(bench.judgement(made, out).checked)
+    status, reason, detail = decided(lambda: judged(bench.judgement(made, out)))
     assert (status, reason) == (Status.RUNTIME_ERROR, "out_of_resources")
     assert "scale" in detail
 

@@ -270,11 +270,11 @@ def _asked_real(sets: Sequence[InputSet]) -> list[int]:
     return [*(number for number in asked if number not in planted), *chosen]
 
 
-def _insensitive(reference: Reference) -> str:
+def insensitive(inputs: Sequence[str], *, is_planted: bool) -> str:
     """Words for inputs that may be anything, and where nothing could be planted."""
-    if not any(one.is_planted for one in reference.sets):
+    if not is_planted:
         return "Model bears no planted value: judged on inputs as given alone"
-    names = ", ".join(reference.insensitive)
+    names = ", ".join(inputs)
     return names and f"no output was seen to depend on {names}: what the kernel does there is open"
 
 
@@ -328,7 +328,9 @@ class CpuJudgement(Judgement):
         self._lay(is_wide=False)
         self._memory.is_narrow = self.reference.wide is not None and self.evidence != WIDE
         self._run_checks(numbers=random.SystemRandom().sample(asked, len(asked)), **terms)
-        return self.report(Status.CORRECT, "ok", _insensitive(self.reference))
+        is_planted = any(one.is_planted for one in sets)
+        words = insensitive(self.reference.insensitive, is_planted=is_planted)
+        return self.report(Status.CORRECT, "ok", words)
 
     def _ask_wide(self) -> None:
         """Asks in float64 whether it is the same function. Raises Decided or Narrowed."""

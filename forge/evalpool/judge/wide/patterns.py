@@ -761,10 +761,24 @@ def mismatch_words(
     spec = wanted.spec
     expected, got = (Values.of_bytes(spec, one, name=name) for one in (wanted.data, data))
     first = int(np.argmax(differs))
-    index = tuple(int(one) for one in np.unravel_index(first, differs.shape))
+    index = np.unravel_index(first, differs.shape)
     pair: list[float] = [float(one.take(np.array([first]))[0]) for one in (expected, got)]
     if spec.dtype not in FLOATING:
         pair = [integers(spec, one)[index].item() for one in (wanted.data, data)]
+    return words_of(expected, got, differs, pair=(pair[0], pair[1]), name=name, operands=operands)
+
+
+def words_of(
+    expected: Values,
+    got: Values,
+    differs: NDArray[np.bool_],
+    *,
+    pair: tuple[float, float],
+    name: str = "output",
+    operands: Operands = tuple,
+) -> str:
+    """The same of elements that are read where they are needed; `pair` are the first two."""
+    index = tuple(int(one) for one in np.unravel_index(int(np.argmax(differs)), differs.shape))
     largest, num_unset = _largest(differs, expected, got)
     words = describe(
         index=index, expected=pair[0], got=pair[1], num_differing=int(np.count_nonzero(differs)),

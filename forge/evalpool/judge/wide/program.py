@@ -105,6 +105,19 @@ def widened(
     )
 
 
+def at_one_stage(program: Program) -> Program:
+    """The program with loops of one stage: several need as many times the shared memory, and a
+    float64 twice that of a float32. Configurations that differ in nothing else are one kernel."""
+
+    def one(kernel: Kernel) -> Kernel:
+        text = STAGES.sub(r"\g<1>1", kernel.ttir)
+        return replace(kernel, ttir=text, options=replace(kernel.options, num_stages=1))
+
+    return replace(program, kernels=tuple(one(kernel) for kernel in program.kernels))
+
+
+STAGES = re.compile(r"(\btt\.num_stages = )\d+")
+
 # --- memory and the host
 
 

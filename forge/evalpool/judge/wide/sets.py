@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
-from forge.evalpool.judge.numbers.blocks import CHUNK
 from forge.evalpool.judge.numbers.called import (
     Called,
     Unjudgeable,

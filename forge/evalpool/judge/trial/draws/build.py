@@ -85,8 +85,8 @@ class Builder:
             nesting=nesting,
             names=(names := frozenset(str(name) for name in layout["names"])),
             has_products=not names or int(layout["flops"]) > 0 or _is_recurrent(names),
-            why_narrow=_words(layout.get("narrow") or ""),
-            insensitive=tuple(_words(one) for one in layout.get("insensitive", ())),
+            why_narrow=parse_words(layout.get("narrow") or ""),
+            insensitive=tuple(parse_words(one) for one in layout.get("insensitive", ())),
             is_constant=layout.get("constant") is True,
         )
 
@@ -116,7 +116,9 @@ class Builder:
             changed=changed,
             state={str(name): self._wanted(part) for name, part in one["state"]},
             wide=self._wide(one.get("wide", ()), [*expected, *changed.values()]),
-            plants=self._plants(one.get("plants", ()), parts),
+            plants=parse_plants(
+                one.get("plants", ()), [math.prod(self._specs[part].shape) for part in parts]
+            ),
             is_planted=bool(one.get("plants")),
             asks_real=one.get("asks_real", True) is True,
         )
@@ -188,18 +190,6 @@ class Builder:
                 raise LayoutError(f"{one.spec} in place of {spec}")
         return tuple(found)
 
-    def _plants(self, data: Sequence[Any], parts: Sequence[int]) -> tuple[Plant, ...]:
-        """The places that a set says it planted, as far as they are places."""
-        found: list[Plant] = []
-        for position, index, kind in data[:MAX_PLANTS]:
-            if type(position) is not int or not 0 <= position < len(parts):
-                raise LayoutError(f"no input {str(position)[:40]}")
-            size = math.prod(self._specs[parts[position]].shape)
-            if type(index) is not int or not 0 <= index < size:
-                raise LayoutError(f"no element {str(index)[:40]}")
-            found.append(Plant(position, index, _words(kind)))
-        return tuple(found)
-
     def _slots(self, expected: tuple[Wanted, ...]) -> tuple[int, ...]:
         specs = [one.spec for one in expected]
         key = f"slots {specs}"
@@ -227,8 +217,22 @@ def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:
     return tree
 
 
-def _words(data: Any) -> str:
+def parse_words(data: Any) -> str:
+    """A word from an oracle's layout."""
     return clean(str(data), limit=MAX_WORDS)
+
+
+def parse_plants(data: Sequence[Any], sizes: Sequence[int]) -> tuple[Plant, ...]:
+    """The places that a set says it planted, as far as they are places in tensors of these sizes.
+    Raises LayoutError."""
+    found: list[Plant] = []
+    for position, index, kind in data[:MAX_PLANTS]:
+        if type(position) is not int or not 0 <= position < len(sizes):
+            raise LayoutError(f"no input {str(position)[:40]}")
+        if type(index) is not int or not 0 <= index < sizes[position]:
+            raise LayoutError(f"no element {str(index)[:40]}")
+        found.append(Plant(position, index, parse_words(kind)))
+    return tuple(found)
 
 
 def parse_kinds(data: Any) -> frozenset[str]:

@@ -9,28 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import numpy as np
 import torch
 
 from forge.evalpool.judge.numbers.called import is_equal
-from forge.evalpool.judge.numbers.gpu_compare import (
-    Allowed,
-    allclose_mismatch,
-    are_near,
-    is_unwritten,
-    mismatch,
-    values_of,
-)
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.checks import may_stay
 from forge.evalpool.judge.trial.gpu.layout import spec_of
+from forge.evalpool.judge.wide import card
+from forge.evalpool.judge.wide.card import CardClose, CardWanted
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
+    from forge.evalpool.judge.wide.card import Expected, Mask
     from forge.evalpool.judge.wide.look import Values
 
 
@@ -38,6 +35,11 @@ MAX_KEPT_BYTES = 256 << 20
 """Outputs that are kept of one candidate, for the comparison of timed calls."""
 MAX_STACKED_BYTES = 64 << 20
 """Outputs of several calls that are compared as one tensor, whose copy takes so much memory."""
+MAX_SHARE = 0.5
+"""Most elements that may differ for a plant to be named beside them."""
+
+Pair: TypeAlias = "tuple[torch.Tensor, str, Expected]"
+"""A tensor that a call left, its name, and the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class CardMemory:
     is_timed: bool = True
     """True if the candidate is timed after its checked calls, also on the sets that are kept for
     that."""
+    is_wide: bool = False
+    """True while calls are made in float64."""
+    is_narrow: bool = False
+    """True if the program, but not the reference, has no float64: integers must be equal in the
+    problem's types."""
     _verified: dict[int, list[torch.Tensor]] = field(
         default_factory=dict[int, list["torch.Tensor"]]
     )
@@ -83,9 +90,23 @@ class CardMemory:
 
     @property
     def num_sets(self) -> int:
-        """Input sets for checked calls; the ones behind are first seen when timed."""
+        """Input sets of the draw."""
+        return len(self.reference.sets)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Sets for checked calls; the others are first seen when timed."""
+        reference = self.reference
         is_all = not self.is_timed and self.protocol is None
-        return len(self.reference.sets) if is_all else self.reference.num_checked
+        unseen = [] if is_all else reference.unseen
+        return [number for number in range(len(reference.sets)) if number not in unseen]
+
+    def lay(self, *, is_wide: bool) -> None:
+        """Takes results in float64, or in the problem's types, for the calls to come."""
+        if is_wide != self.is_wide:
+            self.is_wide = is_wide
+            self._left, self._parameters = [], None
+            self._verified.clear()
 
     @property
     def is_sequence(self) -> bool:
@@ -118,16 +139,16 @@ class CardMemory:
         self._is_near, self._is_stable = is_near, is_stable
 
     def are_near(self, calls: Sequence[LeftByCall]) -> list[bool]:
-        """For each call, True if what it left is surely right. Waits for the card once."""
+        """For each call, True if what it left is right. Waits for the card once."""
         if self.protocol is not None:
             return [False] * len(calls)
-        pairs, places = list[tuple[torch.Tensor, torch.Tensor, Allowed]](), list[int]()
+        pairs, places = list[Any](), list[int]()
         for place, call in enumerate(calls):
             found = self._pairs(call.number, call.outputs)
-            for got, (_, right, index) in [*found, *self._changes(call.number, call.parameters)]:
-                pairs.append((got, right, self.reference.allowed[index]))
+            for got, _, wanted in [*found, *self._changes(call.number, call.parameters)]:
+                pairs.append((got, wanted))
                 places.append(place)
-        flags = zip(places, are_near(pairs), strict=True)
+        flags = zip(places, card.agree(pairs), strict=True)
         unsure = {place for place, is_near in flags if not is_near}
         return [place not in unsure for place in range(len(calls))]
 
@@ -141,41 +162,41 @@ class CardMemory:
     def is_unwritten(self, number: int) -> bool:
         """True if no output differs from its poison."""
         pairs = self._pairs(number, self._left)[: len(self.reference.sets[number].outputs)]
-        return bool(pairs) and all(is_unwritten(got, right) for got, (_, right, _) in pairs)
+        return bool(pairs) and all(card.is_unwritten(got, one.tensor) for got, _, one in pairs)
 
     def mismatch(self, number: int) -> str | None:
-        """First element that differs, of the outputs or of inputs that forward must change."""
+        """The first difference, of the outputs or of inputs that forward must change."""
         if self.protocol is not None:
             found = self._mismatch_by(self.protocol, number)
             if found is None:
                 self._keep(number)
             return found
-        for got, (name, right, index) in [] if self._is_near else self._pairs(number, self._left):
-            found = mismatch(
-                got,
-                right,
-                allowed=self.reference.allowed[index],
-                name=name,
-                operands=partial(operands_of, self.reference, number),
-            )
-            if found is not None and name.startswith("input"):
-                return f"Model changes its input in place, do as it does: {found}"
-            if found is not None:
-                return found
+        for got, name, wanted in [] if self._is_near else self._pairs(number, self._left):
+            if found := self._difference(number, got, name, wanted):
+                is_input = name.startswith("input")
+                return f"{CHANGES_INPUT}: {found}" if is_input else found
         if not self._is_near and (found := self._parameter_mismatch(number)):
             return f"Model changes its parameter in place, do as it does: {found}"
         self._keep(number)
         return None
 
+    def _difference(self, number: int, got: torch.Tensor, name: str, wanted: Expected) -> str:
+        operands = partial(operands_of, self.reference, number)
+        found = card.mismatch(got, wanted, name=name, operands=operands)
+        if found is None:
+            return ""
+        words, differs = found
+        plant = "" if differs is None else _plant_of(self.reference, number, differs)
+        return f"{words}\n{plant}" if plant else words
+
     def _parameter_mismatch(self, number: int) -> str | None:
         """First element that differs of the parameters that forward changes: a norm's statistics
         may be left alone."""
         reference = self.reference
-        for got, (name, right, index) in self._changes(number, self._parameters):
+        for got, name, wanted in self._changes(number, self._parameters):
             if may_stay(name) and is_equal(got, reference.tensors[reference.named[name]]):
                 continue
-            allowed = reference.allowed[index]
-            if found := mismatch(got, right, allowed=allowed, name=f"parameter {name}"):
+            if found := self._difference(number, got, f"parameter {name}", wanted):
                 return found
         return None
 
@@ -215,16 +236,17 @@ class CardMemory:
         return self._is_kept
 
     def variant(self, number: int) -> str:
-        """Name of the set's distribution."""
-        return self.reference.sets[number].variant
+        """`given`: a planted set looks like the problem's own, and is named by its plants."""
+        return "given"
 
     def _mismatch_by(self, protocol: OtherProtocol, number: int) -> str | None:
         one = self.reference.sets[number]
         if len(one.outputs) != 1 or self.is_sequence:
             return ONE_TENSOR
-        right = self.reference.tensors[one.outputs[0]]
         tolerance = protocol.tolerances[self.reference.precision]
-        return allclose_mismatch(self._left[0], right, tolerance=tolerance)
+        wanted = CardClose(tensor=self.reference.tensors[one.outputs[0]], tolerance=tolerance)
+        found = card.mismatch(self._left[0], wanted)
+        return None if found is None else found[0]
 
     def _keep(self, number: int) -> None:
         """Keeps what the last call left, as right for its input set, where there is room."""
@@ -236,41 +258,60 @@ class CardMemory:
             return
         self._verified[number] = [one.clone() for one in left]
 
-    def _pairs(
-        self, number: int, left: Sequence[torch.Tensor]
-    ) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
-        """Tensors that a call left, each beside its name, the expected tensor and the index of
-        that."""
+    def _pairs(self, number: int, left: Sequence[torch.Tensor]) -> list[Pair]:
+        """Outputs and changed inputs that a call left, each with its name and the expected one."""
         one = self.reference.sets[number]
-        names = (
-            ["output"]
-            if len(one.outputs) == 1
-            else [f"output {k}" for k in range(len(one.outputs))]
-        )
-        rights = list(zip(names, one.outputs, strict=True))
-        rights += [(f"input {change.number}", change.output) for change in one.changed]
-        expected = [(name, self.reference.tensors[index], index) for name, index in rights]
-        return list(zip(left, expected, strict=True))
+        num = len(one.outputs)
+        names = ["output"] if num == 1 else [f"output {k}" for k in range(num)]
+        names += [f"input {change.number}" for change in one.changed]
+        real = (*one.outputs, *(change.output for change in one.changed))
+        rights = [self._wanted(index) for index in (one.wide if self.is_wide else real)]
+        return list(zip(left, names, rights, strict=True))
 
-    def _changes(
-        self, number: int, left: Sequence[torch.Tensor] | None
-    ) -> list[tuple[torch.Tensor, tuple[str, torch.Tensor, int]]]:
-        """The same for the parameters that forward changes on any set."""
-        if left is None:
+    def _wanted(self, index: int) -> CardWanted:
+        found = self.reference.wanted[index]
+        if self.is_narrow and not found.tensor.is_floating_point():
+            return CardWanted(tensor=found.tensor, question=SAME_FUNCTION)
+        return found
+
+    def _changes(self, number: int, left: Sequence[torch.Tensor] | None) -> list[Pair]:
+        """The same for the parameters that forward changes on any set: question 2 asks of them."""
+        if left is None or self.is_wide:
             return []
         reference = self.reference
         after = dict(reference.sets[number].state)
         names = reference.changed_parameters
-        indices = [after.get(name, reference.named[name]) for name in names]
-        rights = [(name, reference.tensors[i], i) for name, i in zip(names, indices, strict=True)]
-        return list(zip(left, rights, strict=True))
+        rights = [self._wanted(after.get(name, reference.named[name])) for name in names]
+        return list(zip(left, names, rights, strict=True))
+
+
+CHANGES_INPUT = "Model changes its input in place, do as it does"
+
+
+def _plant_of(reference: GpuReference, number: int, differs: Mask) -> str:
+    """The plant beside which an output differs, where most of it does not: that of an element that
+    differs, or of its row."""
+    if not differs.ndim or differs.mean() > MAX_SHARE:
+        return ""
+    one = reference.sets[number]
+    rows = {int(row) for row in np.flatnonzero(differs.reshape(len(differs), -1).any(axis=1))}
+    for is_near in (False, True):
+        for plant in one.plants:
+            tensor = reference.tensors[one.inputs[plant.position]]
+            index = tuple(int(at) for at in np.unravel_index(plant.index, tuple(tensor.shape)))
+            is_alike = tensor.shape == differs.shape and bool(differs[index])
+            is_row = is_near and tensor.shape[:1] == differs.shape[:1] and index[0] in rows
+            if is_alike or is_row:
+                value = float(tensor.reshape(-1)[plant.index])
+                return f"there, input {plant.position}{[*index]} is {value:.6g} ({plant.kind})"
+    return ""
 
 
 def operands_of(reference: GpuReference, number: int) -> list[Values]:
     """Inputs of a set, and parameters."""
     named = {f"input {k}": index for k, index in enumerate(reference.sets[number].inputs)}
     named |= {f"parameter {name}": index for name, index in reference.named.items()}
-    return [values_of(reference.tensors[index], name=name) for name, index in named.items()]
+    return [card.values_of(reference.tensors[index], name=name) for name, index in named.items()]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

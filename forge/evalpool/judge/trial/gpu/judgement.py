@@ -1,7 +1,11 @@
 # pyright: strict
 """One candidate on a card: its programs run in the card's executor, checked and timed.
 
-A program is captured and compiled before the executor is taken, but for one whose host reads
+capture ─▶ compile in float64 ─▶ 1. the same function? ─▶ compile ─▶ tune ─▶ 2. precision ─▶ time
+
+So a wrong answer costs no compilation in its own types, whose kernels have more stages and are
+measured. What float64 cannot run answers all sets in its own types, with question 2's tolerance. A
+program is captured and compiled before the executor is taken, but for one whose host reads
 values: that is captured again for each input set, while the candidate has the executor.
 """
 
@@ -12,7 +16,7 @@ import random
 import secrets
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,32 +24,38 @@ import torch
 
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import create_block
+from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.execute.steps import named_choices
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import Choice, InvalidProgram, Section
+from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch, Section
 from forge.evalpool.judge.program.walk import places
+from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS
+from forge.evalpool.judge.trial.cpu_trial import NO_RESULTS, PRECISION_TERMS, WIDE, insensitive
+from forge.evalpool.judge.trial.evaluations import Narrowed
+from forge.evalpool.judge.trial.gpu.layout import spec_of
 from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
 from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
 from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
-from forge.evalpool.judge.trial.judgement import Judgement
+from forge.evalpool.judge.trial.judgement import Judgement, needed_kernels
 from forge.evalpool.judge.trial.structure import accesses_of, require_waits
-from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
+from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, STATEFUL_WORDS, Decided
+from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from forge.evalpool.judge.compiler.binary import Binary, Failure
+    from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.execute.executor import ChoiceReport, Executor, NodeTime
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
-    from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.gpu.card_memory import CardMemory, LeftByCall
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
     from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
+    from forge.evalpool.judge.trial.gpu.program_run import Choices
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.trial import Finding
 
@@ -54,6 +64,14 @@ NUM_FURTHER, FURTHER_S = 16, 0.5
 as there is time for."""
 MAX_TUNINGS = 3
 """Captures with winners: one choice may depend on the winner of another."""
+MAX_TURNS = 128
+"""Alternatives of a choice that run in float64."""
+ENDS_WIDE = {
+    *("unsupported", Reason.EXCEPTION, OUT_OF_MEMORY, Reason.OUT_OF_RESOURCES),
+    *("deadline:correct", "deadline:load"),
+}
+"""Reasons for which a program in float64 ends without an answer: it is run in its own types, and
+what fails in them too is a failure there."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +104,14 @@ class GpuJudgement(Judgement):
     """For each of them, True if it is known to be right."""
     _kept_turn: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
     """Decides which call is on what the one before left, where calls are made one by one."""
+    _wide: dict[bytes, Captured] = field(default_factory=dict[bytes, Captured], init=False)
+    """Programs in float64, by the data of those in their own types."""
+    _able: dict[bytes, list[tuple[int, list[int]]]] = field(
+        default_factory=dict[bytes, "list[tuple[int, list[int]]]"], init=False
+    )
+    """Steps of a program's choices, each with the alternatives that compile, by its data."""
+    _turn_of_call: int = field(default=0, init=False)
+    """Calls in float64 so far: each takes the next alternative of every choice."""
     _deadline: float | None = field(default=None, init=False)
     """For all checked calls together, monotonic; None before they begin."""
 
@@ -95,16 +121,166 @@ class GpuJudgement(Judgement):
         return Tf32.of(self.table.tf32, is_other=self.candidate.protocol is not None)
 
     def prepare(self) -> None:
-        """Captures and compiles the program, and settles its choices. Raises Decided."""
-        program = self.first().program
+        """Captures the program and asks whether it is the same function; then compiles it in its
+        own types and settles its choices. Raises Decided."""
+        self._ask_wide()
+        captured = self.first()
         for _ in range(MAX_TUNINGS):
+            program = self.first().program
             self.require_kernels(program, self.binaries(program))
             if not any(isinstance(placed.node, Choice) for placed in places(program)):
-                return
+                break
             winners = self._tuned()
             if not winners:
-                return
-            program = self.again(winners).program
+                break
+            self.again(winners)
+        if self.first() is not captured:  # the program that is timed
+            self._ask_wide()
+
+    def _ask_wide(self) -> None:
+        """Asks in float64 whether it is the same function: on sets with plants if there are any.
+        Raises Decided."""
+        if self.candidate.protocol is not None or self.evidence not in ("", WIDE):
+            return
+        sets, reference = self.reference.sets, self.reference
+        numbers = [number for number in self.card.numbers if sets[number].wide]
+        numbers = [number for number in numbers if sets[number].is_planted] or numbers
+        if not numbers:
+            self.evidence = f"narrow: the reference: {reference.why_narrow or NO_RESULTS}"
+            return
+        self.evidence, self._turn_of_call = WIDE, 0
+        captured = self.first()
+        self.card.lay(is_wide=True)
+        try:
+            self._able_of(self._of_layout(captured))  # compiled while others have the executor
+            with self.held(), self._turn(self.shared):
+                self._deadline = time.monotonic() + self.table.correct_timeout_s
+                self._run_checks(numbers=random.SystemRandom().sample(numbers, len(numbers)))
+            self._checks = None
+        except Narrowed as narrowed:
+            self._narrow(str(narrowed))
+        except Decided as decided:
+            if decided.finding.reason not in ENDS_WIDE:
+                raise
+            self._narrow(decided.finding.detail.split("\n")[0])
+        finally:
+            self._deadline, self._ahead = None, []
+            self.card.lay(is_wide=False)
+
+    def _narrow(self, why: str) -> None:
+        self.evidence, self.card.is_narrow, self._checks = f"narrow: {why}", True, None
+
+    def _of_layout(self, captured: Captured) -> Captured:
+        """The program as it runs now: in float64, or in its own types. Raises Narrowed."""
+        if not self.card.is_wide:
+            return captured
+        if captured.data not in self._wide:
+            program = self._widened(captured.program)
+            found = replace(captured, program=program, data=wire.dumps(program))
+            self._wide[captured.data] = found
+        return self._wide[captured.data]
+
+    def _widened(self, program: Program) -> Program:
+        reference = self.reference
+
+        def kind(index: int) -> str:
+            return spec_of(reference.tensors[index]).dtype
+
+        try:
+            found = widened(
+                program,
+                reference.kinds,
+                inputs=[kind(index) for index in reference.sets[0].inputs],
+                parameters={name: kind(index) for name, index in reference.named.items()},
+            )
+        except Narrow as narrow:
+            raise Narrowed(str(narrow)) from None
+        return at_one_stage(found)
+
+    def _able_of(self, captured: Captured) -> list[tuple[int, list[int]]]:
+        """Steps of the choices of a program in float64, each with the alternatives that compile.
+        Raises Narrowed for a kernel that must run and does not."""
+        if captured.data in self._able:
+            return self._able[captured.data]
+        program = captured.program
+        binaries = self.binaries(program)
+        for number in needed_kernels(program, binaries):
+            if isinstance(failure := binaries[number], Failure):
+                words = failure.message.split("\n")[0]
+                name = program.kernels[number].name
+                raise Narrowed(f"kernel {name} does not compile in float64: {words}")
+        found = list[tuple[int, list[int]]]()
+        for step, placed in enumerate(places(program), 1):
+            if isinstance(placed.node, Choice) and placed.section is Section.FORWARD:
+                able = [
+                    number
+                    for number, one in enumerate(placed.node.alternatives)
+                    if not any(
+                        isinstance(node, Launch) and isinstance(binaries[node.kernel], Failure)
+                        for node in one.nodes
+                    )
+                ]
+                found.append((step, able))
+        self._able[captured.data] = found
+        return found
+
+    def _next_choices(self, captured: Captured) -> Choices:
+        """Alternatives of the next call of a program in float64: each in its turn, unless the
+        host's part belongs to the first."""
+        if not self.card.is_wide:
+            return ()
+        able, turn = self._able_of(captured), self._turn_of_call
+        self._turn_of_call += 1
+        if captured.follows_winner:
+            turn = 0
+        return tuple((step, found[turn % len(found)]) for step, found in able)
+
+    def _further(self) -> Iterator[int]:
+        """Sets for the alternatives that have not run in float64."""
+        captured = self.first()
+        if not self.card.is_wide or captured.follows_winner or captured.reads_values:
+            return
+        able = self._able_of(self._of_layout(captured))
+        widest = min(MAX_TURNS, max((len(found) for _, found in able), default=0))
+        assert self._checks is not None
+        while self._turn_of_call < widest:
+            yield random.SystemRandom().choice(self._checks.judged)
+
+    def check(self) -> Finding:
+        """Asks the second question, or the only one of a program that is narrow. Raises Decided."""
+        if self.candidate.protocol is not None:
+            self._run_checks(numbers=self.card.numbers, is_repeated=False)
+            self._require_draws()
+            return self.report(Status.CORRECT, "ok")
+        numbers = self._numbers_of_real()
+        terms = dict(PRECISION_TERMS) if self.evidence == WIDE else dict[str, Any]()
+        terms |= {"numbers": random.SystemRandom().sample(numbers, len(numbers))}
+        self._run_checks(**terms | {"is_repeated": True})
+        is_planted = any(one.plants for one in self.reference.sets)
+        words = insensitive(self.reference.insensitive, is_planted=is_planted)
+        return self.report(Status.CORRECT, "ok", words)
+
+    def _numbers_of_real(self) -> list[int]:
+        """Sets that the program answers in its own types: all of them where they are the only
+        ones."""
+        is_wide, sets = self.evidence == WIDE, self.reference.sets
+        return [n for n in self.card.numbers if not is_wide or sets[n].is_asked_real]
+
+    def binaries(self, program: Program) -> list[Binary | Failure]:
+        """The compiled kernels of a program, in order."""
+        with self.phases.timed("compile"):
+            return self.compiler.compile(
+                program.kernels, program.target, is_rewritten=self.card.is_wide
+            )
+
+    def _alike(self, numbers: Sequence[int]) -> list[int]:
+        """Sets among these that the program of set 0 serves."""
+        sets = self.request["sets"]
+        return [number for number in numbers if sets[number] == sets[0]]
+
+    def _is_first(self, number: int) -> bool:
+        """`first` is captured with values in the problem's types."""
+        return number == 0 and not self.card.is_wide
 
     def checked(self) -> Finding:
         """Runs every checked call. Raises Decided for a candidate that fails."""
@@ -132,7 +308,7 @@ class GpuJudgement(Judgement):
         Raises:
             Decided: a timed call failed or was wrong.
         """
-        numbers: Sequence[int] = range(len(self.reference.sets))
+        numbers: Sequence[int] = self.reference.timed
         unseen = self.reference.unseen
         if self.first().reads_values:  # such a program holds for one set alone
             numbers = unseen = unseen[:1] or [0]
@@ -155,6 +331,7 @@ class GpuJudgement(Judgement):
 
     def _values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads."""
+        prefix = self._widened(prefix) if self.card.is_wide else prefix
         binaries = self.binaries(prefix)
         self.require_binaries(prefix, binaries)
         with self.held(), self._turn(self.shared):
@@ -181,11 +358,12 @@ class GpuJudgement(Judgement):
         """Makes the calls to come at once, if one program serves all sets and has places enough."""
         sets, captured = self.request["sets"], self.first()
         is_same = not captured.reads_values and all(sets[one] == sets[0] for one in numbers)
-        run = self._run_for(captured) if is_same else None
+        run = self._run_for(self._of_layout(captured)) if is_same else None
         if run is None or len(numbers) > run.memory.num_places:
             return
+        choices = [self._next_choices(self._of_layout(captured)) for _ in numbers]
         kept = {secrets.randbelow(len(numbers))} if numbers and self._has_kept_call else set[int]()
-        self._ahead = run.calls(numbers, kept=kept)
+        self._ahead = run.calls(numbers, kept=kept, choices=choices)
         self._are_near = self.card.are_near(self._ahead)
 
     def _call(self, number: int) -> None:
@@ -194,8 +372,11 @@ class GpuJudgement(Judgement):
             assert found.number == number
             self.card.left(found, is_near=self._are_near.pop(0), is_stable=True)
             return
-        run = self._run_for(self.program(number))
-        (found,) = run.calls([number], kept={0} if self._is_kept_turn() else set())
+        captured = self._of_layout(self.program(number))
+        run, choices = self._run_for(captured), self._next_choices(captured)
+        (found,) = run.calls(
+            [number], kept={0} if self._is_kept_turn() else set(), choices=[choices]
+        )
         self.card.left(found)
 
     @property
@@ -207,14 +388,14 @@ class GpuJudgement(Judgement):
         """True for one call of those after the first."""
         if not self._has_kept_call or self._checks is None:
             return False
-        return len(self._checks.judged) == 1 + self._kept_turn % self.card.num_sets
+        num = len(self._checks.numbers or self.card.numbers)
+        return len(self._checks.judged) == 1 + self._kept_turn % num
 
     def _require_forgetful(self) -> None:
         """Raises Decided for a program that answers with what an earlier call left in memory."""
         captured = self.first()
-        numbers = range(self.card.num_sets)
-        sets = self.request["sets"]
-        if captured.reads_values or len(numbers) < 2 or any(sets[n] != sets[0] for n in numbers):
+        numbers = self._alike(self.card.numbers)
+        if captured.reads_values or len(numbers) < 2:
             return
         run = self._run_for(captured)
         if run.memory.has_statistics:
@@ -232,7 +413,10 @@ class GpuJudgement(Judgement):
     def _require_lasting(self, run: ProgramRun) -> None:
         """Raises Decided for a program whose answers change with its running statistics, where
         those of the reference do not."""
-        calls = run.lasting(*random.SystemRandom().sample(range(self.card.num_sets), 2))
+        draw, compared = random.SystemRandom(), self._alike(self._numbers_of_real())
+        first = draw.choice(compared)
+        second = draw.choice([n for n in self._alike(self.card.numbers) if n != first])
+        calls = [call for call in run.lasting(first, second) if call.number in compared]
         for call, is_near in zip(calls, self.card.are_near(calls), strict=True):
             self.card.left(call, is_near=is_near)
             if found := self.card.mismatch(call.number):
@@ -262,10 +446,6 @@ class GpuJudgement(Judgement):
             if memory.is_unwritten(call.number):
                 detail = "a timed call left its output unwritten"
                 raise Decided(self.report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
-            variant = memory.variant(call.number)
-            if call.number in self.reference.unseen and variant != "given":
-                detail = f"right on the problem's own inputs, wrong on others ({variant}): {found}"
-                raise Decided(self.report(Status.WRONG, Reason.RANGE, detail))
             detail = f"right in checked calls, wrong in a timed one: {found}"
             raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
@@ -339,9 +519,9 @@ class GpuJudgement(Judgement):
                     raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
     def _own_sets(self) -> list[int]:
-        """Sets of ours that the program of set 0 serves; set 0 where there is none."""
+        """Sets with plants that the program of set 0 serves; set 0 where there is none."""
         sets, reads_values = self.request["sets"], self.first().reads_values
-        ours = [n for n in range(self.card.num_sets) if self.card.variant(n) != "given"]
+        ours = [n for n in self._numbers_of_real() if self.reference.sets[n].is_planted]
         return [n for n in ours if sets[n] == sets[0] and not reads_values] or [0]
 
     def _first_wrong(self, left: Sequence[LeftByCall]) -> tuple[int, str]:
@@ -456,6 +636,7 @@ class GpuJudgement(Judgement):
                 self.reference,
                 create=self.create,
                 written=self.problem.written_parameters,
+                kinds=self.reference.kinds if self.card.is_wide else (),
             )
         except InvalidProgram as error:
             detail = f"no program of this problem: {error}"

@@ -5,7 +5,7 @@ Called by `trial.gpu.references`, which asks the oracle, and read by all that ju
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,16 +13,24 @@ import torch
 from forge.evalpool.judge.channel.nesting import parse_form
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
-from forge.evalpool.judge.numbers.gpu_compare import Allowed
-from forge.evalpool.judge.numbers.tolerance import rounding_in
-from forge.evalpool.judge.trial.draws.build import parse_axes, parse_drawn
-from forge.evalpool.judge.trial.draws.reference import max_uses
+from forge.evalpool.judge.numbers.tolerance import DOUBLE_TOLERANCE, rounding_in
+from forge.evalpool.judge.trial.draws.build import (
+    parse_axes,
+    parse_drawn,
+    parse_kinds,
+    parse_plants,
+    parse_words,
+)
+from forge.evalpool.judge.trial.draws.reference import WIDE, max_uses, widened
 from forge.evalpool.judge.trial.trial import count
+from forge.evalpool.judge.wide.card import CardWanted
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, real_question
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from forge.evalpool.judge.channel.gpu_memory import Block
+    from forge.evalpool.judge.trial.draws.reference import Plant
 
 NUM_TIMED_SETS = 2
 """Sets that no candidate has seen before it is timed."""
@@ -37,8 +45,7 @@ class Changed:
     number: int
     """Among the inputs."""
     output: int
-    error: int
-    """Indices of its content afterwards, and of eager's error there."""
+    """Index of its content afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +54,27 @@ class Set:
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    errors: tuple[int, ...]
     changed: tuple[Changed, ...] = ()
     """Inputs that forward must change in place."""
     state: tuple[tuple[str, int], ...] = ()
     """Parameters that forward changes, by name, and the indices of their contents afterwards."""
-    variant: str = "given"
-    """Name of its distribution; `given` for the problem's own."""
+    wide: tuple[int, ...] = ()
+    """Outputs, then changed inputs, in float64; empty where there are none."""
+    plants: tuple[Plant, ...] = ()
+    """Some of the elements that it replaces, for messages."""
+    is_planted: bool = False
+    """True if elements of its inputs are replaced."""
+    asks_real: bool = True
+    """True if the question in the problem's own types is asked on it."""
+    is_sure: bool = False
+    """True if no integer of it is left to a rounding."""
+    slack: float = 1.0
+    """Factor of the tolerance in the problem's types."""
+
+    @property
+    def is_asked_real(self) -> bool:
+        """True if what it gives in the problem's types is compared, too."""
+        return self.asks_real or not self.wide
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,8 +82,9 @@ class GpuReference:
     """One draw of a problem, in the judge's memory."""
 
     request: dict[str, Any]
-    """Body of a capture's request, but for the code. All sets have the same form, so a tensor of it
-    stands for one of each set; but outputs may have other shapes, as of `nonzero`."""
+    """Body of a capture's request, but for the code. All sets have tensors of the same shapes, so
+    one of it stands for one of each set; but outputs may have other shapes, as of `nonzero`, and
+    arguments that are no tensors other values."""
     flops: int
     """FLOPs of its matrix products, convolutions and attention."""
     precision: str
@@ -73,8 +95,16 @@ class GpuReference:
     """Indices of parameters by name, `init.<k>` for tensors among the constructor's arguments."""
     is_sequence: bool
     """True if forward returns a list or tuple."""
-    allowed: dict[int, Allowed]
-    """Tolerances of expected outputs, by index."""
+    wanted: dict[int, CardWanted]
+    """Expected outputs under their question, by index."""
+    kinds: frozenset[str] = frozenset()
+    """Types that are float64 in the wide results."""
+    why_narrow: str = ""
+    """Why there are none."""
+    insensitive: tuple[str, ...] = ()
+    """Inputs and parameters on which no output was seen to depend."""
+    is_constant: bool = False
+    """True if no output depends on any input."""
     nesting: str = ""
     """As of `Program`."""
     names: frozenset[str] = frozenset()
@@ -90,14 +120,20 @@ class GpuReference:
         return max_uses(sum(self.tensors[index].numel() for index in self.sets[0].outputs))
 
     @property
-    def num_checked(self) -> int:
-        """Sets for correctness; the ones behind are first seen when timed."""
-        return max(1, len(self.sets) - NUM_TIMED_SETS)
+    def unseen(self) -> list[int]:
+        """Sets that no candidate has had in its checked calls: they are first seen when timed, in
+        the problem's types. Without planted ones, given ones; one set of each kind stays."""
+        able = [number for number in self.timed if number]
+        planted = [number for number in able if self.sets[number].is_planted]
+        able = planted[1:] or ([] if planted else able)
+        return able[max(0, len(able) - NUM_TIMED_SETS) :]
 
     @property
-    def unseen(self) -> list[int]:
-        """Sets that no candidate has had in its checked calls."""
-        return list(range(self.num_checked, len(self.sets)))
+    def timed(self) -> list[int]:
+        """Sets of timed calls, which one program serves."""
+        trees = self.request["sets"]
+        able = [number for number, one in enumerate(self.sets) if one.is_asked_real]
+        return [number for number in able if trees[number] == trees[0]]
 
     @property
     def input_bytes(self) -> int:
@@ -138,25 +174,27 @@ def arrange(
     for one in layout["sets"]:
         found: list[int] = []
         trees.append(_tree(one["inputs"], found, tensors=tensors))
-        outputs, errors = _indices(one["outputs"], tensors), _indices(one["errors"], tensors)
-        if len(outputs) != len(errors):
-            raise LayoutError("outputs without errors")
+        outputs = _indices(one["outputs"], tensors)
         changed = tuple(_changed(item, found, tensors) for item in one["changed"])
         sets.append(
             Set(
                 inputs=tuple(found),
                 outputs=outputs,
-                errors=errors,
                 changed=changed,
                 state=_state(one["state"], known, tensors),
-                variant=str(one["variant"]),
+                wide=_indices(one.get("wide", ()), tensors),
+                plants=parse_plants(one.get("plants", ()), [tensors[i].numel() for i in found]),
+                is_planted=bool(one.get("plants")),
+                asks_real=one.get("asks_real", True) is True,
+                is_sure=bool(one.get("wide")) and one.get("is_open") is False,
+                slack=max(1.0, float(one.get("slack", 1.0))),
             )
         )
     if not sets:
         raise LayoutError("no input set")
     shapes = [[spec_of(tensors[index]) for index in one.inputs] for one in sets]
-    if any(tree != trees[0] for tree in trees) or any(one != shapes[0] for one in shapes):
-        raise LayoutError("get_inputs gives other shapes or arguments from call to call")
+    if any(one != shapes[0] for one in shapes):
+        raise LayoutError("get_inputs gives other shapes from call to call")
     types = [[tensors[index].dtype for index in one.outputs] for one in sets]
     if any(one != types[0] for one in types):
         raise LayoutError("outputs differ in their number or types from call to call")
@@ -173,14 +211,10 @@ def arrange(
         "order": [str(name) for name in layout["order"]],
         "held": [str(name) for name in layout["held"]],
         "drawn": parse_drawn(layout.get("drawn")),
-        "sets": [trees[0]] * len(sets),
+        "sets": trees,
         "tensors": [[spec.dtype, list(spec.shape)] for spec in specs],
     }
-    rounding = rounding_in(layout, precision)
-    outputs = [pair for one in sets for pair in zip(one.outputs, one.errors, strict=True)]
-    outputs += [(change.output, change.error) for one in sets for change in one.changed]
-    states = {index for one in sets for name, after in one.state for index in (after, named[name])}
-    unknown = torch.empty(0)
+    kinds = parse_kinds(layout.get("kinds", ()))
     is_sequence, nesting = parse_form(layout["form"])
     return GpuReference(
         request=request,
@@ -193,20 +227,61 @@ def arrange(
         is_sequence=is_sequence,
         nesting=nesting,
         names=frozenset(str(name) for name in layout["names"]),
-        allowed={
-            index: Allowed.of(tensors[index], tensors[error], precision=rounding)
-            for index, error in outputs
-        }
-        | {index: Allowed.of(tensors[index], unknown, precision=rounding) for index in states},
+        wanted=_wanted(sets, tensors, named, rounding=rounding_in(layout, precision), kinds=kinds),
+        kinds=kinds,
+        why_narrow=parse_words(layout.get("narrow") or ""),
+        insensitive=tuple(parse_words(one) for one in layout.get("insensitive", ())),
+        is_constant=layout.get("constant") is True,
     )
 
 
+def _wanted(
+    sets: Iterable[Set],
+    tensors: Sequence[torch.Tensor],
+    named: Mapping[str, int],
+    *,
+    rounding: str,
+    kinds: frozenset[str],
+) -> dict[int, CardWanted]:
+    """Every expected output under its question. Raises LayoutError."""
+    # Of a problem in float64 a cast to float32 loses 1e-7.
+    is_double = kinds == {WIDE}
+    same = Question(DOUBLE_TOLERANCE, is_same=True) if is_double else SAME_FUNCTION
+
+    def asked(index: int, slack: float) -> Question:
+        question = real_question(dtype_name(tensors[index]), rounding)
+        question = replace(question, tolerance=question.tolerance * slack)
+        return question if kinds else replace(question, is_alone=True)
+
+    found: dict[int, CardWanted] = {}
+    for one in sets:
+        real = [*one.outputs, *(change.output for change in one.changed)]
+        for index in one.wide:
+            found[index] = CardWanted(tensor=tensors[index], question=same)
+        if one.wide and len(one.wide) != len(real):
+            raise LayoutError("results in float64 of some outputs")
+        for index, wide in zip(real, one.wide or (-1,) * len(real), strict=True):
+            form = widened(spec_of(tensors[index]), kinds)
+            if wide >= 0 and spec_of(tensors[wide]) != form:
+                raise LayoutError("results in float64 of other shapes or types")
+            is_exact = one.is_sure and index in one.outputs
+            is_exact = is_exact and not tensors[index].is_floating_point()
+            question = SAME_FUNCTION if is_exact else asked(index, one.slack)
+            found[index] = CardWanted(
+                tensor=tensors[index], question=question, exact=found.get(wide)
+            )
+        for name, after in one.state:
+            for index in (after, named[name]):
+                found[index] = CardWanted(tensor=tensors[index], question=asked(index, one.slack))
+    return found
+
+
 def _changed(item: Any, found: list[int], tensors: list[torch.Tensor]) -> Changed:
-    number, output, error = item
-    _indices([output, error], tensors)
+    number, output, *_ = item
+    _indices([output], tensors)
     if type(number) is not int or not 0 <= number < len(found):
         raise LayoutError(f"no input {str(number)[:40]}")
-    return Changed(number=number, output=output, error=error)
+    return Changed(number=number, output=output)
 
 
 def _state(

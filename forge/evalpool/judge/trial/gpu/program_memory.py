@@ -20,6 +20,7 @@ from forge.evalpool.judge.numbers.blocks import CHUNK
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
 from forge.evalpool.judge.program.walk import returned_inputs
 from forge.evalpool.judge.trial.checks import may_stay
+from forge.evalpool.judge.trial.draws.reference import widened
 from forge.evalpool.judge.trial.gpu.layout import spec_of, view
 
 if TYPE_CHECKING:
@@ -115,11 +116,14 @@ class ProgramMemory:
         *,
         create: Callable[[int], SharedBlock],
         written: Collection[str] = (),
+        kinds: Collection[str] = (),
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
         """
         Args:
             written: parameters that the reference writes to.
+            kinds: types that the program has in float64: contents are made wide as they are put
+                into a place, so that they take no memory but there.
 
         Raises:
             InvalidProgram: the program has other inputs or parameters than the reference.
@@ -130,7 +134,7 @@ class ProgramMemory:
         self._statistics = frozenset(
             named[name] for name in written if name in named and may_stay(name)
         )
-        self._program, self._reference = program, reference
+        self._program, self._reference, self._kinds = program, reference, kinds
         self._end = 0
         self._sources = [
             self._source(number)
@@ -154,8 +158,11 @@ class ProgramMemory:
             self.block.fill(start + first, self._end - first, POISON)
         for source in self._sources:
             content = self._content(source, number)
-            if content.numel():
+            if content.numel() and self._spec(content) == spec_of(content):
                 self.block.put(start + source.offset, content)
+            elif content.numel():
+                target = view(self._memory(place), self._spec(content), source.offset)
+                target.copy_(content)
         for state in self._states:
             content = self._reference.tensors[state.tensor]
             if state.storage < 0 and content.numel():
@@ -224,14 +231,14 @@ class ProgramMemory:
         ]
         for change, (_, slot) in zip(first.changed, self._changed, strict=True):
             like = reference.tensors[first.inputs[change.number]]
-            found.append(view(memory, spec_of(like), slot))
+            found.append(view(memory, self._spec(like), slot))
         return found
 
     def parameters(self, place: int) -> list[torch.Tensor]:
         """`GpuReference.changed_parameters` as the last call in a place left them; those that the
         program does not have, as they were. Views of the block."""
         tensors, memory = self._reference.tensors, self._memory(place)
-        return [view(memory, spec_of(tensors[one.tensor]), one.slot) for one in self._states]
+        return [view(memory, self._spec(tensors[one.tensor]), one.slot) for one in self._states]
 
     def close(self) -> None:
         """Frees the block, and with it what `outputs` and `parameters` gave."""
@@ -252,6 +259,10 @@ class ProgramMemory:
         index = source.tensor if source.input < 0 else reference.sets[number].inputs[source.input]
         return reference.tensors[index]
 
+    def _spec(self, tensor: torch.Tensor) -> TensorSpec:
+        """Type and shape of a tensor of the reference as the program has it."""
+        return widened(spec_of(tensor), self._kinds)
+
     def _next(self, num_bytes: int) -> int:
         start = self._end
         self._end += -(-max(num_bytes, 1) // BLOCK_ALIGNMENT_BYTES) * BLOCK_ALIGNMENT_BYTES
@@ -269,7 +280,7 @@ class ProgramMemory:
                 raise InvalidProgram(f"storages[{number}]: Model has no {storage.name[:80]}")
             place, tensor = -1, reference.named[storage.name]
             index = tensor
-        num_bytes = reference.tensors[index].nbytes
+        num_bytes = self._spec(reference.tensors[index]).num_bytes
         if num_bytes != storage.num_bytes:
             raise InvalidProgram(f"storages[{number}]: {storage.num_bytes} bytes for {num_bytes}")
         return _Source(storage=number, offset=self._next(num_bytes), input=place, tensor=tensor)
@@ -278,11 +289,11 @@ class ProgramMemory:
         """(storage of an input, -1 where the program does not have it; slot for its content)."""
         found = [one.storage for one in self._sources if one.input == position]
         index = self._reference.sets[0].inputs[position]
-        slot = self._next(self._reference.tensors[index].nbytes)
+        slot = self._next(self._spec(self._reference.tensors[index]).num_bytes)
         return (found[0] if found else -1), slot
 
     def _state_slot(self, name: str) -> _State:
         tensor = self._reference.named[name]
         found = [one.storage for one in self._sources if one.tensor == tensor]
-        slot = self._next(self._reference.tensors[tensor].nbytes)
+        slot = self._next(self._spec(self._reference.tensors[tensor]).num_bytes)
         return _State(tensor=tensor, storage=found[0] if found else -1, slot=slot)

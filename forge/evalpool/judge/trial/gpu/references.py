@@ -153,6 +153,7 @@ class GpuReferences:
     def _free_unheld(self, reference: GpuReference) -> None:
         if reference.is_retired and reference.num_holders == 0:
             reference.tensors.clear()
+            reference.wanted.clear()
             reference.block.close()
 
     def _draw(self, problem: ReferenceModule) -> GpuReference:
@@ -162,9 +163,16 @@ class GpuReferences:
             with _LARGE:
                 with self._lock:
                     self._make_room()
-                return self._draw_within(problem, memory_share=LARGE_SHARE)
+                try:
+                    return self._draw_within(problem, memory_share=LARGE_SHARE)
+                except NoRoom:
+                    if not self._is_varied:
+                        raise
+                    return self._draw_within(problem, memory_share=LARGE_SHARE, is_wide=False)
 
-    def _draw_within(self, problem: ReferenceModule, *, memory_share: float) -> GpuReference:
+    def _draw_within(
+        self, problem: ReferenceModule, *, memory_share: float, is_wide: bool = True
+    ) -> GpuReference:
         """Draws from the reference's own inputs alone, if it fails on any others."""
         left_s = self._timeout_s
         for is_plain in (False, True) if self._is_varied else (True,):
@@ -172,7 +180,11 @@ class GpuReferences:
             try:
                 with self._oracles.lent(problem) as oracle:
                     began = time.monotonic()  # others may have kept it from us
-                    asked = {"memory_share": memory_share, "plain": is_plain}
+                    asked = {
+                        "memory_share": memory_share,
+                        "plain": is_plain,
+                        "wide": is_wide and not is_plain,
+                    }
                     return self._draw_by(oracle, asked, problem, deadline=began + left_s)
             except NoRoom:
                 raise

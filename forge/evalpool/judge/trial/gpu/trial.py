@@ -39,6 +39,7 @@ from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, basel
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.timing.samples import speedup
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
+from forge.evalpool.judge.trial.cpu_trial import CONSTANT_WORDS
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
@@ -190,6 +191,9 @@ class GpuTrials(Trials):
         with phases.timed("reference"):
             reference = references.hold(problem, shared=self._to_draw)
         try:
+            if reference.is_constant:
+                status, reason = Status.UNJUDGEABLE, Reason.CONSTANT
+                return Finding(status=status, reason=reason, detail=CONSTANT_WORDS)
             with phases.timed("reference"):
                 facts = self.facts.of(
                     problem,
@@ -199,7 +203,8 @@ class GpuTrials(Trials):
                     uid=candidate.uid,
                 )
             judged = partial(self._judged, candidate, reference, facts)
-            is_large = reference.num_bytes > LARGE_SHARE * self.device.memory_bytes
+            num_bytes = reference.num_bytes * (2 if reference.kinds else 1)  # in float64
+            is_large = num_bytes > LARGE_SHARE * self.device.memory_bytes
             try:
                 return judged(shared=partial(self._shared, phases), is_alone=is_large)
             except Decided as decided:

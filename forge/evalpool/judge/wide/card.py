@@ -1,0 +1,273 @@
+# pyright: strict
+"""Question 1's and question 2's comparison on a card: compare.py's formulas in torch.
+
+Called on the judge's own copies of outputs. Blocks bound the memory, and what depends on the
+reference alone is computed once a draw. Nothing waits for the card but `agree`, once for all
+outputs of several calls, and the words for an output that differs: elements of it are fetched as
+patterns.py asks for them.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from forge.evalpool.judge.numbers.blocks import blocks, limit_on
+from forge.evalpool.judge.numbers.called import dtype_name
+from forge.evalpool.judge.wide.compare import (
+    LEAST_SCALE,
+    LEAST_SENTINEL,
+    QUANTISED,
+    SENTINEL_RATIO,
+    Question,
+)
+from forge.evalpool.judge.wide.look import Values
+from forge.evalpool.judge.wide.patterns import describe, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from forge.evalpool.judge.numbers.blocks import Block
+    from forge.evalpool.judge.wide.look import Operands
+
+MAX_MASK = 1 << 26
+"""Elements of an output whose mask of what differs goes to the host; of a larger one no pattern is
+looked for."""
+
+Mask = NDArray[np.bool_]
+
+
+class Expected(Protocol):
+    """An output of the reference under a rule of comparison."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The output."""
+        ...
+
+    def differing(self, block: Block, got: torch.Tensor) -> torch.Tensor:
+        """[rows, columns] of a block, True where it differs, still on the card."""
+        ...
+
+    def allows(self, differs: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+        """True if the elements that differ, [shape], may do so, still on the card."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class CardWanted:
+    """One output of the reference under a question. Safe in several threads."""
+
+    tensor: torch.Tensor
+    question: Question
+    exact: CardWanted | None = None
+    """The same output in float64: eager's own roundings are no demand in question 2, where an
+    element may be as near to this one."""
+    _scales: tuple[torch.Tensor, torch.Tensor] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scale of each row and of each column."""
+        with self._lock:
+            if self._scales is None:
+                self._scales = _scales(self.tensor, self.question)
+            return self._scales
+
+    def differing(self, block: Block, got: torch.Tensor) -> torch.Tensor:
+        """[rows, columns] of a block, True where it differs, still on the card."""
+        wanted = matrix(self.tensor)[block]
+        if not self.tensor.is_floating_point():
+            differs = got != wanted
+            if self.exact is not None:
+                differs &= got != matrix(self.exact.tensor)[block]
+            return differs
+        found = self._is_far(block, got, wanted.double())
+        if self.exact is not None:
+            found &= self._is_far(block, got, matrix(self.exact.tensor)[block], of=self.exact)
+        return found
+
+    def _is_far(
+        self, block: Block, got: torch.Tensor, wanted: torch.Tensor, *, of: CardWanted | None = None
+    ) -> torch.Tensor:
+        rows, columns = (of or self).scales
+        got = got.double()
+        allowed = torch.minimum(rows[block[0]][:, None], columns[block[1]])
+        allowed = wanted.abs().add_(allowed).mul_(self.question.tolerance)
+        is_near = (got - wanted).abs_() <= allowed
+        is_equal = (got == wanted) | (got.isnan() & wanted.isnan())
+        return torch.where(wanted.isfinite(), is_near, is_equal).logical_not_()
+
+    def allows(self, differs: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+        """True if the elements that differ, [shape], may do so, still on the card."""
+        if self.tensor.is_floating_point():
+            return differs.any().logical_not()
+        steps = torch.zeros_like(differs)
+        if dtype_name(self.tensor) in QUANTISED:
+            steps = (got.long() - self.tensor.long()).abs() <= 1
+        return self.question.allows(differs, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardClose:
+    """One output under another protocol's rule, `torch.allclose(reference, candidate)`: NaN differs
+    from everything, and the relative tolerance is of the candidate's value."""
+
+    tensor: torch.Tensor
+    tolerance: float
+
+    def differing(self, block: Block, got: torch.Tensor) -> torch.Tensor:
+        """[rows, columns] of a block, True where it differs, still on the card."""
+        wanted = matrix(self.tensor)[block]
+        if self.tensor.dtype is torch.bool:
+            return got != wanted
+        got, wanted = got.double(), wanted.double()
+        allowed = got.abs().mul_(self.tolerance).add_(self.tolerance)
+        near = ((got - wanted).abs_() <= allowed) & got.isfinite()
+        return (near | (got == wanted)).logical_not_()
+
+    def allows(self, differs: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+        """True if the elements that differ, [shape], may do so, still on the card."""
+        return differs.any().logical_not()
+
+
+def matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """[rows along the last axis, columns] of a tensor; of booleans their bytes, since one that
+    nothing wrote is 255 and would be true."""
+    tensor = tensor.contiguous()
+    tensor = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+    return tensor.reshape(-1, tensor.shape[-1] if tensor.dim() and tensor.numel() else 1)
+
+
+def agree(pairs: Sequence[tuple[torch.Tensor, Expected]]) -> list[bool]:
+    """For each output and the expected one, True if it agrees. Waits for the card once."""
+    found = list[torch.Tensor]()
+    for got, wanted in pairs:
+        device = wanted.tensor.device
+        if got.shape != wanted.tensor.shape:
+            found.append(torch.zeros((), dtype=torch.bool, device=device))
+            continue
+        found.append(wanted.allows(_mask(got, wanted), got))
+    if not found:
+        return []
+    return [bool(one) for one in torch.stack(found).cpu().numpy()]
+
+
+def mismatch(
+    got: torch.Tensor, wanted: Expected, *, name: str = "output", operands: Operands = tuple
+) -> tuple[str, Mask | None] | None:
+    """None where an output agrees; else what differs first and the pattern of it, in words, and
+    [shape] True for each element that differs; None of a large output.
+
+    Args:
+        operands: what the output is made from, asked where it is wrong.
+    """
+    right = wanted.tensor
+    if got.shape != right.shape:
+        return f"{name} shape is {list(got.shape)}, expected {list(right.shape)}", None
+    differs = _mask(got, wanted)
+    if bool(wanted.allows(differs, got)):
+        return None
+    first = int(differs.to(torch.uint8).argmax())
+    pair = _number(right.reshape(-1)[first]), _number(got.reshape(-1)[first])
+    if differs.numel() > MAX_MASK:
+        index = np.unravel_index(first, tuple(right.shape))
+        words = describe(
+            index=tuple(map(int, index)), expected=pair[0], got=pair[1],
+            num_differing=int(differs.sum()), size=differs.numel(), largest=None, num_unset=0,
+            name=name,
+        )  # fmt: skip
+        return words, None
+    mask = differs.cpu().numpy()
+    expected, values = values_of(right, name=name), values_of(got, name=name)
+    return words_of(expected, values, mask, pair=pair, name=name, operands=operands), mask
+
+
+def _mask(got: torch.Tensor, wanted: Expected) -> torch.Tensor:
+    """[shape] True where an output differs, still on the card."""
+    found = torch.zeros(wanted.tensor.shape, dtype=torch.bool, device=wanted.tensor.device)
+    rows = matrix(found).view(torch.bool)
+    for block, part in _parts(got):
+        rows[block] = wanted.differing(block, part)
+    return found
+
+
+def is_unwritten(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """True if a floating output is all NaN though the reference is not."""
+    if not got.is_floating_point() or expected.numel() == 0:
+        return False
+    return _is_all_nan(got) and not _is_all_nan(expected)
+
+
+def values_of(tensor: torch.Tensor, *, name: str = "output") -> Values:
+    """A tensor whose elements are fetched where they are needed."""
+
+    def take(found: NDArray[np.int64]) -> NDArray[np.float64]:
+        index = torch.as_tensor(found.reshape(-1), device=tensor.device)
+        part = tensor.reshape(-1)[index]
+        return part.double().cpu().numpy().reshape(found.shape)
+
+    return Values(shape=tuple(tensor.shape), take=take, dtype=dtype_name(tensor), name=name)
+
+
+def _is_all_nan(tensor: torch.Tensor) -> bool:
+    return all(bool(part.double().isnan().all()) for _, part in _parts(tensor))
+
+
+def _number(value: torch.Tensor) -> float:
+    if value.dtype is torch.bool:
+        value = value.view(torch.uint8)
+    return float(value) if value.is_floating_point() else int(value)
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[tuple[Block, torch.Tensor]]:
+    """Blocks of [rows, columns] in order, each with its elements."""
+    if not tensor.numel():
+        return
+    found = matrix(tensor)
+    for block in blocks(tuple(found.shape), limit_on(tensor.device)):
+        yield block, found[block]
+
+
+def _scales(tensor: torch.Tensor, question: Question) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale of each row and of each column, still on the card."""
+    shape, device = matrix(tensor).shape, tensor.device
+    none = torch.zeros((), dtype=torch.float64, device=device)
+    largest = _largest(tensor, none + math.inf)
+    below = _largest(tensor, largest / 2)
+    is_sentinel = (largest >= LEAST_SENTINEL) & (below > 0) & (below < SENTINEL_RATIO * largest)
+    most = torch.where(is_sentinel, below, largest)
+    unit = torch.where(most > 0, most, 1.0)
+    totals = [torch.zeros(n, dtype=torch.float64, device=device) for n in shape]
+    counts = [torch.zeros(n, dtype=torch.float64, device=device) for n in shape]
+    for block, part in _parts(tensor):
+        size = part.double().abs()
+        counted = size <= most  # false for NaN
+        square = torch.where(counted, size / unit, 0.0).square_()
+        for axis in (0, 1):
+            totals[axis][block[axis]] += square.sum(1 - axis)
+            counts[axis][block[axis]] += counted.sum(1 - axis)
+    whole = unit * (totals[0].sum() / counts[0].sum().clamp(min=1.0)).sqrt()
+
+    def scale(axis: int) -> torch.Tensor:
+        if not question.is_same:
+            return whole.expand(shape[axis])
+        rms = unit * (totals[axis] / counts[axis].clamp(min=1.0)).sqrt()
+        return torch.maximum(rms, LEAST_SCALE * whole)
+
+    return scale(0), scale(1)
+
+
+def _largest(tensor: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    """Largest magnitude below a limit; 0 if there is none."""
+    found = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    for _, part in _parts(tensor):
+        size = part.double().abs()
+        found = torch.maximum(found, torch.where(size < limit, size, 0.0).max())
+    return found
