@@ -1,9 +1,7 @@
 """forge trains a language model to write fast, correct Triton kernels.
 
 `forge.judge(problem, answer)` judges a kernel; `with forge.judges() as pool:` keeps judges ready.
-In Python, `forge.open("quickstart-1").rollouts(status="correct")` reads a run, and
-`forge.solve("def f(x): return torch.relu(x)")` asks the latest run's model for a kernel. In Jupyter
-use `await forge.asolve(...)`.
+`forge.open("quickstart-1").rollouts(status="correct")` reads a run.
 
 This file must load under an old Python, since `forge.install` does.
 """
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from forge.adapters.calls import ajudge, judge, judges, reward
     from forge.adapters.pools import JudgePool
     from forge.adapters.verdict import Reward, Verdict
-    from forge.commands.chat import asolve, solve
     from forge.views.api import open_run as open
 
 __all__ = [
@@ -25,20 +22,17 @@ __all__ = [
     "Reward",
     "Verdict",
     "ajudge",
-    "asolve",
     "client",
     "judge",
     "judges",
     "open",
     "reward",
-    "solve",
 ]
 
 _MODULES = {
     **dict.fromkeys(("ajudge", "judge", "judges", "reward"), "forge.adapters.calls"),
     "JudgePool": "forge.adapters.pools",
     **dict.fromkeys(("Reward", "Verdict"), "forge.adapters.verdict"),
-    **dict.fromkeys(("asolve", "solve"), "forge.commands.chat"),
 }
 """Modules of the public names."""
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import forge.store.schema
 from docs.generate.markdown import code, page, table, text
-from forge.store.read_only import SqlReader
 from forge.store.schema.create import RUN_SCHEMA, TOKEN_SCHEMA, create
 from forge.store.schema.views import VIEWS
 from forge.views.sql.sql import Relation, list_relations
@@ -82,8 +81,7 @@ def _describe(tables: str, views: str) -> list[Described]:
         create(connection, path=Path("run.db"), tables=tables, views=views)
         names = "SELECT name, sql FROM sqlite_master WHERE type IN ('table', 'view')"
         sql = dict(connection.execute(names).fetchall())
-        reader = SqlReader(connection, schema="main")
-        return [_with_meanings(each, sql[each.name]) for each in list_relations(reader)]
+        return [_with_meanings(each, sql[each.name]) for each in list_relations(connection.execute)]
 
 
 def _with_meanings(relation: Relation, sql: str) -> Described:

@@ -75,9 +75,7 @@ def archive(
 
 @app.command()
 def export(
-    form: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="Format: parquet, csv, sqlite or model.")
-    ],
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help="Format: parquet or model.")],
     run: Annotated[
         str,
         typer.Argument(
@@ -111,10 +109,12 @@ def export(
         return _export_model(
             find(name, store), kinds, out=out, step=step, push=push, tables=tables, as_json=as_json
         )
+    if form != "parquet":
+        raise ConfigError(f"forge export {form}: no such format; there are parquet and model")
     given = [*kinds, *(["push"] if push else [])]
     if given:
-        raise ConfigError(f"forge export {form}: --{given[0]} is for a model")
-    _export_tables(find(run, store), form, out=out, tables=tables, as_json=as_json)
+        raise ConfigError(f"forge export parquet: --{given[0]} is for a model")
+    _export_tables(find(run, store), out=out, tables=tables, as_json=as_json)
 
 
 def _export_model(
@@ -134,7 +134,7 @@ def _export_model(
             "forge export model: one of --merge, --adapter, --gguf; absent: as trained"
         )
     if tables is not None:
-        raise ConfigError("--tables: a model has none; parquet or csv")
+        raise ConfigError("--tables: a model has none; parquet")
     kind = ModelForm(kinds[0]) if kinds else None
     with waiting("export", is_shown=not as_json):
         found = export_model(paths, kind=kind, out=out, step=step, push_to=push)
@@ -147,9 +147,7 @@ def _export_model(
         print_text(found.url)
 
 
-def _export_tables(
-    paths: RunPaths, form: str, *, out: Path | None, tables: str | None, as_json: bool
-) -> None:
+def _export_tables(paths: RunPaths, *, out: Path | None, tables: str | None, as_json: bool) -> None:
     from dataclasses import asdict
 
     from forge.store.read_only import RowTable
@@ -158,10 +156,10 @@ def _export_tables(
     from forge.views.text.fitting import Fitting
 
     if out is None:
-        raise ConfigError(f"forge export {form}: --out DIR is missing; a directory for the files")
+        raise ConfigError("forge export parquet: --out DIR is missing; a directory for the files")
     names = [name for name in (tables or "").split(",") if name]
     with open_run(paths) as reader:
-        found = view.export(reader, form, out=out, tables=names)
+        found = view.export(reader, out=out, tables=names)
     if as_json:
         return print_json([asdict(each) for each in found])
     rows = tuple((each.path, each.num_rows, each.num_bytes) for each in found)

@@ -3,16 +3,14 @@
 The same loop as in training plays one rollout; only its Generate port differs, which streams the
 text. The run is only read, also while it trains: a chat has a store of its own, the run directory
 `<store>/chats/<run>-<n>/`, whose event names the run and the policy version that answered. Any
-number of chats may go on at once, and every command that reads a run reads them. `forge.solve` and
-`forge.asolve` are the same from Python.
+number of chats may go on at once, and every command that reads a run reads them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -126,47 +124,6 @@ async def achat(request: ChatRequest, *, store_dir: Path, say: Say | None = None
     problem = from_source(request.source, name=request.name)
     weights = find_weights(paths, step)
     return await _chat(paths, weights, problem, request, store_dir, say or (lambda text: None))
-
-
-def solve(
-    code: str,
-    *,
-    run: str = "last",
-    turns: int = 3,
-    store_dir: Path = Path("runs"),
-    say: Say | None = None,
-) -> Trajectory:
-    """Asks a run's model for a kernel that replaces a torch function or solves a problem file.
-
-    Example: `forge.solve(code).turns[-1].code`.
-
-    Raises:
-        ConfigError: the run or the text cannot be used, or an event loop is running here; use
-            `asolve` there.
-    """
-    with suppress(RuntimeError):  # no event loop is running here, as it should be
-        asyncio.get_running_loop()
-        raise ConfigError(
-            "forge.solve: an event loop is running here, as in Jupyter; use `await forge.asolve()`"
-        )
-    request = ChatRequest(run=run, source=code, turns=turns)
-    return chat(request, store_dir=store_dir, say=say).trajectory
-
-
-async def asolve(
-    code: str,
-    *,
-    run: str = "last",
-    turns: int = 3,
-    store_dir: Path = Path("runs"),
-    say: Say | None = None,
-) -> Trajectory:
-    """`solve` inside an asyncio event loop in the main thread, such as Jupyter's.
-
-    Example: `(await forge.asolve(code)).turns[-1].code`.
-    """
-    request = ChatRequest(run=run, source=code, turns=turns)
-    return (await achat(request, store_dir=store_dir, say=say)).trajectory
 
 
 async def _chat(

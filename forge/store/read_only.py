@@ -4,9 +4,6 @@ Ctrl-C, damage, refused pragmas.
 A run may be live, on a read-only disk, damaged, or copied in part; what cannot be read is one line
 that says what to do. SQLite leaves an empty -wal and a -shm beside a database that was read without
 a writer; only a writer may delete them, and the next does.
-
-`SqlReader` is the base of the readers of one run (`store.reader`) and of several
-(`views.sql.several`).
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import sqlite3
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from forge.errors import ConfigError, MachineError
@@ -109,17 +106,6 @@ def uri_of(path: Path, mode: str) -> str:
 
 Params = Sequence[Any] | Mapping[str, Any]
 
-LOOKING_PRAGMAS = frozenset(
-    {
-        *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"),
-        "foreign_key_list",
-    }
-)
-"""Pragmas that take an argument and change nothing."""
-
-INTERRUPT_STEPS = 100_000
-"""SQLite instructions between two checks for Ctrl-C: about a millisecond."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTable:
@@ -137,67 +123,6 @@ class RowStream:
     rows: Iterator[tuple[Any, ...]]
 
 
-class SqlReader:
-    """A read-only connection. Close it, or use it in a `with`."""
-
-    def __init__(self, connection: sqlite3.Connection, *, schema: str) -> None:
-        """Takes over the connection; `schema` has the tables and views with their comments.
-
-        Ctrl-C then ends a statement, which otherwise may run for hours without a Python
-        instruction; Python handles signals only between two instructions.
-        """
-        self.schema = schema
-        self._connection = connection
-        connection.set_progress_handler(lambda: 0, INTERRUPT_STEPS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._connection.close()
-
-    def query(self, sql: str, params: Params = ()) -> RowTable:
-        """Runs one statement and fetches all rows; raises as `stream` does."""
-        found = self.stream(sql, params)
-        return RowTable(columns=found.columns, rows=tuple(found.rows))
-
-    def stream(self, sql: str, params: Params = ()) -> RowStream:
-        """Like `query`, one row at a time; the WAL cannot be reset until all rows are fetched.
-
-        Raises:
-            sqlite3.Error: a mistake in the statement.
-            KeyboardInterrupt: Ctrl-C, also while rows are fetched.
-            ConfigError: the statement has bytes that are not UTF-8.
-            MachineError: the database is damaged.
-        """
-        try:
-            with _interruptible():
-                cursor = self._connection.execute(sql, params)
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"{error.object!a}: no UTF-8 at {error.start}") from error
-        columns = tuple(item[0] for item in cursor.description or ())
-        return RowStream(columns=columns, rows=_fetch(cursor))
-
-    def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
-        """The rows as dictionaries: `open_run("last").rows("SELECT * FROM v_steps")`."""
-        table = self.query(sql, params)
-        return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-
-    def one(self, sql: str, params: Params = ()) -> dict[str, Any] | None:
-        """The first row, or None."""
-        found = self.rows(sql, params)
-        return found[0] if found else None
-
-    def value(self, sql: str, params: Params = ()) -> Any:
-        """The first column of the first row, or None."""
-        row = next(self.stream(sql, params).rows, None)
-        return None if row is None else row[0]
-
-
 @contextmanager
 def explain_sql(place: str) -> Generator[None]:
     """Turns a mistake in the user's SQL into one ConfigError line."""
@@ -212,22 +137,15 @@ def explain_sql(place: str) -> Generator[None]:
         ) from error
 
 
-def authorize_pragma(action: int, first: str | None, second: str | None, *_: object) -> int:
-    """Denies a pragma that sets something; an authorizer for sqlite3, which allows the rest."""
-    if action == sqlite3.SQLITE_PRAGMA and second is not None:
-        is_looking = str(first).lower() in LOOKING_PRAGMAS
-        return sqlite3.SQLITE_OK if is_looking else sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK
-
-
-def _fetch(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
-    with _interruptible():
+def fetch(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
+    """The rows, one at a time."""
+    with interruptible():
         for row in cursor:  # noqa: UP028  # `yield from` closes the cursor, which may be too late
             yield row
 
 
 @contextmanager
-def _interruptible() -> Generator[None]:
+def interruptible() -> Generator[None]:
     """Restores KeyboardInterrupt, which sqlite3 replaces by `interrupted`, and explains damage,
     which may appear only when a page is read.
     """

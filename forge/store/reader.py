@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,8 +20,11 @@ from forge.store.codec import Body, Lookup, decode_text
 from forge.store.layout import RunPaths, find_run
 from forge.store.read_only import (
     DAMAGED,
-    SqlReader,
-    authorize_pragma,
+    Params,
+    RowStream,
+    RowTable,
+    fetch,
+    interruptible,
     is_damage,
     open_read_only,
     uri_of,
@@ -36,66 +37,77 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHOWN = 40
-"""Maximum number of characters quoted from the bad value."""
-_TURN = "'g' || group_id || '.r' || rollout || '.t' || turn"
-JSON_COLUMNS = {
-    ("attempts", "versions"): "'attempt ' || attempt",
-    ("attempts", "machine"): "'attempt ' || attempt",
-    ("events", "data"): "'event_id ' || event_id",
-    ("turns", "reward_terms"): _TURN,
-    ("verdicts", "phase_s"): _TURN,
-    ("evaluations", "pass_at_k"): "'evaluation_id ' || evaluation_id",
-    ("evaluations", "detail"): "'evaluation_id ' || evaluation_id",
-    ("judgings", "settings"): "'judging ' || judging",
-}
-"""Table and column to the SQL that names a row in an error."""
+LOOKING_PRAGMAS = frozenset(
+    {
+        *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"),
+        "foreign_key_list",
+    }
+)
+"""Pragmas that take an argument and change nothing."""
+INTERRUPT_STEPS = 100_000
+"""SQLite instructions between two checks for Ctrl-C: about a millisecond."""
 
 
-class BadColumn(ConfigError):
-    """A column without its JSON object, written by another program; the rest can be read."""
-
-
-class RunReader(SqlReader):
+class RunReader:
     """A read-only connection to one run. Close it, or use it in a `with`."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
-        super().__init__(_connect(paths), schema="main")
+        self._connection = _connect(paths)
+        # Python handles Ctrl-C between two of its instructions only; a statement may take hours.
+        self._connection.set_progress_handler(lambda: 0, INTERRUPT_STEPS)
         self._lookup = open_read_only(paths.run_db)[0]
-        self._bodies = body_lookup(self._lookup)
+        self._bodies = _body_lookup(self._lookup)
         self._connection.create_function("text", 1, self._text, deterministic=True)
         self._connection.set_authorizer(_authorize)
 
     def __enter__(self) -> Self:
-        self._leaving = ExitStack()
-        self._leaving.callback(self.close)
-        self._leaving.enter_context(self.explained())
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._leaving.__exit__(*raised)
+        self.close()
 
     def close(self) -> None:
         """Closes both connections."""
-        super().close()
+        self._connection.close()
         self._lookup.close()
 
-    @contextmanager
-    def explained(self) -> Generator[None]:
-        """Turns any error caused by a column without its JSON object into one BadColumn line.
+    def query(self, sql: str, params: Params = ()) -> RowTable:
+        """Runs one statement and fetches all rows; raises as `stream` does."""
+        found = self.stream(sql, params)
+        return RowTable(columns=found.columns, rows=tuple(found.rows))
 
-        A `with` on the reader does so too.
+    def stream(self, sql: str, params: Params = ()) -> RowStream:
+        """Like `query`, one row at a time; the WAL cannot be reset until all rows are fetched.
+
+        Raises:
+            sqlite3.Error: a mistake in the statement.
+            KeyboardInterrupt: Ctrl-C, also while rows are fetched.
+            ConfigError: the statement has bytes that are not UTF-8.
+            MachineError: the database is damaged.
         """
         try:
-            yield
-        except ForgeError:
-            raise
-        except Exception as error:
-            found = _find_bad_json(self._connection)
-            if found is None:
-                raise
-            raise BadColumn(f"{self.paths.run_db}: {found}") from error
+            with interruptible():
+                cursor = self._connection.execute(sql, params)
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{error.object!a}: no UTF-8 at {error.start}") from error
+        columns = tuple(item[0] for item in cursor.description or ())
+        return RowStream(columns=columns, rows=fetch(cursor))
+
+    def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+        """The rows as dictionaries: `open_run("last").rows("SELECT * FROM v_steps")`."""
+        table = self.query(sql, params)
+        return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+    def one(self, sql: str, params: Params = ()) -> dict[str, Any] | None:
+        """The first row, or None."""
+        found = self.rows(sql, params)
+        return found[0] if found else None
+
+    def value(self, sql: str, params: Params = ()) -> Any:
+        """The first column of the first row, or None."""
+        row = next(self.stream(sql, params).rows, None)
+        return None if row is None else row[0]
 
     @cached_property
     def db(self) -> Database:
@@ -123,11 +135,11 @@ class RunReader(SqlReader):
         return decode_text(body, self._bodies)
 
 
-def body_lookup(connection: sqlite3.Connection, schema: str = "main") -> Lookup:
+def _body_lookup(connection: sqlite3.Connection) -> Lookup:
     """A lookup of stored bodies by text_id, for `decode_text`."""
 
     def lookup(text_id: int) -> Body | None:
-        query = f'SELECT body FROM "{schema}".texts WHERE text_id = ?'
+        query = "SELECT body FROM main.texts WHERE text_id = ?"
         row = connection.execute(query, (text_id,)).fetchone()
         return None if row is None else row[0]
 
@@ -212,22 +224,7 @@ def _authorize(action: int, first: str | None, second: str | None, *_: object) -
     if action == sqlite3.SQLITE_ATTACH:
         is_read_only = bool(first) and ("mode=ro" in str(first) or "immutable=1" in str(first))
         return sqlite3.SQLITE_OK if is_read_only else sqlite3.SQLITE_DENY
-    return authorize_pragma(action, first, second)
-
-
-def _find_bad_json(connection: sqlite3.Connection) -> str | None:
-    """`verdicts.phase_s of g0.r1.t0: found '{'; ...` for the first bad row, or None.
-
-    Called only after a query has failed, since it walks all turns.
-    """
-    for (table, column), row_name in JSON_COLUMNS.items():
-        with suppress(sqlite3.Error):  # damaged: its own error is reported
-            found = connection.execute(
-                f"SELECT {row_name}, substr({column}, 1, {SHOWN}) FROM main.{table} WHERE "
-                f"CASE WHEN json_valid({column}) THEN json_type({column}) <> 'object' ELSE 1 END "
-                "LIMIT 1"
-            ).fetchone()
-            if found:
-                name, value = found
-                return f"{table}.{column} of {name}: found {value!r}; a JSON object is expected"
-    return None
+    is_setting = action == sqlite3.SQLITE_PRAGMA and second is not None
+    if is_setting and str(first).lower() not in LOOKING_PRAGMAS:
+        return sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK

@@ -14,14 +14,11 @@ from forge.store.codec import decode_ids, decode_logprobs
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import RunReader
 from forge.views.rollouts import TURN_COLUMNS, Filter, find
-from forge.views.show import load_evaluations, load_show
-from forge.views.sql.sql import find_named, run_sql
 
 if TYPE_CHECKING:
     import pandas
 
     from forge.store.read_only import Params
-    from forge.views.compare import Comparison
 
 _ROLLOUTS = """
 WITH found AS MATERIALIZED (SELECT *, row_number() OVER () AS place FROM ({found}))
@@ -85,30 +82,10 @@ class Run(RunReader):
         """One row per step: the learning curve."""
         return self.rows("SELECT * FROM v_steps ORDER BY stage, step")
 
-    def metrics(self, key: str = "*") -> Rows:
-        """Metrics by step whose key matches the glob: `train/*`."""
-        return self.rows(
-            "SELECT * FROM v_metrics WHERE key GLOB ? ORDER BY stage, step, key", (key,)
-        )
-
-    def problems(self) -> Rows:
-        """One row per problem and purpose: attempts and how many were correct."""
-        return self.rows("SELECT * FROM v_problems ORDER BY problem_id, purpose")
-
     def kernels(self, *, limit: int | None = None) -> Rows:
         """Best kernel of each problem, best first, with code."""
         most = -1 if limit is None else limit
         return self.rows("SELECT * FROM v_best_kernels ORDER BY rank LIMIT ?", (most,))
-
-    def failures(self) -> Rows:
-        """Numbers of turns by step, status and reason."""
-        return self.rows("SELECT * FROM v_failures ORDER BY stage, step, num_turns DESC")
-
-    def samples(self, *, stage: int, step: int) -> Rows:
-        """Samples that were trained at a step, with advantages."""
-        return self.rows(
-            "SELECT * FROM v_samples WHERE stage = ? AND step = ? ORDER BY sample_id", (stage, step)
-        )
 
     def batch(self, *, stage: int, step: int) -> Rows:
         """Samples of a step with their tokens: all that the trainer received. Each row has
@@ -126,32 +103,6 @@ class Run(RunReader):
             for name, decode in _TOKENS.items():
                 row[name] = None if row[name] is None else decode(row[name])
         return rows
-
-    def evaluations(self) -> Rows:
-        """Every evaluation, oldest first; pass_at_k and detail as dictionaries."""
-        return Rows(load_evaluations(self))
-
-    def events(self) -> Rows:
-        """Events of the run, in order."""
-        return self.rows("SELECT * FROM v_events ORDER BY event_id")
-
-    def ask(self, name: str, **params: Any) -> Rows:
-        """Rows of a named query of `forge sql --list`: `run.ask("batch", step=20)`."""
-        query = find_named(name)
-        found = run_sql(self, query.sql, query.bind(params))
-        return Rows(dict(zip(found.columns, row, strict=True)) for row in found.rows)
-
-    def show(self) -> dict[str, Any]:
-        """The object that `forge show --json` prints."""
-        return load_show(self)
-
-    def compare(self, other: RunReader, *, by: str = "step") -> Comparison:
-        """Compares this run (a) with another (b) at equal `step`, `tokens` or `time`."""
-        from forge.views.compare import By, compare
-
-        if by not in list(By):
-            raise ConfigError(f"by={by}: no such measure; allowed: {', '.join(By)}")
-        return compare(self, other, by=By(by))
 
     def _found(self, sql: str, **filters: Any) -> Rows:
         unknown = filters.keys() - Filter.__dataclass_fields__.keys()

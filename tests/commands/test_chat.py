@@ -1,4 +1,4 @@
-"""`forge chat` and `forge.solve`: weights, GPUs, engine, refusals, and the store of each chat."""
+"""`forge chat`: weights, GPUs, engine, refusals, and the store of each chat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-import forge
 from forge.adapters.subjects import read_source
 from forge.commands import chat
 from forge.commands.engine_placement import place_on, small
@@ -124,16 +123,6 @@ def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
         find_weights(RunPaths(tmp_path / "toy-1"), "")
 
 
-def test_solve_in_an_event_loop_names_asolve(tmp_path: Path) -> None:
-    async def ask_in_a_loop() -> None:
-        with pytest.raises(ConfigError, match=r"await forge\.asolve"):
-            forge.solve(FUNCTION, store_dir=tmp_path)
-        with pytest.raises(ConfigError, match="run"):
-            await forge.asolve(FUNCTION, store_dir=tmp_path)
-
-    anyio.run(ask_in_a_loop)
-
-
 def test_a_chat_takes_one_gpu_for_each_role_of_the_run_except_training(tmp_path: Path) -> None:
     roles = [f"devices.{role}=2" for role in ("train", "serve", "judge")]
     asked = ["devices.gpus=auto", *roles, "serve.replicas=2"]
@@ -193,7 +182,7 @@ def test_a_chat_converts_its_model_inside_its_own_store_and_cleans_up(
     monkeypatch.setattr(chat.ChatTemplate, "load", lambda folder, thinking: NO_TEMPLATE)
     monkeypatch.setattr(chat, "this_machine", lambda *_, **__: with_engines("llama", "hf"))
     with pytest.raises(Opened):
-        forge.solve(FUNCTION, run="toy-1", store_dir=tmp_path)
+        chat.chat(chat.ChatRequest(run="toy-1", source=FUNCTION), store_dir=tmp_path)
     store = tmp_path / "chats" / "toy-1-1"
     assert seen == [("hf" if kind == "afmoe" else "llama", store, True)]
     assert not list(store.glob(".chat-*"))
@@ -210,7 +199,7 @@ def test_a_run_that_used_a_url_has_no_model_to_ask(tmp_path: Path) -> None:
         '[[stage]]\nkind = "eval"\n'
     )
     with pytest.raises(ConfigError, match=r"toy-1: its answers came from serve.url = .*there"):
-        forge.solve(FUNCTION, run="toy-1", store_dir=tmp_path)
+        chat.chat(chat.ChatRequest(run="toy-1", source=FUNCTION), store_dir=tmp_path)
 
 
 CHUNKS = ("one ", "two ", "three")

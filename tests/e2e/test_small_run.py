@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -193,25 +191,15 @@ def test_a_chat_is_judged_and_stored_beside_the_run_which_stays_as_it_was(finish
     chatted = forge("chat", "small-1", "--problem", "f.py", "--turns", "2", "--json", cwd=cwd)
     assert chatted.returncode == 0, chatted.stderr
     played = json.loads(chatted.stdout)
-    solved = subprocess.run(
-        [sys.executable, "-c", SOLVE], cwd=cwd, capture_output=True, text=True, timeout=100,
-        check=False,
-    )  # fmt: skip
-    assert solved.returncode == 0, solved.stderr
     stored = "SELECT problem_id, count(*) FROM v_turns WHERE purpose = 'chat' GROUP BY group_id"
-    wanted = {"chat/f": len(played["turns"]), "chat/stdin": int(solved.stdout)}
-    for number, (problem, num_turns) in enumerate(wanted.items(), start=1):
-        with opened(finished.parent / "chats" / f"small-1-{number}") as db:
-            ((name, count),) = db.execute(stored).fetchall()
-        assert (name.rpartition("-")[0], count) == (problem, num_turns)
+    with opened(finished.parent / "chats" / "small-1-1") as db:
+        ((name, count),) = db.execute(stored).fetchall()
+    assert (name.rpartition("-")[0], count) == ("chat/f", len(played["turns"]))
     assert played["store"] == str(finished.parent / "chats" / "small-1-1")
     shown = forge("show", "runs/chats/small-1-1", cwd=cwd).stdout
     assert f"chat with small-1, policy version {played['policy_version']}" in shown
     assert forge("show", "small-1", "--json", cwd=cwd).stdout == before
     assert (finished / "logs" / "latest").readlink() == latest
-
-
-SOLVE = f"import forge; print(len(forge.solve({FUNCTION!r}, run='small-1', turns=1).turns))"
 
 
 @pytest.mark.long

@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.store.codec import LEAST_PART_BYTES, PART_MAGIC, Encoder, decode_text, find_part
-from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.views.sql.export import export
-from forge.views.sql.several import SeveralReader
 from tests.store.storefactory import attempt, turn, write_run
 
 CODE = "@triton.jit\ndef kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):\n    ...  # größer ✓\n"
@@ -66,15 +63,6 @@ def test_a_completion_stored_as_a_part_can_contain_other_parts(tmp_path: Path) -
         ]
 
 
-def test_each_of_several_runs_is_decoded_with_its_own_texts(root: Path, tmp_path: Path) -> None:
-    code = CODE.replace("kernel", "other")
-    turns = [turn(3, code="x" * 90, completion="x" * 99), turn(0, code=code, completion=code + "!")]
-    other = anyio.run(write_zstd, tmp_path / "b" / "toy-2", *turns)
-    with SeveralReader([RunPaths(root), RunPaths(other)]) as reader:
-        found = reader.rows("SELECT run, code FROM v_turns WHERE group_id = 0 ORDER BY run")
-    assert [row["code"] for row in found] == [CODE, code]
-
-
 def test_a_part_of_another_run_is_not_decoded_with_this_runs_texts(
     root: Path, tmp_path: Path
 ) -> None:
@@ -84,13 +72,6 @@ def test_a_part_of_another_run_is_not_decoded_with_this_runs_texts(
         reader.query(f"ATTACH 'file:{root / 'run.db'}?mode=ro' AS a")
         query = "SELECT text(body) FROM a.texts JOIN a.turns ON text_id = code_id"
         assert reader.value(query) is None
-
-
-def test_an_sqlite_export_has_every_text_plain(root: Path, tmp_path: Path) -> None:
-    with open_run(root) as reader:
-        (copy,) = export(reader, form="sqlite", out=tmp_path / "copy.db")
-    with closing(sqlite3.connect(copy.path)) as connection:
-        assert connection.execute("SELECT code FROM v_turns").fetchone() == (CODE,)
 
 
 @given(st.text(), st.text(min_size=LEAST_PART_BYTES), st.text())

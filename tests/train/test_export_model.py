@@ -289,8 +289,8 @@ def test_a_push_is_checked_before_the_work_and_uploads_the_directory(
         (["model", "--merge", "--gguf"], "one of --merge, --adapter, --gguf"),
         (["model", "--merge", "--tables", "turns"], "--tables: a model has none"),
         (["parquet"], "forge export parquet: --out DIR is missing"),
-        (["csv", "--out", "x", "--merge"], "forge export csv: --merge is for a model"),
-        (["csv", "--out", "x", "--push", "a/b"], "forge export csv: --push is for a model"),
+        (["csv", "--out", "x"], "there are parquet and model"),
+        (["parquet", "--out", "x", "--push", "a/b"], "--push is for a model"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(

@@ -66,25 +66,15 @@ def test_the_best_come_first_and_a_limit_holds(run: Run) -> None:
     assert run.rollouts(min_speedup=1.0) == []
 
 
-def test_every_other_method_returns_rows(run: Run) -> None:
+def test_steps_kernels_and_any_query_are_rows(run: Run) -> None:
     assert [row["step"] for row in run.steps()] == list(range(1, 21))
-    assert {row["key"] for row in run.metrics("train/loss*")} == {"train/loss/mean"}
     assert [row["rank"] for row in run.kernels(limit=2)] == [1, 2]
-    assert run.evaluations()[-1]["pass_at_k"].keys() == {"1", "2", "3", "4"}
-    assert run.problems()
-    assert run.failures()
-    assert run.events()
-    assert len(run.samples(stage=3, step=2)) == len(run.ask("batch", step=2))
-    assert run.show()["name"] == "quickstart-1"
-    assert run.compare(run, by="tokens").by == "tokens"
     assert isinstance(run.rows("SELECT 1 AS x"), Rows)
 
 
 def test_a_batch_is_rebuilt_with_the_tokens_that_were_kept(run: Run) -> None:
     rows = run.batch(stage=3, step=20)
-    assert [row["sample_id"] for row in rows] == [
-        row["sample_id"] for row in run.samples(stage=3, step=20)
-    ]
+    assert len(rows) == run.value("SELECT count(*) FROM v_samples WHERE stage = 3 AND step = 20")
     for row in rows:
         assert len(row["prompt_ids"]) == row["num_prompt_tokens"]
         assert len(row["completion_ids"]) == len(row["logprobs"]) == row["num_completion_tokens"]
@@ -118,8 +108,6 @@ def test_an_unknown_filter_lists_the_known_ones(run: Run) -> None:
         run.turns(rollout="12")
     with pytest.raises(ConfigError, match="--step 3rd: not an integer"):
         run.rollouts(step="3rd")
-    with pytest.raises(ConfigError, match="by=cost: no such measure; allowed: step, tokens, time"):
-        run.compare(run, by="cost")
 
 
 def test_opening_a_run_imports_neither_pandas_nor_torch(canned_run: RunPaths) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import os
@@ -18,13 +16,10 @@ import pytest
 
 from forge.cli import run_command
 from forge.errors import ConfigError
-from forge.store.layout import RunPaths
 from forge.store.read_only import RowStream, RowTable
 from forge.store.reader import open_run
 from forge.views.sql import sql
-from forge.views.sql.several import SeveralReader
 from forge.views.text.terminal import json_text
-from tests.canned import unpack
 from tests.store.storefactory import attempt, group, problem, small_run, turn, write_run
 from tests.views.terminals import EVIL, command, shown
 
@@ -53,88 +48,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def several(store: Path, *names: str) -> SeveralReader:
-    return SeveralReader([RunPaths((store / name).resolve()) for name in names])
-
-
 def contents(store: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in store.glob("toy-*/run.db")}
-
-
-def test_each_row_of_several_runs_names_its_run(store: Path) -> None:
-    with several(store, "toy-1", "toy-2") as reader:
-        found = reader.rows("SELECT run, count(*) AS num FROM v_turns GROUP BY run ORDER BY run")
-        codes = reader.rows("SELECT run, code FROM v_turns WHERE turn_id = 'g0.r0.t0'")
-        pairs = reader.rows(
-            "SELECT a.step, a.reward, b.reward AS other FROM toy_1.v_steps a "
-            "JOIN toy_2.v_steps b USING (stage, step)"
-        )
-        names = {each.name for each in sql.list_relations(reader)}
-    assert found == [{"run": "toy-1", "num": 24}, {"run": "toy-2", "num": 24}]
-    assert [row["run"] for row in codes] == ["toy-1", "toy-2"]
-    assert codes[0]["code"] == codes[1]["code"], "compressed texts are decoded"
-    assert len(pairs) == 3
-    assert {"v_steps", "turns"} <= names
-
-
-def test_runs_of_the_same_name_are_named_by_directory(tmp_path: Path) -> None:
-    old, new = unpack(tmp_path / "old"), unpack(tmp_path / "new")
-    with SeveralReader([old, new]) as reader:
-        assert list(reader.schemas) == ["quickstart_1", "quickstart_1_2"]
-        found = reader.rows("SELECT run, count(*) AS num, sum(num_turns) AS turns FROM v_steps "
-                            "GROUP BY run ORDER BY run")  # fmt: skip
-    assert [row["run"] for row in found] == [str(new.root), str(old.root)]
-    assert found[0]["num"] == found[1]["num"] == 20
-    assert found[0]["turns"] == found[1]["turns"]
 
 
 @pytest.mark.parametrize("statement", WRITES)
 def test_sql_that_writes_is_refused_in_one_line(store: Path, statement: str) -> None:
     before = contents(store)
-    for reader in (open_run(store / "toy-1"), several(store, "toy-1", "toy-2")):
-        with reader, pytest.raises(ConfigError) as error:
-            sql.run_sql(reader, statement)
-        assert "\n" not in str(error.value)
-        assert error.value.exit_code == 2
+    with open_run(store / "toy-1") as reader, pytest.raises(ConfigError) as error:
+        sql.run_sql(reader, statement)
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 2
     assert contents(store) == before
     assert not Path("copy.db").exists()
-
-
-@pytest.mark.parametrize(
-    ("runs", "expected"),
-    [
-        ("toy-1,toy-1", "twice"),
-        ("toy-1,nope", "no such run"),
-        (",", "names no run"),
-        (",".join(f"toy-{n}" for n in range(1, 12)), "at most 10|no such run"),
-    ],
-)
-def test_runs_that_cannot_be_queried_together_are_one_line(
-    store: Path, capsys: pytest.CaptureFixture[str], runs: str, expected: str
-) -> None:
-    assert run_command(["sql", "--runs", runs, "SELECT 1", "--store", str(store)]) == 2
-    printed = capsys.readouterr().err
-    assert printed.count("\n") == 1
-    assert any(word in printed for word in expected.split("|"))
-
-
-def test_the_command_queries_several_runs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    query = "SELECT run, max(step) AS step FROM v_steps GROUP BY run"
-    argv = ["sql", "--runs", "toy-1,toy-2", "--store", str(store)]
-    assert run_command([*argv, query, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [
-        {"run": "toy-1", "step": 3},
-        {"run": "toy-2", "step": 3},
-    ]
-    assert run_command(argv) == 0
-    assert "v_best_kernels" in capsys.readouterr().out
-
-
-def test_a_named_query_takes_a_single_run(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its joins by stage and step would mix the runs."""
-    argv = ["sql", "--runs", "toy-1,toy-2", "--named", "failures", "--store", str(store)]
-    assert run_command(argv) == 2
-    assert "--named queries one run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -144,8 +70,7 @@ def test_a_named_query_takes_a_single_run(store: Path, capsys: pytest.CaptureFix
         ["sql", "RUN", "--named", "failures"],
         ["rollouts", "RUN"],
         ["compare", "RUN", "RUN"],
-        ["export", "csv", "RUN", "--out", "OUT"],
-        ["export", "sqlite", "RUN", "--out", "OUT"],
+        ["export", "parquet", "RUN", "--out", "OUT"],
         ["data", "from-run", "RUN", "--out", "OUT.jsonl"],
         ["sql", "RUN", "SELECT code FROM v_turns"],
     ],
@@ -185,13 +110,9 @@ def test_a_named_query_takes_parameters(store: Path, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out) == [{"n": 8}]
 
 
-@pytest.mark.parametrize("how", [(), ("--runs", "toy-1,toy-2")])
-def test_ctrl_c_ends_an_endless_query_and_the_run_is_intact(
-    store: Path, how: tuple[str, ...]
-) -> None:
+def test_ctrl_c_ends_an_endless_query_and_the_run_is_intact(store: Path) -> None:
     before = contents(store)
-    run = () if "--runs" in how else ("toy-1",)
-    argv = command("sql", *run, ENDLESS.format("count(*)"), *how, "--store", str(store))
+    argv = command("sql", "toy-1", ENDLESS.format("count(*)"), "--store", str(store))
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         _wait_for_cpu(child.pid, seconds=1.0)
         asked = time.monotonic()
@@ -220,9 +141,7 @@ def _wait_for_cpu(pid: int, *, seconds: float) -> None:
 
 
 def test_an_endless_result_is_written_while_it_is_fetched() -> None:
-    """`forge sql ... --csv | head` ends without the last row."""
-    found = sql.csv_parts(_endless())
-    assert next(found).startswith("x\n1\n2\n")
+    """`forge sql ... --json | head` ends without the last row."""
     assert next(sql.json_parts(_endless())) == '[{"x": 1}'
 
 
@@ -232,7 +151,7 @@ def _endless() -> RowStream:
 
 def test_a_terminal_shows_the_first_rows_and_a_note() -> None:
     text = shown(sql.render_found(_endless(), most=3))
-    assert "the first 3 rows; --csv and --json print all" in text
+    assert "the first 3 rows; --json prints all" in text
     table = RowTable(columns=("x",), rows=((1,), (2,)))
     assert "first" not in shown(sql.render_found(table, most=2))
 
@@ -269,7 +188,7 @@ def on_a_terminal(argv: list[str]) -> str:
     return out.decode()
 
 
-@pytest.mark.parametrize("form", ["--csv", "--json", None])
+@pytest.mark.parametrize("form", ["--json", None])
 def test_no_cell_controls_the_terminal(evil: Path, form: str | None) -> None:
     query = "SELECT completion FROM v_turns"
     argv = command("sql", str(evil), query, *([form] if form else []))
@@ -282,11 +201,6 @@ def test_no_cell_controls_the_terminal(evil: Path, form: str | None) -> None:
 
 def test_a_file_gets_the_exact_text(evil: Path) -> None:
     query = "SELECT completion FROM v_turns"
-    done = subprocess.run(
-        command("sql", str(evil), query, "--csv"), capture_output=True, check=True
-    )
-    rows = list(csv.reader(io.StringIO(done.stdout.decode(), newline="")))
-    assert rows == [["completion"], [EVIL]]
     done = subprocess.run(
         command("sql", str(evil), query, "--json"), capture_output=True, check=True
     )

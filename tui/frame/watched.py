@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forge.errors import ForgeError
 from forge.store.ownership import is_owned
-from forge.store.reader import BadColumn, RunReader
+from forge.store.reader import RunReader
 from forge.views.run_state import RunState, load_run_state, open_client
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ class Watched:
                 return None
             try:
                 assert self.reader is not None
-                with self.reader.explained():
-                    return question(self.reader)
+                return question(self.reader)
             except (sqlite3.Error, OSError, ForgeError) as error:
                 self._fail(error)
                 return None
@@ -153,7 +152,7 @@ class Watched:
         words = " ".join(str(error).split()).replace(f"{self.paths.root.parent}/", "")
         name = self.paths.name
         self.problem = words if words.startswith(name) else f"{name}: {words}"
-        if isinstance(error, (sqlite3.OperationalError, BadColumn)):
+        if isinstance(error, sqlite3.OperationalError):
             return  # a missing view or a busy file: everything else is readable
         self._close()
 

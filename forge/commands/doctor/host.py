@@ -303,7 +303,7 @@ TABLE: tuple[Check, ...] = (
         "free some space, or --store DIR",
         [Limit(ERROR, lambda host: host.disk_bytes < 2 << 30)]),
     Check("file system", _show_mount,
-        '--store DIR on a local disk; "forge export sqlite" makes a file to share',
+        '--store DIR on a local disk; "forge archive" makes a file to share',
         [Limit(ERROR, lambda host: host.mount and host.mount.is_network,
                lambda host: f"{host.mount and host.mount.source} is a network file system: "
                "SQLite's locks and shared memory do not work there, and rows can be lost")]),

@@ -1,35 +1,31 @@
-"""Exports a run to files for other programs: `forge export parquet|csv|sqlite RUN --out DIR`.
+"""Exports a run's tables to Parquet files, with a type for each column: `forge export parquet RUN
+--out DIR`.
 
 Texts are decoded, booleans are 0 or 1, JSON columns stay text; token ids stay in tokens.db. Rows
 are streamed in batches, so memory does not grow with the run. The reader holds one snapshot, so the
 WAL of a live run grows until the export is done. A file is complete or absent.
 """
 
+# pyarrow has no type stubs.
+# pyright: standard
+
 from __future__ import annotations
 
 import os
-import sqlite3
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from itertools import count
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import ConfigError
-from forge.store.codec import decode_text
-from forge.store.read_only import open_read_only
-from forge.store.reader import body_lookup
-from forge.views.sql.parquet import write_parquet
-from forge.views.sql.sql import csv_parts
+from forge.errors import ConfigError, MachineError, pip_install
 
 if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
+    import pyarrow
+
     from forge.store.read_only import RowStream
     from forge.store.reader import RunReader
-
-COPY_PAGES = 10_000
-"""Pages of 4 kB copied between two callbacks into Python, which handle Ctrl-C."""
 
 _SOURCE = "(SELECT body FROM texts WHERE text_id = p.source_id) AS source"
 TABLES: dict[str, str] = {
@@ -51,6 +47,21 @@ TABLES: dict[str, str] = {
     "attempts": "SELECT * FROM attempts",
 }
 """File name to its query."""
+BATCH_ROWS = 2000
+"""24 MB at 12 kB per turn."""
+_INTEGERS = """
+group_id rollout turn stage step level attempt min_version max_version event_id sample_id
+policy_version staleness admitted_for_step rank pid seed exit_code code_id prompt_id completion_id
+source_id evaluation_id version stage_index max_turns
+"""
+_REALS = """
+reward discounted_return speedup speedup_low advantage pass_rate pass_rate_multi compile_rate
+best_speedup completion_tokens truncated_share torch_share roofline_share achieved_gbps
+achieved_tflops return_low return_mean return_high value at pass_at_1 ci_low ci_high
+pass_at_1_greedy pass_at_1_multi probe_gap recorded_at started_at ended_at generate_s judge_s
+publish_s candidate_us baseline_us candidate_spread_us baseline_spread_us
+"""
+"""Types of columns by name: in SQLite values have types, columns of views have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,90 +74,32 @@ class Exported:
     num_bytes: int
 
 
-def export(
-    reader: RunReader, form: str, *, out: Path, tables: Sequence[str] = ()
-) -> list[Exported]:
+def export(reader: RunReader, *, out: Path, tables: Sequence[str] = ()) -> list[Exported]:
     """Writes the named tables to `out`, or all.
 
     Raises:
-        ConfigError: unknown form or table; `out` cannot be written or has a file of that name.
-        MachineError: pyarrow is missing, for parquet.
+        ConfigError: unknown table; `out` cannot be written or has a file of that name.
+        MachineError: pyarrow is missing.
     """
-    if form not in WRITERS and form != "sqlite":
-        raise ConfigError(
-            f"forge export {form}: no such format; there are {', '.join([*WRITERS, 'sqlite'])}"
-        )
     unknown = [name for name in tables if name not in TABLES]
     if unknown:
         raise ConfigError(
             f"--tables {','.join(unknown)}: no such table; there are {', '.join(TABLES)}"
         )
-    if form == "sqlite" and tables:
-        raise ConfigError("--tables: sqlite is a copy of the whole run; parquet or csv")
-    chosen = list(dict.fromkeys(tables or TABLES))
-    names = [reader.paths.name + ".db"] if form == "sqlite" else [f"{n}.{form}" for n in chosen]
-    if found := next((name for name in names if (out / name).exists()), None):
+    files = {name: out / f"{name}.parquet" for name in tables or TABLES}
+    if found := next((path.name for path in files.values() if path.exists()), None):
         raise ConfigError(f"--out {out}: {found} is there already; another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if form == "sqlite":
-            return [_export_sqlite(reader.paths, out / f"{reader.paths.name}.db")]
-        return [_export_table(reader, name, form, out / f"{name}.{form}") for name in chosen]
+        return [_export_table(reader, name, path) for name, path in files.items()]
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
 
 
-def _export_table(reader: RunReader, name: str, form: str, path: Path) -> Exported:
+def _export_table(reader: RunReader, name: str, path: Path) -> Exported:
     with _complete(path) as spare:
-        num_rows = WRITERS[form](name, reader.stream(TABLES[name]), spare)
+        num_rows = _write(name, reader.stream(TABLES[name]), spare)
     return Exported(name=name, path=str(path), num_rows=num_rows, num_bytes=path.stat().st_size)
-
-
-def _write_csv(name: str, found: RowStream, path: Path) -> int:
-    number = count()
-    rows = (row for row, _ in zip(found.rows, number, strict=False))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(csv_parts(replace(found, rows=rows)))
-    return next(number)
-
-
-WRITERS: dict[str, Callable[[str, RowStream, Path], int]] = {
-    "parquet": write_parquet,
-    "csv": _write_csv,
-}
-"""Form to the function that writes a stream to a file and returns its number of rows."""
-
-
-def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
-    """Writes a copy for stock sqlite3: texts plain, one file, no WAL."""
-    from sqlite_utils import Database
-
-    with (
-        _complete(path) as spare,
-        closing(sqlite3.connect(spare, isolation_level=None)) as connection,
-        closing(open_read_only(paths.run_db)[0]) as run,
-    ):
-        # One snapshot: else the copy starts again whenever the run's writer commits.
-        run.execute("BEGIN")
-        run.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        run.backup(connection, pages=COPY_PAGES, progress=_handle_signals)
-        copy = Database(connection)
-        copy.disable_wal()
-        connection.execute("PRAGMA synchronous = OFF")
-        bodies = body_lookup(run)
-
-        def decode(body: bytes) -> str | None:
-            return decode_text(body, bodies)
-
-        texts: Any = copy.table("texts")  # the type of convert's function is incomplete
-        texts.convert("body", decode, where="typeof(body) = 'blob'")
-        connection.execute("UPDATE runs SET texts = 'plain'")
-        num = copy.table("turns").count
-    return Exported(name="run", path=str(path), num_rows=num, num_bytes=path.stat().st_size)
-
-
-def _handle_signals(status: int, remaining: int, total: int) -> None:
-    """A callback into Python, where Ctrl-C takes effect."""
 
 
 @contextmanager
@@ -158,4 +111,50 @@ def _complete(path: Path) -> Generator[Path]:
         spare.replace(path)
     finally:
         spare.unlink(missing_ok=True)
-        spare.with_name(f"{spare.name}-journal").unlink(missing_ok=True)
+
+
+def _write(name: str, found: RowStream, path: Path) -> int:
+    """Writes the stream and returns its number of rows. Raises MachineError without pyarrow."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MachineError(
+            f"forge export parquet: pyarrow is not installed: {pip_install('train')}, or make setup"
+        ) from None
+    schema = pyarrow.schema([(column, arrow_type(name, column)) for column in found.columns])
+    num = 0
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        while batch := list(islice(found.rows, BATCH_ROWS)):
+            columns = zip(*batch, strict=True)
+            arrays = [
+                pyarrow.array([_as(value, field.type) for value in column], type=field.type)
+                for column, field in zip(columns, schema, strict=True)
+            ]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+            num += len(batch)
+    return num
+
+
+def arrow_type(table: str, column: str) -> pyarrow.DataType:
+    """Type of a column: integer, real or text."""
+    import pyarrow
+
+    if (table, column) == ("evaluations", "stage"):  # the stage's name, elsewhere its index
+        return pyarrow.string()
+    if column in _INTEGERS.split() or column.startswith(("num_", "is_")):
+        return pyarrow.int64()
+    if column in _REALS.split():
+        return pyarrow.float64()
+    return pyarrow.string()
+
+
+def _as(value: Any, kind: pyarrow.DataType) -> Any:
+    """Converts a value: SQLite may return an integer from a REAL column, or text from any."""
+    import pyarrow
+
+    if value is None or kind == pyarrow.int64():
+        return value
+    if kind == pyarrow.float64():
+        return float(value)
+    return value if isinstance(value, str) else str(value)

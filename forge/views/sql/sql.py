@@ -6,11 +6,9 @@ functions return data or a renderable.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +16,17 @@ from forge.errors import ConfigError
 from forge.store.read_only import Params, RowStream, RowTable, explain_sql
 from forge.views.sql.named_queries import QUERIES, NamedQuery
 from forge.views.text.numbers import finite
-from forge.views.text.terminal import json_text, printable
+from forge.views.text.terminal import json_text
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
 
-    from forge.store.read_only import SqlReader
+    from forge.store.reader import RunReader
     from forge.views.text.fitting import Fitting
 
 PLACE = "forge sql"
 MOST_ROWS = 1000
 """Maximum rows of a table for the terminal: a query without LIMIT must not fill the memory."""
-PART_CHARACTERS = 64_000
-"""CSV is written in parts of about this size."""
 LARGEST = 2**63 - 1
 """Largest integer of SQLite."""
 _COMMENT = re.compile(r"--\s*(.+)")
@@ -46,7 +42,7 @@ class Relation:
     columns: tuple[str, ...]
 
 
-def run_sql(reader: SqlReader, query: str, params: Params = ()) -> RowTable:
+def run_sql(reader: RunReader, query: str, params: Params = ()) -> RowTable:
     """Runs one statement. Raises ConfigError with SQLite's message for a mistake."""
     with explain_sql(PLACE):
         return reader.query(query, params)
@@ -80,28 +76,27 @@ def render_named() -> Fitting:
     return Fitting(RowTable(columns=("name", "question", "parameters"), rows=rows))
 
 
-def list_relations(reader: SqlReader) -> list[Relation]:
+def list_relations(ask: Callable[[str], Iterable[tuple[Any, ...]]]) -> list[Relation]:
     """Views, then tables, with their comments; those that only serve the views are left out.
 
-    Not sqlite-utils' `tables` and `columns`: they cover one schema, and omit generated columns such
-    as `turns.turn_id`.
+    Not sqlite-utils' `tables` and `columns`: they omit generated columns such as `turns.turn_id`.
+
+    Args:
+        ask: gives the rows of a query.
     """
-    schema = reader.schema
-    rows = reader.rows(
-        f"SELECT name, type, sql FROM {schema}.sqlite_master WHERE type IN ('view', 'table') "
+    rows = ask(
+        "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('view', 'table') "
         "AND NOT (name GLOB 'sqlite_*' OR name GLOB 'rolled_*' OR name GLOB 'open_*' OR "
         "name GLOB 'live_*') ORDER BY type DESC, name"
     )
     return [
         Relation(
-            name=row["name"],
-            kind=row["type"],
-            comment=comment[1] if (comment := _COMMENT.search(row["sql"])) else "",
-            columns=tuple(
-                c["name"] for c in reader.rows(f'PRAGMA {schema}.table_xinfo("{row["name"]}")')
-            ),
+            name=name,
+            kind=kind,
+            comment=comment[1] if (comment := _COMMENT.search(sql)) else "",
+            columns=tuple(row[1] for row in ask(f'PRAGMA main.table_xinfo("{name}")')),
         )
-        for row in rows
+        for name, kind, sql in rows
     ]
 
 
@@ -128,30 +123,6 @@ def _unique_names(columns: Sequence[str]) -> list[str]:
     return list(out)
 
 
-def csv_parts(found: RowTable | RowStream, *, is_shown: bool = False) -> Iterator[str]:
-    """CSV in parts, with a header line, as in RFC 4180 but with Unix line ends; texts are made
-    printable if `is_shown` on a terminal.
-    """
-    lines = [_csv_line(found.columns)]
-    size = 0
-    for row in found.rows:
-        values = map(_json_value, row)
-        line = _csv_line([printable(v) if is_shown and isinstance(v, str) else v for v in values])
-        lines.append(line)
-        size += len(line)
-        if size > PART_CHARACTERS:
-            yield "".join(lines)
-            lines, size = [], 0
-    yield "".join(lines)
-
-
-def _csv_line(values: Sequence[Any]) -> str:
-    """One record. The csv module quotes a lone carriage return only if lines end in CR LF."""
-    out = io.StringIO()
-    csv.writer(out).writerow(values)
-    return f"{out.getvalue()[:-2]}\n"
-
-
 def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichGroup:
     """The first rows, fitted to the terminal, and a note if there are more."""
     from rich.console import Group as RichGroup
@@ -163,7 +134,7 @@ def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichG
     table = Fitting(RowTable(columns=found.columns, rows=tuple(islice(rows, most))))
     if next(rows, None) is None:
         return RichGroup(table)
-    note = f"the first {most:,} rows; --csv and --json print all"
+    note = f"the first {most:,} rows; --json prints all"
     return RichGroup(table, Text(note, style="yellow"))
 
 
@@ -173,11 +144,6 @@ def render_relations(relations: list[Relation]) -> Fitting:
 
     rows = tuple((each.name, each.comment) for each in relations)
     return Fitting(RowTable(columns=("name", "content"), rows=rows))
-
-
-def relations_json(relations: list[Relation]) -> str:
-    """The same list as JSON, with columns."""
-    return json_text([asdict(relation) for relation in relations])
 
 
 def _json_value(value: Any) -> Any:
