@@ -152,18 +152,16 @@ def fold_examinations(
     problem_id: str, names: Sequence[str], examinations: Sequence[Examination]
 ) -> Examination:
     """The examination of a problem from those of its shapes: every flag of a shape, with the first
-    shape that has it; outputs of the first, the slowest forward pass, the smallest variation."""
+    shape that has it; outputs of the first, the slowest forward pass."""
     flags: dict[Flag, str] = {}
     for number, each in enumerate(examinations):
         for flag, facts in each.flags.items():
             flags.setdefault(flag, f"{describe_place(names, number)}: {facts}")
     times = [each.forward_s for each in examinations if each.forward_s is not None]
-    variations = [each.variation for each in examinations if each.variation is not None]
     return Examination(
         problem_id=problem_id,
         outputs=examinations[0].outputs,
         forward_s=max(times, default=None),
-        variation=min(variations, default=None),
         flags=flags,
         num_unchecked=sum(each.num_unchecked for each in examinations),
         shapes=tuple(names),

@@ -32,13 +32,13 @@ class Flag(StrEnum):
     ILL_CONDITIONED = "ill_conditioned"
     """Eager's own rounding error exceeds the largest tolerance of a judge."""
     CONSTANT = "constant"
-    """One fixed answer is within tolerance for all inputs."""
+    """No input changes an output: one fixed answer is right for all."""
     IDENTITY = "identity"
     """The output is one of the inputs."""
     INPUT_INSENSITIVE = "input_insensitive"
-    """An answer that ignores one of the inputs is within tolerance."""
+    """No output depends on one of the inputs: an answer that ignores it is right."""
     PARAMETER_INSENSITIVE = "parameter_insensitive"
-    """An answer that ignores one of the weights is within tolerance."""
+    """No output depends on one of the weights: an answer that ignores it is right."""
     VECTOR_INSENSITIVE = "vector_insensitive"
     """The same for a vector, mostly a bias before a normalisation. Leaving it out is an honest
     simplification that saves next to nothing, so it is reported and not refused."""
@@ -76,9 +76,6 @@ class Examination:
     """Type and shape of each, as in `float32[16, 64]`; empty if the problem did not run."""
     forward_s: float | None = None
     """Seconds of one eager forward pass on the judge's device."""
-    variation: float | None = None
-    """Half the range of the outputs over several draws of inputs, relative to their root mean
-    square; 0 if they are constant."""
     flags: Mapping[Flag, str]
     """Faults, each with the facts in a few words."""
     num_unchecked: int = 0

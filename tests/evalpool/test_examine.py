@@ -68,6 +68,11 @@ for fd in range(3, 64):
         pass
 """
 
+SPIN = """
+def spin():
+    end = time.process_time() + 0.15
+    while time.process_time() < end: pass
+"""
 HONEST = {
     "relu": make_source("torch.relu(x) * 2"),
     "linear": make_source("torch.relu(self.a(x))", init="self.a = nn.Linear(64, 8)"),
@@ -157,7 +162,7 @@ FLAGGED = {
     "a clean exit": (make_source("x", top="raise SystemExit"), Flag.DOES_NOT_RUN, "SystemExit"),
     "a loop": (make_source("x", top="while True: pass"), Flag.SLOW, "loading does not end"),
     "a slow forward": (make_source("time.sleep(60)"), Flag.SLOW, "does not end within 2 s"),
-    "slow for a judge": (make_source("(time.sleep(0.4), x * 2)[1]"), Flag.SLOW, "a judge waits"),
+    "slow for a judge": (make_source("(spin(), x * 2)[1]", top=SPIN), Flag.SLOW, "a judge waits"),
     "a forged frame": (make_source("x", top=FORGERY), Flag.CRASH, "wrote on its channel"),
 }  # fmt: skip
 

@@ -125,13 +125,13 @@ def test_a_verdict_with_shapes_travels_as_json_and_one_without_has_no_such_key()
 
 
 def test_an_examination_has_every_flag_with_the_first_shape_that_has_it() -> None:
-    first = Examination(problem_id="p", flags={}, outputs=("a",), forward_s=1.0, variation=0.5)
-    second = replace(first, flags={Flag.CONSTANT: "one"}, forward_s=3.0, variation=0.0)
+    first = Examination(problem_id="p", flags={}, outputs=("a",), forward_s=1.0)
+    second = replace(first, flags={Flag.CONSTANT: "one"}, forward_s=3.0)
     third = replace(second, flags={Flag.CONSTANT: "two", Flag.SLOW: "3 s"}, outputs=("b",))
     found = fold_examinations("p", NAMES, [first, second, third])
     assert found.flags == {
         Flag.CONSTANT: "shape 2 of 3 (N=2): one", Flag.SLOW: "shape 3 of 3 (N=3): 3 s",
     }  # fmt: skip
-    assert (found.outputs, found.forward_s, found.variation) == (("a",), 3.0, 0.0)
+    assert (found.outputs, found.forward_s) == (("a",), 3.0)
     assert found.shapes == NAMES
     assert Examination.from_json(json.loads(json.dumps(found.to_json()))) == found

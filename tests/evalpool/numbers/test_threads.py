@@ -14,6 +14,7 @@ from forge.evalpool.judge.numbers.called import Unjudgeable
 from forge.evalpool.judge.numbers.errors.own_error import errors_of
 from forge.evalpool.judge.numbers.slabs import scales_of
 from forge.evalpool.judge.reference import oracle
+from forge.records.examination import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,7 +104,7 @@ def test_a_reference_that_differs_in_several_threads_is_drawn_in_one(
     def computed(request: dict[str, Any], terms: Any, delivery: Any) -> str:
         used.append(THREADS.num)
         if THREADS.num > 1:
-            raise Unjudgeable("two runs differ", varies=True)
+            raise Unjudgeable("two runs differ", flag=Flag.NONDETERMINISTIC)
         return "drawn"
 
     monkeypatch.setattr(oracle, "_computed", computed)

@@ -17,6 +17,7 @@ import torch
 
 from forge.evalpool.judge.channel.nesting import nesting_of
 from forge.evalpool.judge.numbers.finite import widened
+from forge.records.examination import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,10 +30,10 @@ SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16
 class Unjudgeable(Exception):
     """The problem's reference cannot be run or described."""
 
-    def __init__(self, message: str, *, varies: bool = False) -> None:
-        """`varies`: two runs on the same inputs differ."""
+    def __init__(self, message: str, *, flag: Flag = Flag.UNSUPPORTED) -> None:
+        """`flag`: the fault, as an examination names it."""
         super().__init__(message)
-        self.varies = varies
+        self.flag = flag
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,12 +121,12 @@ class Clock:
     """Processor time that the calls of references have taken, while somebody follows them."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0
+        self.seconds = 0.0
         self._report: Callable[[float], None] | None = None
 
     def start(self, report: Callable[[float], None]) -> None:
         """From now on each call is measured, and `report` gets the sum before it."""
-        self._seconds, self._report = 0.0, report
+        self.seconds, self._report = 0.0, report
 
     def stop(self) -> None:
         """Nobody follows the calls any more."""
@@ -137,12 +138,12 @@ class Clock:
         if self._report is None:
             yield
             return
-        self._report(self._seconds)
+        self._report(self.seconds)
         began = time.process_time()
         try:
             yield
         finally:
-            self._seconds += time.process_time() - began
+            self.seconds += time.process_time() - began
 
 
 CLOCK = Clock()

@@ -4,12 +4,13 @@ Forked by the zygote (role "examiner"), one a problem, sandboxed as an oracle is
 is `examiner.py`. It reports its findings after each step, so that the judge knows the step in which
 a problem hung or died:
 
-    judge ── EXAMINE ──▶ load, run, repeat, exact, draws, inputs, parameters ── FOUND each ──▶ judge
-                         or, if asked, sets alone                            ── FOUND ──▶
-                         what raises                                         ── FAILED ──▶
+    judge ── EXAMINE ──▶ load, run, given, again, inputs, parameters ── FOUND each ──▶ judge
+                         or, if asked, sets alone                    ── FOUND ──▶
+                         what raises                                 ── FAILED ──▶
 
-"Within tolerance" is what the judge accepts of a candidate (`compare.py`). Not covered: a hostile
-problem. Its code runs in this process, and could report that it has no fault.
+What does not matter, and what is constant, is said by the rule of a draw (wide/sets.py), as a
+verdict says it. Not covered: a hostile problem. Its code runs in this process, and could report
+that it has no fault.
 """
 
 from __future__ import annotations
@@ -24,32 +25,22 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import ITEM_BYTES
-from forge.evalpool.judge.numbers.called import dtype_name, leaves, replaced
+from forge.evalpool.judge.numbers.called import CLOCK, Unjudgeable, dtype_name, leaves
 from forge.evalpool.judge.numbers.file_inputs import list_sets
-from forge.evalpool.judge.numbers.finite import are_finite, widened
-from forge.evalpool.judge.numbers.gpu_compare import is_near
-from forge.evalpool.judge.numbers.inputs.input_sets import FIRST, OTHERS
+from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.reference.oracle import Describer
 from forge.evalpool.judge.reference.reports import describe
 from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
 from forge.evalpool.judge.reference.subject import FILE, Outputs, Subject
-from forge.evalpool.judge.reference.variations import (
-    Range,
-    disturbed,
-    relative,
-    shake,
-    varied,
-)
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
-    from forge.evalpool.judge.numbers.gpu_compare import Allowed
+    from forge.evalpool.judge.numbers.input_set import InputSet
+    from forge.evalpool.judge.wide.sets import Draws
 
-NUM_DRAWS = 4
-"""Draws of inputs as given, to find a constant output. Each costs a forward pass."""
 LAST_STEPS = ("sets", "parameters")
 """The last step of a list of input sets, and of an examination."""
 MAX_AGAIN_S = 5.0
@@ -97,9 +88,11 @@ class Study:
         self.subject: Subject
         self.inputs: list[Any] = []
         self.outputs: Outputs = []
-        self.allowed: list[Allowed] = []
-        """Tolerances of `outputs`."""
-        self.load_s = self.draw_s = self.forward_s = 0.0
+        self.draws: Draws
+        self.sets: Iterator[InputSet]
+        """Sets of a draw, of which `given` takes the first."""
+        self.first: InputSet
+        self.load_s = 0.0
         self.ends_at = time.monotonic() + request["budget_s"]
 
     def steps(self) -> Iterator[tuple[str, Callable[[], Found]]]:
@@ -109,11 +102,9 @@ class Study:
             return
         yield "load", self.load
         yield "run", self.run
-        yield "repeat", self.repeat
+        yield "given", self.given
         yield "again", self.construct_again
-        yield "exact", self.compare_with_exact
-        yield "draws", self.compare_draws
-        yield "inputs", self.change_inputs
+        yield "inputs", self.plant
         yield "parameters", self.change_parameters
 
     def list_sets(self) -> Found:
@@ -132,23 +123,21 @@ class Study:
 
     def run(self) -> Found:
         """Draws inputs and runs one forward pass."""
-        started = time.monotonic()
         self.inputs = self.subject.draw()
-        self.draw_s = time.monotonic() - started
         Describer().tree(self.inputs)
         started = time.monotonic()
         self.outputs = self.subject.run(self.inputs)
-        self.forward_s = time.monotonic() - started
+        forward_s = time.monotonic() - started
         names = [f"{dtype_name(one)}{list(one.shape)}" for one in self.outputs]
-        found = Found(facts={"outputs": names, "forward_s": self.forward_s})
-        everything = [*self.outputs, *leaves(self.inputs), *self.subject.state()]
+        found = Found(facts={"outputs": names, "forward_s": forward_s})
+        state = list(self.subject.model.state_dict().values())
+        everything = [*self.outputs, *leaves(self.inputs), *state]
         unknown = [name for one in everything if (name := dtype_name(one)) not in ITEM_BYTES]
         unknown += [dtype_name(one) for one in self.outputs if one.is_complex()]
         if unknown:
             found.flags[Flag.UNSUPPORTED] = f"tensors of {unknown[0]} are not judged"
-        each = self.subject.num_bytes(self.inputs, self.outputs)
-        state = sum(one.nbytes for one in self.subject.state())
-        num_bytes = self.request["num_sets"] * each + state
+        each = sum(one.nbytes for one in [*leaves(self.inputs), *self.outputs])
+        num_bytes = self.request["num_sets"] * each + sum(one.nbytes for one in state)
         max_bytes = self.request["max_bytes"]
         if max_bytes is not None and num_bytes > max_bytes:
             words = f"inputs and outputs take {num_bytes / 1e9:.3g} GB of {max_bytes / 1e9:.3g} GB"
@@ -159,15 +148,26 @@ class Study:
             found.flags[Flag.NON_FINITE] = f"{share:.1%} of the output is NaN or infinite"
         return found
 
-    def repeat(self) -> Found:
-        """Runs the same inputs again, which must give the same outputs."""
-        again = self.subject.run(self.inputs)
-        if len(again) == len(self.outputs) and all(
-            one.shape == other.shape and self.subject.is_repeated(one, other)
-            for one, other in zip(self.outputs, again, strict=True)
-        ):
-            return Found()
-        return Found(flags={Flag.NONDETERMINISTIC: "two runs on the same inputs differ"})
+    def given(self) -> Found:
+        """Makes the first set of a draw, and estimates the time that a judge would wait for all: on
+        a CPU that of the reference alone."""
+        started = time.monotonic()
+        CLOCK.start(lambda _: None)
+        found = Found()
+        try:
+            self.draws = self.subject.draws()
+            self.sets = self.draws.sets(self.request["num_sets"])
+            self.first = next(self.sets)
+        except Unjudgeable as error:
+            found.flags[error.flag] = str(error)
+        CLOCK.stop()
+        is_cpu = self.request["device"] == "cpu"
+        each_s = CLOCK.seconds if is_cpu else time.monotonic() - started
+        all_s, limit_s = self.load_s + self.request["num_sets"] * each_s, self.request["timeout_s"]
+        if all_s > limit_s:
+            words = f"inputs and reference take {all_s:.0f} s; a judge waits {limit_s:.0f} s"
+            found.flags[Flag.SLOW] = words
+        return found
 
     def construct_again(self) -> Found:
         """Constructs another model with the same parameters, buffers and drawn tensors, all that an
@@ -175,144 +175,47 @@ class Study:
         if self.load_s > MAX_AGAIN_S:
             return Found()
         try:
-            outputs = self.subject.again().run(self.inputs)
+            outputs = self.subject.run(self.inputs, self.subject.again())
         except Exception:  # a constructor may run once; there may be no memory for two models
             return Found()
-        pairs = list(zip(outputs, self.outputs, strict=False))
-        if all(is_near(one, first, allowed=self.subject.allowed(first)) for one, first in pairs):
+        if self.draws.are_again(outputs, self.outputs):
             return Found()
         words = "the constructor draws random numbers that no tensor of the model holds"
         return Found(flags={Flag.UNSUPPORTED: f"{words}, so an answer cannot have them"})
 
-    def compare_with_exact(self) -> Found:
-        """Compares eager with float64, and estimates the time that a judge would wait for it."""
-        started = time.monotonic()
-        errors = self.subject.own_errors(self.inputs, self.outputs)
-        exact_s = time.monotonic() - started
-        self.allowed = [
-            self.subject.allowed(output, error)
-            for output, error in zip(self.outputs, errors.packed, strict=True)
-        ]
-        found = Found()
-        if errors.largest > self.subject.max_own_error:
-            words = f"eager is {errors.largest:.0f} tolerances from float64"
-            found.flags[Flag.ILL_CONDITIONED] = words
-        each_s = self.draw_s + 2 * self.forward_s + exact_s
-        all_s, limit_s = self.load_s + self.request["num_sets"] * each_s, self.request["timeout_s"]
-        if all_s > limit_s:
-            words = f"inputs and reference take {all_s:.0f} s; a judge waits {limit_s:.0f} s"
-            found.flags[Flag.SLOW] = words
-        return found
-
-    def compare_draws(self) -> Found:
-        """Draws fresh inputs, as given and of the judge's other distributions, and finds one
-        answer, or one input, that is right for all of them."""
-        ranges = [Range(one, allowed=self.subject.allowed(one)) for one in self.outputs]
-        copied = self._copied(self.inputs, self.outputs)
-        for name in self._draws():
-            inputs = self._drawn(name)
-            outputs = self._outputs_of(inputs, is_given=name is None)
-            if outputs is None:
-                continue
-            if [one.shape for one in outputs] != [one.shape for one in self.outputs]:
-                return Found()  # shapes that follow the inputs are no constant
-            if copied is not None and self._copied(inputs, outputs) != copied:
-                copied = None
-            for number, one in enumerate(ranges):
-                one.add(outputs[number], allowed=self.subject.allowed(outputs[number]))
-            del inputs, outputs  # before the next: at full size each is a tenth of a card
-        found = Found()
-        found.facts["variation"] = variation = relative(ranges, self.outputs)
-        if all(one.is_one_answer() for one in ranges):
-            words = (
-                f"one answer passes for all inputs: outputs vary by {variation:.1e} of their size"
-            )
-            found.flags[Flag.CONSTANT] = words
-        if copied is not None:
+    def plant(self) -> Found:
+        """Makes the other sets, and finds inputs of which no plant matters."""
+        sets = [self.first]
+        for one in self.sets:
+            sets.append(one)
+            if time.monotonic() > self.ends_at:
+                return Found(facts={"num_unchecked": len(leaves(self.inputs))})
+        found = _ignoring(Flag.INPUT_INSENSITIVE, self.draws.insensitive(), 0)
+        if self.draws.is_constant():
+            found.flags = {Flag.CONSTANT: "one answer passes: no input changes the output"}
+        elif (copied := self.draws.copied_input(sets)) is not None:
             found.flags[Flag.IDENTITY] = f"the output is input {copied}"
         return found
 
-    def change_inputs(self) -> Found:
-        """Changes each tensor among the inputs alone, and finds those that the output ignores."""
-        every = leaves(self.inputs)
-        ignored: list[str] = []
-        for index, leaf in enumerate(every):
-            if time.monotonic() > self.ends_at:
-                return _ignoring(Flag.INPUT_INSENSITIVE, ignored, len(every) - index)
-            others = [one for one in self._other_values(index, leaf) if not torch.equal(one, leaf)]
-            if others and all(self._ignores(index, value) for value in others):
-                ignored.append(f"input {index}")
-        return _ignoring(Flag.INPUT_INSENSITIVE, ignored, 0)
-
     def change_parameters(self) -> Found:
         """Changes each parameter alone by about its own size, and finds those without effect."""
-        named = list(self.subject.parameters())
+        named = [
+            (name, one)
+            for name, one in self.subject.model.named_parameters()
+            if one.is_floating_point() and one.numel()
+        ]
         ignored: list[str] = []
         num_weights = num_unchecked = 0
         for index, (name, parameter) in enumerate(named):
             if time.monotonic() > self.ends_at:
                 num_unchecked = len(named) - index
                 break
-            kept = parameter.clone()
-            shake(parameter, by=1.0)
-            try:
-                if self._is_within(self.subject.run(self.inputs)):
-                    ignored.append(name)
-                    num_weights += sum(size > 1 for size in parameter.shape) > 1
-            finally:
-                parameter.copy_(kept)
+            if not self.draws.parameter_matters(name):
+                ignored.append(name)
+                num_weights += sum(size > 1 for size in parameter.shape) > 1
         is_vector = not num_weights and len(ignored) < len(named)
         flag = Flag.VECTOR_INSENSITIVE if is_vector else Flag.PARAMETER_INSENSITIVE
         return _ignoring(flag, ignored, num_unchecked)
-
-    def _draws(self) -> list[str | None]:
-        """Distributions of other inputs; None for inputs as given."""
-        return [None] * (NUM_DRAWS - 1) + [*FIRST, *OTHERS][1 : self.request["num_sets"]]
-
-    def _drawn(self, name: str | None) -> list[Any]:
-        inputs = self.subject.draw()
-        return inputs if name is None else replaced(inputs, lambda _, value: varied(value, name))
-
-    def _outputs_of(self, inputs: list[Any], *, is_given: bool) -> Outputs | None:
-        """Outputs on other inputs; None where the reference does not bear inputs that are not as
-        given."""
-        if is_given:
-            return self.subject.run(inputs)
-        outputs = self.subject.try_run(inputs)
-        return outputs if outputs is not None and are_finite(outputs) else None
-
-    def _other_values(self, index: int, leaf: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Other values for an input; possibly the same value, where there is no other."""
-        fresh = leaves(self.subject.draw())[index]
-        is_other = fresh.shape == leaf.shape and not torch.equal(fresh, leaf)
-        yield fresh if is_other else disturbed(leaf)
-        if leaf.is_floating_point():
-            yield varied(leaf, "wide")
-
-    def _ignores(self, index: int, value: torch.Tensor) -> bool:
-        outputs = self.subject.try_run(
-            replaced(self.inputs, lambda i, old: value if i == index else old)
-        )
-        return outputs is not None and self._is_within(outputs)
-
-    def _is_within(self, outputs: Outputs) -> bool:
-        pairs = zip(outputs, self.outputs, self.allowed, strict=False)
-        return len(outputs) == len(self.outputs) and all(
-            is_near(one, base, allowed=allowed) for one, base, allowed in pairs
-        )
-
-    def _copied(self, inputs: list[Any], outputs: Outputs) -> int | None:
-        """Index of the input that all outputs are equal to, whatever its shape; None without
-        one."""
-        for index, leaf in enumerate(leaves(inputs)):
-            sizes = {leaf.numel(), *(one.numel() for one in outputs)}
-            if len(sizes) == 1 and all(
-                leaf.dtype == one.dtype
-                and is_near(leaf.reshape(one.shape), one, allowed=self.subject.allowed(one))
-                for one in outputs
-            ):
-                return index
-        return None
 
 
 def _ignoring(flag: Flag, ignored: list[str], num_unchecked: int) -> Found:

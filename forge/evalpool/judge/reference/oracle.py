@@ -54,6 +54,7 @@ from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub, run_eagerly
 from forge.evalpool.judge.wide.plants import plant_state
 from forge.evalpool.judge.wide.sets import ROUNDING, WideDraw, make_wide_sets
+from forge.records.examination import Flag
 
 if TYPE_CHECKING:
     import socket
@@ -193,7 +194,7 @@ def _compute(
     try:
         return _computed(request, terms, delivery)
     except Unjudgeable as error:
-        if THREADS.num == 1 or not error.varies:
+        if THREADS.num == 1 or error.flag is not Flag.NONDETERMINISTIC:
             raise
     THREADS.use(1)  # sums of several threads may be added in any order
     return _computed(request, terms, delivery)
@@ -220,11 +221,7 @@ def _computed(
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         cast(model, terms.precision)
         counted = count_work(model, draw_inputs(module, terms))
-        is_tf32 = terms.is_tf32 and has_products(counted)
-        rounding = rounding_of(counted, terms.precision)
-        if is_tf32 and rounding == "fp32":
-            rounding = AS_TF32
-        terms = replace(terms, is_tf32=is_tf32, rounding=rounding)
+        terms = rounded_terms(terms, counted)
         draw = _moved_and_drawn(
             module,
             model,
@@ -264,6 +261,16 @@ def _computed(
     module.__dict__.clear()  # typing remembers its classes, and they its constants
     layout, tensors = _describe(init, state=state | held, sets=draw.sets)
     return {**layout, **facts}, tensors
+
+
+def rounded_terms(terms: Terms, counted: OpCounter | None) -> Terms:
+    """Terms with what the work of a call says: whether TF32 matters, and the coarsest precision
+    that the reference rounds to."""
+    is_tf32 = terms.is_tf32 and has_products(counted)
+    rounding = rounding_of(counted, terms.precision)
+    if is_tf32 and rounding == "fp32":
+        rounding = AS_TF32
+    return replace(terms, is_tf32=is_tf32, rounding=rounding)
 
 
 def _constructed(

@@ -35,7 +35,7 @@ MAX_OUTPUTS = 64
 MAX_STEPS = 64
 """FOUND frames; an honest study has fewer than ten."""
 LEASE_TIMEOUT_S = 300.0
-VARYING_STEPS = ("draws", "inputs", "parameters")
+VARYING_STEPS = ("inputs", "parameters")
 """They have a budget of their own: what a judge never does for a candidate."""
 
 
@@ -46,7 +46,6 @@ class _Report:
     flags: dict[Flag, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     forward_s: float | None = None
-    variation: float | None = None
     num_unchecked: int = 0
     shapes: tuple[str, ...] = ()
     num_steps: int = 0
@@ -70,7 +69,6 @@ class _Report:
         if isinstance(shapes, list):
             self.shapes = tuple(_short(str(one)) for one in shapes[:MAX_SHAPES])
         self.forward_s = _number(facts.get("forward_s"), or_else=self.forward_s)
-        self.variation = _number(facts.get("variation"), or_else=self.variation)
         self.num_unchecked += count(facts.get("num_unchecked"))
 
 
@@ -116,7 +114,6 @@ class Examiners:
             problem_id=problem.problem_id,
             outputs=report.outputs,
             forward_s=report.forward_s,
-            variation=report.variation,
             flags=report.flags,
             num_unchecked=report.num_unchecked,
             shapes=report.shapes,
@@ -159,8 +156,11 @@ class Examiners:
         if report.num_steps >= 4:  # it is judged in time; only the rest of the study is not
             report.num_unchecked += 1
             return
-        doing = "its first forward pass" if report.num_steps else "loading"
-        words = f"{doing} does not end within {self._limit_s:.0f} s"
+        limit = f"{self._limit_s:.0f} s"
+        words = f"inputs and reference take longer than {limit}, for which a judge waits"
+        if report.num_steps < 2:
+            doing = "its first forward pass" if report.num_steps else "loading"
+            words = f"{doing} does not end within {limit}"
         report.flags[Flag.SLOW] = words
 
     def _note_end(self, report: _Report, status: int) -> None:

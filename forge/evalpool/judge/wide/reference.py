@@ -108,8 +108,9 @@ class WideReference:
         self._kinds = {getattr(torch, name) for name in kinds}
         self._own = own
         self._asks = ASKS.search(source) is not None
-        self._model = copied(model)
-        for one in [*self._model.parameters(), *self._model.buffers()]:
+        self.model = copied(model)
+        """With its parameters and buffers in float64."""
+        for one in [*self.model.parameters(), *self.model.buffers()]:
             if one.dtype in self._kinds:
                 one.data = one.data.double()
         self._has_state = True
@@ -118,7 +119,7 @@ class WideReference:
 
     def _take_constants(self, construct: Callable[[], Any] | None) -> None:
         """Takes what another constructor computes in float64. What it draws stays as it is."""
-        held = [one for one in held_tensors(self._model) if one.tensor.dtype in self._kinds]
+        held = [one for one in held_tensors(self.model) if one.tensor.dtype in self._kinds]
         if construct is None or not held:
             return
         try:
@@ -149,14 +150,14 @@ class WideReference:
                 UndefinedResult where equal elements leave open which of them is taken.
             is_watched: raises it for what torch leaves open else.
         """
-        model = copied(self._model) if self._has_state else self._model
+        model = copied(self.model) if self._has_state else self.model
         given = replaced(inputs, lambda at, one: self._widened(one, is_own=at in changed))
         before = _contents(model) if self._has_state else []
         with self._arithmetic(noise=noise, is_watched=is_watched):
             called = call_on(model, given)
         if self._has_state and isinstance(model, torch.nn.Module):
             self._has_state = before != _contents(model)
-            first = self._model.state_dict()
+            first = self.model.state_dict()
             called.state = {
                 name: one
                 for name, one in (model.state_dict() if self._has_state else {}).items()

@@ -42,9 +42,10 @@ from forge.evalpool.judge.wide.domain import Domain
 from forge.evalpool.judge.wide.plants import Ground, Group
 from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
 from forge.evalpool.judge.wide.sought import Looks
+from forge.records.examination import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
@@ -77,6 +78,8 @@ LARGE_BYTES = 4 << 20
 """Inputs and outputs above which all groups are planted together: a call costs more."""
 SPLIT = ("constant", "edge", "beyond", "sign", "special")
 """Kinds whose values are tried apart where not all are borne."""
+LEAST_SHAKE = 0.1
+"""Least change of a parameter."""
 FAINT = 2.0**-11
 """Factor of a whole input, once a draw where a constant may bound something that all make."""
 
@@ -119,16 +122,12 @@ def make_wide_sets(
         is_wide: False where results in float64 have no room.
         use: called with each set once its inputs and outputs are final.
     """
-    draws = _Draws(module, model, terms=terms, counted=counted, source=source, construct=construct)
+    draws = Draws(module, model, terms=terms, counted=counted, source=source, construct=construct)
     draws.has_room = is_wide
-    sets = [draws.given()]
-    use(sets[0])
-    num_fit = max(MIN_SETS, terms.max_bytes // max(1, sets[0].num_bytes()))
-    draws.deal(min(max(num_sets, NUM_SETS), num_fit) - 1)
-    while draws.are_left():
-        sets.append(draws.planted())
-        use(sets[-1])
-    sets[0].asks_real = True
+    sets: list[InputSet] = []
+    for one in draws.sets(num_sets):
+        use(one)
+        sets.append(one)
     return WideDraw(
         sets=sets,
         kinds=draws.kinds,
@@ -159,7 +158,7 @@ class _Plan:
     has_arguments: bool = False
 
 
-class _Draws:
+class Draws:
     """One problem with one state of its model."""
 
     def __init__(
@@ -217,6 +216,16 @@ class _Draws:
         given = draw_inputs(self._module, self._terms)
         return replaced(list(given), lambda _, one: one.detach())
 
+    def sets(self, num_sets: int) -> Iterator[InputSet]:
+        """The sets of a draw, as many as there is room for. Raises Unjudgeable."""
+        first = self.given()
+        first.asks_real = True
+        yield first
+        num_fit = max(MIN_SETS, self._terms.max_bytes // max(1, first.num_bytes()))
+        self._deal(min(max(num_sets, NUM_SETS), num_fit) - 1)
+        while self._dealt:
+            yield self._planted()
+
     def given(self) -> InputSet:
         """The inputs as the problem gives them. Raises Unjudgeable."""
         error = 0.0
@@ -241,7 +250,7 @@ class _Draws:
             self._free_copied()
             if (error := made.real_error) <= MAX_OWN_ERROR:
                 return made
-        raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
+        raise _ill_conditioned(error)
 
     def _free_copied(self) -> None:
         """Takes domains from inputs that are outputs, too: they hide what is computed."""
@@ -263,8 +272,7 @@ class _Draws:
             scale = second.abs() + second.square().mean().sqrt()
             error = float(((first - second).abs() / scale).median()) / close
             if error > MAX_OWN_ERROR:
-                words = f"ill-conditioned: eager itself is {error:.0f} tolerances from float64"
-                raise Unjudgeable(words)
+                raise _ill_conditioned(error)
 
     def _require(self, inputs: list[Any], outputs: Outputs) -> None:
         """Raises Unjudgeable for outputs that nothing can be compared with."""
@@ -284,15 +292,25 @@ class _Draws:
         again = call(self._model, inputs).results(self._changed)
         if not all(map(self._is_again, outputs, again, self._close)):
             text = "nondeterministic: two runs on the same inputs differ"
-            raise Unjudgeable(text, varies=True)
+            raise Unjudgeable(text, flag=Flag.NONDETERMINISTIC)
+
+    def are_again(self, outputs: Outputs, others: Outputs) -> bool:
+        """True if two results are the same within the tolerance."""
+        pairs = zip(outputs, others, self._close, strict=False)
+        return len(outputs) == len(others) and all(
+            one.dtype is other.dtype and (is_equal(one, other) or self._is_near(one, other, close))
+            for one, other, close in pairs
+        )
 
     def _is_again(self, one: torch.Tensor, other: torch.Tensor, close: float) -> bool:
         """True if a second run gave the same; on a card the order of atomic additions may differ:
         there it must agree within the tolerance."""
-        if is_equal(one, other):
-            return True
-        is_near = self._terms.device != "cpu" and one.shape == other.shape and close > 0.0
-        return is_near and _distance(one, other, by_row=False) <= close
+        return is_equal(one, other) or (
+            self._terms.device != "cpu" and self._is_near(one, other, close)
+        )
+
+    def _is_near(self, one: torch.Tensor, other: torch.Tensor, close: float) -> bool:
+        return _distance(one, other, by_row=False) <= close
 
     def _widen(self, inputs: Outputs, outputs: Outputs) -> None:
         halves = set[str]() if self._counted is None else self._counted.halves
@@ -352,7 +370,7 @@ class _Draws:
             made.real_error = max(lost, default=0.0)
         return made
 
-    def deal(self, num_sets: int) -> None:
+    def _deal(self, num_sets: int) -> None:
         """Plans the kinds of each of `num_sets` sets: every kind of single elements in one. Loud
         ones are apart; the same kinds of all tensors go together, for branches that ask for
         several."""
@@ -375,11 +393,7 @@ class _Draws:
             self._dealt[0].has_arguments = True
         random.shuffle(self._dealt)
 
-    def are_left(self) -> bool:
-        """True while there is a set to come."""
-        return bool(self._dealt)
-
-    def planted(self) -> InputSet:
+    def _planted(self) -> InputSet:
         """The next set, with its groups as far as they matter and are borne."""
         plan = self._dealt.pop()
         is_loud = plan.kinds is plants.LOUD
@@ -634,6 +648,28 @@ class _Draws:
                 found.append(f"input {tensor}")
         return found
 
+    def parameter_matters(self, name: str) -> bool:
+        """True if other values of a parameter, off by about their own size, matter."""
+        assert self._given is not None
+        model = self._model if self._wide is None else self._wide.model
+        parameter = dict(model.named_parameters())[name].data
+        kept = parameter.clone()
+        noise = torch.randn_like(parameter)
+        parameter.add_(noise.mul_(parameter.float().square().mean().sqrt() + LEAST_SHAKE))
+        try:
+            tried = self._tried(self._given.inputs)
+        finally:
+            parameter.copy_(kept)
+        return tried is None or self._matters(self._given.outputs, tried.outputs)
+
+    def copied_input(self, sets: Sequence[InputSet]) -> int | None:
+        """Number of the input that all outputs are in all sets, whatever its shape."""
+        pairs = [(leaves(one.inputs), output) for one in sets for output in one.outputs]
+        for number in range(len(pairs[0][0])):
+            if all(_is_copy(output, inputs[number]) for inputs, output in pairs):
+                return number
+        return None
+
     def is_constant(self) -> bool:
         """True if no input matters."""
         return bool(self._borne) and not self._mattering and not self._varies
@@ -660,6 +696,11 @@ class _Work:
             if one.kind in plants.ROWS:
                 taken = self.taken.setdefault(one.tensor, one.at.new_zeros(size, dtype=torch.bool))
                 taken[one.at] = True
+
+
+def _ill_conditioned(error: float) -> Unjudgeable:
+    words = f"ill-conditioned: eager itself is {error:.0f} tolerances from float64"
+    return Unjudgeable(words, flag=Flag.ILL_CONDITIONED)
 
 
 def _largest(tensor: torch.Tensor) -> float:
@@ -692,6 +733,12 @@ def _planted(inputs: list[Any], groups: Sequence[Group]) -> list[Any]:
         return laid_out(made, memory_order(one))
 
     return replaced(inputs, put)
+
+
+def _is_copy(output: torch.Tensor, one: torch.Tensor) -> bool:
+    """True if an output is an input, whatever its shape."""
+    is_alike = (output.numel(), output.dtype) == (one.numel(), one.dtype)
+    return is_alike and _distance(output, one.reshape(output.shape)) <= SAME
 
 
 def _distance(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.numbers.called import Unjudgeable, call, dtype_name, is_equal
 from forge.evalpool.judge.numbers.finite import is_any_finite, widened
 from forge.evalpool.judge.numbers.tolerance import tolerance
+from forge.records.examination import Flag
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.numbers.input_set import InputSet
@@ -30,4 +31,4 @@ def require_same(model: Any, made: InputSet, *, precision: str, is_cpu: bool) ->
         rms = a.double().square().mean().sqrt()
         if is_cpu or float((a - b).abs().max()) > close * float(rms):
             text = "nondeterministic: two runs on the same inputs differ"
-            raise Unjudgeable(text, varies=True)
+            raise Unjudgeable(text, flag=Flag.NONDETERMINISTIC)
