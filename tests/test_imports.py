@@ -35,7 +35,11 @@ ROOMS: dict[str, set[str]] = {
     "data": {"config.schema", "data.families", "data.sources"},
     "data.families": {"data.families.extended"},
     "data.families.extended": {"data.families"},
-    "data.harvest": {"config.schema", "data", "data.build", "data.pairs", "data.prompts"},
+    "data.harvest": {
+        "config.schema", "data", "data.build", "data.harvest.sources", "data.pairs", "data.prompts",
+        "data.sources",
+    },
+    "data.harvest.sources": {"data", "data.harvest", "data.sources"},
     "data.inductor": {"data.inductor.kernel"},
     "data.inductor.kernel": {"data.inductor"},
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
@@ -59,14 +63,18 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge": {
         "config.schema", "process", "process.server", "evalpool",
         "evalpool.judge.sandbox", "evalpool.judge.children", "evalpool.judge.compiler",
-        "evalpool.judge.trial", "evalpool.judge.trial.gpu",
+        "evalpool.judge.trial", "evalpool.judge.trial.gpu", "evalpool.judge.harvest",
     },
     "evalpool.judge.channel": set(),
     "evalpool.judge.sandbox": {"evalpool", "evalpool.judge.channel", "process"},
     "evalpool.judge.children": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.capture",
         "evalpool.judge.compiler", "evalpool.judge.execute", "evalpool.judge.reference",
-        "evalpool.judge.timing",
+        "evalpool.judge.timing", "evalpool.judge.harvest",
+    },
+    "evalpool.judge.harvest": {
+        "evalpool.judge.channel", "evalpool.judge.children", "evalpool.judge.numbers",
+        "evalpool.judge.reference", "data.harvest", "data.inductor",
     },
     "evalpool.judge.reference": {
         "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.numbers.errors",

@@ -15,20 +15,20 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from forge.errors import MachineError
 from forge.evalpool.capacity import BUSY_FACTOR, draw_timeout_s, executor_timeout_s
 from forge.evalpool.seating import NoJudge
-from forge.evalpool.wire import NoAnswer, ask_examination, ask_verdict
+from forge.evalpool.wire import NoAnswer, ask_examination, ask_harvest, ask_verdict
 from forge.records.examination import Examination, Flag
 from forge.records.reason import Reason, Status
 from forge.records.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     import httpx
 
@@ -101,6 +101,24 @@ class Judges:
             lost = f"{seat.name} failed after this examination: {seat.why}"
         message = f"it could not be examined: {lost}"
         return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: message[:500]})
+
+    async def harvest(self, work: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
+        """The result of a harvest's work by a judge; that of two judges in a row that gave none is
+        a failure. Raises MachineError."""
+        seat, lost = None, ""
+        for _ in range(2):
+            try:
+                seat = await self._seating.take(avoid=seat)
+            except NoJudge as error:
+                raise MachineError(str(error)) from error
+            try:
+                asked = ask_harvest(_client(seat), work, limit_s=limit_s)
+                return await self._to_its_end(asked)
+            except NoAnswer as error:
+                lost = self._note_silence(seat, error)
+            finally:
+                self._seating.give_back(seat)
+        return {"failed": "no judge answered", "detail": lost}
 
     async def _judge_once(
         self, request: JudgeRequest, *, avoid: Seat | None = None

@@ -273,8 +273,9 @@ def judge_spec(
     capacity: int,
     gpu: Gpu | None,
     cores: tuple[int, ...],
+    harvests: str = "",
 ) -> ChildSpec:
-    """The child of a judge, whose candidates run on `cores`."""
+    """The child of a judge, whose candidates run on `cores`; `harvests` as in `be_zygote`."""
     socket_path = socket_dir / f"{name}.sock"
     config = {
         "socket_path": str(socket_path),
@@ -282,6 +283,7 @@ def judge_spec(
         "concurrency": capacity,
         "cores": cores,
         "gpu": None if gpu is None else {"uuid": gpu.uuid, "minor": gpu.minor},
+        "harvests": harvests,
     }
     uuids = () if gpu is None else (gpu.uuid,)
     return ChildSpec(

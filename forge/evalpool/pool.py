@@ -26,7 +26,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -44,7 +44,7 @@ from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.process.child import ProcessObserver
@@ -234,6 +234,11 @@ class Pool:
         nothing else. Raises MachineError."""
         return await self._judges.examine(problem, lists_sets=True)
 
+    async def harvest(self, work: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
+        """The work of a harvest on one problem, as in `judge/harvest/asking.py`. Raises
+        MachineError if no judge is up or gives an answer."""
+        return await self._judges.harvest(work, limit_s=limit_s)
+
     def stats(self) -> PoolStats:
         """Current counters."""
         seats = self.seating.seats
@@ -264,6 +269,7 @@ async def open_pool(
     gpus: Sequence[Gpu] = (),
     elsewhere: Sequence[OpenElsewhere] = (),
     finishes_started: bool = False,
+    harvests: str = "",
     say: Callable[[str], None] = logger.warning,
 ) -> AsyncGenerator[Pool]:
     """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`,
@@ -274,6 +280,7 @@ async def open_pool(
     Args:
         elsewhere: opens a judge on another machine under the name of its seat. Those that raise
             NoRoom may come later, if at least one is up.
+        harvests: `problems` or `answers`: judges of this machine do the work of a harvest, too.
         say: reports that a judge has become slow, or has ceased to be.
 
     Raises:
@@ -298,7 +305,7 @@ async def open_pool(
         seat = Seat(f"judge-{number}", capacity=CPU_CAPACITY if gpu is None else GPU_CAPACITY)
         spec = judge_spec(
             seat.name, table=table, socket_dir=socket_dir, log_dir=log_dir,
-            threads=threads, capacity=seat.capacity, gpu=gpu, cores=own,
+            threads=threads, capacity=seat.capacity, gpu=gpu, cores=own, harvests=harvests,
         )  # fmt: skip
         opens[seat] = partial(open_child_link, spec, observer=observer, timeout_s=timeout_s)
     seating = Seating(opens)
@@ -315,10 +322,14 @@ async def open_pool(
 
 
 @asynccontextmanager
-async def open_private_pool(table: JudgeTable, *, gpus: Sequence[Gpu] = ()) -> AsyncGenerator[Pool]:
+async def open_private_pool(
+    table: JudgeTable, *, gpus: Sequence[Gpu] = (), harvests: str = ""
+) -> AsyncGenerator[Pool]:
     """`open_pool` of a command: its sockets and logs are in a directory that ends with it."""
     with open_socket_dir() as folder:
-        async with open_pool(table, socket_dir=folder, log_dir=folder, gpus=gpus) as pool:
+        async with open_pool(
+            table, socket_dir=folder, log_dir=folder, gpus=gpus, harvests=harvests
+        ) as pool:
             yield pool
 
 

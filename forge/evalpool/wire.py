@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio
 
@@ -35,6 +35,8 @@ INVALID = 422
 """Status of a request that is not one for a judge."""
 REFUSALS = frozenset({400, 413, 415, INVALID})
 """Statuses of a request that no judge would take."""
+HARVEST_SLACK_S = 120.0
+"""Added to the deadline of a harvest's work, for the wait for a slot and for forks."""
 LONGEST_PAUSE_S = 10.0
 """Maximum pause between two requests to a full server, whatever it asks for."""
 PROBLEM_FIELDS = ("problem_id", "source", "entry_point", "precision")
@@ -101,6 +103,17 @@ async def ask_examination(
         return examination
     except MALFORMED as error:
         raise NoAnswer(f"its answer is not an examination: {error!r}") from error
+
+
+async def ask_harvest(
+    client: httpx.AsyncClient, work: Mapping[str, Any], *, limit_s: float
+) -> dict[str, Any]:
+    """A judge's result of a harvest's work. Raises NoAnswer."""
+    body = {"work": dict(work), "limit_s": limit_s}
+    answer = await post(client, "/harvest", body, timeout_s=limit_s + HARVEST_SLACK_S)
+    if not isinstance(answer, dict) or not {"done", "failed"} & answer.keys():
+        raise NoAnswer("its answer is no result of a harvest")
+    return cast("dict[str, Any]", answer)
 
 
 def _checked(verdict: Verdict) -> Verdict:
@@ -195,6 +208,20 @@ def parse_lists_sets(body: Any) -> bool:
     if not isinstance(value, bool):
         raise Refused(INVALID, f"lists_sets: found {_name(value)}; a boolean is needed")
     return value
+
+
+def parse_harvest(body: Any) -> tuple[dict[str, Any], float]:
+    """The work and its deadline in the body of POST /harvest. Raises Refused."""
+    found = _object(body, name="body")
+    limit_s: Any = found.get("limit_s")
+    if type(limit_s) not in (int, float) or not limit_s > 0:
+        raise Refused(INVALID, f"limit_s: found {_name(limit_s)}; seconds are needed")
+    work = _object(found.get("work"), name="work")
+    if not isinstance(work.get("source"), str) or work.get("step") not in ("sizes", "answer"):
+        raise Refused(INVALID, "work: a source and a step, sizes or answer, are needed")
+    if type(work.get("cpu_s")) not in (int, float):
+        raise Refused(INVALID, "work.cpu_s: seconds of processor time are needed")
+    return work, float(limit_s)
 
 
 def parse_kernels(body: Any) -> tuple[int, list[str]]:

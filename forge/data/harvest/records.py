@@ -34,11 +34,12 @@ class Found:
     licence: str = ""
     """SPDX name where the source states one."""
     others: tuple[str, ...] = ()
-    """`get_inputs` (the whole function) at other sizes that `Model` should bear, the preferred
-    first. Empty: the pipeline tries some."""
+    """Definitions at the text's top level that give it other sizes, for `sizes.replaced`: a whole
+    `get_inputs`, or lines as `batch_size = 3`. The preferred first; `Model`'s parameters keep their
+    shapes. Empty: the pipeline tries some."""
     large: str = ""
-    """`get_inputs` at sizes that keep a card busy for 100 us or more. Empty: the pipeline makes
-    it."""
+    """Definitions by which the problem keeps a card busy for 100 us or more; parameters may grow,
+    too. Empty: the pipeline makes some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class AnswerTask:
     text: str
     """As `Found.text`, at the sizes that are traced."""
     other: str
-    """The same problem with another `get_inputs`, which its reference was seen to bear; empty if
+    """The same problem at other sizes of its inputs, which its reference was seen to bear; empty if
     none was found. The answer must be right at both."""
     policy: str
     """`own`: no library call does the work; `hybrid`: products and convolutions may."""

@@ -6,6 +6,8 @@ It serves:
                  options: {timing, profile, program}} → Verdict
     POST /examine {problem, lists_sets} → Examination: whether it can be judged and trained on; with
                  `lists_sets` only the names of the sets of its get_input_sets()
+    POST /harvest {work, limit_s} → {done} or {failed, detail}: the sizes that a problem bears, or
+                 its answer by the compiler; judges of a harvest alone
     GET /health → {ok, busy_s, num_judged, queue, capacity, device, isolation, harness}
 
 Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
@@ -41,12 +43,14 @@ from forge.evalpool.judge.children.spawner import (
     ZygoteGone,
 )
 from forge.evalpool.judge.compiler.cache import Cache, default_folder, exchange
+from forge.evalpool.judge.harvest.asking import ask_harvester
 from forge.evalpool.judge.sandbox.enter import Isolation, advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners
 from forge.evalpool.judge.trial.trial import Stamp, Trials
 from forge.evalpool.site_packages import versions_of
 from forge.evalpool.wire import (
+    parse_harvest,
     parse_kernels,
     parse_lists_sets,
     parse_problem,
@@ -220,6 +224,18 @@ class Judge:
                 if uid is not None:
                     self._uids.append(uid)
 
+    async def harvest(self, work: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
+        """The work of a harvest on one problem. Waits for a free slot; raises ZygoteGone."""
+        async with self._slots:
+            await self._ensure_zygote()
+            uid = self._uids.pop() if self._uids else None
+            try:
+                ask = partial(ask_harvester, self.spawner, work, uid=uid, limit_s=limit_s)
+                return await anyio.to_thread.run_sync(ask)
+            finally:
+                if uid is not None:
+                    self._uids.append(uid)
+
     async def _ensure_zygote(self) -> None:
         async with self._restarting:
             for spawner in self._spawners():
@@ -264,6 +280,10 @@ def make_app(judge: Judge) -> Starlette:
         problem, lists_sets = parse_problem(body), parse_lists_sets(body)
         return JSONResponse((await judge.examine(problem, lists_sets=lists_sets)).to_json())
 
+    async def harvest_one(request: Request) -> JSONResponse:
+        work, limit_s = parse_harvest(await read_request(request))
+        return JSONResponse(await judge.harvest(work, limit_s=limit_s))
+
     async def exchange_kernels(request: Request) -> JSONResponse:
         since, entries = parse_kernels(await read_request(request))
         work = partial(exchange, judge.cache, since=since, entries=entries)
@@ -284,6 +304,7 @@ def make_app(judge: Judge) -> Starlette:
 
     routes = [Route("/health", health), Route("/judge", judge_one, methods=["POST"])]
     routes.append(Route("/examine", examine_one, methods=["POST"]))
+    routes.append(Route("/harvest", harvest_one, methods=["POST"]))
     routes.append(Route("/kernels", exchange_kernels, methods=["POST"]))
     return Starlette(routes=routes, middleware=[Middleware(Door)], lifespan=lifespan)
 

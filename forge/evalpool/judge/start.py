@@ -61,6 +61,7 @@ def _spawner(
         is_gpu=is_gpu,
         gpu_minor=gpu_minor,
         site_packages=tuple(table["site_packages"]),
+        harvests=config.get("harvests", ""),
     )
 
 

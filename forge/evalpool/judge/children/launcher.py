@@ -51,7 +51,10 @@ def _launch(sock: socket.socket, config: dict[str, Any]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if not isolation.has_namespaces:
         _become_subreaper()
-    be_zygote(sock, isolation=isolation, plan=plan, folder=config["folder"], is_gpu=is_gpu)
+    be_zygote(
+        sock, isolation=isolation, plan=plan, folder=config["folder"], is_gpu=is_gpu,
+        harvests=config["harvests"],
+    )  # fmt: skip
 
 
 def _become_subreaper() -> None:

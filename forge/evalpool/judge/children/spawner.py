@@ -107,8 +107,13 @@ class Spawner:
         is_gpu: bool = False,
         gpu_minor: int | None = None,
         site_packages: tuple[str, ...] = (),
+        harvests: str = "",
     ) -> None:
-        """`site_packages`: distributions that references may import."""
+        """
+        Args:
+            site_packages: distributions that references may import.
+            harvests: work of a harvest that children do, as in `be_zygote`.
+        """
         self.isolation = Isolation.NONE
         """The level in use on this machine, once ready."""
         self._wanted = isolation
@@ -118,6 +123,7 @@ class Spawner:
         self._is_gpu = is_gpu
         self._gpu_minor = gpu_minor
         self._site_packages = site_packages
+        self._harvests = harvests
         self.versions: dict[str, str] = {}
         self._folder = folder
         self._memory_bytes = memory_bytes
@@ -152,6 +158,7 @@ class Spawner:
             "device": "gpu" if self._is_gpu else "cpu",
             "gpu_minor": self._gpu_minor,
             "site_packages": self._site_packages,
+            "harvests": self._harvests,
         }
         command = [
             sys.executable,

@@ -193,15 +193,25 @@ class Zygote:
 
 
 def be_zygote(
-    sock: socket.socket, *, isolation: Isolation, plan: root.RootPlan, folder: str, is_gpu: bool
+    sock: socket.socket,
+    *,
+    isolation: Isolation,
+    plan: root.RootPlan,
+    folder: str,
+    is_gpu: bool,
+    harvests: str = "",
 ) -> None:
-    """Runs a zygote until its end, in a process of its own in its namespaces."""
+    """Runs a zygote until its end, in a process of its own in its namespaces.
+
+    Args:
+        harvests: `problems` or `answers` for a zygote of a harvest, whose children do that, too.
+    """
     os.environ.update(IMPORT_ENVIRONMENT)
     environment = dict(enter.CHILD_ENVIRONMENT)
     if is_gpu:
         environment |= gpu_files.child_environment()
     with _reporting_faults(sock), collector_paused():
-        children = _import_for_gpu() if is_gpu else _import_for_cpu()
+        children = _import_for_gpu() if is_gpu else _import_for_cpu(harvests)
     gc.collect()
     mapped_bytes = enter.mapped_bytes()
     num_threads = len(os.listdir("/proc/self/task"))
@@ -289,7 +299,7 @@ def _version(name: str) -> str:
         return "(not installed)"
 
 
-def _import_for_cpu() -> Children:
+def _import_for_cpu(harvests: str) -> Children:
     """Imports everything that a child of a machine without GPUs uses; no child pays for it."""
     import torch
 
@@ -300,6 +310,13 @@ def _import_for_cpu() -> Children:
     from forge.evalpool.judge.execute import child_cpu
     from forge.evalpool.judge.reference import examine, oracle
 
+    own: dict[str, Callable[[socket.socket], None]] = {}
+    if harvests:
+        from forge.evalpool.judge.harvest import child as harvester
+
+        own["harvester"] = harvester.main
+        if harvests == "answers":
+            harvester.load_answerer()
     warm_up()
     child_cpu.warm_up()
     return Children(
@@ -310,6 +327,7 @@ def _import_for_cpu() -> Children:
             "examiner": examine.main,
             "oracle": oracle.main,
             "probe": proof.try_forbidden,
+            **own,
         },
     )
 

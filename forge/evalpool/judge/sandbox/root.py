@@ -40,7 +40,7 @@ BEHIND = "/behind-scratch"
 PACKAGES = "/reference-packages"
 """Folder of the distributions that references alone may import; absent without any."""
 READ_ONLY = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
-REFERENCE_ROLES = frozenset({"oracle", "examiner", "baseline"})
+REFERENCE_ROLES = frozenset({"oracle", "examiner", "baseline", "harvester"})
 """Roles of children that run references."""
 HIDDEN = ("site-packages", "dist-packages")
 """Below the standard library: replaced by nothing."""

@@ -1,0 +1,570 @@
+"""Self-contained problems from files of modules: a class with the imports, helpers and classes that
+it uses, across the files of one tree.
+
+    Library ─▶ CodeFile, one a module ─▶ Closure of a class ─▶ text in KernelBench's layout
+
+Code is parsed and never imported. Definitions keep their text, without decorators that register or
+export, annotations that name what is not there, and long docstrings; the class becomes `Model`, and
+a name that two files define gets a number. The text may still fail: a sandbox tells.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import symtable
+import sys
+import warnings
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+Node = TypeVar("Node", bound=ast.AST)
+
+ALLOWED = frozenset({
+    "abc", "collections", "copy", "dataclasses", "enum", "functools", "inspect", "itertools",
+    "logging", "math", "numbers", "numpy", "operator", "random", "re", "string", "torch", "types",
+    "typing", "typing_extensions", "warnings",
+})  # fmt: skip
+"""Packages that a problem may import."""
+NOT_ALLOWED = (
+    "torch.cuda", "torch.distributed", "torch.hub", "torch.jit", "torch.multiprocessing",
+    "torch.optim", "torch.utils.cpp_extension", "torch.utils.data", "torch.utils.tensorboard",
+)  # fmt: skip
+"""Parts of them that no reference needs, or that no sandbox has."""
+MAX_DEFINITIONS = 24
+"""Definitions of a problem: a larger one is a model, which teaches a kernel nothing."""
+MAX_CHARS = 24_000
+MAX_DOCSTRING = 240
+KEPT_DECORATORS = frozenset({
+    "property", "staticmethod", "classmethod", "dataclass", "dataclasses.dataclass",
+    "functools.wraps", "functools.partial", "functools.lru_cache", "lru_cache", "wraps",
+    "abstractmethod", "abc.abstractmethod", "torch.no_grad", "torch.autocast",
+})  # fmt: skip
+"""Decorators that a definition keeps; all others register, export or script it."""
+KNOWN = frozenset(dir(builtins)) | {"__name__", "__class__", "__file__"}
+MODEL = "Model"
+
+
+class NotSelfContained(Exception):
+    """A class that is no problem; the message is the reason, in few distinct words."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """A name that an import statement binds."""
+
+    module: str
+    """`torch.nn`; of a relative import, the absolute name."""
+    name: str
+    """The name in it; empty for the module itself."""
+
+    def statement(self, bound: str) -> str:
+        """The statement that binds `bound`."""
+        if not self.name:
+            is_plain = bound == self.module.partition(".")[0]
+            return f"import {self.module}" + ("" if is_plain else f" as {bound}")
+        return f"from {self.module} import {self.name}" + (
+            "" if bound == self.name else f" as {bound}"
+        )
+
+
+Key = tuple[str, str]
+"""A definition: the module that has it, and its name there."""
+
+
+class CodeFile:
+    """A parsed module: its definitions, imports and further statements."""
+
+    def __init__(self, text: str, *, module: str = "", is_package: bool = False) -> None:
+        """Raises SyntaxError, ValueError, RecursionError or MemoryError."""
+        with warnings.catch_warnings(action="ignore"):  # of invalid escapes
+            self.tree = ast.parse(text)
+        self.text = text
+        self.module = module
+        self._package = module if is_package else module.rpartition(".")[0]
+        self.definitions: dict[str, ast.stmt] = {}
+        self.imports: dict[str, Import] = {}
+        self.stars: list[str] = []
+        """Modules whose names are imported all."""
+        self._used: dict[str, frozenset[str]] = {}
+        for node in _statements(self.tree.body):
+            self._note(node)
+        self.order = {name: place for place, name in enumerate(self.definitions)}
+
+    def _note(self, node: ast.stmt) -> None:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                self.definitions[name] = node
+            case ast.Import(names=names):
+                for one in names:
+                    bound = one.asname or one.name.partition(".")[0]
+                    self.imports[bound] = Import(one.name, "")
+            case ast.ImportFrom(names=names):
+                base = self._absolute(node)
+                for one in names:
+                    if one.name == "*":
+                        self.stars.append(base)
+                    else:
+                        self.imports[one.asname or one.name] = Import(base, one.name)
+            case ast.Assign(targets=targets):
+                for one in targets:
+                    for each in ast.walk(one):
+                        if isinstance(each, ast.Name):
+                            self.definitions[each.id] = node
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
+                self.definitions[name] = node
+            case _:
+                pass
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = self._package.split(".") if self._package else []
+        kept = parts[: len(parts) - node.level + 1]
+        return ".".join([*kept, *([node.module] if node.module else [])])
+
+    def used_by(self, name: str) -> frozenset[str]:
+        """Global names that a definition uses."""
+        if name not in self._used:
+            node = cleaned(self.definitions[name], known=self.known)
+            self._used[name] = globals_of(node) - {name}
+        return self._used[name]
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """Names that an annotation may have: those of allowed imports."""
+        allowed = (name for name, one in self.imports.items() if is_allowed(one) is None)
+        return frozenset(allowed) | KNOWN
+
+    def classes(self) -> Iterator[ast.ClassDef]:
+        """Classes that may be modules: with a base, and with `forward` here or in a base here."""
+        for name, node in self.definitions.items():
+            if isinstance(node, ast.ClassDef) and node.bases and self.has_forward(name):
+                yield node
+
+    def has_forward(self, name: str, depth: int = 8) -> bool:
+        """True if a class, or a base of it in this file, defines `forward`."""
+        node = self.definitions.get(name)
+        if not isinstance(node, ast.ClassDef) or not depth:
+            return False
+        return method_of(node, "forward") is not None or any(
+            isinstance(base, ast.Name) and self.has_forward(base.id, depth - 1)
+            for base in node.bases
+        )
+
+
+class Library:
+    """The files of one tree of Python, each parsed once, when it is first asked for."""
+
+    def __init__(self, root: Path, *, package: str = "") -> None:
+        """
+        Args:
+            root: the directory of the package, or of the tree.
+            package: its dotted name; empty for a tree, whose modules are named from its root.
+        """
+        self.root = root
+        self.package = package
+        self._files: dict[str, CodeFile | None] = {}
+
+    def file(self, module: str) -> CodeFile | None:
+        """A module of the tree; None if there is none, or if it is no Python."""
+        if module not in self._files:
+            self._files[module] = self._read(module)
+        return self._files[module]
+
+    def _read(self, module: str) -> CodeFile | None:
+        inside = module
+        if self.package:
+            if module != self.package and not module.startswith(f"{self.package}."):
+                return None
+            inside = module[len(self.package) + 1 :]
+        base = self.root.joinpath(*inside.split(".")) if inside else self.root
+        for path, is_package in ((base / "__init__.py", True), (base.with_suffix(".py"), False)):
+            if path.is_file():
+                return read_code(path, module=module, is_package=is_package)
+        return None
+
+    def closure(self, module: str, name: str) -> Closure:
+        """A class with all that it uses. Raises NotSelfContained."""
+        return Closure(self, module, name)
+
+
+def read_code(path: Path, *, module: str, is_package: bool = False) -> CodeFile | None:
+    """A parsed file; None if it cannot be read or is no Python."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return CodeFile(text, module=module, is_package=is_package)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The meanings of the global names that one module's definitions use."""
+
+    keys: dict[str, Key] = field(default_factory=dict[str, Key])
+    """Definitions of the tree, here or elsewhere."""
+    modules: dict[str, str] = field(default_factory=dict[str, str])
+    """Modules of the tree that are imported whole."""
+    imports: dict[str, Import] = field(default_factory=dict[str, Import])
+
+
+class Closure:
+    """A class and all definitions that it uses, directly or not."""
+
+    def __init__(self, library: Library, module: str, name: str) -> None:
+        """Raises NotSelfContained."""
+        self._library = library
+        self.key: Key = (module, name)
+        self._scopes: dict[str, _Scope] = {}
+        self._found: dict[Key, ast.stmt] = {}
+        self._waiting: list[tuple[str, str]] = []
+        self._ask((module, name))
+        while self._waiting:
+            self._resolve(*self._waiting.pop())
+
+    def require(self, names: Iterable[str]) -> None:
+        """Adds what further expressions of the class's file use. Raises NotSelfContained."""
+        module = self.key[0]
+        for name in sorted(names):
+            self._resolve(module, name)
+        while self._waiting:
+            self._resolve(*self._waiting.pop())
+
+    def class_node(self) -> ast.ClassDef:
+        """The definition of the class."""
+        node = self._found[self.key]
+        assert isinstance(node, ast.ClassDef)
+        return node
+
+    def method(self, name: str) -> ast.FunctionDef | None:
+        """A method of the class or of the first base that has it."""
+        key: Key | None = self.key
+        for _ in range(8):
+            node = self._found.get(key) if key else None
+            if not isinstance(node, ast.ClassDef) or key is None:
+                return None
+            if (found := method_of(node, name)) is not None:
+                return found
+            scope = self._scopes[key[0]]
+            bases = [one.id for one in node.bases if isinstance(one, ast.Name)]
+            key = next((scope.keys[one] for one in bases if one in scope.keys), None)
+        return None
+
+    def _ask(self, key: Key) -> None:
+        if key in self._found:
+            return
+        file = self._library.file(key[0])
+        node = file.definitions.get(key[1]) if file is not None else None
+        if file is None or node is None:
+            raise NotSelfContained("unresolved name", key[1])
+        self._found[key] = node
+        if len(self._found) > MAX_DEFINITIONS:
+            raise NotSelfContained(f"more than {MAX_DEFINITIONS} definitions")
+        self._waiting += [(key[0], name) for name in sorted(file.used_by(key[1]))]
+
+    def _resolve(self, module: str, name: str) -> None:
+        scope = self._scopes.setdefault(module, _Scope())
+        if name in scope.keys or name in scope.modules or name in scope.imports or name in KNOWN:
+            return
+        file = self._library.file(module)
+        assert file is not None
+        found = self._meaning(file, name)
+        if isinstance(found, Import):
+            if (reason := is_allowed(found)) is not None:
+                raise NotSelfContained(reason, name)
+            scope.imports[name] = found
+        elif isinstance(found, str):
+            scope.modules[name] = found
+            self._ask_attributes(file, name, found)
+        else:
+            scope.keys[name] = found
+            self._ask(found)
+
+    def _ask_attributes(self, file: CodeFile, alias: str, module: str) -> None:
+        """Asks for what `alias.name` names in the definitions of a file."""
+        scope = self._scopes[file.module]
+        for key in [one for one in self._found if one[0] == file.module]:
+            for node in ast.walk(self._found[key]):
+                match node:
+                    case ast.Attribute(value=ast.Name(id=owner), attr=attr) if owner == alias:
+                        inner = self._library.file(module)
+                        found = None if inner is None else self._meaning(inner, attr)
+                        if not isinstance(found, tuple):
+                            raise NotSelfContained("unresolved name", f"{alias}.{attr}")
+                        scope.keys[f"{alias}.{attr}"] = found
+                        self._ask(found)
+                    case _:
+                        pass
+
+    def _meaning(self, file: CodeFile, name: str, depth: int = 8) -> Key | Import | str:
+        """A definition, an import from outside, or a module of the tree. Raises
+        NotSelfContained."""
+        if name in file.definitions:
+            return file.module, name
+        if (found := file.imports.get(name)) is not None:
+            return self._imported(found, name, depth)
+        for star in file.stars:
+            inner = self._library.file(star)
+            if inner is not None and depth and (name in inner.definitions or name in inner.imports):
+                return self._meaning(inner, name, depth - 1)
+        raise NotSelfContained("unresolved name", name)
+
+    def _imported(self, found: Import, name: str, depth: int) -> Key | Import | str:
+        inner = self._library.file(found.module) if depth else None
+        if not found.name:
+            return found if inner is None else found.module
+        if inner is not None and (found.name in inner.definitions or found.name in inner.imports):
+            return self._meaning(inner, found.name, depth - 1)
+        whole = f"{found.module}.{found.name}" if found.module else found.name
+        if self._library.file(whole) is not None:
+            return whole
+        if inner is not None:
+            return self._meaning(inner, found.name, depth - 1)
+        return found
+
+    def names(self) -> dict[Key, str]:
+        """The names of the definitions in the text: `Model` for the class; a name that occurs twice
+        gets a number."""
+        taken = {MODEL, "get_inputs", "get_init_inputs"}
+        taken |= {name for scope in self._scopes.values() for name in scope.imports}
+        named: dict[Key, str] = {self.key: MODEL}
+        for key in self._in_order():
+            if key == self.key:
+                continue
+            name, number = key[1], 1
+            while name in taken:
+                number += 1
+                name = f"{key[1]}{number}"
+            taken.add(name)
+            named[key] = name
+        return named
+
+    def _in_order(self) -> list[Key]:
+        """Keys so that what a definition needs while it is made comes before it."""
+        done: list[Key] = []
+        under_way: set[Key] = set()
+
+        def visit(key: Key) -> None:
+            if key in under_way:
+                return
+            under_way.add(key)
+            scope = self._scopes.get(key[0], _Scope())
+            file = self._library.file(key[0])
+            assert file is not None
+            for name in sorted(file.used_by(key[1]), key=lambda n: file.order.get(n, -1)):
+                if (other := scope.keys.get(name)) is not None:
+                    visit(other)
+            done.append(key)
+
+        for key in self._found:
+            visit(key)
+        return done
+
+    def text(self, *, inputs: ast.expr, arguments: ast.expr, first: Sequence[ast.stmt] = ()) -> str:
+        """The problem.
+
+        Args:
+            inputs: list of the arguments of forward, in names of the class's file.
+            arguments: what `get_init_inputs` returns.
+            first: statements at the start of the constructor.
+
+        Raises:
+            NotSelfContained: it is too long.
+        """
+        named = self.names()
+        imports = {"import torch": None}
+        for scope in self._scopes.values():
+            imports |= {one.statement(bound): None for bound, one in scope.imports.items()}
+        parts: list[str] = []
+        written: set[int] = set()
+        for key in self._in_order():
+            node = self._found[key]
+            if id(node) in written:
+                continue
+            written.add(id(node))
+            file = self._library.file(key[0])
+            assert file is not None
+            made = cleaned(node, known=file.known)
+            if key == self.key and first:
+                _prepend(made, first)
+            made = _Renaming(self._map(key[0], named)).visit(made)
+            if isinstance(made, ast.ClassDef | ast.FunctionDef):
+                made.name = named[key]
+            parts.append(ast.unparse(ast.fix_missing_locations(made)))
+        own = self._map(self.key[0], named)
+        returned = [ast.unparse(_Renaming(own).visit(copied(one))) for one in (inputs, arguments)]
+        head = "\n".join(sorted(imports, key=_import_order))
+        whole = "\n\n\n".join([
+            head,
+            *parts,
+            f"def get_inputs():\n    return {returned[0]}",
+            f"def get_init_inputs():\n    return {returned[1]}",
+        ])  # fmt: skip
+        if len(whole) > MAX_CHARS:
+            raise NotSelfContained(f"more than {MAX_CHARS} characters")
+        return whole + "\n"
+
+    def _map(self, module: str, named: Mapping[Key, str]) -> dict[str, str]:
+        scope = self._scopes.get(module, _Scope())
+        found = {name: named[key] for name, key in scope.keys.items() if key in named}
+        found |= {key[1]: name for key, name in named.items() if key[0] == module}
+        return {name: other for name, other in found.items() if name != other}
+
+
+class _Renaming(ast.NodeTransformer):
+    """Gives global names, and attributes of modules of the tree, their names in the text."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        node.id = self._names.get(node.id, node.id)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.value, ast.Name):
+            found = self._names.get(f"{node.value.id}.{node.attr}")
+            if found is not None:
+                return ast.Name(id=found, ctx=node.ctx)
+        self.generic_visit(node)
+        return node
+
+
+def is_allowed(found: Import) -> str | None:
+    """None for an import that a problem may have; else the reason against it."""
+    package = found.module.partition(".")[0]
+    whole = f"{found.module}.{found.name}" if found.name else found.module
+    if package not in ALLOWED:
+        return f"imports {package or 'its own package'}"
+    if whole.startswith(NOT_ALLOWED):
+        return f"imports {'.'.join(whole.split('.')[:2])}"
+    return None
+
+
+def method_of(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    """A method that a class itself defines."""
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) and one.name == name:
+            return one
+    return None
+
+
+def globals_of(node: ast.AST) -> frozenset[str]:
+    """Global names that a statement or expression uses, without builtins. Raises
+    NotSelfContained."""
+    text = ast.unparse(node)
+    try:
+        table = symtable.symtable(text, "code", "exec")
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise NotSelfContained("no Python", str(error)) from None
+    found = {one.get_name() for one in table.get_symbols() if one.is_referenced()}
+    todo = list(table.get_children())
+    while todo:
+        inner = todo.pop()
+        todo += inner.get_children()
+        found |= {
+            one.get_name() for one in inner.get_symbols() if one.is_global() and one.is_referenced()
+        }
+    return frozenset(found - KNOWN)
+
+
+def cleaned(node: ast.stmt, *, known: frozenset[str]) -> ast.stmt:
+    """A copy without registering decorators, unknown annotations and long docstrings."""
+    made = copied(node)
+    for one in ast.walk(made):
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            one.decorator_list = [each for each in one.decorator_list if _is_kept(each)]
+            _shorten(one)
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_known(
+            one.returns, known
+        ):
+            one.returns = None
+        if isinstance(one, ast.arg) and not _is_known(one.annotation, known):
+            one.annotation = None
+        if isinstance(one, ast.ClassDef):
+            one.body = [_plain(each, known) for each in one.body]
+    return _plain(made, known)
+
+
+def copied(node: Node) -> Node:
+    """A deep copy of a tree."""
+    made: Any = type(node)()
+    for name in node._attributes:
+        if hasattr(node, name):
+            setattr(made, name, getattr(node, name))
+    for name, value in ast.iter_fields(node):
+        if isinstance(value, list):
+            value = [copied(one) if isinstance(one, ast.AST) else one for one in value]
+        elif isinstance(value, ast.AST):
+            value = copied(value)
+        setattr(made, name, value)
+    return made
+
+
+def _plain(node: ast.stmt, known: frozenset[str]) -> ast.stmt:
+    """An assignment without an unknown annotation."""
+    if isinstance(node, ast.AnnAssign) and node.value and not _is_known(node.annotation, known):
+        made = ast.Assign(targets=[node.target], value=node.value)
+        return ast.copy_location(made, node)
+    return node
+
+
+def _is_known(annotation: ast.expr | None, known: frozenset[str]) -> bool:
+    return annotation is None or all(
+        not (isinstance(one, ast.Constant) and isinstance(one.value, str))
+        and not (isinstance(one, ast.Name) and one.id not in known)
+        for one in ast.walk(annotation)
+    )
+
+
+def _is_kept(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(called) in KEPT_DECORATORS or (
+        isinstance(called, ast.Attribute) and called.attr in ("setter", "getter")
+    )
+
+
+def _shorten(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+    """Removes a long docstring."""
+    if not node.body or not isinstance(node.body[0], ast.Expr):
+        return
+    value = node.body[0].value
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        said = value.value.strip()
+        if len(said) > MAX_DOCSTRING or not said or isinstance(node, ast.FunctionDef):
+            node.body = node.body[1:] or [ast.Pass()]
+
+
+def _prepend(node: ast.stmt, first: Sequence[ast.stmt]) -> None:
+    assert isinstance(node, ast.ClassDef)
+    constructor = method_of(node, "__init__")
+    if constructor is None:
+        raise NotSelfContained("configuration without a constructor")
+    constructor.body = [*first, *constructor.body]
+
+
+def _import_order(statement: str) -> tuple[bool, bool, str]:
+    package = statement.split()[1].partition(".")[0]
+    return package not in sys.stdlib_module_names, statement.startswith("from"), statement
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a module, with those of `if` and `try`; of two branches, the first."""
+    for node in body:
+        if isinstance(node, ast.Try):
+            yield from _statements(node.body)
+        elif isinstance(node, ast.If):
+            yield from _statements(node.orelse)
+            yield from _statements(node.body)
+        else:
+            yield node

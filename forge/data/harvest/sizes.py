@@ -1,0 +1,165 @@
+"""Other sizes of a problem: texts in which the axes of `get_inputs` have other lengths.
+
+Which axes are free is not in a text: `Model` ties some to its parameters. So groups of texts are
+made, the freest first, and a sandbox finds the first that runs. A group has two sizes whose
+axes differ in length, so that no kernel is right by chance, and larger ones up to a card's.
+
+    [4, 4, 4, 4], axis 1 tied ─▶ [6, 4, 20, 28], other [10, 4, 28, 12], large [16, 4, 1024, 1024]
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from forge.data.harvest.closure import copied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+TENSORS = frozenset({"rand", "randn", "zeros", "ones", "empty", "full", "randint"})
+"""Functions of torch whose first argument, or all of them, are sizes."""
+SMALL = ((6, 12, 20, 28, 10), (10, 8, 28, 12, 6))
+"""Lengths of axes that were at most 8, of a text and of the other one, by their place."""
+MOST_SMALL = 8
+GROWTH = tuple(4**power for power in range(2, 14))
+"""Factors of the elements of inputs that are tried for a card."""
+MAX_LENGTH = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeGroup:
+    """A problem at two small sizes and at larger ones; some axes keep their lengths."""
+
+    text: str
+    other: str
+    large: tuple[str, ...]
+
+
+def replaced(text: str, definitions: str) -> str:
+    """The text with definitions of its top level replaced: functions, and constants. One that it
+    does not have is added before `get_inputs`. Raises SyntaxError."""
+    new: dict[str, str] = {}
+    for node in ast.parse(definitions).body:
+        for name in _bound(node):
+            new[name] = ast.unparse(node)
+    lines = text.split("\n")
+    tree = ast.parse(text)
+    spans = [
+        (node.lineno - 1, node.end_lineno or node.lineno, new.pop(name))
+        for node in tree.body
+        for name in _bound(node)
+        if name in new
+    ]
+    for start, end, said in sorted(spans, reverse=True):
+        lines[start:end] = said.split("\n")
+    if new:
+        at = next(
+            (number for number, line in enumerate(lines) if line.startswith("def get_inputs")), 0
+        )
+        lines[at:at] = [*new.values(), "", ""]
+    return "\n".join(lines)
+
+
+def size_groups(text: str) -> list[SizeGroup]:
+    """Texts at other sizes, those with the most free axes first; none if the inputs have no literal
+    size."""
+    tree = ast.parse(text)
+    node = next(
+        (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "get_inputs"),
+        None,
+    )
+    if node is None:
+        return []
+    shapes = [[length for _, length in axes] for axes in _axes(node)]
+    rank = max(map(len, shapes), default=0)
+    groups: dict[str, SizeGroup] = {}
+    for free in _free_axes(rank):
+        places = {place for place in free if any(len(one) > place for one in shapes)}
+        if not places:
+            continue
+        small, other = (_resized(text, node, places, partial(_small, kind=kind)) for kind in (0, 1))
+        large = tuple(
+            _resized(text, node, places, partial(_grown, by=factor ** (1 / len(places))))
+            for factor in GROWTH
+        )
+        groups.setdefault(small, SizeGroup(text=small, other=other, large=large))
+    return list(groups.values())
+
+
+def _free_axes(rank: int) -> Iterator[tuple[int, ...]]:
+    """Places of axes whose lengths may change, for tensors of a rank, the freest first."""
+    every = tuple(range(rank))
+    yield every
+    if rank > 1:
+        yield tuple(place for place in every if place != 1)
+        yield every[:-1]
+    if rank > 2:
+        yield every[2:]
+        yield (0, 1)
+        yield (0, *every[3:])
+    yield (0,)
+    if rank > 1:
+        yield (1,)
+
+
+def _small(place: int, length: int, *, kind: int) -> int:
+    """Another length of the same order; one that was a multiple of a power of two stays one."""
+    if length <= MOST_SMALL:
+        return SMALL[kind][place % len(SMALL[kind])]
+    unit = min(length & -length, 32)
+    return length + unit * ((place + kind) % 3)
+
+
+def _grown(place: int, length: int, *, by: float) -> int:
+    """A length that is about `by` times as large, as a power of two."""
+    return min(1 << round(max(length, 4) * by - 1).bit_length(), MAX_LENGTH)
+
+
+def _resized(
+    text: str, node: ast.FunctionDef, free: Collection[int], length_of: Callable[[int, int], int]
+) -> str:
+    made = copied(node)
+    for axes in _axes(made):
+        for place, (value, length) in enumerate(axes):
+            if place in free and length > 1:
+                value.value = length_of(place, length)
+    return replaced(text, ast.unparse(made))
+
+
+def _axes(node: ast.FunctionDef) -> list[list[tuple[ast.Constant, int]]]:
+    """The literal lengths of the axes of each tensor that a function makes."""
+    calls = (one for one in ast.walk(node) if isinstance(one, ast.Call))
+    return [sizes for one in calls if (sizes := _sizes(one))]
+
+
+def _sizes(call: ast.Call) -> list[tuple[ast.Constant, int]]:
+    match call.func:
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in TENSORS:
+            pass
+        case _:
+            return []
+    values: Sequence[ast.expr] = call.args
+    named = [one.value for one in call.keywords if one.arg == "size"]
+    listed = [one for one in (*call.args, *named) if isinstance(one, ast.List | ast.Tuple)]
+    if listed:
+        values = listed[0].elts
+    elif name in ("full", "randint"):
+        return []
+    whole = [one for one in values if isinstance(one, ast.Constant)]
+    constants = [(one, one.value) for one in whole if type(one.value) is int]
+    return constants if len(constants) == len(values) else []
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return [name]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case _:
+            return []

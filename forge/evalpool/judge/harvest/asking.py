@@ -1,0 +1,68 @@
+"""The judge's side of a harvest's work: a child a request, with a deadline.
+
+Called by `app.py` for POST /harvest. Promise: whatever a problem's code does, there is an answer
+before the deadline: the child's, or the reason of its end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.evalpool.judge.children.spawner import Spawner
+
+MAX_WORDS = 300
+
+
+def ask_harvester(
+    spawner: Spawner, request: Mapping[str, Any], *, uid: int | None, limit_s: float
+) -> dict[str, Any]:
+    """The result of a child under `done`, or the reason of its failure under `failed`, with
+    `detail`. Raises ZygoteGone."""
+    child = spawner.spawn(role="harvester", uid=uid, source=str(request["source"]))
+    is_ended = False
+    try:
+        frames.send(child.sock, Kind.CALL, dict(request))
+        answer = frames.receive(
+            child.sock,
+            deadline=time.monotonic() + limit_s,
+            expected=(Kind.DONE, Kind.FAILED),
+        )
+        if answer.kind is Kind.DONE:
+            return {"done": answer.body}
+        kind, message = str(answer.body.get("type")), str(answer.body.get("message"))
+        if is_out_of_memory(f"{kind}: {message}"):
+            return _failed("out of memory")
+        if kind == "TooSlow":
+            return _failed("too slow", f"more than {request['cpu_s']:.0f} s of processor time")
+        return _failed(f"raises {kind}", message)
+    except frames.DeadlinePassed:
+        return _failed("too slow", f"no end within {limit_s:.0f} s")
+    except frames.FrameError:
+        return _failed("crash", "something else than the harvester wrote on its channel")
+    except frames.PeerGone:
+        is_ended = True
+        ending = spawner.ended(child)
+        if ending.is_out_of_memory:
+            return _failed("out of memory")
+        if os.WIFSIGNALED(ending.status):
+            number = os.WTERMSIG(ending.status)
+            return _failed("crash", SIGNALS.get(number, f"signal {number}"))
+        code = os.waitstatus_to_exitcode(ending.status)
+        return _failed("ended its process", f"exit {code}")
+    finally:
+        if not is_ended:
+            spawner.end(child)
+
+
+def _failed(reason: str, detail: str = "") -> dict[str, Any]:
+    words = clean(without_paths(detail), limit=MAX_WORDS).replace("\n", " ")
+    return {"failed": clean(reason, limit=80), "detail": words}

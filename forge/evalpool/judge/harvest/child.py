@@ -1,0 +1,145 @@
+"""Tries a problem at other sizes, or makes its answer. Forked by the zygote (role "harvester"), one
+a request, sandboxed as an oracle is:
+
+    judge ── CALL {step: sizes, groups} ──▶ the first group that runs  ── DONE {…} ──▶ judge
+             CALL {step: answer, task}  ──▶ the answerer               ── DONE {…} ──▶
+                                            what raises                ── FAILED ──▶
+
+The answerer is imported before the fork, if the zygote was asked to. Not covered: a hostile
+problem, which could report any size or answer; the answer is judged by others.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import types
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from forge.data.harvest.records import Answered, AnswerTask, Unanswered
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.numbers.called import flatten, leaves
+from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, make_inputs, run_source
+from forge.evalpool.judge.reference.construct import construct
+from forge.evalpool.judge.reference.reports import describe
+from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+    from forge.data.harvest.records import Answerer
+
+FILE = "problem.py"
+MAX_BYTES = 256 << 20
+"""Inputs and outputs of a size that a CPU judges."""
+answerer: Answerer | None = None
+"""Set by `load_answerer`, before forks."""
+
+
+def load_answerer() -> None:
+    """Imports the compiler and what makes answers of its code: seconds, once a zygote."""
+    global answerer
+    from forge.data.inductor.compiler.answering import answer, preload
+
+    preload()
+    answerer = answer
+
+
+def main(sock: socket.socket) -> None:
+    """Serves one request on `sock`."""
+    request = frames.receive(sock, deadline=time.monotonic() + 60.0, expected=(Kind.CALL,)).body
+    signal.signal(signal.SIGPROF, _give_up)
+    signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+    try:
+        with torch.no_grad():
+            result = _answer(request) if request["step"] == "answer" else _sizes(request)
+        frames.send(sock, Kind.DONE, result)
+    except frames.PeerGone:
+        raise
+    except BaseException as error:  # a reference may raise anything; the judge gets it
+        frames.send(sock, Kind.FAILED, describe(error))
+
+
+class TooSlow(BaseException):
+    """The processor time of a request is used up, whatever else the machine does."""
+
+
+def _give_up(number: int, frame: object) -> None:
+    raise TooSlow
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    assert answerer is not None, "a zygote of a harvest with answers"
+    task = AnswerTask(**request["task"])
+    found = answerer(task)
+    assert isinstance(found, Answered | Unanswered)
+    return {"is_answered": isinstance(found, Answered), **asdict(found)}
+
+
+def _sizes(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The first group of texts whose two sizes run, and of its large sizes, the first with enough
+    work: by bytes or by operations, counted on tensors without memory."""
+    replace_hub(request["source"])
+    run_eagerly(request["source"])
+    first = _Run.of(request["source"])
+    result: dict[str, Any] = {"tensors": first.num_tensors, "outputs": first.num_outputs}
+    for number, group in enumerate(request["groups"]):
+        runs = [_try(text) for text in (group["text"], group["other"])]
+        if all(one is not None and one.num_bytes <= MAX_BYTES for one in runs):
+            result["group"] = number
+            break
+    groups = request["groups"]
+    large = groups[result["group"]]["large"] if "group" in result else request["large"]
+    for number, text in enumerate(large):
+        one = _try(text, device="meta")
+        if one is not None and one.num_bytes > request["max_bytes"]:
+            break
+        if one is not None and (
+            one.num_bytes >= request["enough_bytes"] or one.flops >= request["enough_flops"]
+        ):
+            result["large"] = number
+            break
+    return result
+
+
+class _Run:
+    """Facts of one forward pass."""
+
+    def __init__(self, inputs: list[Any], outputs: list[torch.Tensor], flops: int) -> None:
+        self.num_tensors = len(leaves(inputs))
+        self.num_outputs = len(outputs)
+        self.num_bytes = sum(one.nbytes for one in [*leaves(inputs), *outputs])
+        self.flops = flops
+        self.is_finite = all(
+            one.is_meta or not one.is_floating_point() or bool(torch.isfinite(one).all())
+            for one in outputs
+        )
+
+    @classmethod
+    def of(cls, text: str, *, device: str = "cpu") -> _Run:
+        """Runs a text. Raises what it raises."""
+        module = types.ModuleType("problem")
+        torch.manual_seed(0)
+        with torch.device("meta") if device == "meta" else nullcontext():
+            run_source(text, module, file=FILE)
+            model = construct(module.__dict__["Model"], constructor_arguments(module, "Model"))
+            inputs = make_inputs(module)
+            with FlopCounterMode(display=False) if device == "meta" else nullcontext() as counter:
+                outputs = flatten(model(*inputs))
+        return cls(inputs, outputs, counter.get_total_flops() if counter else 0)
+
+
+def _try(text: str, *, device: str = "cpu") -> _Run | None:
+    """None for sizes that the problem does not bear."""
+    try:
+        run = _Run.of(text, device=device)
+    except Exception:
+        return None
+    return run if run.is_finite else None
