@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 LLAMA_PROBE = "import llama_cpp; llama_cpp.llama_backend_init()"
 """Fails if a cached wheel was compiled for another machine's instruction set."""
-EARLIER_NAME = "forge"
-"""Distribution of an older checkout: its removal would take `bin/forge` of the new one with it."""
 PROBE_S = 300.0
 """Maximum time for short commands: making a venv, importing a module."""
 QUOTED_LINES = 15
@@ -87,8 +85,6 @@ class Installer:
         wanted = drop_triton(self._project.requirements, torch=torch, triton=triton)
         self._pip("3/5 dependencies", "-c", str(pinned), *wanted)
         self._install_llama(str(pinned), llama)
-        if find_version(self._site, EARLIER_NAME) is not None:
-            self._run("5/5 forge", "pip", "uninstall", "-y", EARLIER_NAME)
         self._pip("5/5 forge", "--no-deps", "-e", str(self._root))
 
     def compile_bytecode(self) -> None:
