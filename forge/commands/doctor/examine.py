@@ -10,7 +10,7 @@ Each probe is a child process with a deadline, so this takes as long as the slow
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,13 +20,12 @@ from typing import Any
 import anyio
 
 from forge.commands.doctor.finding import Finding, error
-from forge.commands.doctor.gpus import GpuFacts, check_builds, check_gpus, try_gpus
-from forge.commands.doctor.host import Stopwatch, check_host, check_sandbox, read_host
+from forge.commands.doctor.gpus import GpuFacts, check_gpus, try_gpus
+from forge.commands.doctor.host import check_host, check_sandbox, read_host
 from forge.commands.doctor.packages import (
-    NEEDS,
     PACKAGES,
     EngineFacts,
-    Imports,
+    Imported,
     check_engines,
     check_packages,
     import_for_engines,
@@ -50,7 +49,6 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
         serve: `[serve]` of an experiment, to check the engines of its interpreter; absent means
             this interpreter.
     """
-    watch = Stopwatch()
     engines, of_engines = None, list[Finding]()
     try:
         engines = EngineFacts(python=read_interpreter(serve), table=serve or ServeTable())
@@ -69,22 +67,14 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
     with ExitStack() as opened:
         folder, sockets = _open_folder(opened)
         trials = anyio.run(_try_all, folder, gpus, engines)
-    here, serving = trials.here, trials.serving
-    host = read_host(machine, store_dir, watch)
+    host = read_host(machine, store_dir)
     if engines is not None:
-        imported = {**here.packages, **serving.packages}
-        unmet = sorted(serving.unmet - here.unmet)
-        of_engines = [*check_engines(replace(engines, imported=imported, unmet=unmet))]
+        imported = {**trials.here, **trials.serving}
+        of_engines = [*check_engines(replace(engines, imported=imported))]
     return [
         *check_host(host),
-        *check_packages(here),
+        *check_packages(trials.here),
         *of_engines,
-        *check_builds(
-            trials.gpus,
-            {"torch": here.torch, "torch of serve.python": serving.torch},
-            nvidia_driver=host.nvidia_driver,
-            amd_driver=host.amd_driver,
-        ),
         *check_gpus(trials.gpus),
         check_sandbox(trials.sandbox, host, sysctls=read_sysctls()),
         sockets,
@@ -95,9 +85,9 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
 class Trials:
     """Results of the probes."""
 
-    here: Imports
+    here: Mapping[str, Imported]
     """Packages of judges and trainers, in this interpreter."""
-    serving: Imports = field(default_factory=Imports)
+    serving: Mapping[str, Imported] = field(default_factory=dict[str, "Imported"])
     """Packages of engines, in the interpreter that serves."""
     sandbox: Outcome
     gpus: GpuFacts
@@ -111,7 +101,7 @@ async def _try_all(folder: Path, gpus: GpuFacts, engines: EngineFacts | None) ->
         found[name] = await trial
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(keep, "here", import_packages(PACKAGES, folder, needs=NEEDS))
+        tasks.start_soon(keep, "here", import_packages(PACKAGES, folder))
         tasks.start_soon(keep, "sandbox", run_probe("sandbox", folder))
         tasks.start_soon(keep, "gpus", try_gpus(gpus, folder))
         if engines is not None:

@@ -1,10 +1,7 @@
-"""The GPUs, and what the probes find on them: kernels, copies between GPUs, a sum over all; and
-whether torch is built for them and their driver.
+"""The GPUs, and what the probes find on them: kernels, copies between GPUs, a sum over all.
 
 A GPU that a run has claimed, or that another process uses, is left alone. On the others the probes
-share the GPU's lease, so that no judge times a kernel meanwhile. Sources of the minima: NVIDIA's
-"CUDA Compatibility" (minor version compatibility), Triton's README (ROCm). A kernel that ran is
-stronger evidence than a version.
+share the GPU's lease, so that no judge times a kernel meanwhile.
 """
 
 from __future__ import annotations
@@ -18,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.commands.doctor.finding import Finding, Severity, docker, error, warning
+from forge.commands.doctor.finding import Finding, docker, error, warning
 from forge.commands.doctor.probe import Outcome, run_probe
-from forge.evalpool.judge.channel.gpu_library import MIN_ROCM
-from forge.process.devices import Vendor
 from forge.views.text.numbers import size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forge.commands.doctor.packages import TorchBuild
     from forge.process.devices import Gpu, GpuUser
 
 ON_CPU, PEERS, SUM = "kernel on the CPU", "peer access", "all-reduce"
@@ -36,8 +30,6 @@ WITHOUT_PEERS = "all-reduce without peer access"
 """The same sum with NCCL_P2P_DISABLE=1, if it failed."""
 COLLECTIVE_S = 30.0
 """Maximum time of one sum over GPUs, after which the ranks end with NCCL's own error."""
-MIN_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Oldest driver by major version of CUDA, for all its minor versions."""
 NEEDED_BYTES = 3 << 30
 """Free memory of a GPU that is tried: three processes with a context each."""
 CAPABILITIES = "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
@@ -46,6 +38,9 @@ FIXES = {
     r"Python\.h": f"apt install {HEADERS}; Triton compiles its launchers against Python.h",
     r"C compiler|No such file or directory: '\S*(cc|gcc|clang)'": "apt install gcc",
     r"libcuda\.so|-lcuda": f"ldconfig on the host; {docker('--gpus all', CAPABILITIES)}",
+    r"not compiled with CUDA|No HIP GPUs|Found no NVIDIA driver": (
+        "make setup TORCH=cuda (or rocm): this torch is built for other devices"
+    ),
     r"driver.*(too old|insufficient)": "install a newer driver, or a torch for an older CUDA",
     r"no kernel image|is not compatible with the current PyTorch": (
         "make setup TORCH=... with a build of torch for this GPU"
@@ -83,12 +78,6 @@ class GpuFacts:
     """Processes on GPUs, by UUID."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
     """Results of the probes, by the names of their findings."""
-
-    @property
-    def has_run(self) -> bool:
-        """True if a kernel ran wherever it was tried."""
-        tried = [one for name, one in self.outcomes.items() if name.startswith("kernel")]
-        return bool(tried) and all(outcome.get("is_right") for outcome in tried)
 
     def tried(self) -> list[Gpu]:
         """GPUs that the probes use: not in use, with enough free memory."""
@@ -157,47 +146,6 @@ def check_gpus(facts: GpuFacts) -> Iterator[Finding]:
             yield check_allreduce(outcome, without_peers, num_gpus=len(facts.tried()))
         elif name != WITHOUT_PEERS:
             yield check_kernel(name, outcome)
-
-
-def check_builds(
-    facts: GpuFacts, builds: Mapping[str, TorchBuild | None], *, nvidia_driver: str, amd_driver: str
-) -> Iterator[Finding]:
-    """torch is built for the GPUs and their driver. A fault is a warning if kernels ran all the
-    same (a forward compatibility package).
-
-    Args:
-        builds: torch by interpreter: "torch", "torch of serve.python".
-        nvidia_driver: version, 580.65.06; empty if unknown.
-        amd_driver: version of the kernel module amdgpu; empty for the kernel's own.
-    """
-    vendors = {gpu.vendor for gpu in facts.gpus}
-    bad = Severity.WARNING if facts.has_run else Severity.ERROR
-    for name, build in builds.items():
-        if build is None or not vendors:
-            continue
-        if Vendor.NVIDIA in vendors:
-            label, maker, version = "CUDA", "NVIDIA", build.cuda
-            driver = f"driver {nvidia_driver or 'of unknown version'}"
-        else:
-            label, maker, version = "ROCm", "AMD", build.hip
-            driver = f"amdgpu {amd_driver or 'of the kernel'}"
-        if version is None:
-            found = f"{build.version} is not built for {label}, and this machine has {maker} GPUs"
-            fix = f"make setup TORCH={label.lower()}"
-            yield Finding(name=f"{name} build", found=found, severity=bad, fix=fix)
-            continue
-        found = f"{driver}; {name} {build.version} is built for {label} {version}"
-        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-        least = MIN_DRIVER.get(numbers[0], max(MIN_DRIVER.values()))
-        severity, fix = Severity.OK, ""
-        if label == "CUDA" and nvidia_driver and int(nvidia_driver.split(".")[0]) < least:
-            severity, found = bad, f"{found}, which needs driver {least}"
-            fix = f"install driver {least} or later, or make setup TORCH=... for an older CUDA"
-        elif label == "ROCm" and numbers < MIN_ROCM:
-            needed = "{}.{}".format(*MIN_ROCM)
-            severity, found = bad, f"{found}; Triton needs {needed}"
-            fix = f"make setup TORCH=rocm with ROCm {needed} or later"
-        yield Finding(name=label, found=found, severity=severity, fix=fix)
 
 
 def check_kernel(name: str, outcome: Outcome) -> Finding:

@@ -16,7 +16,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from forge.runner.plan.machine import Machine
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
-MIN_CAPABILITY = (8, 0)
 PCI_VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD}
 GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 """PCI classes of GPUs: VGA, 3D, other display controllers, processing accelerators."""
@@ -50,11 +48,6 @@ CONTAINERS = {".dockerenv": "Docker", "run/.containerenv": "Podman"}
 NO_SANDBOX = 'judge.isolation = "none" uses none'
 RELEASED = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 """No clock of a machine with this release is right before that."""
-TOLERANCE_S = 120.0
-"""Lead of a file's time that needs no explanation: files of another machine, a network disk."""
-MAX_DRIFT = 0.05
-"""Share by which wall clock and monotonic clock may differ while the checks run; a clock that is
-being corrected gains or loses less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +61,8 @@ class HostFacts:
     """Names in /dev: nvidiactl, nvidia-uvm, kfd, dri/renderD128."""
     is_kfd_open: bool = False
     """True if this user may open /dev/kfd."""
-    nvidia_driver: str = ""
-    """Version of the driver, 580.65.06."""
     nvml_fault: str = ""
     """Error of NVIDIA's management library."""
-    amd_driver: str = ""
-    """Version of the kernel module amdgpu; empty for the kernel's own."""
     has_infiniband: bool = False
     compiler: str | None = None
     container: str = ""
@@ -108,13 +97,6 @@ class HostFacts:
     mount: Mount | None = None
     """Its file system; None without a mount table."""
     now: float = 0.0
-    newest_at: float = 0.0
-    """Time of the newest file of a run; 0 without runs."""
-    newest_name: str = ""
-    wall_s: float = 0.0
-    """Time that passed during the checks by the wall clock."""
-    monotonic_s: float = 0.0
-    """The same by the monotonic clock."""
 
     def fix(self, flags: str, outside: str) -> str:
         """The fix in a container, and outside of one."""
@@ -172,14 +154,6 @@ def _low(value: float | None, least: float) -> bool:
 
 def _allowed(limit: int | None, show: Callable[[int], str] = str) -> str:
     return "unlimited" if limit is None else f"{show(limit)} allowed"
-
-
-def _show_old_gpus(host: HostFacts) -> str:
-    return ", ".join(
-        "GPU {} has compute capability {}.{}".format(gpu.index, *gpu.capability)
-        for gpu in host.gpus
-        if gpu.capability is not None and gpu.capability < MIN_CAPABILITY
-    )
 
 
 def _show_container(host: HostFacts) -> str:
@@ -248,9 +222,6 @@ TABLE: tuple[Check, ...] = (
               lambda host: host.fix(" ".join(AMD_FLAGS[2:]), "sudo usermod -aG render,video $USER, "
                                     "then log in again")),
     ]),
-    Check("compute capability", _show_old_gpus,
-        "Triton supports 8.0 (Ampere) and later; CUDA_VISIBLE_DEVICES hides this GPU",
-        [Limit(WARNING, _show_old_gpus)]),
     Check("container", _show_container),
     # A candidate's own limit is 256 open files; a supervisor with many judges and engines has more.
     Check("open files", lambda host: _allowed(host.num_files),
@@ -307,18 +278,10 @@ TABLE: tuple[Check, ...] = (
         [Limit(ERROR, lambda host: host.mount and host.mount.is_network,
                lambda host: f"{host.mount and host.mount.source} is a network file system: "
                "SQLite's locks and shared memory do not work there, and rows can be lost")]),
-    # A run records wall-clock times, and no file of a run may come from the future.
     Check("clock", lambda host: _show_time(host.now),
         "timedatectl set-ntp true (on the host, if this is a container)",
         [Limit(WARNING, lambda host: host.now < RELEASED,
-               "the clock is wrong: it is before this release of forge"),
-         Limit(WARNING, lambda host: host.newest_at > host.now + TOLERANCE_S,
-               lambda host: f"the clock is wrong: {host.newest_name} was written at "
-               f"{_show_time(host.newest_at)}"),
-         Limit(WARNING, lambda host: abs(host.wall_s - host.monotonic_s)
-               > max(1.0, MAX_DRIFT * host.monotonic_s),
-               lambda host: f"the clock jumped: {host.wall_s:.1f} s passed by the wall clock and "
-               f"{host.monotonic_s:.1f} s by the monotonic clock")]),
+               "the clock is wrong: it is before this release of forge")]),
 )  # fmt: skip
 
 
@@ -350,27 +313,13 @@ def check_sandbox(outcome: Outcome, host: HostFacts, *, sysctls: Mapping[str, st
     return warning("sandbox", found, fix=fix) if refused else Finding(name="sandbox", found=found)
 
 
-class Stopwatch:
-    """Both clocks at the start of the checks."""
-
-    def __init__(self) -> None:
-        self._wall, self._monotonic = time.time(), time.monotonic()
-
-    def read(self) -> dict[str, Any]:
-        """The time, and what passed since the start by each clock."""
-        passed_s = time.monotonic() - self._monotonic
-        return {"now": time.time(), "wall_s": time.time() - self._wall, "monotonic_s": passed_s}
-
-
-def read_host(machine: Machine, store_dir: Path, watch: Stopwatch) -> HostFacts:
-    """The facts, at the end of the checks."""
+def read_host(machine: Machine, store_dir: Path) -> HostFacts:
+    """The facts."""
     shm = Path("/dev/shm")
     room = os.statvfs(shm) if os.access(shm, os.W_OK) else None
-    driver, nvml_fault = nvidia_driver()
     return HostFacts(
         gpus=machine.gpus,
-        nvidia_driver=driver,
-        nvml_fault=nvml_fault,
+        nvml_fault=nvidia_driver()[1],
         compiler=shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
         num_files=_soft(resource.RLIMIT_NOFILE),
         num_tasks=_soft(resource.RLIMIT_NPROC),
@@ -388,8 +337,7 @@ def read_host(machine: Machine, store_dir: Path, watch: Stopwatch) -> HostFacts:
         mount=find_mount(store_dir),
         **read_container(),
         **read_devices(),
-        **find_newest(store_dir),
-        **watch.read(),
+        now=time.time(),
     )
 
 
@@ -405,7 +353,6 @@ def read_devices(*, root: Path = Path("/")) -> dict[str, Any]:
         "on_bus": frozenset(on_bus),
         "nodes": frozenset(str(path.relative_to(dev)) for path in names),
         "is_kfd_open": os.access(dev / "kfd", os.R_OK | os.W_OK),
-        "amd_driver": _read(root / "sys/module/amdgpu/version"),
     }
 
 
@@ -425,16 +372,6 @@ def read_container(*, root: Path = Path("/")) -> dict[str, Any]:
         "apparmor": _read(root / "proc/self/attr/current").removesuffix(" (enforce)"),
         "masked": [at for at in mounts if at.startswith("/proc/") and at not in UNMASKED],
     }
-
-
-def find_newest(store_dir: Path) -> dict[str, Any]:
-    """The newest file directly in a run's directory."""
-    found: list[tuple[float, str]] = []
-    for path in store_dir.glob("*/*"):
-        with suppress(OSError):  # removed meanwhile
-            found.append((path.stat().st_mtime, str(path.relative_to(store_dir))))
-    newest_at, name = max(found, default=(0.0, ""))
-    return {"newest_at": newest_at, "newest_name": name}
 
 
 def _read(path: Path) -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.commands.doctor.finding import Finding, Severity, error, warning
+from forge.commands.doctor.finding import Finding, Severity, error
 from forge.commands.doctor.probe import run_probe
 from forge.config.schema import ServeTable
 from forge.errors import pip_install
@@ -39,15 +39,6 @@ PACKAGES = {
     "trl": "trl.trainer.grpo_trainer:GRPOTrainer",
 }
 """Packages of judges and trainers, and the part of each that these import."""
-NEEDS = {
-    "torch": ">=2.9",
-    "triton": ">=3.5",
-    "transformers": ">=5",
-    "trl": ">=1.16,<1.17",
-    "peft": ">=0.18",
-    "datasets": ">=4",
-}
-"""forge's requirements, as in pyproject.toml."""
 ENGINE_PACKAGES: Mapping[str, Mapping[str, str]] = {
     "llama": {"llama_cpp": "llama_cpp.llama_cpp:llama_backend_init", "gguf": "gguf"},
     "vllm": {"torch": "torch", "vllm": "vllm.v1.engine.async_llm:AsyncLLM"},
@@ -73,27 +64,6 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchBuild:
-    """The build of an imported torch."""
-
-    version: str
-    cuda: str | None
-    """Version of CUDA that it is built for; None for another build."""
-    hip: str | None
-    """Version of ROCm's HIP; None for another build."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Imports:
-    """Results of importing packages in an interpreter."""
-
-    packages: dict[str, Imported] = field(default_factory=dict[str, Imported])
-    torch: TorchBuild | None = None
-    unmet: set[str] = field(default_factory=set[str])
-    """Requirements that the installed versions do not meet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """The interpreter that serves."""
 
@@ -101,8 +71,6 @@ class EngineFacts:
     table: ServeTable = field(default_factory=ServeTable)
     imported: Mapping[str, Imported] = field(default_factory=dict[str, Imported])
     """Results of importing ENGINE_PACKAGES."""
-    unmet: Sequence[str] = ()
-    """Requirements that the versions in that interpreter do not meet."""
     gpus: Sequence[Gpu] = ()
 
     @property
@@ -114,26 +82,24 @@ class EngineFacts:
         )
 
 
-async def import_for_engines(facts: EngineFacts, folder: Path) -> Imports:
+async def import_for_engines(facts: EngineFacts, folder: Path) -> dict[str, Imported]:
     """The packages of the installed engines, each engine's in a child of its own. Those of hf are a
     trainer's, unless the engines have an interpreter of their own. A failure in one engine
     outweighs a success in another."""
-    found, python = Imports(), facts.python.python
+    found, python = dict[str, Imported](), facts.python.python
 
     async def import_one(engine: str) -> None:
         one = await import_packages(
             ENGINE_PACKAGES[engine],
             folder,
             label=f"imports-{engine}",
-            needs=dict.fromkeys((*NEEDS, "vllm"), ""),  # its interpreter may have other versions
             python=python,
             gpus=[gpu.uuid for gpu in facts.gpus] if ENGINES[engine].needs_gpu else [],
             env=facts.table.env,
         )
-        for name, package in one.packages.items():
-            if package.fault or name not in found.packages:
-                found.packages[name] = package
-        found.torch, found.unmet = found.torch or one.torch, found.unmet | one.unmet
+        for name, package in one.items():
+            if package.fault or name not in found:
+                found[name] = package
 
     async with anyio.create_task_group() as tasks:
         for engine in facts.installed:
@@ -143,64 +109,40 @@ async def import_for_engines(facts: EngineFacts, folder: Path) -> Imports:
 
 
 async def import_packages(
-    targets: Mapping[str, str],
-    folder: Path,
-    *,
-    needs: Mapping[str, str],
-    label: str = "imports",
-    python: str = "",
-    gpus: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-) -> Imports:
-    """Import targets in one child; after a crash the rest in a new one, after a hang none.
+    targets: Mapping[str, str], folder: Path, *, label: str = "imports", **more: Any
+) -> dict[str, Imported]:
+    """Import targets in one child, in order; after a crash or a hang the rest is not tried.
 
     Args:
         targets: part to import by package.
-        needs: required versions by package, checked against what is installed.
-        python, gpus, env: as of `run_probe`.
+        more: as of `run_probe`.
     """
-    outcome = await run_probe(
-        "imports", folder, label=label, python=python, gpus=gpus, env=env,
-        config={"targets": list(targets.items()), "needs": needs},
-    )  # fmt: skip
-    found = Imports(unmet=set(outcome.get("unmet") or ()))
-    if build := outcome.get("torch"):
-        found.torch = TorchBuild(**build)
-    for answer in outcome.answers:
-        if name := answer.get("name"):
-            found.packages[name] = Imported(**{k: answer[k] for k in answer if k != "name"})
+    config = {"targets": list(targets.items())}
+    outcome = await run_probe("imports", folder, label=label, config=config, **more)
+    found = {
+        answer["name"]: Imported(**{key: answer[key] for key in answer if key != "name"})
+        for answer in outcome.answers
+        if "name" in answer
+    }
     if outcome.fault:
         ended = outcome.get("importing") or next(iter(targets))
-        found.packages.setdefault(ended, Imported(fault=outcome.fault))
-        rest = {name: targets[name] for name in targets if name not in found.packages}
-        if outcome.is_late:
-            late = Imported(fault=f"not tried: {ended} hangs")
-            found.packages |= dict.fromkeys(rest, late)
-        elif rest:
-            more = await import_packages(
-                rest, folder, needs=needs, label=f"{label}-{len(rest)}", python=python, gpus=gpus,
-                env=env,
-            )  # fmt: skip
-            found.packages |= more.packages
-            found.torch, found.unmet = more.torch or found.torch, more.unmet
+        rest = dict.fromkeys(targets, Imported(fault=f"not tried: {ended} does not import"))
+        found = {**rest, ended: Imported(fault=outcome.fault), **found}
     return found
 
 
-def check_packages(imports: Imports) -> Iterator[Finding]:
-    """A finding per package of judges and trainers, and one for versions that do not fit."""
+def check_packages(imports: Mapping[str, Imported]) -> Iterator[Finding]:
+    """A finding per package of judges and trainers."""
     for name in PACKAGES:
-        one = imports.packages.get(name) or Imported(fault="not tried")
+        one = imports.get(name) or Imported(fault="not tried")
         if one.is_missing:
             extra = "judge" if name in EXTRAS["judge"] else "train"
             yield error(name, "not installed", fix=f'{pip_install(extra)}, or "make setup"')
         elif one.fault:
-            fix = f'"make setup", or pip install --force-reinstall "{name}{NEEDS[name]}"'
+            fix = f'"make setup", or pip install --force-reinstall {name}'
             yield error(name, f"does not import: {one.fault}", fix=fix)
         else:
             yield Finding(name=name, found=one.version)
-    if imports.unmet:
-        fix = '"make setup" installs versions that fit'
-        yield warning("versions", "; ".join(sorted(imports.unmet)), fix=fix)
 
 
 def check_engines(facts: EngineFacts) -> Iterator[Finding]:
@@ -212,9 +154,6 @@ def check_engines(facts: EngineFacts) -> Iterator[Finding]:
     chosen, why = choose_engine(facts.table, gpus=facts.gpus, installed=facts.installed)
     for name in ENGINES:
         yield _check_engine(name, facts, is_chosen=name == chosen)
-    if facts.unmet:
-        fix = f"an interpreter for each engine that pins its packages; {ENGINES['vllm'].advice}"
-        yield warning("versions of engines", "; ".join(facts.unmet), fix=fix)
     is_slow = chosen == "hf" and bool(facts.gpus) and facts.table.engine == "auto"
     fix = f'"{LLAMA_FOR_GPUS}", or {ENGINES["vllm"].advice}' if is_slow else ""
     severity = Severity.WARNING if is_slow else Severity.OK

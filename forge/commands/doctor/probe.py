@@ -36,8 +36,6 @@ class Outcome:
     """Its lines, in order."""
     fault: str = ""
     """The reason why it did not end well, with what it was doing; empty if it did."""
-    is_late: bool = False
-    """True if the deadline ended it."""
     log: str = ""
     """Last lines of its output."""
 
@@ -75,17 +73,16 @@ async def run_probe(
         config={**(config or {}), "kind": kind, "answer_path": str(answer_path)},
         stop_grace_s=0.0,
     )
-    ended, fault, is_late = "", "", False
+    ended, fault = "", ""
     try:
         async with open_child(spec) as child:
-            with anyio.move_on_after(DEADLINES_S[kind]) as scope:
+            with anyio.move_on_after(DEADLINES_S[kind]):
                 ended = await child.wait()
-            is_late = scope.cancelled_caught
     except ForgeError as error:
         fault = str(error).splitlines()[0]
     log = read_ending(log_path, num_lines=LOG_LINES)
     answers = _read_answers(answer_path)
-    outcome = Outcome(answers=answers, fault=fault, is_late=is_late, log=log)
+    outcome = Outcome(answers=answers, fault=fault, log=log)
     if fault or ended == "exit 0":
         return outcome
     return replace(outcome, fault=_describe(ended, outcome, deadline_s=DEADLINES_S[kind]))

@@ -11,13 +11,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from importlib import metadata
@@ -78,9 +77,8 @@ class AnswerFile:
 
 
 def import_all(config: Mapping[str, Any], answer: AnswerFile) -> None:
-    """Import each target; then report torch's build and versions that do not fit together.
-    Packages such as transformers load their parts on first use, so a target may name a part:
-    `trl.trainer.grpo_trainer:GRPOTrainer`."""
+    """Import each target. Packages such as transformers load their parts on first use, so a target
+    may name a part: `trl.trainer.grpo_trainer:GRPOTrainer`."""
     for name, target in config["targets"]:
         answer.begin(f"importing {name}", importing=name)
         module, _, attribute = target.partition(":")
@@ -94,36 +92,6 @@ def import_all(config: Mapping[str, Any], answer: AnswerFile) -> None:
             traceback.print_exc()
             is_missing = isinstance(error, ModuleNotFoundError) and error.name == name
             answer.say(name=name, fault=_describe(error), is_missing=is_missing)
-    answer.begin("reading versions")
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "version"):
-        build = {"cuda": torch.version.cuda, "hip": torch.version.hip}
-        answer.say(torch={"version": str(torch.__version__), **build})
-    answer.say(unmet=sorted(find_unmet(config["needs"])))
-
-
-def find_unmet(needs: Mapping[str, str]) -> Iterator[str]:
-    """Requirements among packages that the installed versions do not meet, for people.
-
-    Args:
-        needs: forge's own requirements, as {"torch": ">=2.9"}; also the packages to look at.
-    """
-    try:  # not ours: transformers and vLLM bring it
-        requirement: Any = importlib.import_module("packaging.requirements").Requirement
-    except ImportError:
-        return
-    lines = [("forge", f"{name}{versions}") for name, versions in needs.items()]
-    for package in needs:
-        if _version(package):
-            lines += [(package, line) for line in metadata.requires(package) or []]
-    for package, line in lines:
-        required = requirement(line)
-        is_known = re.sub(r"[-_.]+", "-", required.name).lower() in needs
-        found = _version(required.name) if is_known else None
-        applies = required.marker is None or required.marker.evaluate({"extra": ""})
-        if found and applies and not required.specifier.contains(found, prereleases=True):
-            owner = " ".join(filter(None, (package, _version(package))))
-            yield f"{owner} needs {required.name}{required.specifier}, found {found}"
 
 
 def _version(package: str) -> str | None:

@@ -38,7 +38,6 @@ def test_a_kernel_is_compiled_and_run_on_each_gpu_which_is_free_afterwards(tmp_p
         assert kernel.severity is Severity.OK, kernel
         assert kernel.found.startswith("compiled and run in ")
         assert kernel.found.endswith(RIGHT)
-    assert found["CUDA"].severity is Severity.OK
     deadline = time.monotonic() + FREE_WITHIN_S
     while any(each.users for each in occupancies(inventory()).values()):
         assert time.monotonic() < deadline

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.finding import Finding, Severity
 from forge.commands.doctor.packages import (
-    NEEDS,
     PACKAGES,
     EngineFacts,
     Imported,
-    Imports,
     check_engines,
     check_packages,
 )
@@ -23,7 +19,6 @@ from forge.serve.engines import ENGINES, Interpreter
 if TYPE_CHECKING:
     import pytest
 
-ROOT = Path(__file__).parents[3]
 ALL = frozenset(module for kind in ENGINES.values() for module in kind.requires)
 CARD = Gpu(
     vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1
@@ -34,27 +29,15 @@ def check(python: Interpreter, **facts: Any) -> dict[str, Finding]:
     return {each.name: each for each in check_engines(EngineFacts(python=python, **facts))}
 
 
-def test_forges_own_requirements_are_those_of_pyproject() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    extras = tomllib.loads(text)["project"]["optional-dependencies"]
-    lines = [*extras["judge"], *extras["train"]]
-    declared = {line.partition(";")[0].strip() for line in lines}
-    assert {f"{name}{versions}" for name, versions in NEEDS.items()} <= declared
-    assert set(NEEDS) == set(PACKAGES)
-
-
 def test_a_package_that_does_not_import_is_an_error_with_its_words() -> None:
     packages = {name: Imported(version="1") for name in PACKAGES}
     packages["triton"] = Imported(fault="ImportError: libLLVM.so")
     packages["trl"] = Imported(fault="ModuleNotFoundError: ...", is_missing=True)
-    imports = Imports(packages=packages, unmet={"peft needs torch>=9"})
-    found = {each.name: each for each in check_packages(imports)}
+    found = {each.name: each for each in check_packages(packages)}
     assert found["torch"] == Finding(name="torch", found="1")
     assert found["triton"].severity is found["trl"].severity is Severity.ERROR
     assert "ImportError: libLLVM.so" in found["triton"].found
     assert found["trl"].found == "not installed"
-    assert found["versions"].severity is Severity.WARNING
-    assert found["versions"].found == "peft needs torch>=9"
 
 
 def test_a_vllm_that_does_not_match_torch_is_named_with_both_versions_and_the_fix() -> None:
@@ -88,13 +71,6 @@ def test_a_vllm_whose_import_fails_is_an_error_where_a_run_would_take_it() -> No
     table = ServeTable(engine="llama")
     found = check(python, gpus=[CARD], imported=imported, table=table)["engine vllm"]
     assert found.severity is Severity.WARNING
-
-
-def test_versions_that_do_not_fit_in_the_engines_interpreter_are_reported() -> None:
-    unmet = ["vllm 0.24.0 needs transformers<6, found 6.1"]
-    found = check(Interpreter(python="/opt/python", modules=ALL), unmet=unmet)
-    assert found["versions of engines"].found == unmet[0]
-    assert found["versions of engines"].severity is Severity.WARNING
 
 
 def test_a_llama_whose_library_does_not_load_is_an_error_where_a_run_would_take_it() -> None:
