@@ -111,9 +111,6 @@ class ProblemChange:
     correct_b: int
     difference: float
     """Difference of the shares of correct first turns."""
-    low: float
-    """95 % interval of this problem's samples alone: wide, since they are few."""
-    high: float
     speedup_a: float | None
     """Best of the evaluation's correct answers."""
     speedup_b: float | None
@@ -261,7 +258,7 @@ def _render_parts(parts: tuple[ScorePart, ...]) -> Fitting:
 
 
 def _render_problems(problems: list[ProblemChange]) -> Fitting:
-    columns = ("problem", "level", "a", "b", "b − a", "95 %", "speed-up a", "speed-up b")
+    columns = ("problem", "level", "a", "b", "b − a", "speed-up a", "speed-up b")
     rows = [
         (
             each.problem_id,
@@ -269,7 +266,6 @@ def _render_problems(problems: list[ProblemChange]) -> Fitting:
             f"{each.correct_a}/{each.num_a}",
             f"{each.correct_b}/{each.num_b}",
             _points(each.difference),
-            f"{_points(each.low)} to {_points(each.high)}",
             digits(each.speedup_a),
             digits(each.speedup_b),
         )

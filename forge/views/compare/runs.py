@@ -25,7 +25,7 @@ from forge.views.compare.comparison import (
 from forge.views.compare.settings import find_changes
 from forge.views.gains import FIRST_ANSWERS
 from forge.views.run_state import run_state, trained_label
-from forge.views.statistics import Estimate, Tally, compare_paired, estimate_difference
+from forge.views.statistics import Tally, compare_paired, estimate_difference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 UNIT = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "seconds"}
 INSTEAD = "no curves; the last evaluations are compared"
-FAR_APART = 0.1
-"""Relative difference in cost beyond which evaluations are reported as unequal."""
 
 
 def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
@@ -122,17 +120,6 @@ def _common(
     if same and len(same) < max(len(found_a), len(found_b)):
         notes.append(
             f"{len(same)} problems in common, of {len(found_a)} and {len(found_b)} evaluated"
-        )
-    spent_a, spent_b = chosen_a.spent, chosen_b.spent
-    if (
-        budget is not None
-        and spent_a is not None
-        and spent_b is not None
-        and abs(spent_a - spent_b) > FAR_APART * max(spent_a, spent_b)
-    ):
-        notes.append(
-            f"no evaluations at equal {UNIT[by]}: {chosen_a.name} after {spent_a:.0f}, "
-            f"{chosen_b.name} after {spent_b:.0f}"
         )
     return {n: found_a[n] for n in same}, {n: found_b[n] for n in same}
 
@@ -285,9 +272,6 @@ def _seconds(
     return out
 
 
-Z = 1.959964
-"""Quantile of the normal distribution for 95 %."""
-
 _EVALUATIONS = """
 SELECT stage, stage_index, step, at, num_problems, num_trained_problems, num_shared_problems,
     json_extract(detail, '$.sources') AS sources
@@ -325,7 +309,6 @@ class Chosen:
     """The evaluation of a run that is compared."""
 
     name: str
-    spent: float | None
     answers: Mapping[str, Answers]
 
     @property
@@ -348,7 +331,7 @@ def choose_evaluation(
         sources = json.loads(row["sources"] or "{}")
         answers = _load_answers(reader, sources, stage=row["stage_index"], step=row["step"])
         if answers:
-            chosen = Chosen(name=name, spent=spent, answers=answers)
+            chosen = Chosen(name=name, answers=answers)
     return chosen
 
 
@@ -479,7 +462,6 @@ def _ratios(
 
 def _change(name: str, a: Answers, b: Answers) -> ProblemChange:
     left, right = a.tally, b.tally
-    found = difference_of_shares(left, right)
     return ProblemChange(
         problem_id=name,
         family=b.family,
@@ -488,30 +470,7 @@ def _change(name: str, a: Answers, b: Answers) -> ProblemChange:
         correct_a=left.correct,
         num_b=right.num,
         correct_b=right.correct,
-        difference=found.value,
-        low=found.low,
-        high=found.high,
+        difference=right.correct / right.num - left.correct / left.num,
         speedup_a=max(a.speedups.values(), default=None),
         speedup_b=max(b.speedups.values(), default=None),
     )
-
-
-def difference_of_shares(a: Tally, b: Tally) -> Estimate:
-    """b's share minus a's with Newcombe's interval (1998, method 10), which combines Wilson's
-    bounds of each. Valid for few samples, unlike the normal approximation.
-    """
-    share_a, low_a, high_a = _wilson(a)
-    share_b, low_b, high_b = _wilson(b)
-    value = share_b - share_a
-    low = value - math.hypot(share_b - low_b, high_a - share_a)
-    high = value + math.hypot(high_b - share_b, share_a - low_a)
-    return Estimate(value=value, low=low, high=high, num_problems=1)
-
-
-def _wilson(tally: Tally) -> tuple[float, float, float]:
-    """(share, low, high)."""
-    n, share = tally.num, tally.correct / tally.num
-    middle = share + Z * Z / (2 * n)
-    half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
-    scale = 1 + Z * Z / n
-    return share, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
