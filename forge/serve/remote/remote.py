@@ -3,9 +3,7 @@
 
 Opened by the runner for evaluations. Promises: a server's dialect is found before anything is
 sampled, and reported; a server that hung up gets no request until it answers again; no weights are
-sent; Not promised: that it
-serves the model of `[model]`, whose tokenizer and template forge uses; a server that reports a
-different tokenization is asked by messages.
+sent. Not promised: that it serves the model of `[model]`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from forge.process.answers import parse_content
 from forge.process.busy import BusyClock
 from forge.serve.remote.dialects import (
     PATHS,
-    SPLIT_ME,
     Dialect,
     RemoteModel,
     discover,
@@ -220,9 +217,8 @@ async def open_remote(
             )
             found = await discover(
                 client,
-                split_ids=None if by_messages else chat.encode_plain(SPLIT_ME),
-                stop_token_ids=chat.stop_token_ids,
                 model_name=table.model_name,
+                by_messages=by_messages,
             )
             if found.dialect is Dialect.CHAT:
                 say(f"{url} is asked by messages: its own template, no log probabilities")

@@ -28,7 +28,7 @@ from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stall
 from forge.process.answers import Answer, error_message
 from forge.process.ask import named_errors, send
 from forge.serve.port import SLEEP
-from forge.serve.remote.dialects import SPLIT_ME, Dialect, discover
+from forge.serve.remote.dialects import Dialect, discover
 from forge.serve.remote.remote import WAIT_S, ChatPort, RemoteServer
 from forge.serve.remote.url_client import OtherWeights, open_server
 from forge.serve.upload.files import CLAIM, CONFLICT, DAMAGED, FULL, SAME, Digests
@@ -229,10 +229,7 @@ async def open_takers(
             )  # fmt: skip
             await _claim(sender, table)
             opened.push_async_callback(sender.release)
-            found = await discover(
-                client, split_ids=chat.encode_plain(SPLIT_ME), model_name=table.model_name,
-                stop_token_ids=chat.stop_token_ids,
-            )  # fmt: skip
+            found = await discover(client, model_name=table.model_name)
             assert found.dialect is Dialect.FORGE
             taker = WeightTaker(
                 client, found, sender, chat=chat, weights=weights, on_up=partial(note_up, index)
