@@ -77,8 +77,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.reference", "data.harvest", "data.inductor",
     },
     "evalpool.judge.reference": {
-        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.numbers.errors",
-        "evalpool.judge.numbers.inputs", "evalpool.judge.wide",
+        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.wide",
     },
     "evalpool.judge.trial": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.sandbox",
@@ -143,13 +142,10 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.execute.gpu.driver": {"evalpool.judge.channel"},
     "evalpool.judge.wide": {
-        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.numbers.errors",
-        "evalpool.judge.numbers.inputs", "evalpool.judge.program", "evalpool.judge.ttir",
-        "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.program",
+        "evalpool.judge.ttir", "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.semantics",
     },
-    "evalpool.judge.numbers": {"evalpool.judge.channel", "evalpool.judge.wide"},
-    "evalpool.judge.numbers.errors": {"evalpool.judge.numbers"},
-    "evalpool.judge.numbers.inputs": {"evalpool.judge.numbers", "evalpool.judge.numbers.errors"},
+    "evalpool.judge.numbers": {"evalpool.judge.channel"},
     # cluster: judges, engines and ranks of a trainer on other machines
     "cluster": {
         "config.schema", "origin", "process", "process.server", "evalpool", "serve",

@@ -15,7 +15,6 @@ import torch
 
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
-from forge.evalpool.judge.numbers.blocks import THREADS
 from forge.evalpool.judge.reference import delivery
 from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.trial.checks import Checks
@@ -343,12 +342,11 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Tensors of any size are written in a thread of their own, if there is one."""
     before = torch.get_num_threads()
     monkeypatch.setattr(delivery, "LARGE_BYTES", 1)
-    THREADS.use(request.param)
+    torch.set_num_threads(request.param)
     fd = os.memfd_create("forge")
     os.ftruncate(fd, ROOM)
     yield Room(delivery=Delivery(os.dup(fd)), memory=mmap.mmap(fd, ROOM))
     os.close(fd)
-    THREADS.use(1)
     torch.set_num_threads(before)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 import torch
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, leaves
-from forge.evalpool.judge.numbers.errors.own_error import count_work
-from forge.evalpool.judge.numbers.errors.undefined import UndefinedResult
-from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs
+from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs
+from forge.evalpool.judge.numbers.opcount import count_work
+from forge.evalpool.judge.numbers.undefined import UndefinedResult
 from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
 from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
+from forge.evalpool.judge.wide.sought import Looks
+from tests.evalpool.numbers import drawn
 
 MODEL = """
 import torch
@@ -238,3 +241,46 @@ def test_a_reference_that_loses_most_of_its_result_is_refused_and_one_that_round
         draw(source("torch.randn(8, 16)", "return (a + 1e9) - 1e9"))
     found = draw(source("torch.randn(8, 16)", "return (a * 16).round() / 16"))
     assert found.why in ("", "a rounding decides")
+
+
+def test_a_plain_draw_is_as_given_alone() -> None:
+    found = drawn.draw(torch.nn.BatchNorm1d(8), lambda: [torch.randn(64, 8)], is_plain=True).found
+    assert (len(found.sets), found.kinds, found.insensitive) == (5, frozenset(), [])
+    assert not any(one.plants or one.wide for one in found.sets)
+    assert len({float(one.inputs[0].sum()) for one in found.sets}) == 5
+    with pytest.raises(Unjudgeable, match="nondeterministic"):
+        drawn.draw(lambda x: x + torch.rand_like(x), lambda: [torch.randn(8, 8)], is_plain=True)
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(1, 7)])
+def test_a_tensor_that_a_problem_makes_once_is_never_written_over(part: slice) -> None:
+    """Another set's inputs would change behind its outputs, and honest answers be wrong."""
+    once = torch.randn(8, 64)
+    before = once.clone()
+    found = drawn.draw(lambda x, y: torch.relu(x) + y, lambda: [once[part], once[part]]).found
+    assert torch.equal(once, before)
+    assert len({float(one.inputs[0].sum()) for one in found.sets}) > 2
+
+
+def test_a_reference_shows_what_it_compares_with_and_looks_for() -> None:
+    def looks(reference: Any) -> Looks:
+        return Looks.of(count_work(drawn.Function(reference), [torch.randn(16, 64)]), "", [])
+
+    for reference in (
+        lambda x: torch.fmod(x, 1000.0),
+        lambda x: x // 1000,
+        lambda x: torch.div(x, 1000, rounding_mode="trunc"),
+        lambda x: torch.minimum(x, torch.tensor(1000.0)),
+        lambda x: torch.where(x > torch.tensor(1000), 0, x),
+    ):
+        assert 1000.0 in looks(reference).constants
+    special = {
+        name: {str(one) for one in looks(reference).special}
+        for name, reference in {
+            "none": lambda x: x == x.roll(1), "all": torch.nan_to_num,
+            "nan": lambda x: torch.where(x != x, 0, x), "inf": lambda x: x == math.inf,
+        }.items()
+    }  # fmt: skip
+    assert special == {
+        "none": set(), "all": {"nan", "inf", "-inf"}, "nan": {"nan"}, "inf": {"inf"},
+    }  # fmt: skip

@@ -12,8 +12,7 @@ from forge.config.schema import PromptTable
 from forge.data.prompts.prompt_set import DeviceFacts, PromptFacts, PromptSet, make_prompts
 from forge.errors import ConfigError
 from forge.evalpool.cards import FLOPS_PER_CLOCK, find_card
-from forge.evalpool.judge.numbers.protocols import PROTOCOLS
-from forge.evalpool.judge.numbers.tolerance import TOLERANCE
+from forge.evalpool.judge.numbers.protocols import PROTOCOLS, TOLERANCE
 from forge.records import Event
 from forge.store.reader import open_run
 from forge.store.resume import events

@@ -2,75 +2,93 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge.evalpool.judge.channel.shm import TensorSpec
-from forge.evalpool.judge.numbers.called import dtype_name, flatten
-from forge.evalpool.judge.numbers.compare import Expected, mismatch
-from forge.evalpool.judge.numbers.errors.own_error import count_work
-from forge.evalpool.judge.numbers.gpu_compare import Allowed
-from forge.evalpool.judge.numbers.gpu_compare import mismatch as gpu_mismatch
-from forge.evalpool.judge.numbers.inputs import parameters
-from forge.evalpool.judge.numbers.inputs.edges import Edges
-from forge.evalpool.judge.numbers.inputs.given import Terms
-from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
+from forge.evalpool.judge.numbers import parameters
+from forge.evalpool.judge.numbers.called import call, dtype_name
+from forge.evalpool.judge.numbers.given import Terms
+from forge.evalpool.judge.numbers.opcount import count_work
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, Wanted, agrees, real_question
+from forge.evalpool.judge.wide.plants import LOUD
+from forge.evalpool.judge.wide.reference import WideReference
+from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from forge.evalpool.judge.numbers.input_set import InputSet
 
-NUM_SETS = 4
-"""Input sets of a judge on a CPU."""
+NUM_SETS = 5
 
 
 class Function(torch.nn.Module):
-    """A reference without parameters."""
+    """A function as a reference or an answer, of inputs alone or of a model and inputs."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *models: torch.nn.Module) -> None:
         super().__init__()
         self.function = function
+        self.models = torch.nn.ModuleList(models)
 
     def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
+        return self.function(*self.models, *inputs)
 
 
 @dataclass
 class Drawn:
-    """One draw: a model with moved parameters, input sets, and what is expected."""
+    """One draw: a model with moved parameters, and input sets."""
 
     model: torch.nn.Module
-    sets: list[InputSet]
-    expected: list[list[Expected]]
-    precision: str
+    found: WideDraw
 
-    def refusals(self, answer: Callable[..., Any]) -> dict[str, str]:
-        """By variant, the mismatch of an answer; a variant where it is accepted is missing."""
-        found: dict[str, str] = {}
-        for number, one in enumerate(self.sets):
-            inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in one.inputs]
-            got = flatten(answer(*inputs))
-            for expected, output in zip(self.expected[number], got, strict=True):
-                assert list(output.shape) == list(expected.spec.shape)
-                words = mismatch(expected, to_bytes(output))
-                if words is not None:
-                    found.setdefault(one.variant, words)
-        return found
+    def is_same(self, answer: torch.nn.Module) -> bool:
+        """Question 1 of an answer; where there is no float64, question 2 on all sets."""
+        if not self.found.kinds:
+            return self._is_near(answer, [*self.found.sets])
+        wide = WideReference(answer, self.found.kinds, source="", own=torch.float32)
+        return all(
+            _agree(wide.run(one.inputs, []).outputs, one.wide or (), lambda _: SAME_FUNCTION)
+            for one in self.found.sets
+        )
 
-    def refusals_on_a_gpu(self, answer: Callable[..., Any]) -> dict[str, str]:
-        """The same by the comparison for GPUs."""
-        found: dict[str, str] = {}
-        for one in self.sets:
-            rights = zip(flatten(answer(*one.inputs)), one.outputs, one.errors, strict=True)
-            for got, output, error in rights:
-                allowed = Allowed.of(output, error, precision=self.precision)
-                if (words := gpu_mismatch(got, output, allowed=allowed)) is not None:
-                    found.setdefault(one.variant, words)
-        return found
+    def is_precise(self, answer: torch.nn.Module) -> bool:
+        """Question 2 of an answer: on no set with loud plants."""
+        asked = [one for one in self.found.sets if one.asks_real]
+        quiet = [one for one in asked if LOUD.isdisjoint(kind for _, _, kind in one.plants)]
+        return self._is_near(answer, quiet)
+
+    def _is_near(self, answer: torch.nn.Module, sets: Sequence[InputSet]) -> bool:
+        def question(dtype: str, slack: float) -> Question:
+            real = real_question(dtype, "fp32")
+            return replace(real, tolerance=real.tolerance * slack)
+
+        return all(
+            _agree(
+                call(answer, one.inputs).outputs,
+                one.outputs,
+                lambda dtype, slack=one.slack: question(dtype, slack),
+            )
+            for one in sets
+        )
+
+
+def _agree(
+    got: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    question: Callable[[str], Question],
+) -> bool:
+    assert [one.shape for one in got] == [one.shape for one in outputs]
+    return all(
+        agrees(
+            Wanted(spec=spec_of(wanted), data=to_bytes(wanted), question=question(dtype_name(one))),
+            to_bytes(one.to(wanted.dtype)),
+        )
+        for one, wanted in zip(got, outputs, strict=True)
+    )
 
 
 def draw(
@@ -79,32 +97,24 @@ def draw(
     *,
     precision: str = "fp32",
     num_sets: int = NUM_SETS,
-    is_tf32: bool = False,
-    max_bytes: int = 1 << 30,
+    is_plain: bool = False,
 ) -> Drawn:
     """The input sets that a judge would make for a reference."""
     is_model = isinstance(reference, torch.nn.Module)
     model = reference if is_model else Function(reference)
     terms = Terms(
-        precision=precision, device="cpu", is_tf32=is_tf32, max_bytes=max_bytes, is_plain=False
+        precision=precision, device="cpu", is_tf32=False, max_bytes=1 << 30, is_plain=is_plain
     )
     module = SimpleNamespace(get_inputs=make_inputs)
     with torch.no_grad():
         counted = count_work(model, make_inputs())
-        edges = Edges.of(counted, "")
-        parameters.move(model, is_tf32=is_tf32, sign=edges.sign)
-        known: Any = {"edges": edges}
-        if counted is not None:
-            known["operations"] = counted.work
-        sets = make_sets(module, model, num_sets=num_sets, terms=terms, **known)
-    expected = [
-        [
-            Expected.make(spec_of(output), to_bytes(output), error=to_bytes(e), precision=precision)
-            for output, e in zip(one.outputs, one.errors, strict=True)
-        ]
-        for one in sets
-    ]
-    return Drawn(model, sets, expected, precision)
+        if not is_plain:
+            sign = 0 if counted is None else parameters.sign_of(counted.work)
+            parameters.move(model, sign=sign)
+        found = make_wide_sets(
+            module, model, num_sets=num_sets, terms=terms, counted=counted, source=""
+        )
+    return Drawn(model, found)
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:

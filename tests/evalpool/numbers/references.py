@@ -130,7 +130,7 @@ REFERENCES: list[Case] = [
     ("masked cumulative sum", lambda x, m: (x * m).cumsum(1),
      lambda: [torch.rand(8, 256), torch.randint(0, 2, (8, 256)).bool()]),
     ("cumulative product", lambda x: x.cumprod(1), _r(8, 512)),
-    ("product", lambda x: x.prod(1), _r(16, 256)),
+    ("product", lambda x: x.prod(1), lambda: [torch.rand(16, 256) + 0.5]),
     ("Frobenius norm", lambda x: x / x.norm(), _r(64, 128)),
     ("L1 norm", lambda x: x / x.abs().sum(1, keepdim=True), _n(32, 128)),
     ("L2 norm", lambda x: x / x.norm(dim=1, keepdim=True), _r(32, 128)),

@@ -9,10 +9,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.channel.shm import TensorSpec
-from forge.evalpool.judge.numbers import gpu_compare
-from forge.evalpool.judge.numbers.compare import Expected
-from forge.evalpool.judge.numbers.protocols import PROTOCOLS, allclose_mismatch
+from forge.evalpool.judge.numbers.protocols import PROTOCOLS
+from forge.evalpool.judge.wide import card
+from forge.evalpool.judge.wide.card import CardWanted
+from forge.evalpool.judge.wide.compare import Question, Wanted, differing
+from tests.evalpool.numbers.drawn import spec_of, to_bytes
 from tests.examples import examples
 
 TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int32}
@@ -25,15 +26,13 @@ VALUES = st.lists(
 )  # fmt: skip
 
 
-def found(reference: torch.Tensor, candidate: torch.Tensor, *, tolerance: float) -> str | None:
-    name = str(reference.dtype).removeprefix("torch.")
-    spec = TensorSpec(name, tuple(reference.shape))
-    data = reference.numpy().tobytes()
-    expected = Expected.make(spec, data, error=b"", precision="fp32")
-    got = candidate.numpy().tobytes()
-    found = allclose_mismatch(expected, got, tolerance=tolerance, name="output")
-    by_torch = gpu_compare.allclose_mismatch(candidate, reference, tolerance=tolerance)
-    assert (found is None) == (by_torch is None)
+def are_close(reference: torch.Tensor, candidate: torch.Tensor, *, tolerance: float) -> bool:
+    question = Question(tolerance, is_close=True)
+    one = Wanted(spec=spec_of(reference), data=to_bytes(reference), question=question)
+    found = differing(one, to_bytes(candidate)) is None
+    on_a_card = CardWanted(tensor=reference, question=question)
+    assert card.agree([(candidate, on_a_card)]) == [found]
+    assert (card.mismatch(candidate, on_a_card) is None) == found
     return found
 
 
@@ -54,14 +53,14 @@ def test_outputs_agree_where_torch_allclose_says_so(
     candidate = torch.tensor([b for _, b in near], dtype=torch.float64).to(TYPES[dtype])
     wide = reference.double(), candidate.double()
     expected = torch.allclose(*wide, atol=tolerance, rtol=tolerance)
-    assert (found(reference, candidate, tolerance=tolerance) is None) == expected
+    assert are_close(reference, candidate, tolerance=tolerance) == expected
 
 
 def test_booleans_must_be_equal() -> None:
     """`torch.allclose` cannot subtract them: those projects judge no such output."""
     truth = torch.tensor([True, False])
-    assert found(truth, truth, tolerance=1e-2) is None
-    assert found(truth, ~truth, tolerance=1e-2)
+    assert are_close(truth, truth, tolerance=1e-2)
+    assert not are_close(truth, ~truth, tolerance=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +106,7 @@ def test_kernelbench_needs_the_text_of_a_kernel() -> None:
 def test_each_protocol_has_the_tolerance_of_its_project(
     name: str, precision: str, tolerance: float
 ) -> None:
-    compare = PROTOCOLS[name].comparison(precision)
-    spec = TensorSpec("float32", (1,))
+    assert PROTOCOLS[name].tolerances[precision] == tolerance
     one = torch.ones(1)
-    expected = Expected.make(spec, one.numpy().tobytes(), error=b"", precision=precision)
-    inside, outside = one + 1.9 * tolerance, one + 2.1 * tolerance
-    assert compare(expected, inside.numpy().tobytes(), name="output") is None
-    assert compare(expected, outside.numpy().tobytes(), name="output")
+    assert are_close(one, one + 1.9 * tolerance, tolerance=tolerance)
+    assert not are_close(one, one + 2.1 * tolerance, tolerance=tolerance)

@@ -1,7 +1,6 @@
 """Wrong answers that would be right on samples of one distribution, each with its reference.
 
-By cause, as found by a source-aware attack on the judge. Used by the tests and by
-bench/detection.py.
+By cause, as found by a source-aware attack on the judge.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class Wrong:
     answer: Callable[..., Any]
     """A function of the inputs; of the model and the inputs if `is_model`."""
     is_model: bool = False
-    is_tf32: bool = False
     precision: str = "fp32"
 
 
@@ -260,7 +258,7 @@ WRONG = [
     ),
     Wrong(
         name="bf16 for TF32, of factors of one sign",
-        reference=product_answer, answer=bf16_product, inputs=positive_factors, is_tf32=True,
+        reference=product_answer, answer=bf16_product, inputs=positive_factors,
     ),
     Wrong(
         name="bf16 for fp32",
@@ -268,7 +266,8 @@ WRONG = [
     ),
     Wrong(
         name="256 of 2,048 factors",
-        reference=lambda x: x.cumprod(-1), answer=truncated_product, inputs=rand(4, 2048),
+        reference=lambda x: x.cumprod(-1), answer=truncated_product,
+        inputs=lambda: [torch.rand(4, 2048) + 0.55],
     ),
     Wrong(
         name="an arg-max with a gap",
@@ -310,27 +309,27 @@ WRONG = [
     ),
     Wrong(
         name="fp16 for TF32, in a layer",
-        reference=layer, answer=half_layer, inputs=layer_inputs, is_tf32=True,
+        reference=layer, answer=half_layer, inputs=layer_inputs,
     ),
     Wrong(
         name="fp16 for TF32, in one operand",
-        reference=product_answer, answer=lambda a, b: a @ b.half().float(), is_tf32=True,
+        reference=product_answer, answer=lambda a, b: a @ b.half().float(),
         inputs=lambda: [torch.randn(64, 128), torch.randn(128, 64)],
     ),
     Wrong(
         name="fp16 for TF32, of operands scaled to fit",
-        reference=product_answer, is_tf32=True,
+        reference=product_answer,
         answer=lambda a, b: (a / 16).half().float() @ (b / 16).half().float() * 256,
         inputs=lambda: [torch.randn(64, 128), torch.randn(128, 64)],
     ),
     Wrong(
         name="fp16 for TF32, in the values of an attention",
-        reference=attention, answer=half_attention, is_tf32=True,
+        reference=attention, answer=half_attention,
         inputs=lambda: [torch.randn(2, 32, 16) for _ in range(3)],
     ),
     Wrong(
         name="fp16 for TF32, in the values of an attention, scaled to fit",
-        reference=attention, is_tf32=True,
+        reference=attention,
         answer=lambda q, k, v: half_attention(q, k, v / 16) * 16,
         inputs=lambda: [torch.randn(2, 32, 16) for _ in range(3)],
     ),

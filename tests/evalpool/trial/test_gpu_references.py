@@ -40,14 +40,12 @@ def layout(**changes: Any) -> dict[str, Any]:
         "outputs": [1],
         "changed": [],
         "state": [],
-        "variant": "given",
     }
     two = {
         "inputs": ["list", [["tensor", 3]]],
         "outputs": [4],
         "changed": [],
         "state": [],
-        "variant": "given",
     }
     made = {
         "init": ["list", []],

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 
-from forge.evalpool.judge.channel.shm import TensorSpec, unwritten
+from forge.evalpool.judge.channel.shm import TensorSpec, decode, unwritten
 from forge.evalpool.judge.wide import compare
-from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, Wanted, agrees, differing
+from forge.evalpool.judge.wide.compare import (
+    SAME_FUNCTION,
+    Question,
+    Wanted,
+    agrees,
+    differing,
+    real_question,
+)
+from forge.evalpool.judge.wide.patterns import mismatch_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,3 +134,30 @@ def test_a_large_tensor_is_judged_as_a_small_one(monkeypatch: pytest.MonkeyPatch
     assert first is not None
     assert 0 < first.sum() < first.size
     assert all(one is not None and np.array_equal(one, first) for one in others)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+def test_narrow_floats_have_the_values_that_torch_gives_them(kind: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes if kind.itemsize == 1 else codes.to(torch.int16) << 7
+    spec = TensorSpec(str(kind).removeprefix("torch."), (256,))
+    data = codes.numpy().tobytes()
+    assert np.array_equal(decode(spec, data), codes.view(kind).double().numpy(), equal_nan=True)
+    one = Wanted(spec=spec, data=data, question=real_question(spec.dtype, "fp32"))
+    assert agrees(one, data)
+    assert not agrees(one, unwritten(spec))
+
+
+def test_the_first_difference_is_told_with_statistics_and_digits_that_tell_them_apart() -> None:
+    right = wanted(np.full((4, 8), 0.5, np.float32), REAL)
+    got = np.full((4, 8), 0.5, np.float32)
+    got[3, 7] = 1.0
+    differs = differing(right, got.tobytes())
+    assert differs is not None
+    words = mismatch_words(right, got.tobytes(), differs)
+    assert words == "output[3, 7]: expected 0.5, got 1; 3% of elements differ, max abs error 0.5"
+    right, got = wanted(np.full(100, 1.00012)), np.full(100, 1.00048)
+    words = mismatch_words(right, got.tobytes(), np.ones(100, np.bool_))
+    assert words.startswith("output[0]: expected 1.0001, got 1.0005;")
+    words = mismatch_words(right, b"\xff" * 800, np.ones(100, np.bool_))
+    assert "100% are NaN" in words

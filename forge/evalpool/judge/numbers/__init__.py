@@ -1,5 +1,4 @@
-"""Inputs that a wrong kernel fails on, and the tolerance that a right one passes.
+"""Inputs, parameters and calls of a problem's reference, what they cost, and tolerances.
 
-Called by the oracle, which draws inputs and runs the reference, and by the judge, which compares.
-Never imports `capture`, `compiler` or `execute`.
+Called by the oracle, by `wide`, and by the judge. Never imports `capture`, `compiler` or `execute`.
 """

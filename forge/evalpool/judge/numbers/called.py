@@ -262,18 +262,6 @@ def replaced(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor]) ->
     return visit(value)
 
 
-def is_categorical(tensor: torch.Tensor) -> bool:
-    """True if a tensor has at most two values, judged by a sample of its rows, or any that is not
-    finite."""
-    tensor = widened(tensor)
-    sample = rows_of(tensor.reshape(1) if tensor.ndim == 0 else tensor)
-    if not sample.numel():
-        return True
-    low, high = torch.aminmax(sample)
-    is_one = (sample == low) | (sample == high)
-    return bool(is_one.all()) or not bool(torch.isfinite(low + high))
-
-
 def rows_of(tensor: torch.Tensor, *, is_whole: bool = False) -> torch.Tensor:
     """[rows, length] a sample of the rows along the last axis, whole or cut."""
     length = tensor.shape[-1]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.numbers.blocks import THREADS, blocks_of
+from forge.evalpool.judge.numbers.blocks import blocks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -33,15 +33,6 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(least_and_largest).all())
 
 
-def finite_share(tensors: Sequence[torch.Tensor]) -> float:
-    """Share of the elements that are finite."""
-    if are_finite(tensors):
-        return 1.0
-    num = sum(int(torch.isfinite(widened(one)).sum()) for one in tensors)
-    return num / max(1, sum(one.numel() for one in tensors))
-
-
 def is_any_finite(tensor: torch.Tensor) -> bool:
     """True if an element is finite, as one of the first block is in most tensors."""
-    with THREADS.held_back():
-        return any(bool(torch.isfinite(tensor[block]).any()) for block in blocks_of(tensor))
+    return any(bool(torch.isfinite(tensor[block]).any()) for block in blocks_of(tensor))

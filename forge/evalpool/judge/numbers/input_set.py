@@ -1,14 +1,11 @@
-"""One input set of a problem with its results: what `inputs/draws.py` makes and an oracle sends."""
+"""One input set of a problem with its results: what `wide/sets.py` makes and an oracle sends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.numbers.slabs import Scales
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,23 +15,14 @@ class InputSet:
     inputs: list[Any]
     outputs: list[torch.Tensor]
     """Outputs of the reference, then the inputs that it changes, as it leaves them."""
-    errors: list[torch.Tensor]
-    """Eager's own, of each of `outputs`: packed `Slabs`, empty where unknown. At the end of a draw
-    least scales are behind them (shares.py)."""
-    variant: str
     changed: list[int]
     """Positions of those inputs among the tensors of the inputs."""
     form: str
     """As of `Called`."""
     state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """Parameters that the reference changes, as it leaves them."""
-    own_error: float = 0.0
-    """The largest of `errors`, in tolerances."""
     is_open: bool = False
     """True if a rounding decides on integers among `outputs`, as on positions of close values."""
-    scales: list[Scales | None] = field(default_factory=list["Scales | None"])
-    """Scales of each of `outputs`; None where unknown."""
-
     wide: list[torch.Tensor] | None = None
     """`outputs` in float64 (wide/reference.py); None where the reference has none."""
     wide_state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
@@ -49,24 +37,15 @@ class InputSet:
     """Distance of `outputs` from `wide`, in tolerances of the problem's types."""
 
     @property
-    def is_given(self) -> bool:
-        """True for inputs as the problem gives them: a mismatch on any other set is one of range,
-        if all given sets are right."""
-        return self.variant == "given"
-
-    @property
     def num_returned(self) -> int:
         """Outputs that the call returned; the others are changed inputs."""
         return len(self.outputs) - len(self.changed)
 
-    def changes(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """(input, as the reference leaves it, eager's error) of each input that it changes."""
-        count = self.num_returned
-        return list(zip(self.changed, self.outputs[count:], self.errors[count:], strict=True))
+    def changes(self) -> list[tuple[int, torch.Tensor]]:
+        """(input, as the reference leaves it) of each input that it changes."""
+        return list(zip(self.changed, self.outputs[self.num_returned :], strict=True))
 
     def num_bytes(self) -> int:
         """Bytes of its inputs and results."""
         tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
-        return sum(
-            one.nbytes for one in [*tensors, *self.outputs, *self.errors, *(self.wide or ())]
-        )
+        return sum(one.nbytes for one in [*tensors, *self.outputs, *(self.wide or ())])

@@ -1,7 +1,7 @@
 """Counts the work of torch in a forward call, by operation: bytes that it moves plus FLOPs.
 
 Used by oracles on references, below autograd, where every way to call an operation looks the same.
-Imports nothing of forge. Views, allocations and fills cost nothing: they read no data. Nor does a
+Views, allocations and fills cost nothing: they read no data. Nor does a
 copy onto itself. FLOPs are counted for matrix products, convolutions and attention, and for what
 could stand for them (Fourier transforms, solvers, distances, bags, whole layers); whatever else
 torch computes is bound by its bytes. A number read into Python costs what the call is worth.
@@ -12,11 +12,15 @@ otherwise. Not covered: a reference that leaves the mode or computes elsewhere t
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from forge.evalpool.judge.numbers.called import call_on, copied, leaves
+from forge.evalpool.judge.numbers.protocols import TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,6 +61,36 @@ EXACT = {
     *("max", "amax", "min", "amin", "sort", "topk", "max_pool2d_with_indices"),
 }
 """Operations that give elements of theirs, or an exact function of one: they round nothing."""
+
+
+RECURRENT = ("rnn", "lstm", "gru")
+"""In names of operations whose matrix products have no FLOPs: cuDNN's layers."""
+
+
+def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
+    """Work of torch in one call, by operation; None where it cannot be counted."""
+    model, inputs = copied(model), copy.deepcopy(inputs)
+    try:
+        own = [*model.parameters(), *model.buffers()]
+        with OpCounter(own, inputs=leaves(inputs)) as counter:
+            call_on(model, inputs)
+    except Exception:  # it ran before: some torch code refuses to run under a mode
+        return None
+    return counter
+
+
+def has_products(counted: OpCounter | None) -> bool:
+    """True if a call has products that TF32 may make inexact."""
+    if counted is None:
+        return False
+    return counted.flops > 0 or any(part in name for name in counted.work for part in RECURRENT)
+
+
+def rounding_of(counted: OpCounter | None, precision: str) -> str:
+    """The coarsest precision that a reference rounds to: the problem's, or that of half-precision
+    results that it has on the way to an output of fp32."""
+    halves = set[str]() if counted is None else counted.halves
+    return max({precision, *halves}, key=lambda one: (TOLERANCE[one], one == precision))
 
 
 class OpCounter(TorchDispatchMode):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Protocols: other projects' rules for a correct answer, for comparable numbers.
+"""Tolerances, and protocols: other projects' rules for a correct answer, for comparable numbers.
 
 A protocol decides which inputs a candidate must answer, how close, what torch may do beside its
 kernels (the policy: `hybrid` under both, since both let torch do any part), and what its source may
@@ -35,19 +35,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-import numpy as np
-
-from forge.evalpool.judge.channel.shm import decode
-from forge.evalpool.judge.numbers.compare import Expected, mismatch
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forge.evalpool.judge.channel.shm import Data
-
 FORGE = "forge"
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2, "e4m3": 0.125, "e5m2": 0.25}
+"""Our own, by precision; of fp8 a step of the type."""
+PRECISION = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+"""By the type of an output. Any other says nothing."""
 NUM_TRIALS = 5
 """Input sets of the other protocols, as the problem gives them."""
 ONE_TENSOR = "Model returns several tensors, and this protocol compares one: nothing passes"
@@ -78,13 +80,6 @@ NEEDED: Mapping[str, re.Pattern[str]] = {
 """Text that it asks for where an answer is to be Triton."""
 OWN_HOOK = re.compile(r"\bdef\s+load_reference\b")
 """A method that only this judge calls: elsewhere an answer lacks the values derived there."""
-
-
-class Comparison(Protocol):
-    """Compares an output's bytes with the expected values; None if they agree."""
-
-    def __call__(self, expected: Expected, data: Data, *, name: str) -> str | None:
-        """The first mismatch in one line; None if there is none."""
 
 
 class StaticFault(NamedTuple):
@@ -122,15 +117,6 @@ class OtherProtocol:
                 return StaticFault(None, f"{self.name}'s static check needs {name}")
         return None
 
-    def comparison(self, precision: str) -> Comparison:
-        """The comparison of outputs at a problem's precision."""
-        allowed = self.tolerances[precision]
-
-        def compare(expected: Expected, data: Data, *, name: str) -> str | None:
-            return allclose_mismatch(expected, data, tolerance=allowed, name=name)
-
-        return compare
-
 
 PROTOCOLS: Mapping[str, OtherProtocol] = {
     one.name: one
@@ -163,17 +149,3 @@ class Tf32(NamedTuple):
     def request(self) -> dict[str, bool]:
         """As requests to children name them."""
         return {"tf32": self.convolutions, "tf32_products": self.products}
-
-
-def allclose_mismatch(expected: Expected, data: Data, *, tolerance: float, name: str) -> str | None:
-    """The first mismatch in the sense of `torch.allclose(reference, candidate)`: NaN differs from
-    everything, and the relative tolerance is of the candidate's value. Booleans must be equal."""
-    if expected.spec.dtype == "bool":
-        return mismatch(expected, data, name=name)
-    got = decode(expected.spec, data)
-    with np.errstate(invalid="ignore"):
-        allowed = np.where(np.isfinite(got), tolerance + tolerance * np.abs(got), 0.0)
-    both_nan = np.isnan(got) & np.isnan(expected.values)
-    if both_nan.any():
-        return f"{name} has NaN where Model has NaN: torch.allclose refuses both"
-    return mismatch(expected, data, name=name, allowed=allowed)

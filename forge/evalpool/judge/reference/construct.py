@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forge.evalpool.judge.numbers.called import leaves
 from forge.evalpool.judge.numbers.file_inputs import call
 from forge.evalpool.judge.numbers.held import held_tensors, saved_tensors
-from forge.evalpool.judge.numbers.inputs.seeds import unseeded
+from forge.evalpool.judge.numbers.seeds import unseeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

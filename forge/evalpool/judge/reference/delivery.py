@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES
-from forge.evalpool.judge.numbers.blocks import THREADS
 from forge.evalpool.judge.numbers.called import leaves, memory_order
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Delivery:
     def add(self, made: InputSet) -> None:
         """Begins to write the large tensors of a set, which do not change any more. Raises
         MemoryError."""
-        if THREADS.num == 1:
+        if torch.get_num_threads() == 1:
             return
         for tensor in (*leaves(made.inputs), *made.outputs, *(made.wide or ())):
             one = _in_order(tensor.detach())

@@ -1,9 +1,8 @@
 """Runs references (third-party code too) in a sandbox of its own; no candidate ever enters it.
 
 Forked by the zygote, for one draw of a problem or several (`oracles.py`): seeds from the OS,
-parameters moved away from their defaults, inputs of several distributions, eager outputs, and the
-error of eager against float64; all of it in memory that the judge owns, unmapped before the judge
-hears of it.
+parameters moved away from their defaults, inputs with plants, outputs of eager and in float64; all
+of it in memory that the judge owns, unmapped before the judge hears of it.
 
     judge ── PROBLEM (+ memory) ──▶ compute, write ── PROGRESS… LAYOUT ──▶ …         on a CPU
     judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
@@ -27,21 +26,18 @@ import torch
 from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
-from forge.evalpool.judge.numbers.blocks import THREADS
+from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     dtype_name,
     memory_order,
     on_device,
 )
-from forge.evalpool.judge.numbers.errors.own_error import count_work, has_products, rounding_of
 from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, run_source
 from forge.evalpool.judge.numbers.finite import are_finite
-from forge.evalpool.judge.numbers.inputs import parameters
-from forge.evalpool.judge.numbers.inputs.edges import Edges
-from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs, placed
-from forge.evalpool.judge.numbers.inputs.input_sets import make_sets
-from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs, placed
+from forge.evalpool.judge.numbers.opcount import count_work, has_products, rounding_of
+from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference.construct import (
     construct,
@@ -173,7 +169,6 @@ def _compute(
         is_tf32=request["tf32"] and request["device"] != "cpu" and request["precision"] == "fp32",
         max_bytes=request["max_bytes"],
         is_plain=request["plain"],
-        needs_errors=request["moved"],
     )
     torch.backends.cuda.matmul.allow_tf32 = terms.is_tf32 and request["tf32_products"]
     torch.backends.cudnn.allow_tf32 = terms.is_tf32
@@ -190,13 +185,13 @@ def _compute(
             max_bytes=terms.max_bytes,
         )
         heap.keep_freed(needed, memory_bytes=terms.max_bytes)
-        THREADS.use(_num_threads(needed))
+        torch.set_num_threads(_num_threads(needed))
     try:
         return _computed(request, terms, delivery)
     except Unjudgeable as error:
-        if THREADS.num == 1 or error.flag is not Flag.NONDETERMINISTIC:
+        if torch.get_num_threads() == 1 or error.flag is not Flag.NONDETERMINISTIC:
             raise
-    THREADS.use(1)  # sums of several threads may be added in any order
+    torch.set_num_threads(1)  # sums of several threads may be added in any order
     return _computed(request, terms, delivery)
 
 
@@ -228,7 +223,6 @@ def _computed(
             request=request,
             terms=terms,
             counted=counted,
-            edges=Edges.of(counted, request["source"]),
             delivery=delivery,
             construct=lambda: on_device(
                 terms.device,
@@ -301,7 +295,6 @@ def _moved_and_drawn(
     request: dict[str, Any],
     terms: Terms,
     counted: OpCounter | None,
-    edges: Edges,
     delivery: Delivery | None,
     construct: Callable[[], Any],
 ) -> WideDraw:
@@ -311,23 +304,27 @@ def _moved_and_drawn(
     def draw() -> WideDraw:
         if delivery is not None:
             delivery.restart()
-        known: dict[str, Any] = {"num_sets": request["num_sets"], "terms": terms, **use}
-        if not terms.is_plain:
-            known |= {"counted": counted, "source": request["source"], "construct": construct}
-            known["is_wide"] = request.get("wide") is True
-            return make_wide_sets(module, model, **known)
-        if counted is not None:
-            known |= {"operations": counted.work, "flops": counted.flops}
-        return WideDraw(sets=make_sets(module, model, edges=edges, **known))
+        return make_wide_sets(
+            module,
+            model,
+            num_sets=request["num_sets"],
+            terms=terms,
+            counted=counted,
+            source=request["source"],
+            construct=construct,
+            is_wide=request.get("wide") is True,
+            **use,
+        )
 
     if not request["moved"]:
         return draw()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    sign = 0 if counted is None else parameters.sign_of(counted.work)
     is_wide = request.get("wide") and isinstance(model, torch.nn.Module)
     for far, has_plants in itertools.product(
         parameters.Reach, (True, False) if is_wide else (False,)
     ):
-        is_last = not parameters.move(model, far=far, is_tf32=terms.is_tf32, sign=edges.sign)
+        is_last = not parameters.move(model, far=far, sign=sign)
         is_last = is_last and not has_plants
         if has_plants:
             with nullcontext() if terms.device == "cpu" else torch.device(terms.device):
@@ -362,10 +359,9 @@ def _describe(
         "state": [[name, describer.add(tensor)] for name, tensor in state.items()],
         "sets": [
             {
-                "variant": one.variant,
                 "inputs": describer.tree(one.inputs),
                 "outputs": [describer.add(tensor) for tensor in one.outputs[: one.num_returned]],
-                "changed": [[number, describer.add(output)] for number, output, _ in one.changes()],
+                "changed": [[number, describer.add(output)] for number, output in one.changes()],
                 "state": [[name, describer.add(tensor)] for name, tensor in one.state.items()],
                 "wide": [describer.add(tensor) for tensor in one.wide or ()],
                 "wide_state": [[name, describer.add(t)] for name, t in one.wide_state.items()],

@@ -2,9 +2,8 @@
 """Reports of a reference's child to the judge: a failure, or that a draw goes on.
 
 Progress is reported by the oracle on a CPU, with the time that the reference has computed. The
-judge's limit is one for the reference: passes over tensors for own errors and witnesses, which are
-ours, do not count, nor does the time that other processes had the processor. A draw of less than
-EVERY_S sends nothing.
+judge's limit is one for the reference: passes over tensors that are ours do not count, nor does the
+time that other processes had the processor. A draw of less than EVERY_S sends nothing.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import Unjudgeable, call, on_device
-from forge.evalpool.judge.numbers.errors.own_error import count_work
 from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, run_source
+from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs
 from forge.evalpool.judge.numbers.held import held_tensors
-from forge.evalpool.judge.numbers.inputs import parameters
-from forge.evalpool.judge.numbers.inputs.given import Terms, cast, draw_inputs
+from forge.evalpool.judge.numbers.opcount import count_work
 from forge.evalpool.judge.reference.construct import construct
 from forge.evalpool.judge.reference.oracle import Describer, rounded_terms
 from forge.evalpool.judge.reference.stand_ins import replace_hub

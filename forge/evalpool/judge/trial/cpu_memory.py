@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge.evalpool.judge.channel.shm import FLOATING, decode, is_same, unwritten
-from forge.evalpool.judge.numbers.compare import Expected
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.checks import may_stay
-from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Wanted, differing, parts
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, Wanted, differing, parts
 from forge.evalpool.judge.wide.look import Values
 from forge.evalpool.judge.wide.patterns import mismatch_words
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.channel.shm import Data
-    from forge.evalpool.judge.numbers.protocols import Comparison
     from forge.evalpool.judge.trial.draws.reference import Layout, Reference
 
 MAX_SHARE = 0.5
@@ -39,8 +37,8 @@ class CpuMemory:
 
     reference: Reference
     memory: mmap.mmap
-    compare: Comparison | None = None
-    """Comparison of another protocol, which looks at one output; None for ours."""
+    close: float | None = None
+    """Tolerance of another protocol, which looks at one output; None for ours."""
     is_wide: bool = False
     """True while the memory has the wide layout."""
     is_narrow: bool = False
@@ -130,13 +128,12 @@ class CpuMemory:
     def mismatch(self, number: int) -> str | None:
         """The first difference, of the outputs or of inputs that forward must change."""
         one, left = self.reference.sets[number], self._left
-        if self.compare is not None:
+        if self.close is not None:
             if len(one.slots) != 1 or self.is_sequence:
                 return ONE_TENSOR
-            expected = Expected.make(
-                one.expected[0].spec, one.expected[0].data, error=b"", precision="fp32"
-            )
-            return self.compare(expected, left[one.slots[0]], name="output")
+            question, expected = Question(self.close, is_close=True), one.expected[0]
+            wanted = Wanted(spec=expected.spec, data=expected.data, question=question)
+            return self._difference(number, wanted, left[one.slots[0]], "output")
         outputs = one.wanted_outputs(is_wide=self.is_wide)
         for index, (wanted, slot) in enumerate(zip(outputs, one.slots, strict=True)):
             name = "output" if len(one.slots) == 1 else f"output {index}"

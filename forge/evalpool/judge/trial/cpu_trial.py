@@ -163,9 +163,9 @@ class CpuTrials(Trials):
 
     def _run(self, candidate: Candidate) -> Finding:
         problem, protocol, phases = candidate.problem, candidate.protocol, candidate.phases
-        references, compare = self.references, None
+        references, close = self.references, None
         if protocol is not None:
-            references, compare = self.given, protocol.comparison(problem.precision)
+            references, close = self.given, protocol.tolerances[problem.precision]
         with phases.timed("reference"):
             reference = references.get(problem)
             facts = self.facts.of(
@@ -178,7 +178,7 @@ class CpuTrials(Trials):
         if reference.is_constant:
             return Finding(status=Status.UNJUDGEABLE, reason=Reason.CONSTANT, detail=CONSTANT_WORDS)
         with shared_memory(reference.memory_bytes) as (fd, memory):
-            mapped = CpuMemory(reference, memory, compare)
+            mapped = CpuMemory(reference, memory, close)
             evaluator = Evaluator(
                 code=candidate.code,
                 evaluators=self.evaluators,

@@ -19,8 +19,12 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LARGE_BYTES, LayoutError, returned_memory, taken
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
-from forge.evalpool.judge.numbers.tolerance import rounding_in
-from forge.evalpool.judge.trial.draws.build import Builder, parse_specs, parse_starts
+from forge.evalpool.judge.trial.draws.build import (
+    Builder,
+    parse_rounding,
+    parse_specs,
+    parse_starts,
+)
 from forge.evalpool.judge.trial.draws.failures import (
     KnownFailures,
     ProblemTooLarge,
@@ -170,7 +174,7 @@ class References:
             parts = self._parts(answer.body, fd)
         try:
             specs = parse_specs(answer.body["tensors"])
-            rounding = rounding_in(answer.body, problem.precision)
+            rounding = parse_rounding(answer.body.get("rounding"), problem.precision)
             return Builder(specs, parts, precision=rounding).build(answer.body)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise LayoutError(f"{type(error).__name__}: {error}") from error

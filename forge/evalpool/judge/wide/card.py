@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -43,23 +43,6 @@ looked for."""
 Mask = NDArray[np.bool_]
 
 
-class Expected(Protocol):
-    """An output of the reference under a rule of comparison."""
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The output."""
-        ...
-
-    def differing(self, block: Block, got: torch.Tensor) -> torch.Tensor:
-        """[rows, columns] of a block, True where it differs, still on the card."""
-        ...
-
-    def allows(self, differs: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-        """True if the elements that differ, [shape], may do so, still on the card."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class CardWanted:
     """One output of the reference under a question. Safe in several threads."""
@@ -83,6 +66,11 @@ class CardWanted:
     def differing(self, block: Block, got: torch.Tensor) -> torch.Tensor:
         """[rows, columns] of a block, True where it differs, still on the card."""
         wanted = matrix(self.tensor)[block]
+        if self.question.is_close and self.tensor.dtype is not torch.bool:
+            got, wanted = got.double(), wanted.double()
+            allowed = got.abs().mul_(self.question.tolerance).add_(self.question.tolerance)
+            near = ((got - wanted).abs_() <= allowed) & got.isfinite()
+            return (near | (got == wanted)).logical_not_()
         if not self.tensor.is_floating_point():
             differs = got != wanted
             if self.exact is not None:
@@ -114,29 +102,6 @@ class CardWanted:
         return self.question.allows(differs, steps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardClose:
-    """One output under another protocol's rule, `torch.allclose(reference, candidate)`: NaN differs
-    from everything, and the relative tolerance is of the candidate's value."""
-
-    tensor: torch.Tensor
-    tolerance: float
-
-    def differing(self, block: Block, got: torch.Tensor) -> torch.Tensor:
-        """[rows, columns] of a block, True where it differs, still on the card."""
-        wanted = matrix(self.tensor)[block]
-        if self.tensor.dtype is torch.bool:
-            return got != wanted
-        got, wanted = got.double(), wanted.double()
-        allowed = got.abs().mul_(self.tolerance).add_(self.tolerance)
-        near = ((got - wanted).abs_() <= allowed) & got.isfinite()
-        return (near | (got == wanted)).logical_not_()
-
-    def allows(self, differs: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-        """True if the elements that differ, [shape], may do so, still on the card."""
-        return differs.any().logical_not()
-
-
 def matrix(tensor: torch.Tensor) -> torch.Tensor:
     """[rows along the last axis, columns] of a tensor; of booleans their bytes, since one that
     nothing wrote is 255 and would be true."""
@@ -145,7 +110,7 @@ def matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, tensor.shape[-1] if tensor.dim() and tensor.numel() else 1)
 
 
-def agree(pairs: Sequence[tuple[torch.Tensor, Expected]]) -> list[bool]:
+def agree(pairs: Sequence[tuple[torch.Tensor, CardWanted]]) -> list[bool]:
     """For each output and the expected one, True if it agrees. Waits for the card once."""
     found = list[torch.Tensor]()
     for got, wanted in pairs:
@@ -160,7 +125,7 @@ def agree(pairs: Sequence[tuple[torch.Tensor, Expected]]) -> list[bool]:
 
 
 def mismatch(
-    got: torch.Tensor, wanted: Expected, *, name: str = "output", operands: Operands = tuple
+    got: torch.Tensor, wanted: CardWanted, *, name: str = "output", operands: Operands = tuple
 ) -> tuple[str, Mask | None] | None:
     """None where an output agrees; else what differs first and the pattern of it, in words, and
     [shape] True for each element that differs; None of a large output.
@@ -189,7 +154,7 @@ def mismatch(
     return words_of(expected, values, mask, pair=pair, name=name, operands=operands), mask
 
 
-def _mask(got: torch.Tensor, wanted: Expected) -> torch.Tensor:
+def _mask(got: torch.Tensor, wanted: CardWanted) -> torch.Tensor:
     """[shape] True where an output differs, still on the card."""
     found = torch.zeros(wanted.tensor.shape, dtype=torch.bool, device=wanted.tensor.device)
     rows = matrix(found).view(torch.bool)

@@ -13,6 +13,9 @@
                                on some, tol of them, or one, may be others, and √tol, or one, of
                                8 or 16 bits may be one off; but no whole row.
 
+Of another protocol there is one question, `torch.allclose(reference, candidate)`: scale is 1, the
+relative tolerance is of the candidate's value, NaN equals nothing, and booleans are equal.
+
 NaN equals NaN, an infinity the same infinity. In no rms: elements that are not finite, and a
 sentinel, as the -1e9 of masked scores: magnitudes of more than half of the largest, if that is 1e4
 or more and all others are 1,000 times smaller. No other terms. Blocks stay in the processor's
@@ -29,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.channel.shm import FLOATING, decode_part, integers, is_same
+from forge.evalpool.judge.channel.shm import FLOATING, decode, decode_part, integers, is_same
 from forge.evalpool.judge.numbers.blocks import blocks
-from forge.evalpool.judge.numbers.tolerance import PRECISION, TOLERANCE
+from forge.evalpool.judge.numbers.protocols import PRECISION, TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +42,9 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.channel.shm import Data, TensorSpec
     from forge.evalpool.judge.numbers.blocks import Block
 
-SAME = 1e-6
-"""tol of question 1: float64 loses 1e-12, a constant that is written in float32 1e-7."""
+SAME, DOUBLE = 1e-6, 1e-10
+"""tol of question 1: float64 loses 1e-12, a constant that is written in float32 1e-7; and of a
+problem in float64, in which a cast to float32 loses as much."""
 LEAST_SCALE = 1e-4
 """Least scale of question 1, in rms of all: what cancels in a whole row loses some of that."""
 BF16 = 2e-2
@@ -67,6 +71,8 @@ class Question:
     """True for question 1."""
     is_alone: bool = False
     """True for a question 2 whose question 1 is not asked: more integers may differ, if many."""
+    is_close: bool = False
+    """True for another protocol's."""
 
     def allows(self, differs: Any, steps: Any) -> Any:
         """True if so few integers differ, of which some by a step of what is quantised.
@@ -75,7 +81,7 @@ class Question:
             differs, steps: masks of numpy, or of torch on a card, which nothing here waits for.
         """
         num, size = differs.sum(), math.prod(differs.shape)
-        if self.is_same:
+        if self.is_same or self.is_close:
             return num == 0
         few = math.sqrt(self.tolerance) * size
         near = int(few) if self.is_alone else max(1.0, few)
@@ -87,6 +93,7 @@ class Question:
 
 
 SAME_FUNCTION = Question(SAME, is_same=True)
+DOUBLE_FUNCTION = Question(DOUBLE, is_same=True)
 
 
 def real_question(dtype: str, precision: str) -> Question:
@@ -130,7 +137,7 @@ class Wanted:
 
     def prepare(self) -> tuple[Part, Part]:
         """The scales, computed before the first comparison or in it."""
-        with self._lock:
+        with self._lock, np.errstate(invalid="ignore"):
             if self._scales is None:
                 self._scales = _scales(self)
                 if self.size <= BLOCK_ELEMENTS:
@@ -164,6 +171,8 @@ class Wanted:
 
 def agrees(wanted: Wanted, data: Data) -> bool:
     """True if an output is the reference's under the question."""
+    if wanted.question.is_close:
+        return not _not_close(wanted, data).any()
     if wanted.spec.dtype not in FLOATING:
         return is_same(data, wanted.data) or bool(wanted.question.allows(*_differing(wanted, data)))
     wanted.prepare()
@@ -179,6 +188,8 @@ def differing(wanted: Wanted, data: Data) -> Mask | None:
     """[shape] True for each element that differs; None where the output agrees."""
     if agrees(wanted, data):
         return None
+    if wanted.question.is_close:
+        return _not_close(wanted, data)
     if wanted.spec.dtype not in FLOATING:
         return _differing(wanted, data)[0]
     found = np.zeros(wanted.matrix, np.bool_)
@@ -229,6 +240,18 @@ def _is_near(
 def _is_equal(one: Part, other: Part) -> Mask:
     found: Mask = (one == other) | (np.isnan(one) & np.isnan(other))
     return found
+
+
+def _not_close(wanted: Wanted, data: Data) -> Mask:
+    """The elements that another protocol refuses."""
+    spec, tolerance = wanted.spec, wanted.question.tolerance
+    if spec.dtype == "bool":
+        found: Mask = integers(spec, data) != integers(spec, wanted.data)
+        return found
+    got, expected = decode(spec, data), decode(spec, wanted.data)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got - expected) <= tolerance + tolerance * np.abs(got)
+    return ~((near & np.isfinite(got)) | (got == expected))
 
 
 def _differing(wanted: Wanted, data: Data) -> tuple[Mask, Mask]:

@@ -818,6 +818,8 @@ def describe(
     where = f"{name}[{', '.join(map(str, index))}]" if index else name
     first, second = _numbers(expected, got)
     words = f"{where}: expected {first}, got {second}"
+    if math.isnan(expected) and math.isnan(got):
+        words += ", which torch.allclose refuses"
     words += f"; {_percent(100.0 * num_differing / size)} of elements differ"
     if largest is not None:
         words += f", max abs error {largest:.3g}"

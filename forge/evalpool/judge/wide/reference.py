@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import Called, call_on, copied, dtype_name, replaced
-from forge.evalpool.judge.numbers.errors.undefined import UndefinedResult, require_defined
 from forge.evalpool.judge.numbers.held import held_tensors
-from forge.evalpool.judge.numbers.inputs.seeds import unseeded
 from forge.evalpool.judge.numbers.opcount import EXACT
+from forge.evalpool.judge.numbers.seeds import unseeded
+from forge.evalpool.judge.numbers.undefined import UndefinedResult, require_defined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

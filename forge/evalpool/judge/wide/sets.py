@@ -1,7 +1,8 @@
 """The input sets of a draw: the problem's own inputs under fresh seeds, with plants in them.
 
-Called by the oracle. The first set is as the problem gives it. In every other one each group of
-plants, those of one kind in one tensor, was asked for by the reference itself:
+Called by the oracle. The first set is as the problem gives it, and of a plain draw all are. In
+every other one each group of plants, those of one kind in one tensor, was asked for by the
+reference itself:
 
     it matters      with and without the group some output differs by MATTERS or more; else it grows
     it is bearable  outputs are finite where given ones are, of the same shapes, and defined; and no
@@ -30,14 +31,13 @@ from forge.evalpool.judge.numbers.called import (
     memory_order,
     replaced,
 )
-from forge.evalpool.judge.numbers.errors.undefined import UndefinedResult
 from forge.evalpool.judge.numbers.finite import is_any_finite, widened
+from forge.evalpool.judge.numbers.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.input_set import InputSet
-from forge.evalpool.judge.numbers.inputs.given import DTYPES, Terms, draw_inputs
-from forge.evalpool.judge.numbers.inputs.seeds import fresh_seed, seed_everything
-from forge.evalpool.judge.numbers.tolerance import tolerance
+from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.undefined import UndefinedResult
 from forge.evalpool.judge.wide import plants
-from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, SAME
+from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, SAME, real_question
 from forge.evalpool.judge.wide.domain import Domain
 from forge.evalpool.judge.wide.plants import Ground, Group
 from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
@@ -177,7 +177,8 @@ class Draws:
         self._looks = Looks.of(counted, source, [vars(module), *map(vars, modules)])
         self._is_watched = self._looks.may_be_undefined
         self._first: list[Any] | None = self._draw()
-        pairs = zip(leaves(self._first), leaves(self._draw()), strict=False)
+        others = [] if terms.is_plain else leaves(self._draw())
+        pairs = zip(leaves(self._first), others, strict=False)
         self._domains = [
             self._on_device(Domain.of, pair, permutes=self._looks.permutes) for pair in pairs
         ]
@@ -222,6 +223,9 @@ class Draws:
         first.asks_real = True
         yield first
         num_fit = max(MIN_SETS, self._terms.max_bytes // max(1, first.num_bytes()))
+        if self._terms.is_plain:
+            yield from (self.given() for _ in range(min(num_sets, num_fit) - 1))
+            return
         self._deal(min(max(num_sets, NUM_SETS), num_fit) - 1)
         while self._dealt:
             yield self._planted()
@@ -243,7 +247,7 @@ class Draws:
                 self._require_conditioned(outputs, wide.results(self._changed))
                 self._narrow(ROUNDING)
                 wide = None
-            made = self._set(inputs, called, "given", wide)
+            made = self._set(inputs, called, wide)
             made.is_open = wide is not None and self._is_open(made)
             self._given = _Tried(inputs, made.wide or outputs, wide)
             self._largest = [_largest(one) for one in self._given.outputs]
@@ -255,7 +259,7 @@ class Draws:
     def _free_copied(self) -> None:
         """Takes domains from inputs that are outputs, too: they hide what is computed."""
         assert self._given is not None
-        for tensor, one in enumerate(leaves(self._given.inputs)):
+        for tensor, one in enumerate(leaves(self._given.inputs)[: len(self._domains)]):
             if self._domains[tensor].form in ("sorted", "symmetric", "sums", "norms") and any(
                 output.shape == one.shape and _distance(output, one) <= SAME
                 for output in self._given.outputs
@@ -286,7 +290,9 @@ class Draws:
         if self._close:
             return
         self._close = [
-            tolerance(dtype_name(one), self._terms.tolerated) if one.is_floating_point() else 0.0
+            real_question(dtype_name(one), self._terms.tolerated).tolerance
+            if one.is_floating_point()
+            else 0.0
             for one in outputs
         ]
         again = call(self._model, inputs).results(self._changed)
@@ -315,6 +321,8 @@ class Draws:
     def _widen(self, inputs: Outputs, outputs: Outputs) -> None:
         halves = set[str]() if self._counted is None else self._counted.halves
         try:
+            if self._terms.is_plain:
+                raise CannotWiden("inputs that are not as given end its process")
             if not self.has_room:
                 raise CannotWiden("no room for results in float64")
             self.kinds = kinds_of(self._model, inputs, outputs, halves)
@@ -352,13 +360,11 @@ class Draws:
                 self._is_watched = False
         return self._is_stable(_Tried(inputs, wide.results(self._changed)))
 
-    def _set(self, inputs: list[Any], called: Called, name: str, wide: Called | None) -> InputSet:
+    def _set(self, inputs: list[Any], called: Called, wide: Called | None) -> InputSet:
         outputs = called.results(self._changed)
         made = InputSet(
             inputs=inputs,
             outputs=outputs,
-            errors=[torch.zeros(0) for _ in outputs],
-            variant=name,
             changed=self._changed,
             form=called.form,
             state=called.state,
@@ -547,7 +553,7 @@ class Draws:
             if groups and not self._is_like_given(called.results(self._changed)):
                 continue
             wide = tried.called if self._wide is not None else None
-            made = self._set(inputs, called, "planted" if groups else "given", wide)
+            made = self._set(inputs, called, wide)
             share = max(1, MAX_NOTED // max(1, len(groups)))
             noted = [(one.tensor, at, one.kind) for one in groups for at in one.at[:share].tolist()]
             made.plants = noted[:MAX_NOTED]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.channel.nesting import parse_form
 from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, FLOATING, LayoutError, TensorSpec
 from forge.evalpool.judge.channel.words import clean
-from forge.evalpool.judge.numbers.tolerance import DOUBLE_TOLERANCE
 from forge.evalpool.judge.trial.draws.reference import (
     WIDE,
     InputSet,
@@ -18,7 +17,12 @@ from forge.evalpool.judge.trial.draws.reference import (
     Reference,
     widened,
 )
-from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, Wanted, real_question
+from forge.evalpool.judge.wide.compare import (
+    DOUBLE_FUNCTION,
+    SAME_FUNCTION,
+    Wanted,
+    real_question,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -177,8 +181,7 @@ class Builder:
 
     def _wide(self, parts: Sequence[int], real: Sequence[Wanted]) -> tuple[Wanted, ...]:
         """The float64 results of a set, of the forms of the `real` ones."""
-        is_double = self._kinds == {WIDE}  # of such a problem a cast to float32 loses 1e-7
-        question = Question(DOUBLE_TOLERANCE, is_same=True) if is_double else SAME_FUNCTION
+        question = DOUBLE_FUNCTION if self._kinds == {WIDE} else SAME_FUNCTION
         found = [
             Wanted(spec=self._specs[part], data=self._parts[part], question=question)
             for part in parts
@@ -220,6 +223,11 @@ def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:
 def parse_words(data: Any) -> str:
     """A word from an oracle's layout."""
     return clean(str(data), limit=MAX_WORDS)
+
+
+def parse_rounding(data: Any, precision: str) -> str:
+    """The coarsest precision that an oracle says its reference rounds to, if it is one."""
+    return data if data in ("fp16", "bf16") and precision == "fp32" else precision
 
 
 def parse_plants(data: Sequence[Any], sizes: Sequence[int]) -> tuple[Plant, ...]:

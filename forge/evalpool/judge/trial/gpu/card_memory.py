@@ -19,15 +19,15 @@ from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.checks import may_stay
 from forge.evalpool.judge.trial.gpu.layout import spec_of
 from forge.evalpool.judge.wide import card
-from forge.evalpool.judge.wide.card import CardClose, CardWanted
-from forge.evalpool.judge.wide.compare import SAME_FUNCTION
+from forge.evalpool.judge.wide.card import CardWanted
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
-    from forge.evalpool.judge.wide.card import Expected, Mask
+    from forge.evalpool.judge.wide.card import Mask
     from forge.evalpool.judge.wide.look import Values
 
 
@@ -38,7 +38,7 @@ MAX_STACKED_BYTES = 64 << 20
 MAX_SHARE = 0.5
 """Most elements that may differ for a plant to be named beside them."""
 
-Pair: TypeAlias = "tuple[torch.Tensor, str, Expected]"
+Pair: TypeAlias = "tuple[torch.Tensor, str, CardWanted]"
 """A tensor that a call left, its name, and the expected one."""
 
 
@@ -180,7 +180,7 @@ class CardMemory:
         self._keep(number)
         return None
 
-    def _difference(self, number: int, got: torch.Tensor, name: str, wanted: Expected) -> str:
+    def _difference(self, number: int, got: torch.Tensor, name: str, wanted: CardWanted) -> str:
         operands = partial(operands_of, self.reference, number)
         found = card.mismatch(got, wanted, name=name, operands=operands)
         if found is None:
@@ -243,10 +243,9 @@ class CardMemory:
         one = self.reference.sets[number]
         if len(one.outputs) != 1 or self.is_sequence:
             return ONE_TENSOR
-        tolerance = protocol.tolerances[self.reference.precision]
-        wanted = CardClose(tensor=self.reference.tensors[one.outputs[0]], tolerance=tolerance)
-        found = card.mismatch(self._left[0], wanted)
-        return None if found is None else found[0]
+        question = Question(protocol.tolerances[self.reference.precision], is_close=True)
+        wanted = CardWanted(tensor=self.reference.tensors[one.outputs[0]], question=question)
+        return self._difference(number, self._left[0], "output", wanted) or None
 
     def _keep(self, number: int) -> None:
         """Keeps what the last call left, as right for its input set, where there is room."""

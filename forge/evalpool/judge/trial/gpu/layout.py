@@ -13,24 +13,25 @@ import torch
 from forge.evalpool.judge.channel.nesting import parse_form
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name
-from forge.evalpool.judge.numbers.tolerance import DOUBLE_TOLERANCE, rounding_in
 from forge.evalpool.judge.trial.draws.build import (
     parse_axes,
     parse_drawn,
     parse_kinds,
     parse_plants,
+    parse_rounding,
     parse_words,
 )
 from forge.evalpool.judge.trial.draws.reference import WIDE, max_uses, widened
 from forge.evalpool.judge.trial.trial import count
 from forge.evalpool.judge.wide.card import CardWanted
-from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, real_question
+from forge.evalpool.judge.wide.compare import DOUBLE_FUNCTION, SAME_FUNCTION, real_question
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from forge.evalpool.judge.channel.gpu_memory import Block
     from forge.evalpool.judge.trial.draws.reference import Plant
+    from forge.evalpool.judge.wide.compare import Question
 
 NUM_TIMED_SETS = 2
 """Sets that no candidate has seen before it is timed."""
@@ -227,7 +228,13 @@ def arrange(
         is_sequence=is_sequence,
         nesting=nesting,
         names=frozenset(str(name) for name in layout["names"]),
-        wanted=_wanted(sets, tensors, named, rounding=rounding_in(layout, precision), kinds=kinds),
+        wanted=_wanted(
+            sets,
+            tensors,
+            named,
+            rounding=parse_rounding(layout.get("rounding"), precision),
+            kinds=kinds,
+        ),
         kinds=kinds,
         why_narrow=parse_words(layout.get("narrow") or ""),
         insensitive=tuple(parse_words(one) for one in layout.get("insensitive", ())),
@@ -244,9 +251,7 @@ def _wanted(
     kinds: frozenset[str],
 ) -> dict[int, CardWanted]:
     """Every expected output under its question. Raises LayoutError."""
-    # Of a problem in float64 a cast to float32 loses 1e-7.
-    is_double = kinds == {WIDE}
-    same = Question(DOUBLE_TOLERANCE, is_same=True) if is_double else SAME_FUNCTION
+    same = DOUBLE_FUNCTION if kinds == {WIDE} else SAME_FUNCTION
 
     def asked(index: int, slack: float) -> Question:
         question = real_question(dtype_name(tensors[index]), rounding)

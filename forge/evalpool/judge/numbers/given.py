@@ -1,6 +1,6 @@
 """Inputs as a problem gives them, on its device and in its precision.
 
-Called by the oracle and by draws.py.
+Called by the oracle and by wide/sets.py.
 """
 
 from __future__ import annotations
@@ -31,11 +31,8 @@ class Terms:
     max_bytes: int
     """Limit for all sets together: fewer sets are made where one is large, but two."""
     is_plain: bool
-    """True for inputs as the problem gives them alone: any others ended an oracle, as a failed
-    assertion on a GPU does."""
-    needs_errors: bool = True
-    """False under another protocol, whose tolerance is its own: nothing is computed in float64, and
-    nothing is ill-conditioned."""
+    """True for inputs as the problem gives them alone: as another protocol asks for, and where any
+    others ended an oracle, as a failed assertion on a GPU does."""
 
     @property
     def tolerated(self) -> str:

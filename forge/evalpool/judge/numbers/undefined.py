@@ -1,6 +1,6 @@
 """Operations of a reference whose results torch leaves open: sets of inputs with one are not used.
 
-Called by draws.py for references that may have some. An honest kernel gives another result there:
+Called by wide/reference.py. An honest kernel gives another result there:
 
     casts   of NaN and infinities to integers, as of a quotient by a scale that is 0 in fp16
     puts    of different values at one place, of which any may be left
@@ -13,9 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.evalpool.judge.numbers.called import call
 from forge.evalpool.judge.numbers.finite import are_finite
 
 if TYPE_CHECKING:
@@ -31,32 +29,6 @@ ORDERS = {"lt", "le", "gt", "ge", "bucketize", "searchsorted"}
 
 class UndefinedResult(Exception):
     """Torch leaves open what an operation returns."""
-
-
-def is_defined(model: Any, inputs: list[Any]) -> bool:
-    """False where an operation of the reference has an undefined result on these inputs."""
-    try:
-        with _Watched():
-            call(model, inputs)
-    except UndefinedResult:
-        return False
-    return True
-
-
-class _Watched(TorchDispatchMode):
-    """Within: operations with an undefined result raise."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func._schema.name.rpartition("::")[2] if hasattr(func, "_schema") else ""
-        require_defined(name, args, kwargs or {}, out)
-        return out
 
 
 def require_defined(name: str, args: Sequence[Any], kwargs: Any, out: Any) -> None:

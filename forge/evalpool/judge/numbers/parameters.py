@@ -20,12 +20,13 @@ from __future__ import annotations
 import math
 import random
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
-from forge.evalpool.judge.numbers.inputs.variants import avoid_bf16_
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NATURAL = 0.85
 """Largest change of a constant parameter, relative to it (or to 1, of zeros): evenly drawn, its
@@ -36,6 +37,9 @@ NEGATED_SHARE, MIN_NEGATED = 8, 16
 """One element in so many gets the other sign, of a parameter of at least so many."""
 MASK_SHARE = 0.7
 """Share of a mask that stays true."""
+MAXIMA = ("max", "sort", "topk", "median", "kthvalue", "sumexp")
+"""Parts of names of operations that look for a maximum, or for any place in an order; softmax is
+one of them."""
 SMALL = 0.1
 """A constant below it moves as 0 does: by half of itself it would stay next to nothing."""
 
@@ -50,12 +54,20 @@ class Reach(StrEnum):
     """By a tenth alone."""
 
 
-def move(model: Any, *, far: Reach = Reach.SIGNS, is_tf32: bool = False, sign: int = 0) -> bool:
+def sign_of(names: Iterable[str]) -> int:
+    """-1 for operations that look for a maximum, 1 for a minimum alone, else 0: an extremum that
+    begins with 0 is wrong where all values have this sign."""
+    every = list(names)
+    if any(part in name for name in every for part in MAXIMA):
+        return -1
+    return int(any("min" in name for name in every))
+
+
+def move(model: Any, *, far: Reach = Reach.SIGNS, sign: int = 0) -> bool:
     """Moves the floating parameters and running statistics of a module, in place.
 
     Args:
-        sign: of all elements of what may be a bias (`Edges.sign`); 0 keeps them.
-        is_tf32: values become such that TF32 keeps and bf16 does not.
+        sign: of all elements of what may be a bias (`sign_of`); 0 keeps them.
 
     Returns:
         True if a move that is not so far would be another one.
@@ -79,8 +91,6 @@ def move(model: Any, *, far: Reach = Reach.SIGNS, is_tf32: bool = False, sign: i
             if sign and far is Reach.SIGNS and not constant and _is_mixed_vector(value):
                 value.abs_().add_(value.mean() / 4).mul_(sign)
                 has_constants = True
-            if is_tf32 and value.is_contiguous():
-                avoid_bf16_(value)
     reach = SLIGHT if is_slight else 0.5
     for module in model.modules():
         if isinstance(module, _NormBase) and module.running_mean is not None:
