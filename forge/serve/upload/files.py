@@ -27,7 +27,7 @@ BLOCK_BYTES = 1 << 20
 CLAIM = "X-Forge-Claim"
 """Header with the key of a run's claim."""
 CONFLICT = 409
-"""Another run publishes, the claim is unknown, or an upload continues elsewhere."""
+"""Another run publishes, or the claim is unknown."""
 DAMAGED = 422
 """The bytes of a file are not those of its digest."""
 FULL = 507

@@ -5,19 +5,18 @@
 server; `Claims` knows the one run that may publish, `HeldFiles` the files that were sent, by
 content. Promises: engines load only files that are complete and have their digest; refused weights
 leave the old ones serving; a second run is refused with the name of the first, and the same run,
-resumed, continues at once; an interrupted upload continues at the byte it had reached; of two
-writers of one file the last one to ask writes; no upload fills the disk.
+resumed, continues at once; no upload fills the disk.
 
     POST /weights/claim    {owner, forge} -> {claim, precision, context_tokens, features}
     POST /weights/release  {}
-    POST /weights/files    {files} -> {missing: {sha256: bytes received}}
-    PUT  /weights/files/SHA256?offset=N&num_bytes=M   bytes from N on -> {received}
+    POST /weights/files    {files} -> {missing: [sha256]}
+    PUT  /weights/files/SHA256?num_bytes=N            the bytes of a file -> {}
     POST /weights          {version, full, full_version, adapter} -> {version, seconds}
     POST /weights/scores   {prompt_ids, completion_ids} -> {logprobs}: a list from each replica
 
 All but the first carry the claim in the header CLAIM.
 
-    blobs/<sha256>         whole files       blobs/<sha256>.part   partial ones
+    blobs/<sha256>         whole files       blobs/<sha256>.<n>.part   one on its way
     weights/<n>-v<version>/<name>            links to whole files: what an engine loads
 """
 
@@ -75,7 +74,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 8 << 20
 """Maximum size of a manifest, or of the tokens of a probe."""
 SILENT_S = 30.0
-"""Maximum pause between two pieces of an upload; the client continues it by another request."""
+"""Maximum pause between two pieces of a file; the client then sends it again."""
 WRITE_BYTES = 4 << 20
 """Bytes that are collected before a thread writes them and adds them to the digest."""
 RESERVE_BYTES = 1 << 30
@@ -95,7 +94,6 @@ class WeightEndpoints:
         self._table = table
         self._forge = forge
         self._claims = Claims()
-        self._owner = ""
         self._held = HeldFiles(folder)
         self._digests = Digests()
         self._own = [path for path in (start.full, start.adapter) if path is not None]
@@ -135,9 +133,6 @@ class WeightEndpoints:
             raise Refused(CONFLICT, claim)
         logger.info("%s publishes here", owner)
         await self._know_own()
-        if owner != self._owner:  # the same run, resumed, continues its uploads
-            await anyio.to_thread.run_sync(self._held.drop_partial)
-            self._owner = owner
         return {
             "claim": claim.key,
             "precision": str(self._table.precision),
@@ -166,37 +161,31 @@ class WeightEndpoints:
         return {"missing": await anyio.to_thread.run_sync(self._held.missing, manifest)}
 
     async def _receive(self, request: Request) -> Response:
-        """Receive a file from a byte on, to its end or until the connection breaks."""
+        """Receive a file. One that does not arrive whole is dropped."""
         from starlette.responses import JSONResponse
 
         self._require(request)
-        digest, offset, num_bytes = _place(request)
+        digest, num_bytes = _place(request)
+        upload = self._held.begin(digest)
         try:
-            upload, writer = await anyio.to_thread.run_sync(
-                partial(self._held.begin, digest, offset=offset)
-            )
-            await self._write(request, upload, writer)
+            await self._write(request, upload)
             await anyio.to_thread.run_sync(
-                partial(self._held.finish, digest, upload, writer=writer, num_bytes=num_bytes)
+                partial(self._held.finish, digest, upload, num_bytes=num_bytes)
             )
-        except LostPlace as error:
-            raise Refused(CONFLICT, str(error)) from error
         except ConfigError as error:
             raise Refused(DAMAGED, str(error)) from error
         except MachineError as error:
             raise Refused(FULL, str(error)) from error
-        return JSONResponse({"received": upload.received})
+        finally:
+            upload.path.unlink(missing_ok=True)
+        return JSONResponse({})
 
-    async def _write(self, request: Request, upload: Upload, writer: int) -> None:
-        """Write what arrives. What has arrived when the client hangs up is kept."""
-        from starlette.requests import ClientDisconnect
-
+    async def _write(self, request: Request, upload: Upload) -> None:
+        """Write what arrives."""
         collected = bytearray()
 
         async def put() -> None:
-            await anyio.to_thread.run_sync(
-                partial(self._held.write, upload, bytes(collected), writer=writer)
-            )
+            await anyio.to_thread.run_sync(partial(self._held.write, upload, bytes(collected)))
             collected.clear()
 
         stream = aiter(request.stream())
@@ -212,9 +201,6 @@ class WeightEndpoints:
                 self._require(request)  # also renews the claim during a long file
         except TimeoutError as error:
             raise Refused(408, f"nothing arrived for {SILENT_S:.0f} s") from error
-        except ClientDisconnect:
-            await put()
-            raise
         await put()
 
     async def _load(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
@@ -298,20 +284,16 @@ def _version(body: dict[str, Any], name: str) -> int:
     return found
 
 
-def _place(request: Request) -> tuple[str, int, int]:
-    """Digest, first byte and size of an upload."""
+def _place(request: Request) -> tuple[str, int]:
+    """Digest and size of an upload."""
     digest = request.path_params["digest"]
     try:
-        offset, size = (int(request.query_params[name]) for name in ("offset", "num_bytes"))
+        size = int(request.query_params["num_bytes"])
     except (KeyError, ValueError) as error:
-        raise Refused(400, f"{error}: offset and num_bytes are integers") from error
-    if not DIGEST.fullmatch(digest) or not 0 <= offset <= size:
-        raise Refused(400, "a SHA-256, and an offset from 0 to num_bytes")
-    return digest, offset, size
-
-
-class LostPlace(ConfigError):
-    """A write at another byte than the next one, or by a writer that was replaced."""
+        raise Refused(400, f"{error}: num_bytes is an integer") from error
+    if not DIGEST.fullmatch(digest) or size < 0:
+        raise Refused(400, "a SHA-256, and num_bytes from 0")
+    return digest, size
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -321,8 +303,6 @@ class Upload:
     path: Path
     digest: Any = field(default_factory=hashlib.sha256)
     received: int = 0
-    writer: int = 0
-    """Number of the writer that may write."""
 
 
 class HeldFiles:
@@ -339,8 +319,7 @@ class HeldFiles:
         self._weights.mkdir(exist_ok=True)
         self._free_bytes = free_bytes
         self._elsewhere: dict[str, Path] = {}
-        self._uploads: dict[str, Upload] = {}
-        self._num_made = 0
+        self._num_begun = self._num_made = 0
         self._lock = threading.Lock()
 
     def know(self, directory: Path, manifest: Manifest) -> None:
@@ -348,69 +327,45 @@ class HeldFiles:
         with self._lock:
             self._elsewhere |= {file.sha256: directory / file.name for file in manifest}
 
-    def missing(self, manifest: Manifest) -> dict[str, int]:
-        """Digests of the files that are not here, with the bytes of each that have arrived. Earlier
-        writers of these files may no longer write. Raises MachineError if the disk is too full."""
+    def missing(self, manifest: Manifest) -> list[str]:
+        """Digests of the files that are not here. Raises MachineError if the disk is too full."""
         with self._lock:
             wanted = {file.sha256: file for file in manifest if self._find(file) is None}
-            for digest in wanted:
-                if digest in self._uploads:
-                    self._uploads[digest].writer += 1
-            received = {
-                digest: self._uploads[digest].received if digest in self._uploads else 0
-                for digest in wanted
-            }
-            needed = sum(file.num_bytes for file in wanted.values()) - sum(received.values())
+            needed = sum(file.num_bytes for file in wanted.values())
             free = self._free_bytes(self._blobs) - RESERVE_BYTES
         if needed > max(free, 0):
             raise MachineError(
                 f"disk full: the upload needs {needed / 1e9:.2f} GB in {self._blobs}, "
                 f"{max(free, 0) / 1e9:.2f} GB are available"
             )
-        return received
+        return list(wanted)
 
-    def begin(self, digest: str, *, offset: int) -> tuple[Upload, int]:
-        """An upload from byte `offset`, and the number of its writer. Raises LostPlace."""
-        with self._lock:
-            upload = self._uploads.get(digest)
-            if upload is None:
-                path = self._blobs / f"{digest}.part"
-                upload = self._uploads[digest] = Upload(path=path)
-                path.write_bytes(b"")
-            if upload.received != offset:
-                raise LostPlace(f"{digest[:12]}: found byte {offset}; next is {upload.received}")
-            upload.writer += 1
-            return upload, upload.writer
+    def begin(self, digest: str) -> Upload:
+        """A file that arrives, under a name of its own."""
+        self._num_begun += 1
+        upload = Upload(path=self._blobs / f"{digest}.{self._num_begun}.part")
+        upload.path.touch()
+        return upload
 
-    def write(self, upload: Upload, data: bytes, *, writer: int) -> None:
-        """The next bytes. Raises LostPlace, or MachineError if they cannot be written, also since
-        they would take the last free bytes, whatever size was declared: what had arrived stays."""
-        with self._lock:
-            if upload.writer != writer:
-                raise LostPlace("another connection continues this file")
-            if len(data) > self._free_bytes(self._blobs) - RESERVE_BYTES:
-                raise MachineError(f"disk full: {RESERVE_BYTES / 1e9:.2f} GB are kept free")
-            try:
-                with upload.path.open("r+b") as file:
-                    file.seek(upload.received)  # over what an earlier write left, half done
-                    file.write(data)
-            except OSError as error:
-                raise MachineError(f"{upload.path.parent}: {error.strerror or error}") from error
-            upload.digest.update(data)
-            upload.received += len(data)
+    def write(self, upload: Upload, data: bytes) -> None:
+        """The next bytes. Raises MachineError if they cannot be written, also since they would take
+        the last free bytes, whatever size was declared."""
+        if len(data) > self._free_bytes(self._blobs) - RESERVE_BYTES:
+            raise MachineError(f"disk full: {RESERVE_BYTES / 1e9:.2f} GB are kept free")
+        try:
+            with upload.path.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            raise MachineError(f"{upload.path.parent}: {error.strerror or error}") from error
+        upload.digest.update(data)
+        upload.received += len(data)
 
-    def finish(self, digest: str, upload: Upload, *, writer: int, num_bytes: int) -> bool:
-        """True if the file is whole and here now; False while bytes are missing. Raises ConfigError
-        for other content, which is dropped: it has to be sent again."""
+    def finish(self, digest: str, upload: Upload, *, num_bytes: int) -> None:
+        """The file is whole and here now. Raises ConfigError for other content."""
+        if upload.received != num_bytes or upload.digest.hexdigest() != digest:
+            raise ConfigError(f"{digest[:12]}: the bytes that arrived have another digest")
         with self._lock:
-            if upload.writer != writer or upload.received < num_bytes:
-                return False
-            del self._uploads[digest]
-            if upload.received != num_bytes or upload.digest.hexdigest() != digest:
-                upload.path.unlink(missing_ok=True)
-                raise ConfigError(f"{digest[:12]}: the bytes that arrived have another digest")
             upload.path.rename(self._blobs / digest)
-            return True
 
     def assemble(self, manifest: Manifest, *, version: int) -> Path:
         """A directory with these files. Raises ConfigError if one is not here."""
@@ -436,14 +391,6 @@ class HeldFiles:
             for blob in self._blobs.iterdir():
                 if blob.suffix != ".part" and str(blob.absolute()) not in used:
                     blob.unlink(missing_ok=True)
-
-    def drop_partial(self) -> None:
-        """Delete the uploads that another run left."""
-        with self._lock:
-            for upload in self._uploads.values():
-                upload.writer += 1
-                upload.path.unlink(missing_ok=True)
-            self._uploads.clear()
 
     def _find(self, file: WeightFile) -> Path | None:
         for path in (self._blobs / file.sha256, self._elsewhere.get(file.sha256)):

@@ -4,9 +4,9 @@
 Opened by the runner. The servers are `forge serve --weights` of this version of forge. Promises: a
 server is asked only while it has the weights that this run published last; one that was started
 again gets them before the next request; one that another run took ends this run with a line; only
-files that the server lacks are sent; an interrupted upload continues at the byte that the server
-has; a lost network is waited for until nothing has arrived for `patience_s`; every failure is one
-line that names the server.
+files that the server lacks are sent; an interrupted upload continues with the file it was at; a
+lost network is waited for until nothing has arrived for `patience_s`; every failure is one line
+that names the server.
 
     claim ─▶ send weights ─▶ up ──hung up──▶ answers again ─▶ up
                 ▲             └──claim lost (started again)──▶ claim
@@ -405,35 +405,31 @@ class WeightSender:
         by_name = {file.sha256: file for file in unique}
         body = {"files": [_numbered(index, file) for index, file in enumerate(unique)]}
         found = self._read(await self._send("/weights/files", body, timeout_s=SHORT_TIMEOUT_S))
-        for digest, received in found["missing"].items():
-            offset = int(received)
+        for digest in found["missing"]:
             for attempt in range(1, DAMAGED_ATTEMPTS + 1):
-                answer = await self._send_file(by_name[digest], paths[digest], offset=offset)
+                answer = await self._send_file(by_name[digest], paths[digest])
                 if answer.status != DAMAGED or attempt == DAMAGED_ATTEMPTS:
                     self._read(answer)
                     break
-                offset = 0
 
-    async def _send_file(self, file: WeightFile, path: Path, *, offset: int) -> Answer:
-        """Send the bytes of a file from `offset` on."""
+    async def _send_file(self, file: WeightFile, path: Path) -> Answer:
+        """Send the bytes of a file."""
         asked = f"PUT {file.name} ({file.num_bytes / 1e6:.1f} MB)"
-        params = {"offset": offset, "num_bytes": file.num_bytes}
         with named_errors(self.url, asked, timeout_s=SILENT_S):
             response = await self._http.put(
                 f"/weights/files/{file.sha256}",
-                params=params,
-                content=self._pieces(path, offset),
+                params={"num_bytes": file.num_bytes},
+                content=self._pieces(path),
                 headers={
                     "Content-Type": "application/octet-stream",
-                    "Content-Length": str(file.num_bytes - offset),
+                    "Content-Length": str(file.num_bytes),
                 },
                 timeout=SILENT_S,
             )
         return Answer(status=response.status_code, content=response.content)
 
-    async def _pieces(self, path: Path, offset: int) -> AsyncGenerator[bytes]:
+    async def _pieces(self, path: Path) -> AsyncGenerator[bytes]:
         async with await anyio.open_file(path, "rb") as file:
-            await file.seek(offset)
             while piece := await file.read(PIECE_BYTES):
                 yield piece
                 self.sent_bytes += len(piece)
