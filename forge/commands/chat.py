@@ -51,7 +51,6 @@ from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
-from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, create_run, find_run
 from forge.store.ownership import open_run_lock
 from forge.store.write.writer import open_writer
@@ -328,14 +327,12 @@ async def open_chat_store(
 
 
 def _event(asked: RunPaths, weights: Weights) -> Event:
-    identity = read_identity(asked)
     return Event(
         at=time.time(),
         kind="chat",
         message=f"with {asked.name}, policy version {weights.version}",
         data={
             "run": asked.name,
-            "run_id": None if identity is None else identity.id,
             "path": str(asked.root),
             "policy_version": weights.version,
             "weights": weights.to_json(),

@@ -32,7 +32,6 @@ from forge.runner.plan.model_shape import model_type
 from forge.runner.weights.resume import find_weights
 from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES
-from forge.store.identity import read_identity
 from forge.store.reader import open_run
 from forge.views.run_state import parts_label, trained_label
 
@@ -224,13 +223,11 @@ def lineage_of(
         (run,) = reader.rows(RUN)
         policy = next(iter(reader.rows(POLICY, (weights.version,))), None)
         evaluations = reader.rows(EVALUATIONS, (weights.version,))
-    identity = read_identity(paths)
     return {
         "kind": kind,
         "base_model": experiment.model.path or "a random model made by the run",
         "base_revision": experiment.model.revision,
         "run": run["name"],
-        "run_id": identity.id if identity else None,
         "created": _day(run["created_at"]),
         "forge_version": run["forge_version"],
         "commit": run["code_commit"],
@@ -270,7 +267,7 @@ def _origin(lineage: Mapping[str, Any]) -> Iterator[str]:
     yield "kernels."
     yield ""
     yield f"- Base model: `{lineage['base_model']}`"
-    yield f"- Run: `{lineage['run']}`, id `{lineage['run_id'] or 'unknown'}`, {lineage['created']}"
+    yield f"- Run: `{lineage['run']}`, {lineage['created']}"
     yield f"- Policy version {lineage['policy_version']}, step {lineage['step'] or 0} of its stage"
     commit = lineage["commit"] or "unknown"
     yield f"- forge {lineage['forge_version']}, commit `{commit}`{changed}"

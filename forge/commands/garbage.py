@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 OLD_S = 3600.0
 """Minimum age of a leftover: a command that begins writes such files too."""
 _DETACHED = re.compile(r"detached-\d+\.log")
-_TEMPORARY = re.compile(
-    r"\.(?:STATUS|report\.html|experiment\.toml|identity\.json|results\.json)\.(?P<pid>\d+)"
-)
+_TEMPORARY = re.compile(r"\.(?:STATUS|report\.html|experiment\.toml|results\.json)\.(?P<pid>\d+)")
 """Spare names of files that a run writes by rename; any other file may be the user's."""
-_EARLY_FILES = frozenset(("lock", "STATUS.json", "experiment.toml", "identity.json"))
+_EARLY_FILES = frozenset(("lock", "STATUS.json", "experiment.toml"))
 """Files of a run directory before its database exists."""
 _BEST = """
 SELECT step FROM v_evaluations WHERE stage_index = ? ORDER BY pass_at_1 DESC, step DESC LIMIT 1

@@ -24,7 +24,6 @@ from forge.errors import ConfigError
 from forge.records import Event, split_step
 from forge.runner.past import FORKED, EarlierAttempts, require_checkpoint
 from forge.runner.weights.resume import load_stage_weights
-from forge.store.identity import read_identity
 from forge.store.layout import create_run, find_run, write_file
 from forge.store.reader import open_run
 from forge.store.resume import last_state
@@ -135,10 +134,8 @@ async def _record(
     assert past.state is not None
     now, label = time.time(), f"{experiment.stage[stage].kind}-{stage}"
     message = f"forked from {parent.name} after step {step} of {label}"
-    identity = read_identity(parent)
     origin = {
         "parent": parent.name,
-        "id": identity.id if identity else None,
         "path": str(parent.root),
         "stage": stage,
         "step": step,

@@ -20,19 +20,17 @@ from forge.records import Event
 from forge.runner.weights.resume import check_there, load_stage_weights, on_model
 from forge.store.acknowledged import read_acknowledged
 from forge.store.durable import count_unread_commits
-from forge.store.identity import recorded_identity, settle_identity
 from forge.store.reader import open_run
 from forge.store.resume import LastState, events, last_state
 from forge.train.batch import BadBatch, SampleHeader, read_headers
 from forge.train.checkpoints import checkpoint_dir, checkpoints, find_damage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from forge.config.schema import Experiment, ModelTable, Stage
     from forge.serve.weights import Weights
-    from forge.store.identity import Settled
     from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
 
@@ -51,26 +49,10 @@ class EarlierAttempts:
     state: LastState | None = None
     stage_weights: Mapping[int, Weights] | None = None
     """Weights that each stage began with, by stage index."""
-    identity: Settled | None = None
-    """Id of the run, with what has happened to its directory since."""
     missing: Event | None = None
     """Rows of theirs that are gone; None if all are there."""
     back_to: tuple[int, int] | None = None
     """A stage, and the step after which it continues; None for its last checkpoint."""
-
-    def news(self) -> Iterator[str]:
-        """Lines about the run directory since the last attempt: moved, copied, rows lost."""
-        if self.identity and self.identity.news:
-            yield self.identity.news
-        if self.missing:
-            yield self.missing.message
-
-    def records(self) -> Iterator[Event]:
-        """The same as events, unless the store has them."""
-        if self.identity and not self.identity.is_recorded:
-            yield self.identity.event(at=time.time())
-        if self.missing:
-            yield self.missing
 
     def on_model(self, model: ModelTable, *, paths: RunPaths) -> EarlierAttempts:
         """The same on the experiment's model where it is now. Raises MachineError if a model that
@@ -87,14 +69,13 @@ class EarlierAttempts:
 
 
 def load_past(paths: RunPaths, experiment: Experiment) -> EarlierAttempts:
-    """Read the state of a run whose lock the caller holds, and settle its identity."""
+    """Read the state of a run whose lock the caller holds."""
     with open_run(paths) as reader:
         held = hold_rows(reader, experiment.stage)
         return EarlierAttempts(
             state=held.state,
             missing=None if held.is_whole else held.to_event(paths.run_db),
             stage_weights=load_stage_weights(reader),
-            identity=settle_identity(paths, recorded=recorded_identity(reader)),
         )
 
 

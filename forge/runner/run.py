@@ -55,7 +55,6 @@ from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import Work
 from forge.store.durable import refuse_damage, restore_wals
-from forge.store.identity import settle_identity
 from forge.store.layout import RunPaths, create_run, next_attempt, write_file
 from forge.store.ownership import open_run_lock
 from forge.store.write.writer import open_writer
@@ -106,7 +105,7 @@ def run_experiment(
         paths = create_run(experiment.name, store_dir=experiment.store.dir)
         cards.rename(paths.name)
         with open_run_lock(paths):
-            past = EarlierAttempts(identity=settle_identity(paths))
+            past = EarlierAttempts()
             recorded = experiment.model_copy(update={"model": pinned})
             write_file(paths.experiment, dump_experiment(recorded))
             model = with_template(model, paths.weights / "init")
@@ -137,8 +136,8 @@ def resume_run(
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
         past = load_past(paths, experiment)
-        for news in past.news():
-            console.say(news)
+        if past.missing:
+            console.say(past.missing.message)
         if from_step is not None:
             past = back_to_step(past, from_step, experiment=experiment, paths=paths)
         if past.state and len(past.state.finished_stages) == len(experiment.stage):
@@ -233,7 +232,7 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
     description = await anyio.to_thread.run_sync(
         lambda: describe_attempt(run.attempt, seed=run.experiment.seed, gpus=run.placement.gpus)
     )
-    await run.writer.put(description, *past.records())
+    await run.writer.put(description, *filter(None, [past.missing]))
     try:
         with open_socket_dir() as run.socket_dir, run.home.explaining():
             await _work(run, past)

@@ -2,7 +2,7 @@
 
     archive.json                       format, name of the run, whether it can be resumed
     run.db, tokens.db                  snapshots by SQLite's backup, so a run may be running
-    experiment.toml, identity.json, STATUS.json, logs/, ...
+    experiment.toml, STATUS.json, logs/, ...
     weights/, checkpoints/, batches/   with weights; stored as they are, and no run may write them
 
 An archive is complete or absent. A zip has its index at the end: run.db is read without the
@@ -33,7 +33,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from forge.errors import ConfigError, MachineError
-from forge.store.identity import present_identity
 from forge.store.layout import ARCHIVE_SUFFIX, FOLDERS, RUN_NAME, RunPaths, next_attempt
 from forge.store.ownership import open_run_lock
 from forge.store.read_only import DAMAGED, open_read_only
@@ -268,12 +267,10 @@ def _write(paths: RunPaths, file: BinaryIO, part: Path, *, with_weights: bool) -
         file, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
     ) as archive:
         archive.writestr(MANIFEST, json.dumps(manifest))
-        if (identity := present_identity(paths)) is not None:
-            archive.writestr(paths.identity.name, identity.to_json())
         for path in _files(paths.root):
             name = path.relative_to(paths.root).as_posix()
             is_heavy = top_folder(name) in HEAVY
-            if path == paths.identity or (is_heavy and not with_weights):
+            if is_heavy and not with_weights:
                 continue
             kind = zipfile.ZIP_STORED if is_heavy else zipfile.ZIP_DEFLATED
             may_vanish = (

@@ -8,7 +8,6 @@ or absent.
         run.db  tokens.db          everything recorded (store.schema.tables)
         acknowledged               number of rows and highest ids in run.db (store.acknowledged)
         experiment.toml            the resolved experiment
-        identity.json              the run's id (store.identity)
         logs/attempt-<k>/          <process>.log
         checkpoints/ weights/ batches/
         STATUS.json                replaced by rename (store.ownership)
@@ -64,11 +63,6 @@ class RunPaths:
     def experiment(self) -> Path:
         """The resolved experiment."""
         return self.root / "experiment.toml"
-
-    @property
-    def identity(self) -> Path:
-        """Id of the run, and its place."""
-        return self.root / "identity.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ForgeError
-from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, list_runs
 from forge.store.read_only import RowTable
 from forge.store.reader import RunReader
@@ -43,7 +42,6 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
             return {
                 "name": paths.name,
                 "path": str(paths.root),
-                "id": identity.id if (identity := read_identity(paths)) else None,
                 "state": run_state(reader),
                 "stages": [stage.get("kind") for stage in load_stages(reader)],
                 "started_at": reader.value("SELECT min(started_at) FROM attempts"),

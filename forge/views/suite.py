@@ -12,7 +12,6 @@ import json
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from forge.store.identity import read_identity
 from forge.views.show import load_evaluations
 from forge.views.text.numbers import NONE, percent
 
@@ -76,11 +75,10 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
     row = found[-1]
     experiment = tomllib.loads(reader.value("SELECT experiment FROM runs"))
     place = {"stage": row["stage_index"]}
-    identity = read_identity(reader.paths)
     return {
         "schema": SCHEMA,
         "weights_sha256": weights_sha256,
-        "run": {"name": reader.paths.name, "id": identity.id if identity else None},
+        "run": {"name": reader.paths.name},
         "at": row["at"],
         "model": _model(experiment),
         "suite": _suite(reader, experiment, row),

@@ -18,7 +18,6 @@ import pytest
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.store import archive
 from forge.store.archive import MANIFEST, unpack_to_read, unpack_to_resume, write_archive
-from forge.store.identity import settle_identity
 from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock, write_status
 from forge.store.reader import open_run
@@ -84,18 +83,6 @@ def test_an_archive_is_unpacked_beside_a_run_of_the_same_name(run: RunPaths) -> 
     assert unpack_to_resume(file).name == "toy-2"
     assert unpack_to_resume(file).name == "toy-3"
     assert sorted(os.listdir(file.parent)) == ["toy-1", "toy-1.forge.zip", "toy-2", "toy-3"]
-
-
-def test_an_archive_of_a_moved_run_knows_its_original(run: RunPaths, tmp_path: Path) -> None:
-    first = settle_identity(run).identity
-    moved = RunPaths(run.root.rename(tmp_path / "moved"))
-    write_archive(moved, tmp_path / "a", with_weights=True)
-    (tmp_path / "there").mkdir()
-    back = unpack_to_resume((tmp_path / "a").rename(tmp_path / "there" / "a"))
-    settled = settle_identity(back)
-    assert f"moved is a copy of {moved.root}" in settled.news
-    assert settled.identity.id != first.id
-    assert settle_identity(moved).identity.id == first.id
 
 
 def test_without_weights_it_is_read_but_not_resumed(run: RunPaths, tmp_path: Path) -> None:
