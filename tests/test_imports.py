@@ -40,6 +40,7 @@ ROOMS: dict[str, set[str]] = {
         "data.sources",
     },
     "data.harvest.sources": {"data", "data.harvest", "data.sources"},
+    "data.harvest.sources.compositions": {"data.harvest"},
     "data.inductor": {"data.inductor.kernel"},
     "data.inductor.kernel": {"data.inductor"},
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},

@@ -1,0 +1,86 @@
+"""Single operations, the form of KernelBench's level 1.
+
+Their inputs are `name:sizes`, sizes being letters of `values.KINDS`; one letter is one size in a
+problem. After the sizes stands what the tensor holds, as for `ModuleWriter.input`: `?` a mask, `+`
+positive, `1` between 0 and 1, `=` probabilities, `-` signs, `<V` indices below V.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from forge.data.harvest.sources.compositions.steps import pointwise, scale, shift
+from forge.data.harvest.sources.compositions.vocabulary import Operation, section
+from forge.data.harvest.sources.compositions.writer import count, number
+
+if TYPE_CHECKING:
+    from forge.data.harvest.sources.compositions.values import Dim, Value
+    from forge.data.harvest.sources.compositions.writer import Given, ModuleWriter
+
+WHOLE = frozenset({"count_above", "argmax_rows", "one_hot", "all_any", "histogram", "bucketize"})
+"""Operations with a result of integers."""
+HARMLESS = ("tanh", "gelu", "silu", "softsign", "atan", "asinh", "abs", "log1p_abs", "symlog",
+            "sin", "square", "sqrt_abs", "mish", "leaky_relu", "hardswish", "signed_sqrt",
+            "elu")  # fmt: skip
+"""Functions that bear values of any size."""
+_LETTERS = re.compile(r"[A-Z]8?|\d+")
+_OTHER_NAMES = {
+    "x": ("x", "x", "x", "input", "inputs", "inp", "t", "data", "tensor", "X"),
+    "y": ("y", "other", "z", "Y", "rhs"), "a": ("a", "A", "lhs", "mat1"),
+    "b": ("b", "B", "rhs", "mat2"), "mask": ("mask", "valid", "keep"),
+    "pred": ("pred", "predictions", "output", "y_pred", "preds"),
+    "target": ("target", "targets", "y_true", "labels", "gt"),
+    "logits": ("logits", "scores", "logits", "outputs"),
+    "labels": ("labels", "targets", "target", "y"), "q": ("q", "query", "Q"),
+    "k": ("k", "key", "K"), "v": ("v", "value", "V"), "img": ("img", "image", "x", "frames"),
+    "ids": ("ids", "input_ids", "tokens", "indices", "idx"), "index": ("index", "indices", "idx"),
+}  # fmt: skip
+"""Names that people give to an input of the vocabulary."""
+
+
+def single(w: ModuleWriter) -> Value:
+    """One of the operations on inputs of its own, alone or beside a simple function."""
+    table = section("singles")
+    name = w.rng.choice(list(table))
+    place = w.rng.choices(("alone", "before", "after"), weights=(40, 25, 35))[0]
+    before = w.rng.choice(HARMLESS) if place == "before" else ""
+    found = _written(w, name, table[name], before=before)
+    if place == "after" and name not in WHOLE:
+        step = w.rng.choice((scale, shift, *([None] * 6)))
+        found = step(w, found) if step else pointwise(w, found, w.rng.choice(HARMLESS))
+    return found
+
+
+def _written(w: ModuleWriter, name: str, one: Operation, *, before: str) -> Value:
+    """The operation, after a function of its first input if that may have any value."""
+    declared = [each.partition(":") for each in one.inputs.split()]
+    letters = re.findall(r"[A-Z]8?", " ".join(text for _, _, text in declared))
+    letters += re.findall(r"\$([A-Z]8?)\b", " ".join(one.forms))
+    dims: dict[str, Dim] = {letter: w.size(letter) for letter in dict.fromkeys(letters)}
+    given: dict[str, Given] = {**dims}
+    values: list[Value] = []
+    for each, _, text in declared:
+        match = re.fullmatch(r"([A-Z0-9,]*?)(\?|\+|=|-|<[A-Z]|1)?", text)
+        assert match is not None
+        sizes = [dims.get(size) or number(size) for size in match[1].split(",")]
+        kind = match[2] or ""
+        value = w.input(
+            sizes, kind=kind[:1], below=dims[kind[1:]] if kind[1:] else None,
+            name=w.rng.choice(_OTHER_NAMES.get(each, (each,))),
+        )  # fmt: skip
+        if before and not values and not kind:
+            value = w.bound(pointwise(w, value, before))
+        given[each] = value
+        values.append(value)
+    if one.work:
+        w.flops += 2.0 * count([dims[letter] for letter in _LETTERS.findall(one.work)])
+    if one.room:
+        sizes = [dims.get(part) or number(part) for part in _LETTERS.findall(one.room)]
+        room = math.prod(size.size for size in sizes)
+        w.largest, w.num_bytes = max(w.largest, room), w.num_bytes + 4 * room
+    w.ops.append(name)
+    w.phrases.append(name.replace("_", " "))
+    text = w.write(one, name if len(name) < 14 else "", **given)
+    return w.let(values[0], text)

@@ -1,0 +1,518 @@
+"""Writes a composed module as one of many people would: draws a style, and makes the text.
+
+An operation of the vocabulary is a list of forms that mean the same, of which the writer takes one:
+
+    "nn.LeakyReLU(%slope) <- $x"        a layer in the constructor, and its call
+    "F.leaky_relu($x, %slope)"          an expression; F is written as the style imports it
+    "$x * &scale[$D]"                   `&name[sizes]` is a parameter of the module
+    "_s = $q @ $k.mT\nF.softmax(_s, dim=-1)"   statements, `_name` is a local; the last is the value
+
+`$name` is a tensor or a size, `%name` a constant: a number, or an argument of the constructor.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from forge.data.harvest.sources.compositions.values import Dim, SizeDraw, Value
+from forge.data.harvest.sources.compositions.vocabulary import kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from random import Random
+
+    from forge.data.harvest.sources.compositions.vocabulary import Number, Operation
+
+Given = Value | Dim | str
+"""A tensor, a size or a text in place of `$name`."""
+
+_PLACE = re.compile(r"\$(\w+)|%(\w+)|&(\w+)\[([^\]]*)\]|(?<![\w.])_([a-z]\w*)")
+INPUT_NAMES = ("x", "x", "x", "x", "input", "inputs", "inp", "t", "features", "data", "hidden",
+               "tensor", "a", "h")  # fmt: skip
+STEP_NAMES = ("out", "y", "h", "z", "res", "tmp", "feats", "act")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritingStyle:
+    """How one author writes."""
+
+    functional: str
+    layer_share: float
+    """Share of the operations with a layer that are written as layers."""
+    is_nested: bool
+    renames: bool
+    """True if each step has a name of its own; else the input's name is used again."""
+    is_typed: bool
+    doc: str
+    constants: str
+    """`literal`, `argument` or `default`."""
+    supers: str
+    random: str
+    is_sequential: bool
+    is_spaced: bool
+    """True with two empty lines between the parts, as formatters write."""
+
+    @classmethod
+    def draw(cls, rng: Random) -> WritingStyle:
+        return cls(
+            functional=rng.choice(("F", "F", "F", "nn.functional", "torch.nn.functional")),
+            layer_share=rng.choice((0.15, 0.5, 0.9)),
+            is_nested=rng.random() < 0.35,
+            renames=rng.random() < 0.35,
+            is_typed=rng.random() < 0.4,
+            doc=rng.choice(("", "", "line", "line", "sections", "comments")),
+            constants=rng.choice(("literal", "argument", "argument", "default")),
+            supers=rng.choice(("super().__init__()", "super(Model, self).__init__()")),
+            random=rng.choice(("torch.rand", "torch.randn", "torch.randn")),
+            is_sequential=rng.random() < 0.15,
+            is_spaced=rng.random() < 0.7,
+        )
+
+
+@dataclass(slots=True)
+class _Argument:
+    """An argument of the constructor."""
+
+    name: str
+    value: str
+    """What `get_init_inputs` gives; empty if the default is taken."""
+    kind: str
+    default: str = ""
+
+
+class ModuleWriter:
+    """One module while it is written."""
+
+    def __init__(self, rng: Random, sizes: SizeDraw) -> None:
+        self.rng = rng
+        self._draw = sizes
+        self.style = WritingStyle.draw(rng)
+        self.constants: dict[str, str] = {}
+        """Constants of the module by name, in order."""
+        self.sizes: dict[str, int] = {}
+        """Constants that are sizes of inputs or parameters."""
+        self.fixed: set[str] = set()
+        """Constants that the constructor gets, so that parameters may have them."""
+        self.phrases: list[str] = []
+        self.ops: list[str] = []
+        """Names of the operations, in order: what the composition is."""
+        self.num_bytes = 0
+        self.flops = 0.0
+        self.largest = 0
+        """Elements of the largest tensor."""
+        self._arguments: dict[str, _Argument] = {}
+        self._setup: list[str] = []
+        self._body: list[str] = []
+        self._inputs: list[tuple[str, str]] = []
+        self._attributes: set[str] = set()
+        self._locals: set[str] = set()
+        self._stored: set[str] = set()
+        self._comment = ""
+        self._main = ""
+        self._meanings: dict[str, str] = {}
+        self._chosen: dict[str, Number] = {}
+        """Numbers for the constants of the operation that is being written."""
+        self._once: dict[str, str] = {}
+        """Texts of its constants, so that one that occurs twice is one."""
+        self.weight_std = 1.0
+        """Standard deviation of the last matrix among the parameters."""
+
+    # sizes and inputs
+
+    def size(self, letter: str) -> Dim:
+        """A new size, as a constant of the module."""
+        drawn = self._draw.draw(letter)
+        taken = self.constants.keys() | self._locals
+        name = self._fresh(self.rng.choice(kinds()[letter].names), taken)
+        self.constants[name], self.sizes[name] = str(drawn.size), drawn.size
+        self._meanings[name] = kinds()[letter].meaning
+        return replace(drawn, text=name)
+
+    def input(
+        self, dims: Sequence[Dim], *, kind: str = "", name: str = "", below: Dim | None = None
+    ) -> Value:
+        """A tensor that `forward` is called with.
+
+        Args:
+            kind: empty for floats of the style's distribution, `<` for indices, `?` for a mask, `+`
+                for positive floats, `1` for floats between 0 and 1, `=` for probabilities along the
+                last dimension, `-` for -1 or 1.
+        """
+        taken = self.constants.keys() | self._locals
+        name = self._fresh(name or self.rng.choice(INPUT_NAMES), taken)
+        self._locals.add(name)
+        self._main = self._main or name
+        shape = ", ".join(dim.text for dim in dims)
+        both = f"({shape},)" if len(dims) == 1 else f"({shape})"
+        style = self.style.random
+        drawn = {
+            "": f"{style}({shape})",
+            "+": f"torch.rand({shape}) + 0.1",
+            "1": f"torch.rand({shape})",
+            "=": f"{style}({shape}).softmax(dim=-1)",
+            "?": f"torch.rand({shape}) > 0.3",
+            "-": f"torch.randint(0, 2, {both}).float() * 2 - 1",
+            "<": f"torch.randint(0, {below.text if below else 2}, {both})",
+        }[kind]
+        self._inputs.append((name, drawn))
+        self.num_bytes += 4 * count(dims)
+        self.largest = max(self.largest, count(dims))
+        is_unit = style == "torch.rand" or kind in "+1"
+        return Value(
+            text=name, dims=tuple(dims), is_positive=kind in "+1=" or style == "torch.rand",
+            mean=0.5 if is_unit else 0.0, std=0.29 if is_unit else 1.0,
+        )  # fmt: skip
+
+    # operations
+
+    def write(self, one: Operation, hint: str = "", **given: Given) -> str:
+        """The text of an operation in one of its forms; what it needs before is written."""
+        if one.phrase:
+            self.phrases.append(one.phrase)
+        layers = [form for form in one.forms if " <- " in form]
+        calls = [form for form in one.forms if " <- " not in form]
+        takes_layer = layers and (not calls or self.rng.random() < self.style.layer_share)
+        form = self.rng.choice(layers if takes_layer else calls)
+        given = self._readable(form, given)
+        self._choose(one)
+        if takes_layer:
+            built, called = form.split(" <- ")
+            built = self._filled(built, given, in_setup=True)
+            layer = self.attribute(hint or _snake(built), built)
+            return f"self.{layer}({self._filled(called, given)})"
+        *lines, last = form.split("\n")
+        made: dict[str, str] = {}
+        for line in lines:
+            self._body.append(self._filled(line, given, made=made))
+        return self._filled(last, given, made=made)
+
+    def apply(self, one: Operation, value: Value, hint: str = "", **given: Given) -> Value:
+        """The operation on one value `$x`, bound to a name or nested in what follows."""
+        if self.style.doc == "comments" and one.phrase:
+            self._comment = one.phrase
+        layers = [form for form in one.forms if form.endswith(" <- $x")]
+        if self.style.is_sequential and layers:
+            built = self.rng.choice(layers).removesuffix(" <- $x")
+            self.phrases.append(one.phrase)
+            self._choose(one)
+            layer = self._filled(built, given, in_setup=True)
+            return replace(value, layers=(*value.layers, layer))
+        return self.let(value, self.write(one, hint, x=value, **given), hint)
+
+    def let(self, like: Value, text: str, hint: str = "") -> Value:
+        """A value with the facts of another and a new text."""
+        is_atom = _is_atom(text)
+        if self.style.is_nested and len(text) < 48 and self.rng.random() < 0.6:
+            return replace(like, text=text, is_atom=is_atom, layers=())
+        return replace(like, text=self._bound(text, hint), is_atom=True, layers=())
+
+    def bound(self, value: Value, hint: str = "") -> Value:
+        """The value under a name."""
+        value = self.read(value)
+        if value.text.isidentifier():
+            return value
+        return replace(value, text=self._bound(value.text, hint), is_atom=True)
+
+    def kept(self, value: Value, hint: str = "residual") -> tuple[Value, Value]:
+        """The value twice: for further steps, and under a name that they do not change."""
+        value = self.bound(value)
+        if self.style.renames:
+            return value, value
+        name = self._local(hint)
+        self._body.append(f"{name} = {value.text}")
+        return value, replace(value, text=name)
+
+    def read(self, value: Value) -> Value:
+        """The value with its pending layers applied."""
+        if not value.layers:
+            return value
+        if len(value.layers) == 1:
+            layer = self.attribute(_snake(value.layers[0]), value.layers[0])
+        else:
+            inner = "".join(f"\n    {each}," for each in value.layers)
+            layer = self.attribute(
+                self.rng.choice(("net", "layers", "block", "seq", "body")),
+                f"nn.Sequential({inner}\n)",
+            )
+        return replace(value, text=f"self.{layer}({value.text})", is_atom=True, layers=())
+
+    def note(self, *values: Value) -> None:
+        """Remembers the size of the largest tensor."""
+        self.largest = max(self.largest, *(count(value.dims) for value in values))
+
+    def attribute(self, base: str, built: str) -> str:
+        """The name of a new attribute of the module."""
+        name = self._fresh(base, self._attributes | self._arguments.keys() | self.constants.keys())
+        self._attributes.add(name)
+        self._setup += f"self.{name} = {built}".split("\n")
+        return name
+
+    def parameter(self, name: str, dims: Sequence[Dim]) -> str:
+        """A new parameter's text in `forward`."""
+        sizes = ", ".join(self.in_setup(dim) for dim in dims)
+        self.num_bytes += 4 * count(dims)
+        if sum(dim.text != "1" for dim in dims) > 1:
+            return self._matrix(name, sizes)
+        made = self.rng.choice(
+            (f"torch.randn({sizes})", f"torch.randn({sizes})", f"torch.rand({sizes})",
+             f"torch.randn({sizes}) * 0.1", f"torch.empty({sizes}).normal_(std=0.5)")
+        )  # fmt: skip
+        if len(dims) > 1 and self.rng.random() < 0.4:
+            shape = self._argument(f"{name}_shape", f"({', '.join(d.text for d in dims)})", "tuple")
+            made = self.rng.choice((f"torch.randn({shape})", f"torch.randn(*{shape})"))
+        return "self." + self.attribute(name, f"nn.Parameter({made})")
+
+    def _matrix(self, name: str, sizes: str) -> str:
+        """A new matrix or kernel's text in `forward`."""
+        std, made = self.rng.choice(
+            ((1.0, f"torch.randn({sizes})"), (0.1, f"torch.randn({sizes}) * 0.1"),
+             (0.05, f"0.05 * torch.randn({sizes})"),
+             (0.02, f"torch.empty({sizes}).normal_(0, 0.02)"),
+             (0.0, f"nn.init.xavier_uniform_(torch.empty({sizes}))"),
+             (0.0, f"nn.init.kaiming_uniform_(torch.empty({sizes}), a=math.sqrt(5))"))
+        )  # fmt: skip
+        self.weight_std = std
+        if not std and self.rng.random() < 0.5:
+            text = self.attribute(name, f"nn.Parameter(torch.empty({sizes}))")
+            self._setup.append(f"nn.init.{made.split('.')[2].split('(')[0]}(self.{text})")
+            return f"self.{text}"
+        return "self." + self.attribute(name, f"nn.Parameter({made})")
+
+    def in_setup(self, dim: Dim) -> str:
+        """A size as the constructor writes it."""
+        if dim.text.isdecimal():
+            return dim.text
+        self.fixed.add(dim.text)
+        return self._argument(dim.text, dim.text, "int")
+
+    def in_forward(self, dim: Dim) -> str:
+        """A size as `forward` writes it."""
+        name = self.in_setup(dim)
+        if name not in self._stored and not name.isdecimal():
+            self._stored.add(name)
+            self._setup.append(f"self.{name} = {name}")
+        return name if name.isdecimal() else f"self.{name}"
+
+    def constant(self, name: str, value: Number, *, in_setup: bool = False) -> str:
+        """A number as its author writes it."""
+        literal = repr(value)
+        if self.style.constants == "literal" or isinstance(value, str) or self.rng.random() < 0.15:
+            return literal
+        taken = self._arguments.keys() | self.constants.keys() | self._attributes
+        name = self._fresh(name, taken)
+        kind = type(value).__name__
+        if self.style.constants == "default":
+            self._arguments[name] = _Argument(name, "", kind, literal)
+        else:
+            self._arguments[name] = _Argument(name, name, kind)
+            self.constants[name] = literal
+        if in_setup:
+            return name
+        self._setup.append(f"self.{name} = {name}")
+        return f"self.{name}"
+
+    # text
+
+    def finish(self, *values: Value) -> str:
+        """The source of the problem."""
+        read = [self.read(value) for value in values]
+        self.note(*read)
+        self.num_bytes += 4 * sum(count(value.dims) for value in read)
+        gap = "\n\n\n" if self.style.is_spaced else "\n\n"
+        result = ", ".join(value.text for value in read)
+        ending = [f"return {result}"]
+        parts = ["\n".join(self._class(ending))]
+        last = [self._get_inputs(), self._get_init_inputs()]
+        used = set(re.findall(r"\w+", " ".join(last)))
+        held = [f"{name} = {value}" for name, value in self.constants.items() if name in used]
+        parts += ["\n".join(held), *last]
+        text = gap.join(part for part in parts if part) + "\n"
+        text = re.sub(r"(?<![\w.])F\.", f"{self.style.functional}.", text)
+        imports = ["import math"] if re.search(r"(?<![\w.])math\.", text) else []
+        imports += ["import torch", "import torch.nn as nn"]
+        if self.style.functional == "F" and re.search(r"(?<![\w.])F\.", text):
+            imports.append("import torch.nn.functional as F")
+        return "\n".join(imports) + gap + text
+
+    def _class(self, ending: list[str]) -> list[str]:
+        lines = ["class Model(nn.Module):"]
+        if self.style.doc in ("line", "sections"):
+            lines += [f"    {line}".rstrip() for line in self._docstring()]
+        required = [each for each in self._arguments.values() if not each.default]
+        optional = [each for each in self._arguments.values() if each.default]
+        names = ["self", *(self._signed(each) for each in [*required, *optional])]
+        if self._setup or self.rng.random() < 0.7:
+            result = " -> None" if self.style.is_typed and self.rng.random() < 0.3 else ""
+            lines.append(f"    def __init__({', '.join(names)}){result}:")
+            lines += [f"        {line}" for line in (self.style.supers, *self._setup)]
+            lines.append("")
+        tensor = ": torch.Tensor" if self.style.is_typed else ""
+        taken = ", ".join(["self", *(f"{name}{tensor}" for name, _ in self._inputs)])
+        result = " -> torch.Tensor" if self.style.is_typed else ""
+        lines.append(f"    def forward({taken}){result}:")
+        return lines + [f"        {line}" for line in (*self._body, *ending)]
+
+    def _signed(self, argument: _Argument) -> str:
+        typed = f": {argument.kind}" if self.style.is_typed else ""
+        equals = " = " if typed else "="
+        return f"{argument.name}{typed}" + (equals + argument.default if argument.default else "")
+
+    def _docstring(self) -> list[str]:
+        said = list(dict.fromkeys(self.phrases)) or ["a few operations"]
+        opening = self.rng.choice(
+            ("Model that performs {}.", "Computes {}.", "{}.", "Simple model with {}.",
+             "Applies {}.", "A module that does {}.")
+        )  # fmt: skip
+        text = opening.format(", ".join(said[:-1]) + (" and " if said[1:] else "") + said[-1])
+        text = text[0].upper() + text[1:]
+        if self.style.doc == "line" and len(text) < 84:
+            return [f'"""{text}"""']
+        lines = ['"""', *_wrapped(text)]
+        if self.style.doc == "sections" and self._arguments:
+            lines += ["", "Args:"]
+            lines += [
+                f"    {each.name} ({each.kind}): {self._meaning(each)}."
+                for each in self._arguments.values()
+            ]
+        return [*lines, '"""']
+
+    def _meaning(self, each: _Argument) -> str:
+        return self._meanings.get(each.value, each.name.replace("_", " ").capitalize())
+
+    def _get_inputs(self) -> str:
+        if self.rng.random() < 0.5 or sum(len(drawn) for _, drawn in self._inputs) > 70:
+            lines = [f"    {name} = {drawn}" for name, drawn in self._inputs]
+            made = ", ".join(name for name, _ in self._inputs)
+            return "\n".join(["def get_inputs():", *lines, f"    return [{made}]"])
+        return f"def get_inputs():\n    return [{', '.join(drawn for _, drawn in self._inputs)}]"
+
+    def _get_init_inputs(self) -> str:
+        values = ", ".join(each.value for each in self._arguments.values() if each.value)
+        ending = self.rng.choice(("", "", "  # no arguments")) if not values else ""
+        return f"def get_init_inputs():\n    return [{values}]{ending}"
+
+    # names
+
+    def _argument(self, name: str, value: str, kind: str) -> str:
+        found = next((each for each in self._arguments.values() if each.value == value), None)
+        if found is None:
+            name = self._fresh(name, self._arguments.keys())
+            found = self._arguments[name] = _Argument(name, value, kind)
+        return found.name
+
+    def _bound(self, text: str, hint: str = "") -> str:
+        if self.style.renames:
+            base = hint if hint and self.rng.random() < 0.6 else self.rng.choice(STEP_NAMES)
+            name = self._local(base)
+        else:
+            name = self._main
+        line = f"{name} = {text}"
+        if self._comment:
+            self._body.append(f"# {self._comment}")
+            self._comment = ""
+        self._body.append(line)
+        return name
+
+    def _local(self, base: str) -> str:
+        name = self._fresh(base, self._locals)
+        self._locals.add(name)
+        return name
+
+    def _fresh(self, base: str, taken: set[str] | Mapping[str, object] | object) -> str:
+        used: set[str] = set(taken)  # type: ignore[call-overload, arg-type]
+        if base not in used:
+            return base
+        return next(f"{base}{i}" for i in range(2, 99) if f"{base}{i}" not in used)
+
+    def _choose(self, one: Operation) -> None:
+        """Draws the constants of an operation that is about to be written."""
+        self._once = {}
+        self._chosen = {name: self.rng.choice(each) for name, each in one.constants.items()}
+
+    def _readable(self, form: str, given: Mapping[str, Given]) -> dict[str, Given]:
+        """The tensors and sizes of a form; tensors that it reads twice get a name."""
+        found: dict[str, Given] = {}
+        for name, each in given.items():
+            if isinstance(each, Value):
+                times = len(re.findall(rf"\${name}\b", form))
+                each = self.bound(each) if times > 1 or "\n" in form else self.read(each)
+            found[name] = each
+        return found
+
+    def _filled(
+        self, form: str, given: Mapping[str, Given], *, made: dict[str, str] | None = None,
+        in_setup: bool = False,
+    ) -> str:  # fmt: skip
+        def place(match: re.Match[str]) -> str:
+            name, constant, parameter, sizes, local = match.groups()
+            if constant:
+                key = f"{constant}/{in_setup}"
+                if key not in self._once:
+                    value = self._chosen[constant]
+                    self._once[key] = self.constant(constant, value, in_setup=in_setup)
+                return self._once[key]
+            if parameter:
+                return self.parameter(parameter, _dims(sizes, given))
+            if local:
+                held = {} if made is None else made
+                if local not in held:
+                    held[local] = self._local(local)
+                return held[local]
+            each = given[name]
+            if isinstance(each, Dim):
+                return self.in_setup(each) if in_setup else self.in_forward(each)
+            if isinstance(each, str) or each.is_atom:
+                return each if isinstance(each, str) else each.text
+            is_alone = form[match.start() - 1] in "(, " and form[match.end() : match.end() + 1] in (
+                *(")", ","),
+            )
+            return each.text if is_alone else f"({each.text})"
+
+        return _PLACE.sub(place, form)
+
+
+def count(dims: Sequence[Dim]) -> int:
+    """Number of elements."""
+    return math.prod(dim.size for dim in dims)
+
+
+def _dims(sizes: str, given: Mapping[str, Given]) -> list[Dim]:
+    """The sizes of a parameter: `$C, 1, 1`, or `$O, $ones` with a list of numbers for the last."""
+    found: list[Dim] = []
+    for text in sizes.split(", "):
+        each = given[text[1:]] if text.startswith("$") else text
+        assert not isinstance(each, Value)
+        found += [each] if isinstance(each, Dim) else [number(part) for part in each.split(", ")]
+    return found
+
+
+def number(text: str) -> Dim:
+    """A size that is written as a number."""
+    return Dim(text, int(text), int(text))
+
+
+@lru_cache(maxsize=4096)
+def _is_atom(text: str) -> bool:
+    node = ast.parse(text, mode="eval").body
+    return isinstance(node, ast.Call | ast.Attribute | ast.Name | ast.Subscript | ast.Constant)
+
+
+def _snake(built: str) -> str:
+    """A name for a layer: `conv2d` for `nn.Conv2d(...)`."""
+    name = built.split("(")[0].split(".")[-1]
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _wrapped(text: str) -> list[str]:
+    lines, line = [], ""
+    for word in text.split():
+        if len(line) + len(word) > 84:
+            lines.append(line)
+            line = ""
+        line += (" " if line else "") + word
+    return [*lines, line]

@@ -1,0 +1,99 @@
+"""Compositions: problems that run at each size, the same for a seed, and none of KernelBench's."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from forge.data.harvest.sizes import replaced
+from forge.data.harvest.sources.compositions.draw import compose, summary
+from forge.data.harvest.sources.compositions.source import open_compositions
+from forge.data.harvest.sources.compositions.vocabulary import section
+from forge.data.problem_files import parse_source
+from forge.data.sources.normal_form import normal_digest
+from forge.errors import ConfigError
+from tests.examples import examples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(text: str, *, device: str = "cpu") -> list[torch.Tensor]:
+    """The outputs of a problem."""
+    names: dict[str, Any] = {}
+    with torch.device(device), torch.no_grad():
+        exec(compile(text, "problem.py", "exec"), names)
+        torch.manual_seed(0)
+        outputs = names["Model"](*names["get_init_inputs"]())(*names["get_inputs"]())
+    return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+
+def test_compositions_run_and_repeat_at_two_sizes() -> None:
+    failed: list[str] = []
+    num = examples(100)
+    for number in range(num):
+        made = compose(0, number)
+        try:
+            first, again = run(made.text), run(made.text)
+            assert all(map(torch.equal, first, again))
+            run(replaced(made.text, made.other))
+        except Exception as error:
+            failed.append(f"{number}: {error!r}\n{made.text}")
+    assert len(failed) <= num // 20, "\n".join(failed)
+
+
+@pytest.mark.long
+def test_compositions_bear_the_sizes_of_a_card() -> None:
+    for number in range(200):
+        made = compose(0, number)
+        run(replaced(made.text, made.large), device="meta")
+
+
+def test_a_seed_and_a_number_give_the_same_composition_and_others_give_others() -> None:
+    assert compose(3, 5) == compose(3, 5)
+    texts = {compose(seed, number).text for seed in (3, 4) for number in range(20)}
+    assert len(texts) == 40
+
+
+def test_compositions_differ_in_operations_and_in_how_they_are_written(tmp_path: Path) -> None:
+    made = [compose(1, number) for number in range(100)]
+    for one in made:
+        parse_source(one.text, path=tmp_path)
+    assert len({normal_digest(one.text) for one in made}) > 97
+    assert set(Counter(one.level for one in made)) == {1, 2, 3}
+    texts = [one.text for one in made]
+    for habit in ('"""', "F.", "nn.functional.", "super(Model, self)", ": torch.Tensor", "    # "):
+        assert 5 < sum(habit in text for text in texts) < 95, habit
+
+
+def test_other_sizes_change_no_argument_of_the_constructor() -> None:
+    for number in range(30):
+        made = compose(0, number)
+        other = replaced(made.text, made.other)
+        given = [ast.unparse(ast.parse(text).body[-1]) for text in (made.text, other)]
+        assert given[0] == given[1]
+        changed = {line.split(" = ")[0] for line in made.other.splitlines()}
+        assert not changed & set(given[0].replace("[", " ").replace("]", " ").split(", "))
+
+
+@pytest.mark.parametrize("number", [545, 681, 998])
+def test_a_composition_that_kernelbench_has_is_drawn_again(number: int) -> None:
+    # The first draws of these are, such as a linear layer, a minimum and a difference.
+    assert summary(compose(0, number).ops) not in section("kernelbench")["level_2"].forms
+
+
+def test_the_source_reads_its_numbers_by_ranges() -> None:
+    source = open_compositions("105@5")
+    found = [one for unit in source.units() for one in source.read(unit)]
+    assert [one.origin for one in found] == [str(number) for number in range(105)]
+    assert found[7].text == compose(5, 7).text
+
+
+@pytest.mark.parametrize("word", ["", "0", "many", "5@", "-3"])
+def test_another_form_of_the_source_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="compositions:NUMBER"):
+        open_compositions(word)
