@@ -34,9 +34,10 @@ from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES
 from forge.store.reader import open_run
 from forge.views.run_state import parts_label, trained_label
+from forge.views.text.numbers import percent
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from forge.config.schema import Experiment
     from forge.serve.weights import Weights
@@ -245,79 +246,59 @@ def lineage_of(
 
 
 def render_card(lineage: Mapping[str, Any], *, name: str) -> str:
-    """The model card, README.md."""
-    return "\n".join([*_header(lineage), f"# {name}", "", *_origin(lineage), *_figures(lineage),
-                      *_notes(lineage)]) + "\n"  # fmt: skip
-
-
-def _header(lineage: Mapping[str, Any]) -> Iterator[str]:
-    """Metadata that the hub reads."""
-    yield "---"
-    if "/" in lineage["base_model"] and not lineage["base_model"].startswith((".", "/", "~")):
-        yield f"base_model: {lineage['base_model']}"
-    yield "library_name: " + ("peft" if lineage["kind"] == "adapter" else "transformers")
-    yield "tags: [triton, forge]"
-    yield "---"
-
-
-def _origin(lineage: Mapping[str, Any]) -> Iterator[str]:
-    forms = {"merge": "whole weights", "adapter": "a PEFT adapter", "gguf": "a GGUF file"}
-    changed = " with uncommitted changes" if lineage["has_uncommitted_changes"] else ""
-    yield f"This is {forms[lineage['kind']]} of a run of forge, which trains models to write Triton"
-    yield "kernels."
-    yield ""
-    yield f"- Base model: `{lineage['base_model']}`"
-    yield f"- Run: `{lineage['run']}`, {lineage['created']}"
-    yield f"- Policy version {lineage['policy_version']}, step {lineage['step'] or 0} of its stage"
-    commit = lineage["commit"] or "unknown"
-    yield f"- forge {lineage['forge_version']}, commit `{commit}`{changed}"
-    for each in lineage["stages"]:
-        rate = f"learning rate {each['learning_rate']:g}"
-        yield f"- Stage {each['index']}: {each['kind']}, {each['length']}, {rate}"
-    yield ""
+    """The model card, README.md: metadata that the hub reads, the lineage, the evaluations."""
+    facts = {key: value for key, value in lineage.items() if key != "evaluations" and value}
+    library = "peft" if lineage["kind"] == "adapter" else "transformers"
+    base = lineage["base_model"]
+    is_on_hub = "/" in base and not base.startswith((".", "/", "~"))
+    about = (
+        "Weights of a run of forge, which trains models to write Triton kernels. The licence of "
+        "the base model and that of the training data apply: check both before you share them."
+    )
+    lines = [
+        "---",
+        *([f"base_model: {base}"] if is_on_hub else []),
+        f"library_name: {library}",
+        "tags: [triton, forge]",
+        "---",
+        f"# {name}",
+        "",
+        about,
+        "",
+        *_table(["fact", "value"], [[key, _plain(value)] for key, value in facts.items()]),
+        "",
+        "## Evaluation",
+        "",
+        *_figures(lineage),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _figures(lineage: Mapping[str, Any]) -> Iterator[str]:
-    yield "## Evaluation"
-    yield ""
-    if not lineage["evaluations"]:
+    rows = lineage["evaluations"]
+    if not rows:
         yield "The run has not evaluated these weights or earlier ones."
-        yield ""
         return
-    yield "| stage | step | problems × samples | pass@1 | 95 % | with feedback | compiles |"
-    yield "|---|---|---|---|---|---|---|"
-    for row in lineage["evaluations"]:
-        size = f"{row['num_problems']} × {row['num_samples']}"
-        interval = f"{_percent(row['ci_low'])} to {_percent(row['ci_high'])}"
-        rates = (row["pass_at_1"], row["pass_at_1_multi"], row["compile_rate"])
-        first, multi, compiles = map(_percent, rates)
-        yield (
-            f"| {row['stage']} | {row['step']} | {size} | {first} | {interval} | {multi} "
-            f"| {compiles} |"
-        )
-    for row in lineage["evaluations"]:
-        if about := "; ".join(filter(None, (parts_label(row), trained_label(row)))):
-            yield ""
-            yield f"{row['stage']} at step {row['step']}: {about}."
-    own = lineage["evaluations"][-1]["policy_version"] == lineage["policy_version"]
+    head = ["stage", "step", "problems × samples", "pass@1", "95 %", "with feedback", "compiles"]
+    yield from _table([*head, "of"], [
+        [row["stage"], row["step"], f"{row['num_problems']} × {row['num_samples']}",
+         percent(row["pass_at_1"]), f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
+         percent(row["pass_at_1_multi"]), percent(row["compile_rate"]),
+         "; ".join(filter(None, (parts_label(row), trained_label(row))))]
+        for row in rows
+    ])  # fmt: skip
+    own = rows[-1]["policy_version"] == lineage["policy_version"]
     yield ""
     yield "The last row is of these weights." if own else "All rows are of earlier weights."
-    yield ""
 
 
-def _notes(lineage: Mapping[str, Any]) -> Iterator[str]:
-    yield "## Notes"
-    yield ""
-    if lineage["kind"] == "gguf":
-        yield "- The GGUF file holds the vocabulary and the chat template."
-    if note := lineage["verified"].get("note"):
-        yield f"- {note}: tokenise with tokenizer.json."
-    if lineage["quantized_base_in_training"]:
-        yield "- Trained on a base in 4 bits; these weights belong to the base in full precision."
-    yield f"- Verified by generating {lineage['verified']['num_tokens']} tokens with them."
-    yield "- Licence: that of the base model and of the training data applies; check both before"
-    yield "  you share these weights."
-    yield "- lineage.json has these facts for programs."
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    for cells in (head, ["---"] * len(head), *rows):
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _stages(experiment: Experiment, *, last: int) -> Iterator[dict[str, Any]]:
@@ -329,10 +310,6 @@ def _stages(experiment: Experiment, *, last: int) -> Iterator[dict[str, Any]]:
         length = f"{stage.steps} steps" if epochs is None else f"{epochs:g} epochs"
         rate = stage.learning_rate
         yield {"index": index, "kind": stage.kind, "length": length, "learning_rate": rate}
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _day(at: float) -> str:

@@ -6,13 +6,12 @@
         torch-ext/<module>/   __init__.py  NAME.py
         tests/                test_<module>.py  problems/NAME.py
         verdicts/             NAME.json
-        build/torch-cuda/     __init__.py  NAME.py  metadata.json  <module>/__init__.py
+        build/torch-cuda/     __init__.py  NAME.py  metadata.json
 
 The project follows the documentation of `kernels` 0.17 (kernel-requirements, writing-kernels):
 build.toml of edition 5 with a `torch-noarch` section, since Triton compiles at run time; Python in
-torch-ext/<module>; build/torch-cuda with the same files, their digest in metadata.json, and a
-directory of the module's name for older versions of `kernels`. So the directory can be uploaded as
-it is, and built again.
+torch-ext/<module>; build/torch-cuda with the same files and their digest in metadata.json. So the
+directory can be uploaded as it is, and built again.
 """
 
 from __future__ import annotations
@@ -49,23 +48,6 @@ FLAKE = """\
     };
 }
 """
-SHIM = '''\
-"""The package one directory above, for versions of `kernels` that look for it here."""
-
-import importlib.util
-import pathlib
-import sys
-
-_path = pathlib.Path(__file__).resolve().parents[1] / "__init__.py"
-_spec = importlib.util.spec_from_file_location(
-    __name__ + "_flat", _path, submodule_search_locations=[str(_path.parent)]
-)
-_module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module
-_spec.loader.exec_module(_module)
-__all__ = _module.__all__
-globals().update({name: getattr(_module, name) for name in __all__})
-'''
 TOLERANCES = {"fp32": 1e-2, "fp16": 2e-2, "bf16": 2e-2}
 """rtol and atol of an exported test. The judge's own bounds are stricter and by row; a tensor core
 may round fp32 products to TF32."""
@@ -205,8 +187,7 @@ def hub_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]:
     name = project_name(origin.run)
     module = name.replace("-", "_")
     package = _package(kernels, origin)
-    build = {**package, f"{module}/__init__.py": SHIM}
-    metadata = _metadata(build, name=name, module=module, license=origin.license)
+    metadata = _metadata(package, name=name, module=module, license=origin.license)
     tests = [
         (each.name, each.entry_point, TOLERANCES.get(each.precision, 1e-2)) for each in kernels
     ]
@@ -222,7 +203,7 @@ def hub_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]:
         f"tests/test_{module}.py": text,
         **{f"tests/problems/{each.name}.py": each.problem for each in kernels},
         **{f"verdicts/{each.name}.json": _verdict(each, origin) for each in kernels},
-        **{f"{VARIANT}/{path}": content for path, content in build.items()},
+        **{f"{VARIANT}/{path}": content for path, content in package.items()},
         f"{VARIANT}/metadata.json": metadata,
     }
 
@@ -256,9 +237,9 @@ def _build_toml(name: str, origin: Origin) -> str:
     return tomli_w.dumps({"general": general, "torch-noarch": {}})
 
 
-def _metadata(build: Mapping[str, str], *, name: str, module: str, license: str) -> str:
+def _metadata(package: Mapping[str, str], *, name: str, module: str, license: str) -> str:
     """metadata.json of the build, with the digest of each of its files."""
-    digests = {path: hashlib.sha256(content.encode()).digest() for path, content in build.items()}
+    digests = {path: hashlib.sha256(content.encode()).digest() for path, content in package.items()}
     whole = hashlib.sha256(b"".join(digests[path] for path in sorted(digests))).hexdigest()
     metadata: dict[str, object] = {
         "name": name,

@@ -1,9 +1,8 @@
-"""The report of a verdict: times, histogram, kernels, and the line that failed."""
+"""The report of a verdict: times, kernels, and the line that failed."""
 
 from __future__ import annotations
 
 import io
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from forge.commands.judge.judge import Judged, JudgeJob, JudgingRequest
-from forge.commands.judge.report import BAR_WIDTH, histogram, render, render_table
+from forge.commands.judge.report import render, render_table
 from forge.records import Problem, Split, Status, Timing, Verdict
 from forge.records.verdict import KernelTime, OtherVerdict, Profile, ShapeVerdict
 
@@ -57,25 +56,14 @@ def test_a_timed_verdict_has_times_rates_and_both_distributions() -> None:
     assert "candidate  100.0 us, interquartile range 1.0 us" in shown
     assert "baseline   200.0 us, interquartile range 2.0 us" in shown
     assert "812 GB/s, 1.25 TFLOP/s, 24.0 % of the roofline" in shown
-    bars = [line for line in shown.splitlines() if "█" in line]
-    first, last = bars[0], bars[-1]
-    assert first.split()[0] == "100"
-    assert first.rstrip().endswith("█")
-    assert last.index("█") > first.index("█")  # the baseline's column
     assert "profile" not in shown
 
 
-def test_a_profile_lists_kernels_largest_first_and_installed_profilers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: "/x/ncu" if name == "ncu" else None)
+def test_a_profile_lists_kernels_largest_first() -> None:
     shown = show(FAST, is_profiled=True)
     rows = [line.split() for line in shown.splitlines() if " % " in line and "roofline" not in line]
     assert rows[0][:4] == ["relu_kernel", "2", "75.0", "75.0"]
     assert rows[1][0] == "memset␛[31m[red]"
-    assert "ncu is installed" in shown
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "none of ncu, nsys, rocprofv3 is installed" in show(FAST, is_profiled=True)
 
 
 def test_an_untimed_verdict_gives_the_reason() -> None:
@@ -202,16 +190,3 @@ def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share() -> No
     said = show(replace(both, rules="kernelbench:own"))
     assert "protocol kernelbench, policy own (the protocol's own is hybrid)" in said
     assert "own share of the work 40.0 %" in said
-
-
-def test_a_histogram_counts_every_sample_and_is_not_flattened_by_an_outlier() -> None:
-    lines = list(histogram([1.0] * 50 + [2.0] * 50, [1.5] * 99 + [1000.0]))
-    assert len(lines) == 12
-    bars = [line[12 : 12 + BAR_WIDTH].count("█") for line in lines]
-    assert bars[0] == bars[11] == -(-BAR_WIDTH * 50 // 99)
-    assert sum(bars) == 2 * bars[0]
-    others = [line[12 + BAR_WIDTH :].count("█") for line in lines]
-    assert max(others) == BAR_WIDTH
-    assert others[11] == 1  # the outlier, in the bin of the slowest others
-    assert list(histogram([], [])) == []
-    assert len(list(histogram([3.0], [3.0]))) == 1

@@ -1,5 +1,5 @@
-"""Report of one verdict: what is wrong and where, times with a histogram, how it was judged. Table
-of many verdicts: one line each, and a summary.
+"""Report of one verdict: what is wrong and where, times, how it was judged. Table of many
+verdicts: one line each, and a summary.
 
 Called by `forge judge`. A candidate's text cannot control the terminal: control characters are
 escaped, and texts are not parsed as markup.
@@ -7,9 +7,7 @@ escaped, and texts are not parsed as markup.
 
 from __future__ import annotations
 
-import math
 import re
-import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -39,16 +37,6 @@ CONTEXT_LINES = 3
 MAX_LINE = 160
 """Maximum length of a shown line of source."""
 MAX_KERNELS = 20
-NUM_BINS = 12
-BAR_WIDTH = 30
-"""Length of the longest bar."""
-LONGEST_SHARE = 0.99
-"""Quantile at which the last bin ends, so that one outlier does not flatten the histogram."""
-PROFILERS = {
-    "ncu": "ncu --set full python FILE",
-    "nsys": "nsys profile python FILE",
-    "rocprofv3": "rocprofv3 --kernel-trace -- python FILE",
-}
 STYLES = {Status.CORRECT: "green", Status.UNJUDGEABLE: "yellow", Status.INFRA_ERROR: "yellow"}
 """Colours of statuses; any other one is red."""
 MAX_DETAIL = 120
@@ -134,38 +122,6 @@ def _times(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
         yield Text(f"{name:<9}  {time_us:.1f} us, interquartile range {spread_us:.1f} us")
     if rates := ", ".join(_rates(timing)):
         yield Text(rates)
-    if verdict.profile is not None and verdict.profile.candidate_samples_us:
-        yield Text("")
-        yield Text(f"{'us':>10}  {'candidate':<{BAR_WIDTH}}  baseline")
-        samples = verdict.profile.candidate_samples_us, verdict.profile.baseline_samples_us
-        yield from (Text(line) for line in histogram(*samples))
-
-
-def histogram(first: Sequence[float], second: Sequence[float]) -> Iterator[str]:
-    """One line per bin: its start, a bar for `first`, a bar for `second`."""
-    everything = sorted([*first, *second])
-    if not everything:
-        return
-    low = everything[0]
-    high = everything[min(len(everything) - 1, math.ceil(LONGEST_SHARE * len(everything)) - 1)]
-    step = (high - low) / NUM_BINS or 1.0
-    counts = [_count(sample, low=low, step=step) for sample in (first, second)]
-    most = max(max(each) for each in counts)
-    last = max(index for index in range(NUM_BINS) if counts[0][index] or counts[1][index])
-    for index in range(last + 1):
-        left, right = (_bar(each[index], most) for each in counts)
-        yield f"{low + index * step:10.4g}  {left:<{BAR_WIDTH}}  {right}".rstrip()
-
-
-def _count(sample: Sequence[float], *, low: float, step: float) -> list[int]:
-    counts = [0] * NUM_BINS
-    for value in sample:
-        counts[min(NUM_BINS - 1, int((value - low) / step))] += 1
-    return counts
-
-
-def _bar(count: int, most: int) -> str:
-    return "█" * math.ceil(BAR_WIDTH * count / most) if count else ""
 
 
 def _why_untimed(verdict: Verdict, request: JudgingRequest) -> str:
@@ -191,14 +147,6 @@ def _profile(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text("profile: no kernels; only correct candidates are profiled")
     else:
         yield _kernel_table(verdict.profile.kernels)
-    found = [name for name in PROFILERS if shutil.which(name)]
-    if not found:
-        yield Text(f"none of {', '.join(PROFILERS)} is installed here")
-    for name in found:
-        yield Text(
-            f"{name} is installed: {PROFILERS[name]} shows more; it runs the file without a "
-            "sandbox, so read it first"
-        )
 
 
 def _kernel_table(kernels: tuple[KernelTime, ...]) -> Table:
