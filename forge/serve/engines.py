@@ -26,7 +26,7 @@ from forge.serve import interpreter
 if TYPE_CHECKING:
     from forge.config.schema import ServeTable
 
-HTTP = ("anyio", "starlette", "uvicorn", "httptools", "numpy", "tokenizers", "jinja2")
+HTTP = ("anyio", "starlette", "uvicorn", "numpy", "tokenizers", "jinja2")
 """Modules that the endpoints of every engine need."""
 TESTED_VLLM = "0.24"
 """Minor version that `forge.serve.vllm` was tested with; pyproject.toml requires it."""

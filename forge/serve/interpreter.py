@@ -16,7 +16,7 @@ from typing import Any
 
 PACKAGES = ("torch", "transformers", "vllm", "peft", "llama-cpp-python")
 MODULES = (
-    "anyio", "forge", "gguf", "httptools", "jinja2", "llama_cpp", "numpy", "peft", "starlette",
+    "anyio", "forge", "gguf", "jinja2", "llama_cpp", "numpy", "peft", "starlette",
     "tokenizers", "torch", "transformers", "uvicorn", "vllm",
 )  # fmt: skip
 

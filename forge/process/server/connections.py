@@ -6,11 +6,9 @@ Used by `serving.py`. Promises: a connection on which no whole head has arrived 
 is closed; beyond the server's maximum, the connection that has been idle for longest is closed, so
 that a client with a request is served however many idle ones there are; bytes that are no HTTP get
 400 or end their connection, and cause no error; work for a request can be ended when its client
-hangs up (`unless_hung_up`); a head, or what else is no body, has at most `MAX_PENDING_BYTES` and
-one read; a client that sends requests without waiting for answers has at most `MAX_PIPELINED`
-waiting. uvicorn's connection with httptools, a parser in C, has neither of these two bounds; its
-connection with h11 has both, at the price of 0.13 ms of CPU time a request. A WebSocket counts, and
-is never idle: its handler bounds its silence. Not covered: a client that reads no answer.
+hangs up (`unless_hung_up`). uvicorn's parser h11 bounds the head (64 kB), and reads no further
+request before the one ahead is answered. A WebSocket counts, and is never idle: its handler bounds
+its silence. Not covered: a client that reads no answer.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forge.process.server.door import CONNECTION
 
@@ -29,18 +28,8 @@ if TYPE_CHECKING:
 HEAD_TIMEOUT_S = 20.0
 """Maximum time from the first byte of a request, or from connecting, to the end of its head."""
 
-MAX_PENDING_BYTES = 64 << 10
-"""Maximum number of bytes without a whole head, a part of a body or the end of a message."""
-MAX_PIPELINED = 16
-"""Maximum number of requests that have arrived before the one ahead of them is answered."""
 
-
-class PastBound(Exception):
-    """A client sends more than a connection may hold. httptools reports it as bytes that are no
-    HTTP."""
-
-
-class GuardedConnection(HttpToolsProtocol):
+class GuardedConnection(H11Protocol):
     """One connection of a client."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -53,7 +42,6 @@ class GuardedConnection(HttpToolsProtocol):
         self._hang_up: Callable[[], None] | None = None
         """Called when the client hangs up; HTTP/1.1 has one request at a time."""
         self._is_lost = False
-        self._num_pending = 0
         self.app_state: dict[str, Any] = {**self.app_state, CONNECTION: self}
 
     @property
@@ -71,40 +59,14 @@ class GuardedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """A client has sent bytes."""
         self.idle_since = self.loop.time()
-        self._num_pending += len(data)
         super().data_received(data)
-        if self._is_websocket:
-            return
-        if self._num_pending > MAX_PENDING_BYTES and not self.transport.is_closing():
-            self.send_400_response("The head of the request is too large.")
         self._watch_head()
 
-    def on_message_begin(self) -> None:
-        """A head begins. Raises PastBound."""
-        if len(self.pipeline) >= MAX_PIPELINED:
-            raise PastBound
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        """A head has ended."""
-        self._num_pending = 0
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """A part of a body has arrived."""
-        self._num_pending = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """A request has ended."""
-        self._num_pending = 0
-        super().on_message_complete()
-
-    def handle_websocket_upgrade(self) -> None:
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """A client asks for a WebSocket, which the server allows."""
         self._is_websocket = True
         self._stop_timer()
-        super().handle_websocket_upgrade()
+        super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
@@ -128,7 +90,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP; after the begin of another answer, only close."""
-        if self.is_idle or not (self.pipeline or self.cycle.response_started):
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         self.close()
         if not self.is_idle:
