@@ -43,6 +43,7 @@ ROOMS: dict[str, set[str]] = {
     "data.harvest.sources.compositions": {"data.harvest"},
     "data.inductor": {"data.inductor.kernel"},
     "data.inductor.kernel": {"data.inductor"},
+    "data.inductor.compiler": {"data.harvest", "data.inductor"},
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
     "data.build": {
         *("config.schema", "data", "data.inductor", "data.pairs", "data.prompts", "data.sources"),
@@ -75,7 +76,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.harvest": {
         "evalpool.judge.channel", "evalpool.judge.children", "evalpool.judge.numbers",
-        "evalpool.judge.reference", "data.harvest", "data.inductor",
+        "evalpool.judge.reference", "data.harvest", "data.inductor.compiler",
     },
     "evalpool.judge.reference": {
         "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.wide",
@@ -256,6 +257,7 @@ OF_OTHERS = ("forge/adapters/verifiers.py",)
 """Files whose classes are subclasses of a package that forge does not depend on."""
 HEAVY = ("torch", "triton", "transformers", "trl", "datasets", "peft", "vllm")
 CHILD_FOLDERS = (
+    "forge/data/inductor/compiler",
     "forge/commands/doctor/probes.py",
     "forge/evalpool/judge",
     "forge/serve/hf",
@@ -266,6 +268,7 @@ CHILD_FOLDERS = (
 DISTRIBUTIONS = {
     "llama_cpp": "llama_cpp_python",
     "pynvml": "nvidia_ml_py",
+    "sympy": "torch",
     "pydantic_core": "pydantic",
     "annotated_types": "pydantic",
     "markupsafe": "jinja2",

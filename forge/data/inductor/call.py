@@ -10,6 +10,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forge.data.inductor.expressions import Maxed, tidy
 from forge.data.inductor.launches import read_launch
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
 from forge.data.inductor.source import (
@@ -24,6 +25,7 @@ from forge.data.inductor.source import (
 from forge.data.inductor.steps import (
     Allocate,
     Compute,
+    Number,
     Root,
     Step,
     Value,
@@ -53,6 +55,8 @@ class CallReader:
     """Reads the body of `call`."""
 
     kernels: dict[str, GeneratedKernel]
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+    """Names for people of symbols of sizes."""
     names: dict[str, Value] = field(default_factory=dict[str, Value])
     steps: list[Step] = field(default_factory=list[Step])
     returned: list[Value] | None = None
@@ -100,14 +104,11 @@ class CallReader:
                 f"call takes {len(names)} values, gets {len(given)}",
             )
         for name, expr in zip(names, given, strict=True):
-            root = Root(expr=expr, is_input=True)
-            self._note_sizes(root, name, asserted)
             is_number = isinstance(expr, ast.Constant)
-            self.names[name] = expr if is_number else View(root=root)
+            self.names[name] = expr if is_number else View(root=Root(expr=expr, is_input=True))
 
-    def _note_sizes(self, root: Root, name: str, asserted: _Asserted) -> None:
-        if name in asserted:
-            size, stride = asserted[name]
+    def _note_sizes(self, root: Root, size: ast.expr, stride: ast.expr) -> None:
+        if root.size is None:
             root.size = tuple(self._number(one) for one in _elements(size))
             root.stride = tuple(self._number(one) for one in _elements(stride))
 
@@ -115,6 +116,20 @@ class CallReader:
         match value:
             case ast.Call(func=function, args=[_, *_]) if dotted(function) in EMPTY:
                 self._allocate(name, value)
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=owner), attr="size" | "stride" as kind),
+                args=[],
+            ) if isinstance(view := self.names.get(owner), View):
+                made = {"size": "shape", "stride": "stride()"}[kind]
+                self.names[name] = ast.parse(
+                    f"{ast.unparse(view.root.expr)}.{made}", mode="eval"
+                ).body
+            case ast.Subscript(value=ast.Name(id=owner)) if isinstance(
+                self.names.get(owner), ast.expr
+            ):
+                self._number_step(name, self._number(value))
+            case _ if name in self.labels:
+                self._number_step(name, self._number(value))
             case ast.Call() if dotted(value.func) in ("copy_if_misaligned", "reinterpret_tensor"):
                 self.names[name] = self.value(value)
             case ast.Call() if dotted(value.func).rpartition(".")[2] in IGNORED:
@@ -125,11 +140,21 @@ class CallReader:
                 pass
             case ast.Call() | ast.Subscript():
                 root = Root(expr=ast.Name(id=name, ctx=ast.Load()))
-                self._note_sizes(root, name, asserted)
+                if name in asserted:
+                    self._note_sizes(root, *asserted[name])
                 self._compute(value, root)
                 self.names[name] = View(root=root)
             case _:
                 self.names[name] = self.value(value)
+
+    def _number_step(self, name: str, value: ast.expr) -> None:
+        """A size that is read once, under its own name."""
+        if isinstance(value, ast.Name | ast.Constant):
+            self.names[name] = value
+            return
+        label = self.labels.get(name, name)
+        self.steps.append(Number(name=label, value=value))
+        self.names[name] = ast.Name(id=label, ctx=ast.Load())
 
     def _allocate(self, name: str, made: ast.Call) -> None:
         given = {one.arg: one.value for one in made.keywords}
@@ -145,6 +170,10 @@ class CallReader:
     def _do(self, made: ast.Call) -> None:
         """A call as a statement: a launch, an operation, or a guard."""
         name = dotted(made.func)
+        if name == "assert_size_stride" and len(made.args) >= 3:
+            if isinstance(view := self.names.get(dotted(made.args[0])), View):
+                self._note_sizes(view.root, *made.args[1:3])
+            return
         if name in IGNORED or name.endswith(".wait"):
             return
         if launch := read_launch(made, self.kernels, self.value):
@@ -233,7 +262,9 @@ class CallReader:
 
     def _number(self, node: ast.expr) -> ast.expr:
         """An expression of numbers, with the names of `call` replaced."""
-        return _Placed(self, None).visit(copied(node))
+        made = tidy(Maxed().visit(_Placed(self, None).visit(copied(node))))
+        assert isinstance(made, ast.expr)
+        return made
 
 
 _Asserted = dict[str, tuple[ast.expr, ast.expr]]
@@ -300,11 +331,13 @@ class Forward:
     """The device of an input."""
 
 
-def read_forward(answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel]) -> Forward:
+def read_forward(
+    answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel], labels: dict[str, str]
+) -> Forward:
     """The steps of the entry's forward, that of `call` in place. Raises NotRewritten."""
     forward = forward_of(answer.entry)
     assert forward is not None
-    reader = _Forward(CallReader(kernels))
+    reader = _Forward(CallReader(kernels, labels))
     for node in forward.body:
         reader.read(node, answer.call)
     if reader.result is None:

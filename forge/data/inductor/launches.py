@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import dotted, literal
+from forge.data.inductor.source import SCALAR, dotted, literal
 from forge.data.inductor.steps import Launch, Value
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ AXES = {
     "Grid3D": ("x", "y", "z"),
 }
 """Axes of the kinds of grid."""
+
+TEMPLATE_GRID = ("_grid_0", "_grid_1", "_grid_2")
+"""Last arguments of a template's launch."""
 
 MAX_Y = 65535
 """Most programs along y; the rest goes to z."""
@@ -56,12 +59,18 @@ def _launch(
 ) -> Launch:
     options.pop("stream", None)
     arguments = _arguments(kernel, [value(one) for one in args], options, value)
-    sizes = {name: _number(options[name]) for name in kernel.constexprs if name in options}
+    sizes: dict[str, int | ast.expr] = {
+        name: _number(options[name]) for name in kernel.constexprs if name in options
+    }
     num_warps = _number(options["num_warps"]) if "num_warps" in options else 4
-    if kernel.heuristic is not None and not sizes:
+    if kernel.heuristic is not None and kernel.heuristic.kind == "template":
+        num_warps = kernel.heuristic.num_warps
+    elif kernel.heuristic is not None and not sizes:
         chosen = choose_blocks(kernel.heuristic)
-        sizes, num_warps = _named(chosen.sizes, kernel), chosen.num_warps
+        sizes |= _named(chosen.sizes, kernel)
+        num_warps = chosen.num_warps
     sizes |= kernel.fixed
+    sizes |= _rows(kernel, arguments)
     if kernel.constexprs - sizes.keys():
         missing = ", ".join(sorted(kernel.constexprs - sizes.keys()))
         raise NotRewritten(
@@ -75,6 +84,21 @@ def _launch(
         num_warps=num_warps,
         num_stages=_number(options["num_stages"]) if "num_stages" in options else None,
     )
+
+
+def _rows(kernel: GeneratedKernel, arguments: dict[str, Value]) -> dict[str, ast.expr]:
+    """Blocks that hold a whole row, where the row's length is an expression."""
+    found: dict[str, ast.expr] = {}
+    for name in kernel.fixed:
+        length = arguments.get(f"{name.removesuffix('BLOCK').lower()}numel")
+        if (
+            name.startswith("R")
+            and isinstance(length, ast.expr)
+            and not isinstance(length, ast.Constant)
+        ):
+            function = ast.parse("triton.next_power_of_2", mode="eval").body
+            found[name] = ast.Call(func=function, args=[length], keywords=[])
+    return found
 
 
 def _number(node: ast.expr) -> int:
@@ -97,11 +121,15 @@ def _arguments(
     options: dict[str, ast.expr],
     value: Callable[[ast.expr], Value],
 ) -> dict[str, Value]:
-    names = kernel.arguments
+    scalars = [one for one in kernel.arguments if SCALAR.match(one)]
+    names = [one for one in kernel.arguments if one not in scalars]
+    if kernel.heuristic is not None and kernel.heuristic.kind == "template":
+        names = [*names, *TEMPLATE_GRID]
     if len(given) < len(names) and kernel.heuristic is not None:
         names = [name for name in names if name not in _constants(kernel, kernel.heuristic)]
     arguments = dict(zip(names, given, strict=False))
     arguments |= {name: value(options[name]) for name in kernel.arguments if name in options}
+    arguments |= {name: value(ast.Name(id=name, ctx=ast.Load())) for name in scalars}
     if len(given) > len(names) or set(names) - arguments.keys():
         detail = f"{kernel.name} takes {len(names)} arguments, gets {len(given)}"
         raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, detail)
@@ -128,6 +156,10 @@ def _numels(
         ):
             made = [value(one) for one in given]
             axes = dict(zip("xyz", reversed(made), strict=False))
+        case None if kernel.heuristic is not None and kernel.heuristic.kind == "template":
+            axes = {
+                axis: arguments.pop(one) for axis, one in zip("xyz", TEMPLATE_GRID, strict=True)
+            }
         case None if kernel.heuristic is not None and kernel.heuristic.grid in AXES:
             axes = {axis: arguments.get(f"{axis}numel") for axis in AXES[kernel.heuristic.grid]}
         case _:
@@ -140,8 +172,12 @@ def _numels(
     return found
 
 
-def _grid(numels: dict[str, ast.expr], sizes: dict[str, int]) -> list[ast.expr]:
+def _grid(numels: dict[str, ast.expr], sizes: dict[str, int | ast.expr]) -> list[ast.expr]:
     """Programs along each axis."""
+    if "XBLOCK" not in sizes and "BLOCK" in " ".join(sizes):
+        while len(numels) > 1 and ast.unparse([*numels.values()][-1]) == "1":
+            numels.popitem()
+        return [*numels.values()]
     programs = [_ceil(numels[axis], sizes.get(f"{axis.upper()}BLOCK", 1)) for axis in numels]
     match programs:
         case [x, ast.Call(args=[ast.Constant(value=int(n)), ast.Constant(value=int(block))])]:
@@ -156,9 +192,9 @@ def _grid(numels: dict[str, ast.expr], sizes: dict[str, int]) -> list[ast.expr]:
     return [x, ast.Constant(-(-num_y // num_z)), ast.Constant(num_z)]
 
 
-def _ceil(numel: ast.expr, block: int) -> ast.expr:
+def _ceil(numel: ast.expr, block: int | ast.expr) -> ast.expr:
     match numel:
-        case _ if block == 1:
+        case _ if block == 1 or not isinstance(block, int):
             return numel
         case ast.Constant(value=int(number)) if number <= block:
             return ast.Constant(min(number, 1))

@@ -15,6 +15,7 @@ from forge.data.inductor.steps import (
     Allocate,
     Compute,
     Launch,
+    Number,
     Step,
     Value,
     View,
@@ -39,7 +40,7 @@ def write_module(
     answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel], forward: Forward, *, name: str
 ) -> str:
     """The module's source; `name` is that of its class. Raises NotRewritten."""
-    names = _kernel_names(kernels)
+    names = kernel_names(kernels)
     made = [_kernel(one, names[key]) for key, one in kernels.items()]
     functions = _functions(answer, made)
     entry = _entry(answer, kernels, names, forward, name)
@@ -53,7 +54,7 @@ def write_module(
     return code
 
 
-def _kernel_names(kernels: dict[str, GeneratedKernel]) -> dict[str, str]:
+def kernel_names(kernels: dict[str, GeneratedKernel]) -> dict[str, str]:
     """Readable names: `softmax_kernel` for `triton_per_fused__softmax_0`."""
     taken: set[str] = set()
     names: dict[str, str] = {}
@@ -138,6 +139,8 @@ def _step(
     step: Step, kernels: dict[str, GeneratedKernel], names: dict[str, str], device: ast.expr
 ) -> ast.stmt:
     match step:
+        case Number():
+            return _assign(named(step.name), step.value)
         case Allocate():
             return _assign(step.root.expr, _allocation(step, device))
         case Compute():
@@ -176,7 +179,10 @@ def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
     return ast.Call(
         func=ast.Subscript(value=named(name), slice=grid, ctx=ast.Load()),
         args=given,
-        keywords=[ast.keyword(arg=k, value=ast.Constant(v)) for k, v in options.items()],
+        keywords=[
+            ast.keyword(arg=k, value=v if isinstance(v, ast.expr) else ast.Constant(v))
+            for k, v in options.items()
+        ],
     )
 
 

@@ -51,3 +51,7 @@ class Rewritten:
     """Source that needs torch and triton only, and defines `<entry_point>New`."""
     policy: Policy
     """`hybrid` if torch computes part of the answer: matrix products, convolutions."""
+    kernels: tuple[str, ...] = ()
+    """Names of the kernels."""
+    library: tuple[str, ...] = ()
+    """Functions of torch that compute part of the answer."""

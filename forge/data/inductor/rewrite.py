@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from typing import Any, TypeGuard
 
 from forge.data.inductor.call import Forward, read_forward
 from forge.data.inductor.kernel.body import (
@@ -13,43 +14,52 @@ from forge.data.inductor.kernel.body import (
     with_sizes_as_arguments,
     without,
 )
-from forge.data.inductor.module import write_module
+from forge.data.inductor.module import kernel_names, write_module
 from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
-from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel, read, walk
+from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel, dotted, read, walk
 from forge.data.inductor.steps import Compute, Launch, unread_stores
 
 MAX_ROUNDS = 20
 
 
-def rewrite(code: str, *, entry_point: str = "Model") -> Rewritten:
+def rewrite(
+    code: str, *, entry_point: str = "Model", labels: dict[str, str] | None = None
+) -> Rewritten:
     """The plain module of an answer that Inductor made. Deterministic.
 
     Args:
         code: The whole answer: kernels, `call`, and the class whose forward calls it.
         entry_point: Name of the reference; the module defines `<entry_point>New`.
+        labels: Names for people of the symbols of sizes.
 
     Raises:
         NotRewritten: nothing else, for any text.
     """
     try:
-        return _rewrite(code, f"{entry_point}New", entry_point)
+        return _rewrite(code, f"{entry_point}New", entry_point, labels or {})
     except RecursionError as err:
         raise NotRewritten(RewriteReason.NOT_PYTHON, "nested too deeply") from err
 
 
-def _rewrite(code: str, name: str, entry_point: str) -> Rewritten:
+def _rewrite(code: str, name: str, entry_point: str, labels: dict[str, str]) -> Rewritten:
     answer = read(code, entry_point)
     kernels = {one.name: plain(one) for one in _called(answer)}
-    forward = read_forward(answer, kernels)
+    forward = read_forward(answer, kernels, labels)
     kernels = {name: _sized(one, forward) for name, one in kernels.items()}
     forward, kernels = _read_only(forward, kernels)
     if not kernels:
         raise NotRewritten(RewriteReason.NO_KERNEL, "no launch reaches a returned value")
-    is_hybrid = any(isinstance(one, Compute) for one in forward.steps)
+    library = [dotted(one.call.func) for one in forward.steps if _is_operation(one)]
     return Rewritten(
         code=write_module(answer, kernels, forward, name=name),
-        policy="hybrid" if is_hybrid else "own",
+        policy="hybrid" if any(isinstance(one, Compute) for one in forward.steps) else "own",
+        kernels=tuple(kernel_names(kernels).values()),
+        library=tuple(dict.fromkeys(library)),
     )
+
+
+def _is_operation(step: object) -> TypeGuard[Any]:
+    return isinstance(step, Compute) and isinstance(step.call, ast.Call)
 
 
 def _called(answer: GeneratedAnswer) -> list[GeneratedKernel]:

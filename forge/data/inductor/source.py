@@ -7,6 +7,7 @@ function of the module, or a method of its `Runner`.
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 Tree = TypeVar("Tree", bound=ast.AST)
 
+SCALAR = re.compile(r"zf\d+$")
+"""Names of numbers of forward, which kernels mention and launches do not pass."""
 MAX_CHARS = 2_000_000
 """Longest answer that is read; the longest of KernelBook have 200,000."""
 
@@ -36,6 +39,8 @@ class Heuristic:
     """Kind of grid; empty if the launch has one."""
     num_loads: int
     num_reductions: int
+    num_warps: int
+    """Given for a template; 0 elsewhere."""
     constants: dict[str, Any]
     """Parameters that a launch may leave out."""
 
@@ -310,9 +315,12 @@ def _kernel(node: ast.FunctionDef, name: str) -> GeneratedKernel:
     if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or given.defaults:
         raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, f"parameters of {name}")
     constexprs = (one.arg for one in given.args if dotted(one.annotation) == "tl.constexpr")
+    scalars = sorted(
+        {one.id for one in walk(*node.body) if isinstance(one, ast.Name) and SCALAR.match(one.id)}
+    )
     return GeneratedKernel(
         name=name,
-        params=tuple(one.arg for one in given.args),
+        params=(*(one.arg for one in given.args), *scalars),
         constexprs=frozenset(constexprs),
         body=node.body,
         heuristic=_heuristic(node),
@@ -338,6 +346,7 @@ def _facts(kind: str, made: ast.Call) -> Heuristic:
         grid=str(literal(inductor.get("grid_type"), "")),
         num_loads=_number(inductor.get("num_load")),
         num_reductions=_number(inductor.get("num_reduction")),
+        num_warps=_number(given.get("num_warps")),
         constants={str(key): value for key, value in constants.items()}
         if isinstance(constants, dict)
         else {},

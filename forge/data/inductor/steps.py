@@ -8,6 +8,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from forge.data.inductor.expressions import Polynomial, polynomial, product
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
 from forge.data.inductor.source import copied, dotted, literal
 
@@ -81,8 +82,8 @@ class View:
 
 
 def same(left: Sequence[ast.expr], right: Sequence[ast.expr]) -> bool:
-    """True if two sizes are written in the same way."""
-    return [ast.dump(one) for one in left] == [ast.dump(one) for one in right]
+    """True if two sizes are equal, whatever the lengths are."""
+    return [polynomial(one) for one in left] == [polynomial(one) for one in right]
 
 
 def as_tuple(sizes: Sequence[ast.expr]) -> ast.Tuple:
@@ -90,59 +91,52 @@ def as_tuple(sizes: Sequence[ast.expr]) -> ast.Tuple:
     return ast.Tuple(elts=[copied(one) for one in sizes], ctx=ast.Load())
 
 
-def numbers(sizes: Sequence[ast.expr] | None) -> list[int] | None:
-    """Sizes as numbers; None if one of them is none."""
-    found: list[int] = []
-    for one in sizes or ():
-        match one:
-            case ast.Constant(value=int(value)):
-                found.append(value)
-            case _:
-                return None
-    return None if sizes is None else found
-
-
 def is_contiguous(size: Sequence[ast.expr] | None, stride: Sequence[ast.expr] | None) -> bool:
-    """True for sizes and strides that are numbers and leave no gap, in order."""
-    sizes, strides = numbers(size), numbers(stride)
-    if sizes is None or strides is None or len(sizes) != len(strides):
+    """True for sizes and strides that leave no gap, in order, whatever the lengths are."""
+    if size is None or stride is None or len(size) != len(stride):
         return False
-    expected = 1
-    for length, step in zip(reversed(sizes), reversed(strides), strict=True):
-        if length != 1 and step != expected:
+    expected = product([])
+    for length, step in zip(reversed(size), reversed(stride), strict=True):
+        if polynomial(length) != ONE and polynomial(step) != expected:
             return False
-        expected *= length
+        expected = product([length, _written(expected)])
     return True
 
 
-def num_elements(size: Sequence[ast.expr] | None) -> int | None:
-    """Product of sizes; None if one is no number."""
-    lengths = numbers(size)
-    if lengths is None:
-        return None
-    total = 1
-    for one in lengths:
-        total *= one
-    return total
+ONE = polynomial(ast.Constant(1))
+
+
+def _written(value: Polynomial) -> ast.expr:
+    """A polynomial as an expression."""
+    made: ast.expr = ast.Constant(value.get((), 0))
+    for factors, number in value.items():
+        if factors:
+            part: ast.expr = ast.Constant(number)
+            for one in factors:
+                inner = ast.parse(one, mode="eval").body
+                part = ast.BinOp(left=part, op=ast.Mult(), right=inner)
+            made = ast.BinOp(left=made, op=ast.Add(), right=part)
+    return made
 
 
 def _is_reshaped(size: Sizes, stride: Sizes, of_size: Sizes, of_stride: Sizes) -> bool:
     """True if one contiguous tensor has the elements of another."""
-    is_whole = num_elements(size) == num_elements(of_size)
+    is_whole = product(size) == product(of_size)
     return is_whole and is_contiguous(size, stride) and is_contiguous(of_size, of_stride)
 
 
 def _permutation(size: Sizes, stride: Sizes, of_size: Sizes, of_stride: Sizes) -> list[int] | None:
     """Axes of another tensor in the order of this one; None if they do not match one by one."""
-    if None in (numbers(size), numbers(stride), numbers(of_size), numbers(of_stride)):
-        return None
-    theirs = list(zip(numbers(of_size) or [], numbers(of_stride) or [], strict=False))
-    ours = list(zip(numbers(size) or [], numbers(stride) or [], strict=False))
-    if sorted(ours) != sorted(theirs) or len(ours) != len(of_size):
+    theirs = [(polynomial(n), polynomial(k)) for n, k in zip(of_size, of_stride, strict=False)]
+    ours = [(polynomial(n), polynomial(k)) for n, k in zip(size, stride, strict=False)]
+    if len(ours) != len(theirs) or len(size) != len(stride):
         return None
     order: list[int] = []
     for pair in ours:
-        order.append(next(a for a, one in enumerate(theirs) if one == pair and a not in order))
+        axis = next((a for a, one in enumerate(theirs) if one == pair and a not in order), None)
+        if axis is None:
+            return None
+        order.append(axis)
     return order
 
 
@@ -168,6 +162,14 @@ class Allocate:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
+class Number:
+    """A size gets a name."""
+
+    name: str
+    value: ast.expr
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
 class Compute:
     """An operation of torch."""
 
@@ -186,7 +188,7 @@ class Launch:
     kernel: str
     arguments: dict[str, Value]
     """By parameter."""
-    sizes: dict[str, int]
+    sizes: dict[str, int | ast.expr]
     """By constexpr."""
     grid: list[ast.expr]
     num_warps: int
@@ -204,7 +206,7 @@ class Launch:
                 yield value.root
 
 
-Step = Allocate | Compute | Launch
+Step = Allocate | Compute | Launch | Number
 
 
 def unread_stores(
@@ -219,6 +221,8 @@ def unread_stores(
             case Allocate():
                 if step.root in live:
                     kept.append(step)
+            case Number():
+                kept.append(step)
             case Compute():
                 made = {*step.written, *([step.result] if step.result else [])}
                 if not made or any(one in live or one.is_input for one in made):
@@ -246,6 +250,8 @@ def _with_allocations(steps: list[Step], kept: list[Step]) -> list[Step]:
                 passed.update(one.root for one in step.tensors)
             case Allocate():
                 passed.add(step.root)
+            case Number():
+                pass
     chosen = set(kept)
     return [
         one for one in steps if one in chosen or (isinstance(one, Allocate) and one.root in passed)

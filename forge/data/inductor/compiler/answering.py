@@ -1,0 +1,63 @@
+"""Answers a problem by the compiler, in a child process that imported this file before its fork.
+
+    text ─trace─▶ Inductor's code ─rewrite─▶ plain Triton
+
+Sizes are symbols first; where the model does not bear them, numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from forge.data.harvest.records import Answered, Unanswered
+from forge.data.inductor.compiler.graph import Untraceable, trace
+from forge.data.inductor.literals import size_literals
+from forge.data.inductor.outcome import NotRewritten, RewriteReason
+from forge.data.inductor.rewrite import rewrite
+
+if TYPE_CHECKING:
+    from forge.data.harvest.records import AnswerTask
+
+FINAL = (RewriteReason.RANDOM, RewriteReason.NO_KERNEL)
+"""Reasons that other sizes do not change."""
+
+
+ATTEMPTS = ({}, {"with_attributes": False}, {"symbolic": False})
+"""Options of traces, tried in turn."""
+
+
+def preload() -> None:
+    """Prepares torch for a fork for each problem: what answers need is imported with this file."""
+    torch.set_num_threads(1)
+
+
+def answer(task: AnswerTask) -> Answered | Unanswered:
+    """The answer of a problem, or why there is none."""
+    first: Unanswered | None = None
+    for options in ATTEMPTS:
+        try:
+            return _answer(task.text, **options)
+        except Untraceable as err:
+            found = Unanswered(reason=err.reason, detail=err.detail)
+        except NotRewritten as err:
+            found = Unanswered(reason=str(err.reason).replace("_", " "), detail=err.detail)
+            if err.reason in FINAL:
+                return found
+        first = first or found
+    assert first is not None
+    return first
+
+
+def _answer(text: str, **options: bool) -> Answered:
+    traced = trace(text, **options)
+    made = rewrite(traced.code, labels=traced.names)
+    return Answered(
+        code=made.code,
+        policy=made.policy,
+        kernels=made.kernels,
+        products=sum("mm" in one or "convolution" in one for one in made.kernels),
+        library=made.library,
+        literals=tuple(size_literals(made.code, traced.sizes)),
+    )

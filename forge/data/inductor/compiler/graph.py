@@ -1,0 +1,330 @@
+"""Traces a problem with symbolic sizes and gives the code that Inductor would compile for a card.
+
+Each axis of each input and parameter has a symbol; what the model does with them merges some, and
+fixes others. The answer is the code that Inductor generates for sm_90, followed by the problem's
+class, whose forward calls it: the shape that `forge.data.inductor.rewrite` reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import types
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+from unittest import mock
+
+import torch
+import torch._inductor.graph
+from torch._inductor import compile_fx, config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from forge.data.inductor.compiler.card import pretend
+from forge.data.inductor.compiler.plain import attributes, plain_operations
+from forge.data.inductor.compiler.reductions import reductions
+from forge.data.inductor.compiler.sizes import Sizes, substitution
+from forge.data.inductor.compiler.templates import templates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+OPTIONS: dict[str, Any] = {
+    "force_disable_caches": True,
+    "keep_output_stride": False,
+    "prologue_fusion": False,
+    "pattern_matcher": False,
+    "triton.max_tiles": 1,
+    "alignment_asserts": False,
+    "assert_indirect_indexing": False,
+    "inplace_buffers": False,
+    "allow_buffer_reuse": False,
+    "split_reductions": False,
+    "layout_optimization": False,
+    "fallback_random": True,
+    "triton.cooperative_reductions": False,
+    "triton.mix_order_reduction": False,
+    "shape_padding": False,
+    "compile_threads": 1,
+}
+"""Inductor's settings for code that is short to read."""
+
+
+class _Generated(BaseException):
+    """Ends a compilation when its code is there. No Exception, which Inductor would wrap."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+
+
+class Untraceable(Exception):
+    """A problem of which Inductor makes no code."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        """Few distinct words."""
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A tensor that the model holds: a parameter, a buffer, or a plain attribute."""
+
+    path: str
+    owner: torch.nn.Module
+    name: str
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """An answer as Inductor writes it."""
+
+    code: str
+    names: dict[str, str]
+    """Names for people of the symbols of sizes."""
+    sizes: frozenset[int]
+    """Lengths of all axes of inputs and parameters."""
+
+
+def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) -> Traced:
+    """The answer of a problem as Inductor writes it. Raises Untraceable.
+
+    Args:
+        problem: Source with `Model`, `get_inputs` and `get_init_inputs`.
+        symbolic: False for sizes as numbers.
+        with_attributes: Whether numbers that modules keep become symbols, too.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        with _reason("the problem does not run"):
+            model, inputs = _subject(problem)
+        _forget_statistics(model)
+        plain_operations(stack)
+        pretend(stack)
+        env = ShapeEnv(duck_shape=False)
+        fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+        held = list(_held(model))
+        leaves, spec = pytree.tree_flatten(list(inputs))
+        taken = {one.id for one in ast.walk(ast.parse(problem)) if isinstance(one, ast.Name)}
+        taken |= {one.arg for one in ast.walk(ast.parse(problem)) if isinstance(one, ast.arg)}
+        sizes = Sizes(env, fake, symbolic, taken)
+        labels = [_label(path) for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
+        cards = [sizes.on_card(one, f"x{k}") for k, one in enumerate(leaves)]
+        cards = [
+            *(sizes.on_card(one.value, f"self.{one.path}", _axes(one)) for one in held),
+            *cards,
+        ]
+        made = _Traced(model, held, spec, with_attributes=symbolic and with_attributes)
+        is_tensor = [isinstance(one, torch.Tensor | torch.SymInt | torch.SymFloat) for one in cards]
+        tensors = [one for one, kept in zip(cards, is_tensor, strict=True) if kept]
+        with fake, torch.set_grad_enabled(False):
+
+            def flat(*values: torch.Tensor) -> list[Any]:
+                rest = iter(values)
+                return made.run(
+                    [
+                        next(rest) if kept else one
+                        for one, kept in zip(cards, is_tensor, strict=True)
+                    ]
+                )
+
+            mode = "symbolic" if symbolic else "real"
+            with _reason("not traced"):
+                graph = make_fx(flat, tracing_mode=mode, _allow_non_fake_inputs=True)(*tensors)
+            for node in graph.graph.nodes:
+                value = node.meta.get("val")
+                if isinstance(value, torch.Tensor):
+                    sizes.shapes.append(tuple(value.shape))
+            templates(stack)
+            reductions(stack)
+            substitution(stack, sizes)
+            with _reason("not compiled"):
+                code = _code(graph, tensors)
+    every = [*(_attribute(one.path) for one in held), *labels]
+    passed = [one for one, kept in zip(every, is_tensor, strict=True) if kept]
+    entry = _entry(problem, passed, made.result, len(inputs))
+    code = _with_formulas(code, sizes.formulas)
+    return Traced(
+        code=f"{code.strip()}\n\n\n{entry}\n",
+        names=sizes.names,
+        sizes=frozenset(
+            n
+            for one in [*(h.value for h in held), *leaves]
+            if isinstance(one, torch.Tensor)
+            for n in one.shape
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _reason(words: str) -> Iterator[None]:
+    """Raises Untraceable for whatever a problem or torch raises."""
+    try:
+        yield
+    except Untraceable:
+        raise
+    except Exception as err:
+        lines = str(err).strip().splitlines() or [""]
+        raise Untraceable(words, f"{type(err).__name__}: {lines[0]}"[:300]) from err
+
+
+def _axes(held: Held) -> tuple[str, ...] | None:
+    """Names of a parameter's axes."""
+    rank, kind = held.value.dim(), type(held.owner).__name__
+    taps = ("kernel_depth", "kernel_height", "kernel_width")[-(rank - 2) :] if rank > 2 else ()
+    if held.name == "weight" and kind.startswith("ConvTranspose"):
+        return ("in_channels", "out_channels", *taps)
+    if held.name == "weight" and kind.startswith("Conv"):
+        return ("out_channels", "in_channels", *taps)
+    if rank == 2 and held.name.startswith("weight"):
+        return ("out_features", "in_features")
+    if rank == 1:
+        return ("features",)
+    return None
+
+
+def _subject(problem: str) -> tuple[Any, Sequence[Any]]:
+    """Model and inputs; fake ones, which take no memory, unless the problem looks into them."""
+    module = types.ModuleType("problem")
+    exec(problem, module.__dict__)
+    torch.manual_seed(0)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return module.Model(*module.get_init_inputs()), module.get_inputs()
+    except Exception:
+        return module.Model(*module.get_init_inputs()), module.get_inputs()
+
+
+def _forget_statistics(model: torch.nn.Module) -> None:
+    """Norms in training keep no running statistics: no output depends on them."""
+    for one in model.modules():
+        if isinstance(one, torch.nn.modules.batchnorm._NormBase) and one.training:
+            one.running_mean = one.running_var = one.num_batches_tracked = None
+
+
+def _held(model: torch.nn.Module) -> Iterator[Held]:
+    seen = set[int]()
+    for path, owner in model.named_modules():
+        own = {**owner._parameters, **owner._buffers, **owner.__dict__}
+        for name, value in own.items():
+            if isinstance(value, torch.Tensor) and id(value) not in seen:
+                seen.add(id(value))
+                yield Held(
+                    path=f"{path}.{name}" if path else name, owner=owner, name=name, value=value
+                )
+
+
+@dataclass(slots=True)
+class _Traced:
+    """A run of a model with other tensors in place of those it holds."""
+
+    model: torch.nn.Module
+    held: list[Held]
+    spec: Any
+    with_attributes: bool
+    result: ast.expr | None = None
+    """The value that forward returns, with `output[k]` for its tensors."""
+
+    def run(self, values: list[Any]) -> list[Any]:
+        num_held = len(self.held)
+        new = {id(one.value): value for one, value in zip(self.held, values, strict=False)}
+        args = pytree.tree_unflatten(values[num_held:], self.spec)
+        with contextlib.ExitStack() as stack:
+            numbers = attributes(self.model, new) if self.with_attributes else []
+            for place, name, symbol in numbers:
+                stack.enter_context(mock.patch.dict(place, {name: symbol}))
+            for owner in self.model.modules():
+                for place in (owner._parameters, owner._buffers, owner.__dict__):
+                    found = {k: new[id(v)] for k, v in place.items() if id(v) in new}
+                    if found:
+                        stack.enter_context(mock.patch.dict(place, found))
+            result = self.model(*args)
+        leaves: list[Any] = []
+        self.result = _written(result, leaves)
+        return leaves
+
+
+def _written(value: Any, leaves: list[Any]) -> ast.expr:
+    """The expression of a returned value; its tensors are put into `leaves`."""
+    match value:
+        case torch.Tensor():
+            leaves.append(value)
+            return ast.parse(f"output[{len(leaves) - 1}]", mode="eval").body
+        case tuple() if type(value) is tuple:
+            return ast.Tuple(elts=[_written(one, leaves) for one in value], ctx=ast.Load())
+        case list():
+            return ast.List(elts=[_written(one, leaves) for one in value], ctx=ast.Load())
+        case None | bool() | int() | float() | str():
+            return ast.Constant(value)
+        case _:
+            raise TypeError(f"forward returns a {type(value).__name__}")
+
+
+def _code(graph: Any, given: list[Any]) -> str:
+    """The text that Inductor would compile for a graph."""
+
+    def stop(lowering: Any) -> NoReturn:
+        made, *_ = lowering.codegen()
+        raise _Generated(getattr(made, "value", made))
+
+    owner = torch._inductor.graph.GraphLowering
+    with mock.patch.object(owner, "_compile_to_module", stop), config.patch(OPTIONS):
+        try:
+            compile_fx.compile_fx(graph, given)
+        except _Generated as done:
+            return done.code
+    raise Untraceable("no operation", "the graph has none")
+
+
+def _with_formulas(code: str, formulas: dict[str, str]) -> str:
+    """The code with the sizes that follow from others after those of the inputs."""
+    begin = code.index("        with torch.cuda._DeviceGuard")
+    lines = [f"        {name} = {text}\n" for name, text in formulas.items()]
+    return code[:begin] + "".join(lines) + code[begin:]
+
+
+def _entry(problem: str, passed: list[str], result: ast.expr | None, num_inputs: int) -> str:
+    """The problem's definitions, with the class renamed to ModelNew and its forward replaced."""
+    tree = ast.parse(problem)
+    skipped = {"get_inputs", "get_init_inputs", "get_input_sets"}
+    kept = [one for one in tree.body if getattr(one, "name", "") not in skipped]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "Model":
+            node.id = "ModelNew"
+        if isinstance(node, ast.ClassDef) and node.name == "Model":
+            node.name = "ModelNew"
+            node.body = [_forward(one, passed, result, num_inputs) for one in node.body]
+    return ast.unparse(ast.Module(body=kept, type_ignores=[]))
+
+
+def _forward(node: ast.stmt, passed: list[str], result: Any, num_inputs: int) -> ast.stmt:
+    if not isinstance(node, ast.FunctionDef) or node.name != "forward":
+        return node
+    names = [one.arg for one in node.args.args][1:]
+    if node.args.vararg:
+        names += [f"{node.args.vararg.arg}[{k}]" for k in range(num_inputs - len(names))]
+    given = [one.format(*names) if one.startswith("{") else one for one in passed]
+    made = copy.copy(node)
+    text = f"output = call([{', '.join(given)}])\nreturn {ast.unparse(result)}"
+    made.body = ast.parse(text).body
+    return made
+
+
+def _attribute(path: str) -> str:
+    """`self.layers[0].weight` for `layers.0.weight`."""
+    parts = path.split(".")
+    return "self" + "".join(f"[{one}]" if one.isdecimal() else f".{one}" for one in parts)
+
+
+def _label(path: Any) -> str:
+    """`{0}[1]` for the second element of the first input."""
+    first, *rest = path
+    keys = [getattr(one, "idx", getattr(one, "key", None)) for one in rest]
+    return f"{{{first.idx}}}" + "".join(f"[{key!r}]" for key in keys)

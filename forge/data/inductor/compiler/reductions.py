@@ -1,0 +1,47 @@
+"""Reductions whose row fits into one block, decided by the traced sizes: one pass, no loop."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+from unittest import mock
+
+from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.triton import TritonKernel
+from torch._inductor.runtime.hints import ReductionHint
+from torch._inductor.virtualized import V
+
+MOST = {ReductionHint.INNER: 4096, ReductionHint.DEFAULT: 1024}
+"""Longest row that one block holds; elsewhere neighbours along the row lie far apart."""
+OTHERWISE = 64
+
+
+def reductions(stack: contextlib.ExitStack) -> None:
+    """Chooses how rows are reduced until the stack is left."""
+    choose = staticmethod(_is_persistent)
+    for owner, name, value in (
+        (InductorChoices, "should_use_persistent_reduction", choose),
+        (TritonKernel, "_get_persistent_RBLOCK", staticmethod(_block)),
+        (TritonKernel, "want_no_x_dim", _has_one_row),
+    ):
+        stack.enter_context(mock.patch.object(owner, name, value))
+
+
+def _length(size: Any) -> int:
+    return int(V.graph.sizevars.optimization_hint(size, fallback=1 << 20))
+
+
+def _is_persistent(features: Any, _: bool) -> bool:
+    most = MOST.get(features.get_reduction_hint(), OTHERWISE)
+    return _length(features.reduction_numel) <= most
+
+
+def _block(size: Any) -> int:
+    return 1 << max(_length(size) - 1, 0).bit_length()
+
+
+def _has_one_row(self: Any) -> bool:
+    """True for a kernel whose program reduces one row."""
+    is_plain = self.persistent_reduction and len(self.numels) == self.num_reduction_dims + 1
+    hint = self.features.get_reduction_hint()
+    return is_plain and hint == ReductionHint.INNER

@@ -1,0 +1,218 @@
+"""Symbols for sizes: one for each axis of each input and parameter, and one for each size that
+follows from these by a division, so that a kernel computes with `out_height` and no formula.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._inductor.codegen import common
+from torch._inductor.dependencies import MemoryDep
+from torch._inductor.scheduler import Scheduler
+from torch._inductor.virtualized import V
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, ModularIndexing
+from torch.utils._sympy.printers import PythonPrinter
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+FIRST = 9000
+"""Number of the first symbol for a size that follows from others."""
+SIDES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+AXES = {
+    1: ("length",),
+    2: ("rows", "columns"),
+    3: ("batch", "length", "features"),
+    4: ("batch", "channels", "height", "width"),
+    5: ("batch", "channels", "depth", "height", "width"),
+}
+"""Names of axes of an input, by rank."""
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Makes CUDA tensors whose sizes are symbols, and names all symbols."""
+
+    env: ShapeEnv
+    fake: FakeTensorMode
+    is_symbolic: bool
+    taken: set[str]
+    """Names that sizes may not have."""
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    """By symbol."""
+    formulas: dict[str, str] = field(default_factory=dict[str, str])
+    """Sizes that follow from others, by symbol, in their order."""
+    derived: dict[Any, tuple[Any, Any]] = field(default_factory=dict[Any, tuple[Any, Any]])
+    """By division: the symbol, and what it is more than the division."""
+    others: set[Any] = field(default_factory=set[Any])
+    """Divisions that are no size of a tensor."""
+    shapes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    """Shapes of all results of the graph."""
+
+    def on_card(self, value: Any, label: str, axes: tuple[str, ...] | None = None) -> Any:
+        """A fake CUDA tensor in place of a tensor, a symbol in place of a number."""
+        if type(value) in (int, float) and self.is_symbolic:
+            return self._number(value, label)
+        if not isinstance(value, torch.Tensor):
+            return value
+        names = axes or AXES.get(value.dim(), tuple(f"size{k}" for k in range(value.dim())))
+        is_taps = label.startswith("self.") and value.dim() > 2
+        sizes: list[Any] = []
+        for axis, n in enumerate(value.shape):
+            is_number = n < 2 or not self.is_symbolic or (is_taps and axis > 1 and n <= 16)
+            sizes.append(int(n) if is_number else self._symbol(int(n), label, axis, names[axis]))
+        strides: list[Any] = [0] * len(sizes)
+        step: Any = 1
+        order = range(len(sizes))
+        for axis in sorted(
+            order, key=lambda axis: (value.stride(axis), value.size(axis) != 1, -axis)
+        ):
+            strides[axis] = 0 if value.stride(axis) == 0 and value.size(axis) > 1 else step
+            step = step * sizes[axis]
+        with self.fake:
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device="cuda")
+
+    def _symbol(self, length: int, label: str, axis: int, name: str) -> Any:
+        source = ConstantSource(f"{label}_{axis}".replace(".", "_"))
+        symbol = self.env.create_symbol(
+            length, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
+        )
+        self.names[str(symbol)] = self._free(name, label)
+        return self.env.create_symintnode(symbol, hint=length, source=source)
+
+    def _number(self, value: float, label: str) -> Any:
+        source = ConstantSource(label)
+        symbol = self.env.create_unspecified_symbol(
+            value, source=source, dynamic_dim=DimDynamic.DYNAMIC
+        )
+        make = self.env.create_symfloatnode if type(value) is float else self.env.create_symintnode
+        return make(symbol, hint=value, source=source)
+
+    def _free(self, name: str, label: str = "") -> str:
+        """A name that nothing else has."""
+        part = label.rpartition(".")[2]
+        options = [name, f"{part}_{name}", *(f"{name}_{k}" for k in range(2, 99))]
+        chosen = next(one for one in options if one.isidentifier() and one not in self.taken)
+        self.taken.add(chosen)
+        return chosen
+
+    def substituted(self, expr: Any) -> Any:
+        """The expression with symbols in place of divisions of sizes."""
+        if not isinstance(expr, sympy.Expr) or not expr.has(
+            FloorDiv, CleanDiv, ModularIndexing, Max
+        ):
+            return expr
+        expr = expr.replace(
+            lambda e: isinstance(e, Max) and 1 in e.args,
+            lambda e: Max(*(a for a in e.args if a != 1)),
+        )
+        while found := [
+            one
+            for one in expr.atoms(FloorDiv, CleanDiv)
+            if _is_size(one) and one not in self.others
+        ]:
+            one = min(found, key=sympy.count_ops)
+            made = self._derived(one)
+            if made is None:
+                self.others.add(one)
+            else:
+                expr = expr.xreplace({one: made})
+        expr = expr.replace(
+            lambda e: isinstance(e, FloorDiv),
+            lambda e: FloorDiv(sympy.expand(e.args[0]), e.args[1]),
+        )
+        return sympy.expand(expr) if expr.is_Add or expr.is_Mul else expr
+
+    def _derived(self, division: Any) -> Any:
+        base, by = division.args
+        rest = 0
+        if by.is_Integer:
+            constant = sum((t for t in sympy.Add.make_args(base) if t.is_Integer), sympy.Integer(0))
+            rest = (constant - constant % by) // by
+            division = FloorDiv(base - constant + constant % by, by)
+        if division.is_Symbol or division.is_Integer:
+            return division + rest
+        if division not in self.derived:
+            new = self._new(division)
+            if new is None:
+                return None
+            self.derived[division] = new
+        symbol, more = self.derived[division]
+        return symbol - more + rest
+
+    def _new(self, division: Any) -> tuple[Any, Any] | None:
+        """A symbol for the size that a division gives but for a constant; None if none does."""
+        more, name = sympy.Integer(0), ""
+        for shape in self.shapes:
+            for axis, one in enumerate(shape):
+                difference = sympy.expand(_plain(one) - _plain(division))
+                if difference.is_Integer and not name:
+                    more = difference
+                    sides = SIDES.get(len(shape) - 2, ())
+                    name = sides[axis - 2] if axis >= 2 and sides else f"size{axis}"
+        if not name:
+            return None
+        value = division + more
+        symbol = sympy.Symbol(f"s{FIRST + len(self.derived)}", integer=True, positive=True)
+        hint = int(V.graph.sizevars.optimization_hint(value, fallback=64))
+        self.env.backed_var_to_val[symbol] = sympy.Integer(hint)
+        self.names[str(symbol)] = self._free(f"out_{name}")
+        self.formulas[str(symbol)] = str(value)
+        return symbol, more
+
+
+def _is_size(expr: Any) -> bool:
+    return all(one.name.startswith("s") and one.name[1:].isdecimal() for one in expr.free_symbols)
+
+
+def _plain(expr: Any) -> Any:
+    """A size with divisions in their normal form."""
+
+    def normal(division: Any) -> Any:
+        base, by = division.args
+        if not by.is_Integer:
+            return division
+        constant = sum((t for t in sympy.Add.make_args(base) if t.is_Integer), sympy.Integer(0))
+        rest = (constant - constant % by) // by
+        return FloorDiv(base - constant + constant % by, by) + rest
+
+    expr = getattr(getattr(expr, "node", None), "expr", expr)
+    return sympy.sympify(expr).replace(lambda e: isinstance(e, FloorDiv), normal)
+
+
+def _expanded(dep: Any) -> Any:
+    if not isinstance(dep, MemoryDep):
+        return dep
+    size = tuple(sympy.expand(one) for one in dep.size)
+    return dataclasses.replace(dep, index=sympy.expand(dep.index), size=size)
+
+
+def substitution(stack: contextlib.ExitStack, sizes: Sizes) -> None:
+    """Puts symbols for divisions into kernels and their launches until the stack is left."""
+    rename, printed = common.Kernel.rename_indexing, PythonPrinter.doprint
+
+    def rename_indexing(self: Any, index: Any) -> Any:
+        if isinstance(index, list | tuple):
+            return [rename_indexing(self, one) for one in index]
+        return rename(self, sizes.substituted(V.graph.sizevars.simplify(index)))
+
+    def doprint(self: Any, expr: Any, **options: Any) -> str:
+        return printed(self, sizes.substituted(expr), **options)
+
+    fits = Scheduler.fusable_read_and_write
+
+    def fusable(self: Any, read: Any, write: Any, **options: Any) -> bool:
+        """As Inductor decides, with sums of products written in one way."""
+        return fits(self, _expanded(read), _expanded(write), **options)
+
+    stack.enter_context(mock.patch.object(Scheduler, "fusable_read_and_write", fusable))
+    stack.enter_context(mock.patch.object(common.Kernel, "rename_indexing", rename_indexing))
+    stack.enter_context(mock.patch.object(PythonPrinter, "doprint", doprint))

@@ -1,0 +1,313 @@
+"""Products and convolutions as Triton kernels with what follows them, in templates of our own.
+
+Inductor generates the kernel from a template's text and adds the operations that follow it. The
+templates are short: one loop over k, masks on all axes, no cases. A convolution is an implicit
+product: rows are output positions, columns output channels; k runs over input channels and taps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+from unittest import mock
+
+import sympy
+import torch
+from torch._inductor import ir, lowering
+from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
+from torch._inductor.virtualized import V
+
+aten = torch.ops.aten
+
+
+@SymbolicGridFn
+def _product_grid(*sizes: Any, cdiv: Any) -> tuple[Any, Any, Any]:
+    *batch, rows, columns, meta = sizes
+    return cdiv(columns, meta["BLOCK_N"]), cdiv(rows, meta["BLOCK_M"]), *(batch or [1])
+
+
+@SymbolicGridFn
+def _convolution_grid(batch: Any, channels: Any, *rest: Any, cdiv: Any) -> tuple[Any, Any, Any]:
+    *sides, meta = rest
+    positions = math.prod(sides, start=batch)
+    groups = meta["GROUPS"]
+    return cdiv(positions, meta["BLOCK_M"]), cdiv(cdiv(channels, groups), meta["BLOCK_N"]), groups
+
+
+@SymbolicGridFn
+def _depthwise_grid(batch: Any, channels: Any, *rest: Any, cdiv: Any) -> tuple[Any, Any, Any]:
+    *sides, meta = rest
+    return cdiv(math.prod(sides, start=batch * channels), meta["BLOCK"]), 1, 1
+
+
+_PRODUCT = """{{def_kernel("A", "B")}}
+    M = {{size("A", -2)}}
+    N = {{size("B", -1)}}
+    K = {{size("A", -1)}}
+{% if BATCHED %}
+    batch = tl.program_id(2)
+{% endif %}
+    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        at_a = rows[:, None] * {{stride("A", -2)}} + k[None, :] * {{stride("A", -1)}}
+        at_b = k[:, None] * {{stride("B", -2)}} + columns[None, :] * {{stride("B", -1)}}
+{% if BATCHED %}
+        at_a = batch * {{stride("A", 0)}} + at_a
+        at_b = batch * {{stride("B", 0)}} + at_b
+{% endif %}
+        is_a = (rows[:, None] < M) & (k[None, :] < K)
+        is_b = (k[:, None] < K) & (columns[None, :] < N)
+        a = tl.load(A + at_a, mask=is_a, other=0.0)
+        b = tl.load(B + at_b, mask=is_b, other=0.0)
+        acc += tl.dot(a, b, input_precision="ieee")
+    idx_m = rows[:, None]
+    idx_n = columns[None, :]
+    mask = (idx_m < M) & (idx_n < N)
+{% if BATCHED %}
+    idx_b = batch
+    {{store_output(("idx_b", "idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
+{% else %}
+    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
+{% endif %}
+"""
+
+
+def _convolution(rank: int, *, is_transposed: bool, is_depthwise: bool) -> str:
+    """The text of a template for a convolution over some axes."""
+    lines = (
+        _depthwise(rank, "dhw"[-rank:], is_transposed=is_transposed)
+        if is_depthwise
+        else (_grouped(rank, "dhw"[-rank:], is_transposed=is_transposed))
+    )
+    return "\n".join(['{{def_kernel("X", "W")}}', *(f"    {one}" for one in lines), ""])
+
+
+def _grouped(rank: int, names: str, *, is_transposed: bool) -> list[str]:
+    """Lines of an implicit product: k runs over input channels and taps."""
+    taps = " * ".join(f"KERNEL_{n.upper()}" for n in names)
+    ins, outs = (0, 1) if is_transposed else (1, 0)
+    shared = [" // GROUPS", ""]
+    reading, inside, address = _reading(names, "k", "[:, None]", "[None, :]", is_transposed)
+    channel = "{{'(group * in_channels + channel)' if GROUPS > 1 else 'channel'}}"
+    column = "{{'(group * out_channels + columns)' if GROUPS > 1 else 'columns'}}"
+    if is_transposed:
+        weight = (
+            f"({channel}[:, None] * out_channels + columns[None, :]) * ({taps})"
+            f" + (k % ({taps}))[:, None]"
+        )
+    else:
+        weight = f"{column}[None, :] * depth + k[:, None]"
+    at = " + ".join([
+        "n[:, None] * {{stride('X', 0)}}", channel + "[None, :] * {{stride('X', 1)}}", *address
+    ])  # fmt: skip
+    positions, rest = _positions(names, "rows")
+    where = " & ".join(["(n[:, None] < batch)", "(k[None, :] < depth)", *inside])
+    return [
+        *_sides(names),
+        'batch = {{size("X", 0)}}',
+        f'in_channels = {{{{size("W", {ins})}}}}{shared[ins]}',
+        f'out_channels = {{{{size("W", {outs})}}}}{shared[outs]}',
+        "rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)",
+        "columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)",
+        "{% if GROUPS > 1 %}",
+        "group = tl.program_id(2)",
+        "{% endif %}",
+        *positions,
+        f"n = {rest}",
+        f"depth = in_channels * {taps}",
+        "acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)",
+        "for start in range(0, depth, BLOCK_K):",
+        "    k = start + tl.arange(0, BLOCK_K)",
+        f"    channel = k // ({taps})",
+        *reading,
+        f"    x = tl.load(X + ({at}), mask={where}, other=0.0)",
+        "    is_weight = (k[:, None] < depth) & (columns[None, :] < out_channels)",
+        f"    w = tl.load(W + ({weight}), mask=is_weight, other=0.0)",
+        '    acc += tl.dot(x, w, input_precision="ieee")',
+        "mask = (n[:, None] < batch) & (columns[None, :] < out_channels)",
+        "idx_n = n[:, None]",
+        f"idx_c = {column}[None, :]",
+        *(f"idx_{n} = pos_{n}[:, None]" for n in names),
+        _store(names, '("BLOCK_M", "BLOCK_N")'),
+    ]
+
+
+def _depthwise(rank: int, names: str, *, is_transposed: bool) -> list[str]:
+    """Lines of a sum over taps, where each channel has a kernel of its own."""
+    taps = " * ".join(f"KERNEL_{n.upper()}" for n in names)
+    reading, inside, address = _reading(names, "tap", "", "", is_transposed)
+    at = " + ".join(["n * {{stride('X', 0)}}", "c * {{stride('X', 1)}}", *address])
+    lines, rest = _positions(names, "index")
+    return [
+        *_sides(names),
+        'batch = {{size("X", 0)}}',
+        'channels = {{size("X", 1)}}',
+        "index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+        *lines,
+        f"c = {rest} % channels",
+        f"n = {rest} // channels",
+        "acc = tl.zeros((BLOCK,), dtype=tl.float32)",
+        f"for tap in range({taps}):",
+        *reading,
+        f"    x = tl.load(X + ({at}), mask={' & '.join(['(n < batch)', *inside])}, other=0.0)",
+        f"    w = tl.load(W + (c * ({taps}) + tap))",
+        "    acc += x * w",
+        "mask = n < batch",
+        "idx_n = n",
+        "idx_c = c",
+        *(f"idx_{n} = pos_{n}" for n in names),
+        _store(names, '("BLOCK",)'),
+    ]
+
+
+def _sides(names: str) -> list[str]:
+    sides = [f'in_{n} = {{{{size("X", {axis})}}}}' for axis, n in enumerate(names, start=2)]
+    return sides + [
+        f"out_{n} = {{{{size(None, {axis})}}}}" for axis, n in enumerate(names, start=2)
+    ]
+
+
+def _positions(names: str, index: str) -> tuple[list[str], str]:
+    """Lines that split an index into positions in the output, the last axis first; the rest."""
+    lines: list[str] = []
+    for n in reversed(names):
+        lines.append(f"pos_{n} = {index} % out_{n}")
+        index = f"{index} // out_{n}"
+    return lines, index
+
+
+def _reading(
+    names: str, tap: str, column: str, row: str, is_transposed: bool
+) -> tuple[list[str], list[str], list[str]]:
+    """Lines that find the input of a tap, the conditions for it, and its address."""
+    lines: list[str] = []
+    inside: list[str] = []
+    address: list[str] = []
+    for n in reversed(names):
+        up = n.upper()
+        offset = f"({tap} % KERNEL_{up}){row} * DILATION_{up}"
+        tap = f"{tap} // KERNEL_{up}"
+        if is_transposed:
+            lines.append(f"    from_{n} = pos_{n}{column} + PADDING_{up} - {offset}")
+            lines.append(f"    at_{n} = from_{n} // STRIDE_{up}")
+            inside += [f"(from_{n} >= 0)", f"(from_{n} % STRIDE_{up} == 0)", f"(at_{n} < in_{n})"]
+        else:
+            lines.append(f"    at_{n} = pos_{n}{column} * STRIDE_{up} - PADDING_{up} + {offset}")
+            inside += [f"(at_{n} >= 0)", f"(at_{n} < in_{n})"]
+        address.append(f"at_{n} * {{{{stride('X', {2 + names.index(n)})}}}}")
+    return lines, inside, address[::-1]
+
+
+def _store(names: str, shape: str) -> str:
+    indices = ", ".join(f'"idx_{n}"' for n in ("n", "c", *names))
+    return f'{{{{store_output(({indices}), "acc", "mask", val_shape={shape})}}}}'
+
+
+PRODUCT = TritonTemplate(name="product", grid=_product_grid, source=_PRODUCT)
+CONVOLUTIONS = {
+    (rank, kind, is_depthwise): TritonTemplate(
+        name=f"convolution_{rank}d_{kind}{'_depthwise' * is_depthwise}",
+        grid=_depthwise_grid if is_depthwise else _convolution_grid,
+        source=_convolution(rank, is_transposed=kind == "transposed", is_depthwise=is_depthwise),
+    )
+    for rank in (1, 2, 3)
+    for kind in ("plain", "transposed")
+    for is_depthwise in (False, True)
+}
+"""By rank, kind, and whether each channel has a kernel of its own."""
+
+
+def _hint(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    return int(V.graph.sizevars.optimization_hint(size, fallback=64))
+
+
+def _block(size: Any, least: int, most: int) -> int:
+    """A power of two that is no larger than needed for a size."""
+    return max(least, min(most, 1 << max(_hint(size) - 1, 0).bit_length()))
+
+
+def _mm(a: Any, b: Any, **_: Any) -> Any:
+    a, b = (ir.ExternKernel.realize_input(one) for one in (a, b))
+    *batch, m, k = a.get_size()
+    n = b.get_size()[-1]
+    layout = ir.FixedLayout(a.get_device(), a.get_dtype(), [*batch, m, n])
+    made = PRODUCT.generate(
+        input_nodes=(a, b), layout=layout, num_stages=3, num_warps=4, BATCHED=bool(batch),
+        BLOCK_M=_block(m, 16, 64), BLOCK_N=_block(n, 16, 64), BLOCK_K=_block(k, 16, 32),
+    )  # fmt: skip
+    assert made is not None
+    return made.output_node()
+
+
+def _scaled(value: Any, factor: Any) -> Any:
+    return value if factor == 1 else lowering.lowerings[aten.mul.Tensor](value, factor)
+
+
+def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, **_: Any) -> Any:
+    made = _scaled(_mm(a, b), alpha)
+    return made if beta == 0 else lowering.lowerings[aten.add.Tensor](made, _scaled(bias, beta))
+
+
+def _conv(
+    x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
+) -> Any:  # fmt: skip
+    rank = len(weight.get_size()) - 2
+    if len(x.get_size()) == rank + 1:
+        given = lowering.lowerings[aten.unsqueeze.default](x, 0)
+        rest = (weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+        return lowering.lowerings[aten.squeeze.dim](_conv(given, *rest), 0)
+    x, weight = (
+        ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(one))
+        for one in (x, weight)
+    )
+    size = [_expression(one) for one in V.graph.current_node.meta["val"].shape]
+    if len(size) == rank + 1:
+        size = [sympy.Integer(1), *size]
+    known = V.graph.sizevars
+    is_depthwise = groups > 1 and all(
+        known.statically_known_equals(one, groups) for one in (x.get_size()[1], size[1])
+    )
+    options: dict[str, Any] = {"GROUPS": groups}
+    for axis, name in enumerate("DHW"[-rank:]):
+        options[f"KERNEL_{name}"] = known.guard_int(weight.get_size()[2 + axis])
+        for kind, values in (("STRIDE", stride), ("PADDING", padding), ("DILATION", dilation)):
+            options[f"{kind}_{name}"] = int(values[axis % len(values)])
+    if is_depthwise:
+        options["BLOCK"] = 256
+    else:
+        options |= {
+            "BLOCK_M": _block(math.prod([size[0], *size[2:]]), 16, 64),
+            "BLOCK_N": _block(_hint(size[1]) // groups, 16, 64),
+            "BLOCK_K": 32,
+        }  # fmt: skip
+    kind = "transposed" * transposed + "plain" * (not transposed)
+    made = CONVOLUTIONS[rank, kind, is_depthwise].generate(
+        input_nodes=(x, weight), layout=ir.FixedLayout(x.get_device(), x.get_dtype(), size),
+        num_stages=2, num_warps=4, **options,
+    )  # fmt: skip
+    assert made is not None
+    result = made.output_node()
+    if bias is None:
+        return result
+    bias = lowering.lowerings[aten.view.default](bias, [size[1], *[1] * rank])
+    return lowering.lowerings[aten.add.Tensor](result, bias)
+
+
+def _expression(size: Any) -> Any:
+    return sympy.sympify(getattr(getattr(size, "node", None), "expr", size))
+
+
+def templates(stack: contextlib.ExitStack) -> None:
+    """Lowers products and convolutions to the templates until the stack is left."""
+    made = {
+        aten.mm.default: _mm, aten.bmm.default: _mm, aten.addmm.default: _addmm,
+        aten.baddbmm.default: _addmm, aten.convolution.default: _conv,
+    }  # fmt: skip
+    stack.enter_context(mock.patch.dict(lowering.lowerings, made))

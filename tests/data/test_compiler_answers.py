@@ -1,0 +1,126 @@
+"""Problems are answered by the compiler: own kernels, sizes as expressions, right at two sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forge.data.harvest.records import Answered, AnswerTask, Unanswered
+from forge.data.inductor.literals import size_literals
+from tests.corpus.corpus import Pair
+from tests.corpus.running import run
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, {parameters}):
+        super().__init__()
+        {init}
+
+    def forward(self, {given}):
+        return {result}
+
+
+def get_inputs():
+    return [{inputs}]
+
+
+def get_init_inputs():
+    return [{arguments}]
+"""
+
+
+def problem(result: str, inputs: str, init: str = "pass", arguments: str = "") -> str:
+    names = [f"a{place}" for place in range(len(arguments.split(",")) if arguments else 0)]
+    given = ["x", "y", "z"][: inputs.count("torch.")]
+    return PROBLEM.format(
+        parameters=", ".join(names), init=init, given=", ".join(given), result=result,
+        inputs=inputs, arguments=arguments,
+    )  # fmt: skip
+
+
+CASES = {
+    "row norm": (
+        problem("torch.softmax(x / x.norm(dim=-1, keepdim=True), -1)", "torch.rand(4, 24)"),
+        ("torch.rand(4, 24)", "torch.rand(6, 37)"),
+    ),
+    "product with its epilogue": (
+        problem(
+            "torch.relu(self.fc(x)) * 0.5", "torch.rand(20, 24)",
+            "self.fc = nn.Linear(a0, a1)", "24, 40",
+        ),
+        ("torch.rand(20, 24)", "torch.rand(33, 24)"),
+    ),
+    "batched product": (
+        problem("x @ y.transpose(1, 2)", "torch.rand(2, 20, 24), torch.rand(2, 18, 24)"),
+        ("2, 20, 24", "2, 35, 24"),
+    ),
+    "convolution in groups": (
+        problem(
+            "self.conv(x).tanh()", "torch.rand(2, 24, 9, 11)",
+            "self.conv = nn.Conv2d(a0, 20, 3, stride=2, padding=1, groups=4)", "24",
+        ),
+        ("9, 11", "20, 17"),
+    ),
+    "transposed convolution": (
+        problem(
+            "self.conv(x)", "torch.rand(2, 20, 9, 7)",
+            "self.conv = nn.ConvTranspose2d(a0, 18, 3, 2, padding=1, output_padding=1)", "20",
+        ),
+        ("9, 7", "5, 19"),
+    ),
+    "norm over a batch": (
+        problem("self.norm(x)", "torch.rand(3, 20, 8, 8)", "self.norm = nn.BatchNorm2d(a0)", "20"),
+        ("3, 20, 8, 8", "4, 20, 9, 6"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of torch, in its own imports
+@pytest.mark.parametrize("name", CASES)
+def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
+    from forge.data.inductor.compiler.answering import answer, preload
+
+    text, (old, new) = CASES[name]
+    preload()
+    found = answer(AnswerTask(text=text, other="", policy="own"))
+    assert isinstance(found, Answered), found
+    assert (found.policy, found.library, found.literals) == ("own", (), ())
+    assert old in text
+    for place, asked in enumerate((text, text.replace(old, new))):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        done = run(Pair(name=name, subject="", problem=asked, candidate=found.code), folder)
+        assert (done.errors, done.faults, done.refusals) == ([], [], [])
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of torch, in its own imports
+def test_a_problem_without_an_answer_has_a_reason():
+    from forge.data.inductor.compiler.answering import answer
+
+    found = answer(AnswerTask(text=problem("x.tolist()", "torch.rand(3)"), other="", policy="own"))
+    assert isinstance(found, Unanswered)
+
+
+def test_a_size_as_a_number_is_found_and_a_block_is_none():
+    code = """
+@triton.jit
+def kernel(x_ptr, n, BLOCK: tl.constexpr):
+    tl.store(x_ptr + 96, tl.arange(0, BLOCK) + 64)
+
+
+class ModelNew:
+    def __init__(self):
+        self.size = 64
+
+    def forward(self, x):
+        kernel[(triton.cdiv(x.numel(), 64),)](x, 24, BLOCK=64)
+"""
+    found = size_literals(code, {64, 24, 8})
+    assert [one.partition(":")[0] for one in found] == ["64", "24"]
