@@ -87,8 +87,6 @@ class Reason(StrEnum):
     """Values outside the tolerance."""
     PRECISION = "precision"
     """The same function as the reference, but it loses more than its precision allows."""
-    RANGE = "range"
-    """Right on the problem's own inputs, wrong on inputs of another distribution."""
     SHAPE = "shape"
     """Number, shape or type of the outputs."""
     RACE = "race"

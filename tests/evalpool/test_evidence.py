@@ -142,9 +142,6 @@ class Sets:
     def are_inputs_kept(self, number: int) -> bool:
         return True
 
-    def variant(self, number: int) -> str:
-        return "given"
-
 
 def test_every_order_asks_each_set_and_one_twice() -> None:
     orders = set()

@@ -8,7 +8,8 @@ in its order:
     compiler   TTIR to binaries, checked and cached
     ttir       TTIR parsed, verified and evaluated
     execute    programs run: on a CPU by the evaluator, on a GPU by the driver
-    numbers    inputs that wrong kernels fail on, and tolerances
+    numbers    inputs of a problem, calls of its reference, tolerances
+    wide       sets with plants, programs in float64, the comparison and its words
     timing     times on a GPU, speed-ups, measured baselines
     trial      the judge's side: a candidate's steps to its verdict; `trial/gpu` on a GPU
 

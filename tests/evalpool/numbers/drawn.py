@@ -109,7 +109,7 @@ def draw(
     with torch.no_grad():
         counted = count_work(model, make_inputs())
         if not is_plain:
-            sign = 0 if counted is None else parameters.sign_of(counted.work)
+            sign = 0 if counted is None else parameters.sign_of(counted.names)
             parameters.move(model, sign=sign)
         found = make_wide_sets(
             module, model, num_sets=num_sets, terms=terms, counted=counted, source=""

@@ -1,13 +1,10 @@
-"""Counts the work of torch in a forward call, by operation: bytes that it moves plus FLOPs.
+"""Watches torch in a forward call: its operations, FLOPs, and constants that they compare with.
 
 Used by oracles on references, below autograd, where every way to call an operation looks the same.
-Views, allocations and fills cost nothing: they read no data. Nor does a
-copy onto itself. FLOPs are counted for matrix products, convolutions and attention, and for what
-could stand for them (Fourier transforms, solvers, distances, bags, whole layers); whatever else
-torch computes is bound by its bytes. A number read into Python costs what the call is worth.
-
-Beside the work it notes the constants that operations compare with, at which a reference may behave
-otherwise. Not covered: a reference that leaves the mode or computes elsewhere than in torch.
+Names of views, allocations and fills are left out: they read no data; so is a copy onto itself.
+FLOPs are those of matrix products, convolutions and attention, which TF32 may make inexact. At the
+constants a reference may behave otherwise. Not covered: a reference that leaves the mode or
+computes elsewhere than in torch.
 """
 
 from __future__ import annotations
@@ -31,14 +28,6 @@ FREE = {
 }
 PRODUCTS = ("mm", "mv", "dot", "linear", "matmul", "bilinear")
 """Ends of the names: `addmm`, `baddbmm`, `_scaled_mm`."""
-SOLVERS = ("linalg", "solve", "cholesky", "inverse", "geqrf", "ormqr", "cdist", "pdist", "_dist")
-NO_SOLVERS = ("norm", "cross", "diagonal", "check_errors")
-"""Ends of names that sound like one, and are bound by their bytes."""
-LAYERS = ("rnn", "lstm", "gru", "transformer", "multi_head")
-"""Parts of names of operations that multiply by many matrices at once, as fast paths do."""
-READ, READ_COST = "_local_scalar_dense", 64
-"""`x.item()`. By its four bytes, reading all of two small matrices, to multiply them in Python,
-would cost less than a tenth of their product."""
 THRESHOLDS = {
     *("clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "softplus", "softshrink"),
     *("hardshrink", "smooth_l1_loss", "huber_loss", "nan_to_num", "eq", "ne", "lt", "le", "gt"),
@@ -68,7 +57,7 @@ RECURRENT = ("rnn", "lstm", "gru")
 
 
 def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
-    """Work of torch in one call, by operation; None where it cannot be counted."""
+    """Operations of torch in one call; None where it cannot be watched."""
     model, inputs = copied(model), copy.deepcopy(inputs)
     try:
         own = [*model.parameters(), *model.buffers()]
@@ -83,7 +72,7 @@ def has_products(counted: OpCounter | None) -> bool:
     """True if a call has products that TF32 may make inexact."""
     if counted is None:
         return False
-    return counted.flops > 0 or any(part in name for name in counted.work for part in RECURRENT)
+    return counted.flops > 0 or any(part in name for name in counted.names for part in RECURRENT)
 
 
 def rounding_of(counted: OpCounter | None, precision: str) -> str:
@@ -94,7 +83,7 @@ def rounding_of(counted: OpCounter | None, precision: str) -> str:
 
 
 class OpCounter(TorchDispatchMode):
-    """Within: `work` grows by the cost of every operation."""
+    """Within, watches every operation."""
 
     supports_higher_order_operators = True
     """They are called and not counted; what they call is."""
@@ -112,9 +101,9 @@ class OpCounter(TorchDispatchMode):
         self._inputs = {one.untyped_storage().data_ptr() for one in inputs if one.numel()}
         self._alike = set(self._inputs)
         """Memory of inputs and of elementwise functions of them."""
-        self.work: dict[str, int] = {}
+        self.names: set[str] = set()
+        """Operations that read or write data."""
         self.flops = 0
-        """The part of the costs that TF32 may make inexact."""
         self.constants: set[float] = set()
         """Numbers that THRESHOLDS compare with."""
         self.units: set[float] = set()
@@ -164,11 +153,8 @@ class OpCounter(TorchDispatchMode):
                 made = list(_tensors((out,)))
                 self.is_truncating |= name in CASTS and _truncates(given, made)
                 self.halves |= _rounded_to(name, given, made)
-                flops = _flops(name, given, made)
-                num_bytes = sum(map(_num_bytes, [*given, *made]))
-                cost = num_bytes + flops + _other_cost(name, given, made)
-                self.work[name] = self.work.get(name, 0) + cost
-                self.flops += flops
+                self.names.add(name)
+                self.flops += _flops(name, given, made)
         return out
 
     def _looked_for(self, name: str, args: tuple[Any, ...], out: Any) -> set[float]:
@@ -259,34 +245,6 @@ def _flops(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> in
         query, key, value = given[:3]
         return 2 * query[..., 0].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
     return 0
-
-
-def _other_cost(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:
-    """Cost of operations that are not bound by their bytes and that TF32 does not affect."""
-    if name == READ:
-        return READ_COST
-    if not given or not made:
-        return 0
-    if "fft" in name:
-        num_points = max(one.numel() for one in (given[0], made[0]))
-        return 5 * num_points * math.ceil(math.log2(max(2, num_points)))
-    if name.startswith("_embedding_bag"):
-        return 2 * given[1].numel() * given[0].shape[-1]
-    if any(part in name for part in LAYERS) and given[0].ndim:
-        num_rows = given[0].numel() // max(1, given[0].shape[-1])
-        return 2 * num_rows * sum(one.numel() for one in given[1:] if one.ndim == 2)
-    is_solver = any(part in name for part in SOLVERS) and not name.endswith(NO_SOLVERS)
-    if is_solver and given[0].ndim:
-        return 2 * max(one.numel() for one in (*given, *made)) * given[0].shape[-1]
-    return 0
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    """Bytes to read: an expanded tensor is as large as its storage."""
-    num_bytes = tensor.numel() * tensor.element_size()
-    if tensor.layout is torch.strided and tensor.device.type != "meta":
-        return min(num_bytes, tensor.untyped_storage().nbytes())
-    return num_bytes
 
 
 def _is_same(target: torch.Tensor, source: torch.Tensor | None = None) -> bool:

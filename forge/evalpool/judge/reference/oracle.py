@@ -242,7 +242,7 @@ def _computed(
             "drawn": drawn,
             "rounding": terms.rounding,
             "flops": 0 if counted is None else counted.flops,
-            "names": [] if counted is None else sorted(counted.work),
+            "names": [] if counted is None else sorted(counted.names),
             "form": draw.sets[0].form,
             "kinds": sorted(draw.kinds),
             "narrow": draw.why,
@@ -319,7 +319,7 @@ def _moved_and_drawn(
     if not request["moved"]:
         return draw()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    sign = 0 if counted is None else parameters.sign_of(counted.work)
+    sign = 0 if counted is None else parameters.sign_of(counted.names)
     is_wide = request.get("wide") and isinstance(model, torch.nn.Module)
     for far, has_plants in itertools.product(
         parameters.Reach, (True, False) if is_wide else (False,)

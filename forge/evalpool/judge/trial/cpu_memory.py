@@ -187,10 +187,6 @@ class CpuMemory:
         with memoryview(self.memory) as whole:
             return self.reference.are_inputs_kept(whole, number, self.layout, but=self.returned)
 
-    def variant(self, number: int) -> str:
-        """`given`: a planted set looks like the problem's own, and is named by its plants."""
-        return "given"
-
     def _compared_places(self) -> set[int]:
         """Places of outputs, and of what the reference changes, in any set."""
         states = dict(self.reference.request["state"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.channel.shm import Data, TensorSpec
+    from forge.evalpool.judge.channel.shm import Data
+    from forge.evalpool.judge.wide.compare import Wanted
     from forge.evalpool.judge.wide.look import Indices, Operands, Part
 
 logger = logging.getLogger(__name__)
@@ -726,20 +727,6 @@ def explained(one: Look, *, name: str = "output") -> str:
         place = f"{name}{one.region.place}" if one.region.place else one.region.words
         found[0] = f"wrong only in {place}{remark}"
     return ": ".join(words for words in found if words)
-
-
-class Wanted(Protocol):
-    """An output of the reference, as both comparisons have it."""
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Its type and shape."""
-        ...
-
-    @property
-    def data(self) -> Data:
-        """Its bytes."""
-        ...
 
 
 def mismatch_words(

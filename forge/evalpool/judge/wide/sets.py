@@ -117,7 +117,7 @@ def make_wide_sets(
     """The sets of one draw, with one state of the model. Raises Unjudgeable.
 
     Args:
-        counted: work of one call (`count_work`), None if unknown.
+        counted: operations of one call (`count_work`), None if unknown.
         construct: makes another model.
         is_wide: False where results in float64 have no room.
         use: called with each set once its inputs and outputs are final.

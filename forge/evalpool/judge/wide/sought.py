@@ -83,13 +83,13 @@ class Looks:
             integers=tuple(sorted(one for one in counted.integers | near if abs(one) < 1 << 31)),
             special=tuple(counted.specials),
             ignored=ignored,
-            has_indices=any(part in name for name in counted.work for part in INDEXING)
+            has_indices=any(part in name for name in counted.names for part in INDEXING)
             or ".tolist(" in source,
-            may_be_undefined=counted.is_truncating or not (PUTS | ORDERS).isdisjoint(counted.work),
+            may_be_undefined=counted.is_truncating or not (PUTS | ORDERS).isdisjoint(counted.names),
             is_comparing=counted.is_comparing,
             has_bound=any(one >= MIN_BOUND for one in counted.constants)
-            and any(part in name for name in counted.work for part in REDUCING),
-            is_product=any("prod" in name for name in counted.work),
+            and any(part in name for name in counted.names for part in REDUCING),
+            is_product=any("prod" in name for name in counted.names),
             permutes=permutes,
         )
 

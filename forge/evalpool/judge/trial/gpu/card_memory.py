@@ -235,10 +235,6 @@ class CardMemory:
         """True if the call left alone what the reference leaves alone."""
         return self._is_kept
 
-    def variant(self, number: int) -> str:
-        """`given`: a planted set looks like the problem's own, and is named by its plants."""
-        return "given"
-
     def _mismatch_by(self, protocol: OtherProtocol, number: int) -> str | None:
         one = self.reference.sets[number]
         if len(one.outputs) != 1 or self.is_sequence:
