@@ -16,8 +16,7 @@ from forge.evalpool.judge.ttir.semantics import special
 from forge.evalpool.judge.ttir.semantics.approximate import FUNCTIONS as APPROXIMATE
 from forge.evalpool.judge.ttir.semantics.approximate import approximated
 from forge.evalpool.judge.ttir.semantics.casts import saturated
-from forge.evalpool.judge.ttir.semantics.exact import fma
-from forge.evalpool.judge.ttir.semantics.floats import FUNCTIONS, round_half_away
+from forge.evalpool.judge.ttir.semantics.floats import FUNCTIONS, fma, round_half_away
 from forge.evalpool.judge.ttir.semantics.formats import scalar_of, unsigned
 from forge.evalpool.judge.ttir.semantics.integers import (
     count_leading_zeros,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.semantics.exact import fma
 from forge.evalpool.judge.ttir.semantics.formats import (
     exact_operation,
     float_operation,
@@ -75,15 +74,17 @@ def clampf(
     return [np.fmin(np.fmax(value, low), high)]
 
 
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """`a * b + c` in float64. A float32 is rounded once then, but for one in 2^29."""
+    return a.astype(np.float64) * b + c
+
+
 def fma_operation(
     operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
 ) -> list[Array]:
-    """`a * b + c`, rounded once."""
-    kind = scalar_of(signature.results[0])
+    """`a * b + c`."""
     a, b, c = (widened(array) for array in operands)
-    if kind.name in ("f32", "f64"):
-        return [fma(a, b, c)]
-    return [to_float(a.astype(np.float64) * b + c, kind)]
+    return [to_float(fma(a, b, c), scalar_of(signature.results[0]))]
 
 
 def power_of_integer(
