@@ -12,8 +12,13 @@ import torch
 from forge.evalpool.judge.numbers.called import Unjudgeable, leaves
 from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs
 from forge.evalpool.judge.numbers.opcount import count_work
-from forge.evalpool.judge.numbers.undefined import UndefinedResult
-from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
+from forge.evalpool.judge.wide.reference import (
+    NOISE,
+    CannotWiden,
+    UndefinedResult,
+    WideReference,
+    kinds_of,
+)
 from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
 from forge.evalpool.judge.wide.sought import Looks
 from tests.evalpool.numbers import drawn

@@ -21,7 +21,7 @@ from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forge.evalpool.judge.numbers.input_set import InputSet
+    from forge.evalpool.judge.wide.sets import InputSet
 
 NUM_SETS = 5
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge.evalpool.judge.numbers.undefined import UndefinedResult
-from forge.evalpool.judge.wide.reference import WideReference
+from forge.evalpool.judge.wide.reference import UndefinedResult, WideReference
 from tests.evalpool.numbers.drawn import Function, draw
 
 KINDS = frozenset({"float32", "float64"})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.numbers.input_set import InputSet
+    from forge.evalpool.judge.wide.sets import InputSet
 
     Placed = tuple[torch.Tensor, int]
     """A tensor and its first byte in the memory."""

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
-    from forge.evalpool.judge.numbers.input_set import InputSet
-    from forge.evalpool.judge.wide.sets import Draws
+    from forge.evalpool.judge.wide.sets import Draws, InputSet
 
 LAST_STEPS = ("sets", "parameters")
 """The last step of a list of input sets, and of an examination."""
@@ -139,7 +138,7 @@ class Study:
         each = sum(one.nbytes for one in [*leaves(self.inputs), *self.outputs])
         num_bytes = self.request["num_sets"] * each + sum(one.nbytes for one in state)
         max_bytes = self.request["max_bytes"]
-        if max_bytes is not None and num_bytes > max_bytes:
+        if num_bytes > max_bytes:
             words = f"inputs and outputs take {num_bytes / 1e9:.3g} GB of {max_bytes / 1e9:.3g} GB"
             found.flags[Flag.OUT_OF_MEMORY] = words
         num_bad = sum(int((~torch.isfinite(widened(one))).sum()) for one in self.outputs)

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forge.evalpool.judge.numbers.file_inputs import Arguments
-    from forge.evalpool.judge.numbers.input_set import InputSet
     from forge.evalpool.judge.numbers.opcount import OpCounter
+    from forge.evalpool.judge.wide.sets import InputSet
 
 Tree = list[Any]
 IDLE_S = 1e9
@@ -163,13 +163,7 @@ def _draw(sock: socket.socket) -> int | None:
 def _compute(
     request: dict[str, Any], delivery: Delivery | None = None
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    terms = Terms(
-        precision=request["precision"],
-        device=request["device"],
-        is_tf32=request["tf32"] and request["device"] != "cpu" and request["precision"] == "fp32",
-        max_bytes=request["max_bytes"],
-        is_plain=request["plain"],
-    )
+    terms = terms_of(request)
     torch.backends.cuda.matmul.allow_tf32 = terms.is_tf32 and request["tf32_products"]
     torch.backends.cudnn.allow_tf32 = terms.is_tf32
     if terms.device != "cpu":
@@ -255,6 +249,17 @@ def _computed(
     module.__dict__.clear()  # typing remembers its classes, and they its constants
     layout, tensors = _describe(init, state=state | held, sets=draw.sets)
     return {**layout, **facts}, tensors
+
+
+def terms_of(request: dict[str, Any]) -> Terms:
+    """Terms of a request."""
+    return Terms(
+        precision=request["precision"],
+        device=request["device"],
+        is_tf32=request["tf32"] and request["device"] != "cpu" and request["precision"] == "fp32",
+        max_bytes=request["max_bytes"],
+        is_plain=request["plain"],
+    )
 
 
 def rounded_terms(terms: Terms, counted: OpCounter | None) -> Terms:

@@ -1,6 +1,6 @@
-"""One problem's reference in an examiner: loaded, placed on a device, run on copies of its inputs.
+"""One problem's reference: loaded, placed on a device, run on copies of its inputs.
 
-Used by `examine.py`. Does to it what an oracle does, and nothing else.
+Used by examiners and baselines. Does to it what an oracle does, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import torch
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import Unjudgeable, call, on_device
 from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, run_source
-from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs
+from forge.evalpool.judge.numbers.given import cast, draw_inputs
 from forge.evalpool.judge.numbers.held import held_tensors
 from forge.evalpool.judge.numbers.opcount import count_work
 from forge.evalpool.judge.reference.construct import construct
-from forge.evalpool.judge.reference.oracle import Describer, rounded_terms
+from forge.evalpool.judge.reference.oracle import Describer, rounded_terms, terms_of
 from forge.evalpool.judge.reference.stand_ins import replace_hub
 from forge.evalpool.judge.wide.sets import Draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from forge.evalpool.judge.numbers.given import Terms
+
 Outputs = list[torch.Tensor]
 FILE = "problem.py"
 """Name of the problem's source in tracebacks."""
-NO_LIMIT = 1 << 62
 
 
 class Subject:
@@ -54,15 +55,7 @@ class Subject:
         torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
         replace_hub(request["source"])
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
-        terms = Terms(
-            precision=request["precision"],
-            device=request["device"],
-            is_tf32=bool(request["tf32"])
-            and request["device"] != "cpu"
-            and request["precision"] == "fp32",
-            max_bytes=request["max_bytes"] or NO_LIMIT,
-            is_plain=False,
-        )
+        terms = terms_of(request)
         module = types.ModuleType("problem")
 
         def load() -> Any:

@@ -21,6 +21,7 @@ import logging
 import os
 import re
 import sqlite3
+import sys
 import threading
 import time
 from contextlib import closing
@@ -121,6 +122,9 @@ class BaselineTimes:
             "source": problem.source,
             "entry_point": problem.entry_point,
             "precision": problem.precision,
+            "device": "cuda",
+            "plain": False,
+            "max_bytes": sys.maxsize,
             **_tf32(table).request,
             "mode": table.baseline,
         }

@@ -47,7 +47,7 @@ class Timed:
 
     def __init__(self, request: dict[str, Any]) -> None:
         """Raises whatever the reference does."""
-        subject = Subject.load({**request, "device": "cuda"})
+        subject = Subject.load(request)
         self._model: Any = subject.model
         if request["mode"] == "compile":
             self._model = torch.compile(self._model, dynamic=False)

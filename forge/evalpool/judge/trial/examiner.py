@@ -137,7 +137,8 @@ class Examiners:
             "num_sets": self._table.num_inputs,
             "timeout_s": self._limit_s,
             "budget_s": 1.5 * self._limit_s,
-            "max_bytes": self._table.memory_bytes if self._lease is None else None,
+            "plain": False,
+            "max_bytes": self._table.memory_bytes if self._lease is None else sys.maxsize,
         }
         started = time.monotonic()
         frames.send(sock, Kind.EXAMINE, body)

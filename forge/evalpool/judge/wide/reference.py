@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import Called, call_on, copied, dtype_name, replaced
+from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.held import held_tensors
 from forge.evalpool.judge.numbers.opcount import EXACT
 from forge.evalpool.judge.numbers.seeds import unseeded
-from forge.evalpool.judge.numbers.undefined import UndefinedResult, require_defined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -52,12 +52,25 @@ SENTINEL = 1e30
 """Magnitude of what stands for infinity, as masked scores: it is not computed."""
 OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "argsort", "cummax", "cummin"}
 """Operations that leave open which of equal elements they take; max and argmax take the first."""
+CASTS = {"_to_copy", "copy_"}
+PUTS = {
+    *("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"),
+    *("scatter", "scatter_", "index_copy", "index_copy_"),
+}
+ORDERS = {"lt", "le", "gt", "ge", "bucketize", "searchsorted"}
+"""Operations whose results torch may leave open, where an honest kernel gives others: casts of what
+is not finite to integers, as of a quotient by a scale that is 0 in fp16; different values put at
+one place, of which any may be left; an order of NaN, as of 0 / 0 in a block of zeros."""
 SAME_CONSTANT = 1e-4
 """Relative difference of a constant that a constructor computes in the problem's types."""
 
 
 class CannotWiden(Exception):
     """The reference has no result in float64."""
+
+
+class UndefinedResult(Exception):
+    """Torch leaves open what an operation returns."""
 
 
 def kinds_of(
@@ -242,7 +255,7 @@ class _Wide(TorchDispatchMode):
             args = (_noisy(args[0], self._noise, below=SENTINEL), *args[1:])
         out = func(*args, **kwargs)
         if self._is_watched:
-            require_defined(name, args, kwargs, out)
+            _require_defined(name, args, kwargs, out)
         if self._noise and name not in UNROUNDED and not func.is_view:
             return _with_noise(out, self._noise, is_written=is_writing)
         return out if is_writing else self._wide(out, False)
@@ -317,3 +330,46 @@ def _with_noise(out: Any, noise: float, *, is_written: bool) -> Any:
     if is_written and isinstance(out, torch.Tensor) and out.dtype is torch.float64:
         return out.copy_(_noisy(out, noise))
     return _noisy(out, noise)
+
+
+def _require_defined(name: str, args: Sequence[Any], kwargs: Any, out: Any) -> None:
+    """Raises UndefinedResult for a result of an operation that torch leaves open."""
+    if name in CASTS and _is_undefined_cast(args, out):
+        raise UndefinedResult("a number that is not finite as an integer")
+    if name in PUTS and _is_undefined_put(name, args, kwargs, out):
+        raise UndefinedResult("different values at one place")
+    if name in ORDERS and any(_has_nan(one) for one in args):
+        raise UndefinedResult("an order of NaN")
+
+
+def _has_nan(value: Any) -> bool:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return is_float and bool(value.isnan().any())
+
+
+def _is_undefined_cast(args: Sequence[Any], out: Any) -> bool:
+    source = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0]
+    is_cast = source.is_floating_point() and not out.is_floating_point() and not out.is_complex()
+    return is_cast and out.dtype is not torch.bool and not are_finite([source])
+
+
+def _is_undefined_put(name: str, args: Sequence[Any], kwargs: Any, out: torch.Tensor) -> bool:
+    """True if what was put is not there any more."""
+    if "index_put" in name:
+        is_sum = bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
+        where, values = args[1], args[2]
+        left = None if is_sum else torch.ops.aten.index.Tensor(out, where)
+    else:
+        dim, where, values = args[1:4]
+        is_value = not isinstance(values, torch.Tensor) or len(args) > 4 or bool(kwargs)
+        if is_value:  # the same everywhere, or reduced
+            return False
+        if name.startswith("scatter"):
+            values = values[tuple(slice(length) for length in where.shape)]
+            left = out.gather(dim, where)
+        else:
+            left = out.index_select(dim, where)
+    if left is None or not left.numel():
+        return False
+    same = (left == values) | ((left != left) & (values != values))
+    return not bool(same.all())

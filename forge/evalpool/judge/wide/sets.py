@@ -33,14 +33,18 @@ from forge.evalpool.judge.numbers.called import (
 )
 from forge.evalpool.judge.numbers.finite import is_any_finite, widened
 from forge.evalpool.judge.numbers.given import DTYPES, Terms, draw_inputs
-from forge.evalpool.judge.numbers.input_set import InputSet
 from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
-from forge.evalpool.judge.numbers.undefined import UndefinedResult
 from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, SAME, real_question
 from forge.evalpool.judge.wide.domain import Domain
 from forge.evalpool.judge.wide.plants import Ground, Group
-from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
+from forge.evalpool.judge.wide.reference import (
+    NOISE,
+    CannotWiden,
+    UndefinedResult,
+    WideReference,
+    kinds_of,
+)
 from forge.evalpool.judge.wide.sought import Looks
 from forge.records.examination import Flag
 
@@ -86,6 +90,49 @@ FAINT = 2.0**-11
 Outputs = list[torch.Tensor]
 Made = TypeVar("Made")
 Given = ParamSpec("Given")
+
+
+@dataclass(slots=True, kw_only=True)
+class InputSet:
+    """Inputs of one call and its results."""
+
+    inputs: list[Any]
+    outputs: list[torch.Tensor]
+    """Outputs of the reference, then the inputs that it changes, as it leaves them."""
+    changed: list[int]
+    """Positions of those inputs among the tensors of the inputs."""
+    form: str
+    """As of `Called`."""
+    state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """Parameters that the reference changes, as it leaves them."""
+    is_open: bool = False
+    """True if a rounding decides on integers among `outputs`, as on positions of close values."""
+    wide: list[torch.Tensor] | None = None
+    """`outputs` in float64 (wide/reference.py); None where the reference has none."""
+    wide_state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """`state` in float64."""
+    plants: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
+    """(tensor, flat index, kind) of some planted elements; tensors as `leaves` numbers them."""
+    asks_real: bool = False
+    """True if a candidate must answer this set in the problem's own types, too."""
+    slack: float = 1.0
+    """Tolerances that it is asked with then: more than one where roundings make a quarter."""
+    real_error: float = 0.0
+    """Distance of `outputs` from `wide`, in tolerances of the problem's types."""
+
+    @property
+    def num_returned(self) -> int:
+        """Outputs that the call returned; the others are changed inputs."""
+        return len(self.outputs) - len(self.changed)
+
+    def changes(self) -> list[tuple[int, torch.Tensor]]:
+        """(input, as the reference leaves it) of each input that it changes."""
+        return list(zip(self.changed, self.outputs[self.num_returned :], strict=True))
+
+    def num_bytes(self) -> int:
+        """Bytes of its inputs and results."""
+        tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
+        return sum(one.nbytes for one in [*tensors, *self.outputs, *(self.wide or ())])
 
 
 @dataclass(kw_only=True)

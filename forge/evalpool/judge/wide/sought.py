@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.numbers.undefined import ORDERS, PUTS
+from forge.evalpool.judge.wide.reference import ORDERS, PUTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
