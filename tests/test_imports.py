@@ -41,6 +41,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "data.harvest.sources": {"data", "data.harvest", "data.sources"},
     "data.harvest.sources.compositions": {"data.harvest"},
+    "data.harvest.sources.samples": {"data.harvest"},
     "data.inductor": {"data.inductor.kernel"},
     "data.inductor.kernel": {"data.inductor"},
     "data.inductor.compiler": {"data.harvest", "data.inductor"},
@@ -259,6 +260,7 @@ HEAVY = ("torch", "triton", "transformers", "trl", "datasets", "peft", "vllm")
 CHILD_FOLDERS = (
     "forge/data/inductor/compiler",
     "forge/commands/doctor/probes.py",
+    "forge/data/harvest/sources/samples/child.py",
     "forge/evalpool/judge",
     "forge/serve/hf",
     "forge/serve/vllm",

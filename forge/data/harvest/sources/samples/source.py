@@ -1,0 +1,68 @@
+"""The source `torch-samples` of a harvest: torch's operations and layers with sample inputs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from forge.data.harvest.records import Found, Rejected
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NUM_PARTS = 6
+"""Units: each imports torch and its tests, which takes 4 s."""
+LICENCE = "BSD-3-Clause"
+CHILD = "forge.data.harvest.sources.samples.child"
+
+
+class TorchSamples:
+    """The samples of the installed torch. A unit is a share of the operations."""
+
+    name = "torch-samples"
+
+    def facts(self) -> dict[str, Any]:
+        """The version of torch."""
+        return {"source": self.name, "torch": version("torch")}
+
+    def units(self) -> Sequence[str]:
+        """The shares."""
+        return [str(part) for part in range(NUM_PARTS)]
+
+    def read(self, unit: str) -> Iterator[Found | Rejected]:
+        """The samples of a share of the operations, from a child process.
+
+        Raises:
+            ConfigError: this torch has no samples.
+        """
+        done = subprocess.run(
+            [sys.executable, "-m", CHILD, unit, str(NUM_PARTS)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ConfigError(
+                f"torch-samples: torch {version('torch')} gives no samples of its tests: {last}"
+            )
+        for line in done.stdout.splitlines():
+            yield _record(json.loads(line))
+
+
+def _record(line: dict[str, Any]) -> Found | Rejected:
+    origin, kind = line["origin"], f"torch {line['kind']}"
+    if "reason" in line:
+        return Rejected(origin=origin, kind=kind, reason=line["reason"], detail=line["detail"])
+    return Found(
+        text=line["text"], origin=origin, name=line["name"], kind=kind, level=1, licence=LICENCE
+    )
+
+
+def open_samples(rest: str) -> TorchSamples:
+    """The source that `torch-samples` names. Raises ConfigError if something follows."""
+    if rest:
+        raise ConfigError(f"torch-samples:{rest}: expected torch-samples alone")
+    return TorchSamples()
