@@ -11,7 +11,7 @@ import pytest
 
 from forge.records import Metrics, Purpose, Status
 from forge.store.reader import open_run
-from forge.views.report.asking import Asker, label
+from forge.views.report.asking import label
 from forge.views.report.charts import MOST_POINTS, MOST_TABLE_ROWS, Chart, Kind, Line, make_line
 from forge.views.report.contents import describe
 from forge.views.report.draw import INK, draw_svg, inline_svg
@@ -120,7 +120,7 @@ SOLVED, FAILED = [[Status.CORRECT]] * 4, [[Status.WRONG]] * 4
 
 def facts_of(root: Path, records: list) -> Facts:
     with open_run(make_run(root, records)) as reader:
-        return Facts(Asker(reader))
+        return Facts(reader)
 
 
 def evaluated(stage: int, statuses: list, *, first_id: int, num: int = 12) -> list:

@@ -1,8 +1,7 @@
-"""Queries for a report. A query that fails costs its own part of the report only."""
+"""Queries for a report, and the labels of its charts."""
 
 from __future__ import annotations
 
-import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from forge.views.text.numbers import finite
@@ -16,32 +15,15 @@ _LONGEST_LABEL = 48
 """Maximum characters of a label in a chart."""
 
 
-class Asker:
-    """One run's reader, with a list of the parts that could not be read.
+def ask(reader: RunReader, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+    """The rows; a number that is not finite is None."""
+    rows = reader.rows(sql, params)
+    return [{name: finite(value) for name, value in row.items()} for row in rows]
 
-    A half-copied database is incomplete: a query that fails has no rows and adds a line to
-    `problems`.
-    """
 
-    def __init__(self, reader: RunReader) -> None:
-        self.reader = reader
-        self.problems: list[str] = []
-
-    def rows(self, part: str, sql: str, params: Params = ()) -> list[dict[str, Any]]:
-        """The rows; none if the query fails. `part` names what the report then lacks."""
-        try:
-            rows = self.reader.rows(sql, params)
-            return [{name: finite(value) for name, value in row.items()} for row in rows]
-        except sqlite3.Error as error:
-            line = f"{part}: not readable in this run: {error}"
-            if line not in self.problems:
-                self.problems.append(line)
-            return []
-
-    def one(self, part: str, sql: str, params: Params = ()) -> dict[str, Any]:
-        """The first row; empty if there is none."""
-        found = self.rows(part, sql, params)
-        return found[0] if found else {}
+def ask_one(reader: RunReader, sql: str) -> dict[str, Any]:
+    """The first row; empty if there is none."""
+    return next(iter(ask(reader, sql)), {})
 
 
 def label(text: object) -> str:

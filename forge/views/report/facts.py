@@ -6,13 +6,13 @@ nothing depends on the current time (a running run is reported as of its last ro
 
 from __future__ import annotations
 
-import sqlite3
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import tomli
 
-from forge.views.gains import BeforeAfter, Gain, load_before_after, load_gains
+from forge.views.gains import load_before_after, load_gains
+from forge.views.report.asking import ask, ask_one
 from forge.views.report.run_charts import (
     EVALUATIONS,
     MOST_EVALUATIONS,
@@ -40,7 +40,7 @@ from forge.views.text.secrets import hide_in_diff, hide_secrets
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.views.report.asking import Asker
+    from forge.store.reader import RunReader
     from forge.views.report.charts import Chart
 
 MOST_KERNELS = 40
@@ -89,36 +89,36 @@ RUN = "SELECT name, created_at, experiment, forge_version FROM runs LIMIT 1"
 class Facts:
     """Content of the report of one run."""
 
-    def __init__(self, asker: Asker) -> None:
-        self._asker = asker
-        self.run = asker.one("the run itself", RUN)
+    def __init__(self, reader: RunReader) -> None:
+        self.run = ask_one(reader, RUN)
         self.config = hide_secrets(self.run.get("experiment") or "")
         self.settings = _settings(self.config)
-        self.stages = [each for each in load_stages(asker.reader) if isinstance(each, dict)]
-        self.attempts = asker.rows("attempts", ATTEMPTS)
+        self.stages = [each for each in load_stages(reader) if isinstance(each, dict)]
+        self.attempts = ask(reader, ATTEMPTS)
         self.diff = hide_in_diff(self.attempts[-1]["code_diff"] or "") if self.attempts else ""
-        self.last_row_at = asker.one("the last row", LAST_ROW).get("at") or None
-        self.state = run_state(asker.reader)
-        newest = asker.rows("evaluations", EVALUATIONS, {"most": MOST_EVALUATIONS})
+        self.last_row_at = ask_one(reader, LAST_ROW).get("at") or None
+        self.state = run_state(reader)
+        newest = ask(reader, EVALUATIONS, {"most": MOST_EVALUATIONS})
         self.evaluations = newest[::-1]
-        self.parts = load_parts(asker, self.evaluations)
-        self.protocols = self._by_protocol()
+        self.parts = load_parts(reader, self.evaluations)
+        self.protocols = load_by_protocol(reader)
         kinds = kinds_of(self.stages)
-        self.gains, self.before_after = self._compare(kinds)
-        self.training = Training(asker, kinds=kinds, evaluations=self.evaluations)
-        self.spent = TimeSpent(asker)
-        self.kernels = asker.rows("best kernels", KERNELS)
-        self.problems = asker.rows("problems", PROBLEMS)
-        self.reasons = asker.rows("failures", REASONS)
+        self.gains = load_gains(reader, self.evaluations, kinds)
+        self.before_after = load_before_after(reader, self.evaluations, kinds)
+        self.training = Training(reader, kinds=kinds, evaluations=self.evaluations)
+        self.spent = TimeSpent(reader)
+        self.kernels = ask(reader, KERNELS)
+        self.problems = ask(reader, PROBLEMS)
+        self.reasons = ask(reader, REASONS)
         self.samples = Samples(
-            asker, stages=self.stages, evaluations=self.evaluations, turns=self._named_turns()
+            reader, stages=self.stages, evaluations=self.evaluations, turns=self._named_turns()
         )
-        self.events = asker.rows("events", EVENTS, {"most": MOST_EVENTS})[::-1]
-        self.processes = asker.rows("processes", PROCESSES)
-        self.nodes = asker.rows("nodes", f"{NODES} LIMIT 200")
+        self.events = ask(reader, EVENTS, {"most": MOST_EVENTS})[::-1]
+        self.processes = ask(reader, PROCESSES)
+        self.nodes = ask(reader, f"{NODES} LIMIT 200")
         self.measured = [
-            evaluation_chart(self.evaluations), pass_at_k_chart(asker),
-            fast_p_chart(asker, self.evaluations),
+            evaluation_chart(self.evaluations), pass_at_k_chart(reader),
+            fast_p_chart(reader, self.evaluations),
         ]  # fmt: skip
         self.trained = self.training.main_charts()
         self.trained_more = self.training.more_charts()
@@ -137,23 +137,6 @@ class Facts:
     def seconds(self) -> float | None:
         """Duration of all attempts; a killed one ended with its last row."""
         return total_seconds(self.attempts, self.last_row_at)
-
-    def _by_protocol(self) -> dict[tuple[int, int], list[dict[str, Any]]]:
-        try:
-            return load_by_protocol(self._asker.reader)
-        except sqlite3.Error as error:
-            self._asker.problems.append(f"protocols: not readable in this run: {error}")
-            return {}
-
-    def _compare(self, kinds: list[str]) -> tuple[list[Gain], BeforeAfter | None]:
-        """Gains between evaluations and a pair of answers; none if the answers cannot be read."""
-        reader = self._asker.reader
-        try:
-            gains = load_gains(reader, self.evaluations, kinds)
-            return gains, load_before_after(reader, self.evaluations, kinds)
-        except sqlite3.Error as error:
-            self._asker.problems.append(f"gains: not readable in this run: {error}")
-            return [], None
 
     def _named_turns(self) -> list[str]:
         """Turns that the report names: of the pair, of best kernels, examples of failures."""
@@ -175,7 +158,7 @@ class Facts:
     @property
     def missing(self) -> list[str]:
         """Parts that the report lacks, each with the reason."""
-        found = list(self._asker.problems)
+        found: list[str] = []
         kinds = {each.get("kind") for each in self.stages}
         if not self.attempts:
             found.append("no attempt: the run was never started")

@@ -8,13 +8,15 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from forge.views.report.asking import Asker, label
+from forge.views.report.asking import ask, ask_one, label
 from forge.views.report.charts import Chart, Kind, Line, make_line, spread
 from forge.views.rollouts import MENTIONED_QUEUE_S
 from forge.views.run_state import IDLE_BY_STAGE, parts_of, trained_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from forge.store.reader import RunReader
 
 NUM_ERRORS = 2
 """Standard errors on each side of a band."""
@@ -76,22 +78,22 @@ class Training:
     """Training by step and stage, with its charts, which leave out open steps."""
 
     def __init__(
-        self, asker: Asker, *, kinds: Sequence[str], evaluations: Sequence[dict[str, Any]] = ()
+        self, reader: RunReader, *, kinds: Sequence[str], evaluations: Sequence[dict[str, Any]] = ()
     ) -> None:
-        steps = asker.rows("training by step", STEPS)
+        steps = ask(reader, STEPS)
         self.steps = [row for row in steps if not row["is_open"]]
         self.open_steps = [row for row in steps if row["is_open"]]
-        self._metrics = asker.rows("metrics", METRICS)
-        self._staleness = asker.rows("staleness", STALENESS)
-        self._failures = asker.rows("failures by step", FAILURES)
-        self._levels = asker.rows("pass rate by level", LEVELS)
-        self._terms = asker.rows("reward terms", TERMS)
+        self._metrics = ask(reader, METRICS)
+        self._staleness = ask(reader, STALENESS)
+        self._failures = ask(reader, FAILURES)
+        self._levels = ask(reader, LEVELS)
+        self._terms = ask(reader, TERMS)
         self._kinds = kinds
         for row in self.steps:
             groups = row["num_groups"]
             row["flat_share"] = (row["num_flat_groups"] or 0) / groups if groups else None
         self._evaluations = evaluations
-        self._add_bands(asker)
+        self._add_bands(reader)
 
     def main_charts(self) -> list[Chart]:
         """The charts that say whether it learned, including empty ones."""
@@ -227,9 +229,9 @@ class Training:
             lines=tuple(line for line in lines if line.points), is_share=is_share, note=note,
         )  # fmt: skip
 
-    def _add_bands(self, asker: Asker) -> None:
+    def _add_bands(self, reader: RunReader) -> None:
         """Adds `reward_low` and `reward_high` to the steps: the ratio estimator over groups."""
-        spread = {(row["stage"], row["step"]): row for row in asker.rows("bands", SPREAD)}
+        spread = {(row["stage"], row["step"]): row for row in ask(reader, SPREAD)}
         for row in self.steps:
             sums, mean = spread.get((row["stage"], row["step"])), row["reward"]
             if sums is None or mean is None or sums["num"] < LEAST_GROUPS:
@@ -323,12 +325,12 @@ LIMIT 400
 """
 
 
-def load_parts(asker: Asker, evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def load_parts(reader: RunReader, evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The last evaluation by source, family, level and turn."""
     if not evaluations:
         return []
     last = {name: evaluations[-1][name] for name in ("stage", "step", "policy_version")}
-    return asker.rows("the evaluation by source and level", PARTS, last)
+    return ask(reader, PARTS, last)
 
 
 def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
@@ -371,9 +373,9 @@ def _source_lines(points: Sequence[tuple[int, dict[str, Any]]], prefix: str = ""
     ]  # fmt: skip
 
 
-def pass_at_k_chart(asker: Asker) -> Chart:
+def pass_at_k_chart(reader: RunReader) -> Chart:
     """pass@k with its interval, one line per evaluation with enough samples."""
-    rows = asker.rows("pass@k", PASS_AT_K)
+    rows = ask(reader, PASS_AT_K)
     lines = [
         Line(
             label=label(name), x=[row["k"] for row in of], y=[row["pass_at_k"] for row in of],
@@ -389,12 +391,12 @@ def pass_at_k_chart(asker: Asker) -> Chart:
     )  # fmt: skip
 
 
-def fast_p_chart(asker: Asker, evaluations: Sequence[dict[str, Any]]) -> Chart:
+def fast_p_chart(reader: RunReader, evaluations: Sequence[dict[str, Any]]) -> Chart:
     """Share of first turns that are correct and more than p times as fast, one line per
     evaluation.
     """
     names = {(row["stage_index"], row["step"]): row["stage"] for row in evaluations}
-    rows = asker.rows("fast_p", FAST_P)
+    rows = ask(reader, FAST_P)
     for row in rows:
         fallback = f"stage {row['stage']} step {row['step']}"
         row["stage"] = names.get((row["stage"], row["step"]), fallback)
@@ -469,13 +471,13 @@ NUM_SLOWEST = 8
 class TimeSpent:
     """Seconds of a run by role, stage, step and phase."""
 
-    def __init__(self, asker: Asker) -> None:
-        self.idle = asker.rows("idle shares", IDLE_BY_STAGE)
-        self._idle_by_step = asker.rows("idle shares by step", IDLE)
-        self.phases = asker.rows("phases of judging", PHASES)
-        self._queued_s = asker.one("the queue of the judges", QUEUED).get("mean_s")
-        self.stages = asker.rows("time by stage", STAGES)
-        seconds = asker.rows("seconds by step", STEP_SECONDS)
+    def __init__(self, reader: RunReader) -> None:
+        self.idle = ask(reader, IDLE_BY_STAGE)
+        self._idle_by_step = ask(reader, IDLE)
+        self.phases = ask(reader, PHASES)
+        self._queued_s = ask_one(reader, QUEUED).get("mean_s")
+        self.stages = ask(reader, STAGES)
+        seconds = ask(reader, STEP_SECONDS)
         self._steps: dict[tuple[int, int], dict[str, float]] = {}
         for row in seconds:
             self._steps.setdefault((row["stage"], row["step"]), {})[row["key"]] = row["value"]

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forge.records import Status
+from forge.views.report.asking import ask
 from forge.views.report.charts import spread
 from forge.views.run_state import stage_name
 from forge.views.text.numbers import NONE, percent
@@ -22,7 +23,7 @@ from forge.views.text.numbers import NONE, percent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from forge.views.report.asking import Asker
+    from forge.store.reader import RunReader
 
 MOST_SETS = 4
 """Evaluations that are listed: the first, the last, and some between."""
@@ -130,7 +131,7 @@ class Samples:
 
     def __init__(
         self,
-        asker: Asker,
+        reader: RunReader,
         *,
         stages: Sequence[Mapping[str, Any]],
         evaluations: Sequence[Mapping[str, Any]],
@@ -141,7 +142,7 @@ class Samples:
             evaluations: rows of v_evaluations.
             turns: names of turns whose rollouts come first: g12.r3.t1.
         """
-        self._asker, self._stages = asker, stages
+        self._reader, self._stages = reader, stages
         self.shown: dict[str, ShownRollout] = {}
         self.prompts: dict[str, str] = {}
         """Prompts of first turns by their ids on the page."""
@@ -151,7 +152,7 @@ class Samples:
             (row["stage_index"], row["step"]): RolloutSet(
                 anchor=f"rollouts-{row['stage_index']}-{row['step']}",
                 title=str(row["stage"]),
-                played=self._load_played(asker.rows("rollouts of evaluations", GROUPS, _at(row))),
+                played=self._load_played(ask(reader, GROUPS, _at(row))),
                 shares={},
             )
             for row in spread(placed, MOST_SETS)
@@ -227,7 +228,7 @@ class Samples:
     def _load_played(self, groups: Sequence[Mapping[str, Any]]) -> list[PlayedRollout]:
         ids = json.dumps([row["group_id"] for row in groups if row["group_id"] is not None])
         turns: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
-        for row in self._asker.rows("rollouts", PLAYED, {"groups": ids}):
+        for row in ask(self._reader, PLAYED, {"groups": ids}):
             turns[row["group_id"], row["rollout"]].append(row)
         return [
             PlayedRollout(
@@ -239,10 +240,10 @@ class Samples:
         ]  # fmt: skip
 
     def _load_trained(self) -> RolloutSet | None:
-        every = self._asker.rows("problems of training", TRAINED)
+        every = ask(self._reader, TRAINED)
         rows = spread(every, MOST_TRAINED)
         problems = json.dumps([row["problem_id"] for row in rows])
-        groups = self._asker.rows("groups of training", LAST_GROUPS, {"problems": problems})
+        groups = ask(self._reader, LAST_GROUPS, {"problems": problems})
         if not rows:
             return None
         title = f"training, the last group of {len(rows):,} of {len(every):,} problems"
@@ -257,7 +258,7 @@ class Samples:
         """Loads a rollout with its texts."""
         group_id, _, rollout = name.removeprefix("g").partition(".r")
         place = {"group_id": int(group_id), "rollout": int(rollout)}
-        rows = self._asker.rows("texts of rollouts", TURNS, place)
+        rows = ask(self._reader, TURNS, place)
         if not rows or rows[0]["stage"] is None:
             return  # lost rows
         prompt = f"prompt-{rows[0]['prompt_id']}"

@@ -32,7 +32,6 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
     Args:
         plots: a directory for each picture as SVG and PNG; created if absent.
     """
-    from forge.views.report.asking import Asker
     from forge.views.report.draw import draw_svg
     from forge.views.report.facts import Facts
     from forge.views.report.page import render_page
@@ -44,7 +43,7 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
         raise ConfigError(f"--out {target}: exists and is not a report; name another file")
     try:
         with open_run(paths) as reader:
-            facts = Facts(Asker(reader))
+            facts = Facts(reader)
     except sqlite3.Error as error:  # half copied, or not the expected tables
         raise ConfigError(f"{paths.run_db}: cannot be read: {error}") from error
     svgs = {chart.name: draw_svg(chart) for chart in facts.charts}
