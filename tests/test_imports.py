@@ -36,7 +36,8 @@ ROOMS: dict[str, set[str]] = {
     "data.families": {"data.families.extended"},
     "data.families.extended": {"data.families"},
     "data.harvest": {
-        "config.schema", "data", "data.build", "data.harvest.sources", "data.pairs", "data.prompts",
+        "config.schema", "data", "data.build", "data.harvest.sources",
+        "data.harvest.sources.compositions", "data.pairs", "data.prompts",
         "data.sources",
     },
     "data.harvest.sources": {"data", "data.harvest", "data.sources"},
@@ -192,7 +193,7 @@ ROOMS: dict[str, set[str]] = {
 PARTS = {
     "config", "config.schema", "process",
     "process.server", "cluster",
-    "data", "data.pairs", "data.prompts", "data.build", "data.sources", "rollout",
+    "data", "data.pairs", "data.prompts", "data.build", "data.harvest", "data.sources", "rollout",
     "rollout.rewards",
     "serve", "serve.remote", "serve.upload", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.compare", "views.report", "exits", "origin",

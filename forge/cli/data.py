@@ -1,4 +1,4 @@
-"""Commands for training rows: data from-run, prompt, build, show, distill."""
+"""Commands for training rows: data from-run, prompt, build, harvest, show, distill."""
 
 from __future__ import annotations
 
@@ -188,6 +188,78 @@ def build(
         return print_json(built.manifest)
     print_rich(steps_table(built.manifest["steps"]))
     print_text(built.describe())
+
+
+@data_app.command("harvest")
+def harvest(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Checkout of paritybench; directory of modules or problem files; compositions:N.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Directory for the files; one that exists continues."),
+    ] = ...,  # type: ignore[assignment]
+    policy: Annotated[
+        str, typer.Option(help="own: kernels do all work; hybrid: products may be torch's.")
+    ] = "own",
+    only_problems: Annotated[
+        bool, typer.Option("--problems-only", help="Make problems, and no answers or rows.")
+    ] = False,
+    keeps_heldout: Annotated[
+        bool,
+        typer.Option(
+            "--score", help="Answer held-out problems too, for their yields; no row has them."
+        ),
+    ] = False,
+    heldout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Further problems or rows that none may be like, beside KernelBench. Repeatable.",
+        ),
+    ] = None,
+    similarity: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Similarity from which two are the same.")
+    ] = 0.9,
+    heldout_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of problems set apart, by whole files.")
+    ] = 0.05,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Try the first N distinct problems.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Model whose tokens count as length.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="Prompts of the rows: a name of prompt.preset.")] = (
+        "standard"
+    ),
+    device: Device = "auto",
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Make problems of PyTorch code, answers by the compiler, and rows. The same command again
+    continues."""
+    require_linux()
+    from forge.adapters.settings import JudgeSettings
+    from forge.commands import data_harvest as view
+    from forge.commands.data_show import steps_table
+
+    request = view.HarvestRequest(
+        sources=sources, out=out, policy=policy, only_problems=only_problems,
+        keeps_heldout=keeps_heldout, heldout=heldout or (), similarity=similarity,
+        heldout_share=heldout_share, seed=seed, limit=limit, tokenizer=tokenizer, preset=preset,
+        judge=JudgeSettings(device=device, workers=workers),
+    )  # fmt: skip
+    done = view.harvest(request, is_shown=not as_json)
+    if as_json:
+        return print_json(done.manifest)
+    print_rich(steps_table(done.manifest["steps"]))
+    print_text(done.describe())
 
 
 @data_app.command("show")

@@ -28,11 +28,12 @@ class Advance(Protocol):
 
 @asynccontextmanager
 async def open_counter(
-    label: str, *, total: int, is_shown: bool, has_lines: bool = True
+    label: str, *, total: int | None, is_shown: bool, has_lines: bool = True
 ) -> AsyncGenerator[Advance]:
     """Yields a function to call after each item.
 
     Args:
+        total: None where it is not known before the end.
         has_lines: print lines where there is no terminal.
     """
     from rich.console import Console
@@ -78,6 +79,8 @@ def _listed(outcomes: Mapping[str, int]) -> str:
     return f" ({found})" if found else ""
 
 
-def _line(label: str, done: int, total: int, seconds: float) -> str:
+def _line(label: str, done: int, total: int | None, seconds: float) -> str:
+    if total is None:
+        return f"{label}: {done}, {done / seconds:.2f} a second\n"
     eta = f", about {seconds / done * (total - done):.0f} s left" if done else ""
     return f"{label}: {done} of {total}{eta}\n"

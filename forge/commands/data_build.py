@@ -227,7 +227,7 @@ def facts_of(
     settings["input"].pop("strict")
     return {
         "forge": __version__,
-        "code": _code_hash(),
+        "code": hash_code(),
         "versions": {name: version(name) for name in PACKAGES},
         "settings": settings,
         "prompts": prompts.hash,
@@ -244,7 +244,7 @@ def facts_of(
     }
 
 
-def _code_hash() -> str:
+def hash_code() -> str:
     """Hash of the code that makes rows."""
     root = Path(__file__).parents[1] / "data"
     paths = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".jinja"))
@@ -254,7 +254,7 @@ def _code_hash() -> str:
     return hasher.hexdigest()
 
 
-def find_finished(folder: Path, key: str) -> Mapping[str, Any] | None:
+def find_finished(folder: Path, key: str, *, name: str = "output.dir") -> Mapping[str, Any] | None:
     """The manifest of the same build if it is done and its files are unchanged.
 
     Raises:
@@ -268,7 +268,7 @@ def find_finished(folder: Path, key: str) -> Mapping[str, Any] | None:
             found = dict[str, Any]()
         if found.get("key") != key:
             raise ConfigError(
-                f"output.dir: {folder}: holds a build of other settings, inputs or code; name "
+                f"{name}: {folder}: holds a build of other settings, inputs or code; name "
                 "another directory, or delete this one"
             )
         outputs: dict[str, str] = found["outputs"]
@@ -277,25 +277,25 @@ def find_finished(folder: Path, key: str) -> Mapping[str, Any] | None:
         path.unlink()
     elif not (folder / WORK).is_dir() and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
-            f"output.dir: {folder}: is not empty, and no build made what is in it; name another"
+            f"{name}: {folder}: is not empty, and no build made what is in it; name another"
         )
     return None
 
 
 @contextmanager
-def work_folder(folder: Path, key: str) -> Generator[Path]:
+def work_folder(folder: Path, key: str, *, name: str = "output.dir") -> Generator[Path]:
     """The folder of a build under way, for one process; shards of another key are deleted."""
     work = folder / WORK
     try:
         work.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise MachineError(f"output.dir: {work}: cannot be made: {error.strerror}") from error
+        raise MachineError(f"{name}: {work}: cannot be made: {error.strerror}") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"output.dir: {folder}: another build is writing to it") from None
+            raise ConfigError(f"{name}: {folder}: another build is writing to it") from None
         mark = work / "key"
         if not mark.is_file() or mark.read_text() != key:
             shutil.rmtree(work)

@@ -37,7 +37,13 @@ def _list_of(*names: str) -> str:
 
 
 RowFormat = Literal[
-    "kernelbench", "kernelbook", "tritonforge", "cuda-agent", "drkernel", "drkernel-coldstart"
+    "kernelbench",
+    "kernelbook",
+    "tritonforge",
+    "cuda-agent",
+    "drkernel",
+    "drkernel-coldstart",
+    "harvest",
 ]
 """Columns of a file of problems."""
 

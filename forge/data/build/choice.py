@@ -40,8 +40,9 @@ KEY = "heldout.paths"
 class HeldoutProblems:
     """Modules that no training row may be similar to."""
 
-    def __init__(self, paths: Sequence[str], *, threshold: float) -> None:
-        """Reads them. Raises ConfigError for a path without problems, or a row without code."""
+    def __init__(self, paths: Sequence[str], *, threshold: float, key: str = KEY) -> None:
+        """Reads them; messages name `key`. Raises ConfigError for a path without problems, or a
+        row without code."""
         self._index = SignatureIndex(threshold)
         self._names: list[str] = []
         self._digests: dict[str, str] = {}
@@ -50,10 +51,10 @@ class HeldoutProblems:
         """The source of every problem, in order."""
         for path in paths:
             before = len(self.sources)
-            for one in read_mixed(Path(path), key=KEY):
+            for one in read_mixed(Path(path), key=key):
                 self._add(one.problem_id, normalise_text(one.source), one.entry_point)
             if len(self.sources) == before:
-                raise ConfigError(f"{KEY}: {path}: no problem in it; *.py, *{', *'.join(SUFFIXES)}")
+                raise ConfigError(f"{key}: {path}: no problem in it; *.py, *{', *'.join(SUFFIXES)}")
 
     def match(self, module: np.ndarray, digests: Iterable[str] = ()) -> str | None:
         """Name of the problem whose code a row asks for, or name and similarity of the most similar
@@ -152,7 +153,7 @@ class Choice:
                 modules[number] = module
                 members[module].append(number)
         self._remove(gone)
-        self.heldout = _choose_heldout({n: families.of(m) for n, m in modules.items()}, split)
+        self.heldout = choose_heldout({n: families.of(m) for n, m in modules.items()}, split)
 
     def _first_similar(
         self,
@@ -176,7 +177,7 @@ class Choice:
         self.dropped.append(Dropped(number=number, step=step, reason=reason, detail=detail))
 
 
-def _choose_heldout(families: dict[int, int], split: SplitTable) -> frozenset[int]:
+def choose_heldout(families: dict[int, int], split: SplitTable) -> frozenset[int]:
     """Whole families in an order drawn by the seed, while they fit the share."""
     room = round(split.heldout_share * len(families))
     rows: defaultdict[int, list[int]] = defaultdict(list)

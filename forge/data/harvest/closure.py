@@ -492,7 +492,8 @@ def cleaned(node: ast.stmt, *, known: frozenset[str]) -> ast.stmt:
         if isinstance(one, ast.arg) and not _is_known(one.annotation, known):
             one.annotation = None
         if isinstance(one, ast.ClassDef):
-            one.body = [_plain(each, known) for each in one.body]
+            one.body = [_plain(each, known) for each in one.body if not _is_shown(each)]
+            one.body = one.body or [ast.Pass()]
     return _plain(made, known)
 
 
@@ -517,6 +518,11 @@ def _plain(node: ast.stmt, known: frozenset[str]) -> ast.stmt:
         made = ast.Assign(targets=[node.target], value=node.value)
         return ast.copy_location(made, node)
     return node
+
+
+def _is_shown(node: ast.stmt) -> bool:
+    """True for a method that only prints."""
+    return isinstance(node, ast.FunctionDef) and node.name in ("extra_repr", "__repr__")
 
 
 def _is_known(annotation: ast.expr | None, known: frozenset[str]) -> bool:

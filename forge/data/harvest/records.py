@@ -31,6 +31,9 @@ class Found:
     """Group in which yields are counted: `paritybench`, `package timm`, `composition matmul`."""
     level: int
     """1: one operation; 2: a product or convolution, or a few operations; 3: a model."""
+    alternatives: tuple[str, ...] = ()
+    """The problem with other arguments, for a sandbox to find the first that runs; they are tried
+    after `text`, in order."""
     licence: str = ""
     """SPDX name where the source states one."""
     others: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ axes differ in length, so that no kernel is right by chance, and larger ones up 
 from __future__ import annotations
 
 import ast
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from forge.data.harvest.closure import copied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 TENSORS = frozenset({"rand", "randn", "zeros", "ones", "empty", "full", "randint"})
 """Functions of torch whose first argument, or all of them, are sizes."""
@@ -27,6 +28,8 @@ MOST_SMALL = 8
 GROWTH = tuple(4**power for power in range(2, 14))
 """Factors of the elements of inputs that are tried for a card."""
 MAX_LENGTH = 1 << 20
+LARGE_ELEMENTS = 1 << 18
+"""Product of a text's constants from which it is not for a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,8 @@ def size_groups(text: str) -> list[SizeGroup]:
     )
     if node is None:
         return []
+    if constants := _free_constants(tree, node):
+        return list(_constant_groups(text, constants))
     shapes = [[length for _, length in axes] for axes in _axes(node)]
     rank = max(map(len, shapes), default=0)
     groups: dict[str, SizeGroup] = {}
@@ -87,6 +92,64 @@ def size_groups(text: str) -> list[SizeGroup]:
         )
         groups.setdefault(small, SizeGroup(text=small, other=other, large=large))
     return list(groups.values())
+
+
+def _free_constants(tree: ast.Module, node: ast.FunctionDef) -> dict[str, int]:
+    """Whole numbers of the top level that the inputs depend on, and the constructor does not."""
+    values: dict[str, int] = {}
+    fixed: set[str] = set()
+    for one in tree.body:
+        match one:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                number = _whole(value, values)
+                if number is not None and number > 1:
+                    values[name] = number
+                else:
+                    fixed |= _names(value)
+            case _ if one is not node:
+                fixed |= _names(one)
+            case _:
+                pass
+    return {name: values[name] for name in values if name in _names(node) - fixed}
+
+
+def _constant_groups(text: str, constants: Mapping[str, int]) -> Iterator[SizeGroup]:
+    """All constants at small lengths, then the first alone; large is the text itself, where it
+    is."""
+    is_large = math.prod(constants.values()) > LARGE_ELEMENTS
+    for names in dict.fromkeys((tuple(constants), tuple(constants)[:1])):
+        small, other = (
+            replaced(
+                text, "\n".join(f"{n} = {lengths[place % 5]}" for place, n in enumerate(names))
+            )
+            for lengths in SMALL
+        )
+        grown = (
+            "\n".join(f"{n} = {_grown(0, constants[n], by=f ** (1 / len(names)))}" for n in names)
+            for f in GROWTH
+        )
+        large = (text,) if is_large else tuple(replaced(text, one) for one in grown)
+        yield SizeGroup(text=small, other=other, large=large)
+
+
+def _whole(node: ast.expr, known: Mapping[str, int]) -> int | None:
+    """The value of an expression of whole numbers and such constants."""
+    match node:
+        case ast.Constant(value=int() as value) if type(value) is int:
+            return value
+        case ast.Name(id=name):
+            return known.get(name)
+        case ast.BinOp(left=left, op=ast.Mult() | ast.FloorDiv() as op, right=right):
+            one, other = _whole(left, known), _whole(right, known)
+            if one is None or other is None or (isinstance(op, ast.FloorDiv) and not other):
+                return None
+            return one * other if isinstance(op, ast.Mult) else one // other
+        case _:
+            return None
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _free_axes(rank: int) -> Iterator[tuple[int, ...]]:

@@ -12,6 +12,7 @@ Rows of public data sets become problems by one function per format of `problems
     drkernel            reward_model (ground_truth), extra_info (hkust-nlp/drkernel-rl-data and
                         drkernel-validation-data)
     drkernel-coldstart  original_python_code, entry_point, uuid (hkust-nlp/drkernel-coldstart-8k)
+    harvest             id, code, level, kind (`forge data harvest`)
 
 Columns of cuda-agent and drkernel-coldstart are those that public code reads; the data sets could
 not be downloaded when this was written. Rows of KernelBench get the ids of its files, in whatever
@@ -138,6 +139,7 @@ def load_source(table: SourceTable, *, key: str = "problems.") -> list[Problem]:
 
 
 COLUMNS = {
+    "harvest": ("id", "code", "kind", "level"),
     "kernelbench": ("code", "level", "problem_id"),
     "kernelbook": ("python_code", "entry_point"),
     "tritonforge": ("label", "extra_info"),
@@ -343,6 +345,16 @@ def coldstart_row(row: Mapping[str, Any], *, number: int) -> RowProblem:
     )
 
 
+def harvest_row(row: Mapping[str, Any], *, number: int) -> RowProblem:
+    """A problem that `forge data harvest` has written."""
+    return RowProblem(
+        problem_id=text_of(row, "id"),
+        source=code_of(row, "code"),
+        family=text_of(row, "kind"),
+        level=_whole(row, "level"),
+    )
+
+
 FORMATS: dict[str, Callable[..., RowProblem]] = {
     "kernelbench": kernelbench_row,
     "kernelbook": kernelbook_row,
@@ -350,6 +362,7 @@ FORMATS: dict[str, Callable[..., RowProblem]] = {
     "cuda-agent": cuda_agent_row,
     "drkernel": drkernel_row,
     "drkernel-coldstart": coldstart_row,
+    "harvest": harvest_row,
 }
 
 

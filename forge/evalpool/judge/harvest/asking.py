@@ -7,6 +7,7 @@ before the deadline: the child's, or the reason of its end.
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import Spawner
 
 MAX_WORDS = 300
+NETWORK = frozenset({"URLError", "gaierror", "ConnectionError", "ConnectionRefusedError"})
+"""Kinds of errors of a reference that downloads, in a sandbox without a network."""
 
 
 def ask_harvester(
@@ -43,6 +46,10 @@ def ask_harvester(
             return _failed("out of memory")
         if kind == "TooSlow":
             return _failed("too slow", f"more than {request['cpu_s']:.0f} s of processor time")
+        if kind == "Unjudgeable":
+            return _failed(re.split("[;:,]", message)[0], message)
+        if kind in NETWORK:
+            return _failed("asks the network", message)
         return _failed(f"raises {kind}", message)
     except frames.DeadlinePassed:
         return _failed("too slow", f"no end within {limit_s:.0f} s")

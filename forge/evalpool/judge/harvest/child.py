@@ -32,7 +32,7 @@ from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from forge.data.harvest.records import Answerer
 
@@ -84,19 +84,21 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The first group of texts whose two sizes run, and of its large sizes, the first with enough
-    work: by bytes or by operations, counted on tensors without memory."""
+    """The first of several texts that runs; the first group of texts whose two sizes run; and of
+    its large sizes, the first with enough work: by bytes or by operations, counted on tensors
+    without memory."""
     replace_hub(request["source"])
     run_eagerly(request["source"])
-    first = _Run.of(request["source"])
-    result: dict[str, Any] = {"tensors": first.num_tensors, "outputs": first.num_outputs}
+    number, first = _first_run([request["source"], *request["alternatives"]])
+    result: dict[str, Any] = {
+        "text": number, "tensors": first.num_tensors, "outputs": first.num_outputs
+    }  # fmt: skip
     for number, group in enumerate(request["groups"]):
         runs = [_try(text) for text in (group["text"], group["other"])]
         if all(one is not None and one.num_bytes <= MAX_BYTES for one in runs):
             result["group"] = number
             break
-    groups = request["groups"]
-    large = groups[result["group"]]["large"] if "group" in result else request["large"]
+    large = request["groups"][result["group"]]["large"] if "group" in result else ()
     for number, text in enumerate(large):
         one = _try(text, device="meta")
         if one is not None and one.num_bytes > request["max_bytes"]:
@@ -134,6 +136,18 @@ class _Run:
             with FlopCounterMode(display=False) if device == "meta" else nullcontext() as counter:
                 outputs = flatten(model(*inputs))
         return cls(inputs, outputs, counter.get_total_flops() if counter else 0)
+
+
+def _first_run(texts: Sequence[str]) -> tuple[int, _Run]:
+    """Number and run of the first text that runs. Raises what the first one raises."""
+    first: Exception | None = None
+    for number, text in enumerate(texts):
+        try:
+            return number, _Run.of(text)
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _try(text: str, *, device: str = "cpu") -> _Run | None:

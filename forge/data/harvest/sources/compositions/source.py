@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from forge.data.harvest.records import Found
 from forge.data.harvest.sources.compositions.draw import compose
@@ -23,7 +23,7 @@ class Compositions:
 
     num: int
     seed: int
-    name: ClassVar[str] = "compositions"
+    name = "compositions"
 
     def facts(self) -> dict[str, Any]:
         """Seed and number."""

@@ -1,0 +1,203 @@
+"""Arguments of a class that nobody states: from defaults, annotations, names, docstrings, and from
+calls with literal arguments in the tree's tests and `__main__` blocks.
+
+A guess is a pair of constructor arguments and inputs; a sandbox finds the first that runs, so a
+list of guesses begins with the likeliest. `calls_in` collects what tests say.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING
+
+from forge.data.harvest.arguments import constructor_call
+from forge.data.harvest.closure import NotSelfContained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from forge.data.harvest.arguments import Constructed
+    from forge.data.harvest.closure import Closure
+
+MAX_GUESSES = 12
+WIDTH = 16
+"""Channels or features where nothing says how many."""
+BY_NAME: tuple[tuple[str, str], ...] = (
+    (r"eps|epsilon", "1e-05"),
+    (r"(.*_)?(dropout|drop|drop_rate|drop_prob|drop_path|p|rate|prob)", "0.0"),
+    (r"(use|with|is|has|return|do|need)_.*|bias|inplace|affine|.*_bias|causal|residual", "True"),
+    (r"momentum|alpha|gamma|beta|scale|temperature|slope|weight|.*_scale|.*_ratio", "0.5"),
+    (r"kernel|kernel_size|ksize|k|ks|.*_kernel|window|window_size|patch_size", "3"),
+    (r"stride|strides|dilation|groups|group|depth|num_layers|n_layers|num_blocks|layers", "1"),
+    (r"padding|pad", "1"),
+    (r"(num_|n_)?heads?|n_head|num_attention_heads|reduction|ratio|expansion|num_groups", "4"),
+    (r"num_classes|n_classes|nclass|classes|vocab_size|num_embeddings|n_vocab", "10"),
+    (r"(max_|seq_)(len|length).*|max_position.*|num_patches|seq_len|length", "16"),
+    (r"act|act_layer|activation|activation_layer|act_fn|nonlinearity", "nn.GELU"),
+    (r"norm|norm_layer|normalization", "nn.LayerNorm"),
+)
+"""Values of parameters by patterns of their names; all others are numbers of channels."""
+BY_TYPE = {"bool": "False", "float": "0.5"}
+NO_VALUE = frozenset({"str", "dict", "Dict", "list", "List", "Callable", "Any"})
+"""Annotations of which no value is guessed."""
+SHAPES: dict[int, tuple[str, ...]] = {
+    4: ("[4, C, 16, 16]",),
+    3: ("[4, 16, C]", "[4, C, 16]"),
+    2: ("[16, C]",),
+    5: ("[2, C, 8, 8, 8]",),
+    1: ("[C]",),
+}
+"""Inputs by their number of axes; C: channels."""
+INDICES = re.compile(
+    r"(input_)?ids?|idx|index|indices|tokens?|labels?|targets?|positions?|timesteps?"
+)
+TWO_D = re.compile(r"[Cc]onv2d|[Pp]ool2d|BatchNorm2d|[Pp]ixel|interpolate|\b[Hh], ?[Ww]\b")
+_SIZE = r"(?:[A-Za-z_]\w*|\d+|\*)"
+SHAPE_WORDS = re.compile(rf"[(\[]\s*({_SIZE}(?:\s*,\s*{_SIZE}){{1,4}})\s*[)\]]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """Arguments that may be right."""
+
+    constructed: Constructed
+    inputs: ast.List
+
+
+@dataclass(slots=True)
+class Calls:
+    """Calls of classes with literal arguments, and shapes of tensors that stand near them."""
+
+    arguments: dict[str, list[ast.Call]] = field(default_factory=dict[str, "list[ast.Call]"])
+    shapes: dict[str, list[str]] = field(default_factory=dict[str, "list[str]"])
+
+
+def calls_in(trees: Iterable[ast.Module]) -> Calls:
+    """The calls of functions and `if` blocks of test files and of modules themselves."""
+    found = Calls()
+    for tree in trees:
+        for block in _blocks(tree):
+            calls = [one for one in ast.walk(block) if isinstance(one, ast.Call)]
+            shapes = [text for one in calls if (text := _shape(one))]
+            for one in calls:
+                name = one.func.id if isinstance(one.func, ast.Name) else ""
+                name = one.func.attr if isinstance(one.func, ast.Attribute) else name
+                if name[:1].isupper() and _is_literal(one):
+                    known = found.arguments.setdefault(name, [])
+                    if all(ast.dump(one) != ast.dump(other) for other in known):
+                        known.append(one)
+                    near = found.shapes.setdefault(name, [])
+                    near += [text for text in shapes if text not in near]
+    return found
+
+
+def guesses(closure: Closure, *, calls: Calls) -> list[Guess]:
+    """The likeliest arguments of a class. Raises NotSelfContained if a parameter has none."""
+    name, text = closure.key[1], ast.unparse(closure.class_node())
+    method, forward = closure.method("__init__"), closure.method("forward")
+    if forward is None:
+        raise NotSelfContained("no forward of its own")
+    constructors: list[Constructed] = [
+        constructor_call(
+            method, call.args, {one.arg: one.value for one in call.keywords if one.arg}
+        )
+        for call in calls.arguments.get(name, [])[:3]
+    ]
+    try:
+        constructors.append(_guessed(method))
+    except NotSelfContained:
+        if not constructors:
+            raise
+    near = calls.shapes.get(name, [])[:3]
+    made: list[Guess] = []
+    for constructed, shape in product(constructors, [*near, *_shapes(text)]):
+        inputs = _inputs(forward, shape, width=_width(method, constructed))
+        made.append(Guess(constructed=constructed, inputs=inputs))
+    return made[:MAX_GUESSES]
+
+
+def _guessed(method: ast.FunctionDef | None) -> Constructed:
+    if method is None:
+        return constructor_call(None, [], {})
+    given = method.args
+    required = given.args[1 : len(given.args) - len(given.defaults)]
+    named = [
+        one for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value is None
+    ]
+    positions = [_value(one) for one in required]
+    return constructor_call(method, positions, {one.arg: _value(one) for one in named})
+
+
+def _value(parameter: ast.arg) -> ast.expr:
+    said = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
+    if NO_VALUE & set(re.findall(r"\w+", said)) or re.search(r"config|cfg|args|opt", parameter.arg):
+        raise NotSelfContained("constructor argument without a value", parameter.arg)
+    text = next(
+        (text for pattern, text in BY_NAME if re.fullmatch(pattern, parameter.arg, re.IGNORECASE)),
+        str(WIDTH),
+    )
+    text = BY_TYPE.get(said, text)
+    return ast.parse(text, mode="eval").body
+
+
+def _shapes(text: str) -> list[str]:
+    """Shapes of inputs, those that the code and its docstrings speak of first."""
+    ranks = [len(found[1].split(",")) for found in SHAPE_WORDS.finditer(text)]
+    order = [rank for rank in ranks if rank in SHAPES]
+    order += [4, 3, 2] if TWO_D.search(text) else [3, 2, 4]
+    return [shape for rank in dict.fromkeys(order) for shape in SHAPES[rank]]
+
+
+def _inputs(forward: ast.FunctionDef, shape: str, *, width: int) -> ast.List:
+    """A tensor for each parameter of forward without a default."""
+    given = forward.args
+    required = given.args[1 : len(given.args) - len(given.defaults)]
+    sized = re.sub(r"\bC\b", str(width), shape)
+    texts = [
+        f"torch.randint(0, 10, {sized})" if INDICES.fullmatch(one.arg) else f"torch.rand({sized})"
+        for one in required
+    ]
+    made = ast.parse(f"[{', '.join(texts)}]", mode="eval").body
+    assert isinstance(made, ast.List)
+    return made
+
+
+def _width(method: ast.FunctionDef | None, constructed: Constructed) -> int:
+    """The first whole number over 1 among the constructor's arguments: mostly channels."""
+    for one in ast.walk(constructed.arguments):
+        if isinstance(one, ast.Constant) and type(one.value) is int and 1 < one.value <= 4096:
+            return one.value
+    return WIDTH
+
+
+def _blocks(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Functions and `if` statements at the top level and in classes."""
+    for node in tree.body:
+        if isinstance(node, ast.If | ast.FunctionDef):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from (one for one in node.body if isinstance(one, ast.FunctionDef))
+
+
+def _shape(call: ast.Call) -> str:
+    """The literal sizes of a random tensor: `[2, 3, 8, 8]`."""
+    if not (isinstance(call.func, ast.Attribute) and call.func.attr in ("rand", "randn", "ones")):
+        return ""
+    values: Sequence[ast.expr] = call.args
+    if len(values) == 1 and isinstance(values[0], ast.List | ast.Tuple):
+        values = values[0].elts
+    sizes = [one.value for one in values if isinstance(one, ast.Constant)]
+    is_whole = sizes and len(sizes) == len(values) and all(type(one) is int for one in sizes)
+    return str(sizes) if is_whole else ""
+
+
+def _is_literal(call: ast.Call) -> bool:
+    try:
+        for one in (*call.args, *(each.value for each in call.keywords)):
+            ast.literal_eval(one)
+    except (ValueError, TypeError, SyntaxError, RecursionError):
+        return False
+    return all(one.arg for one in call.keywords)

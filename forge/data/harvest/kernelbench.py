@@ -1,0 +1,150 @@
+"""Marks of KernelBench's problems, by which a harvest keeps them and their likes out of training.
+
+`kernelbench.txt` has a line a problem: its name, the digest of its normal form, that of its
+operations, and one byte of each place of its signature (`build/near.py`). Bytes of different
+programs agree in one of 256 places, so the share of equal ones is the similarity. A small problem
+has many spellings (`F.relu`, `nn.ReLU()`), which its operations alone show to be one. Marks hold
+for the code of forge that made them: the first line is of a program of forge's own, and a test
+compares it.
+
+    python -m forge.data.harvest.kernelbench CHECKOUT/KernelBench   writes the file anew
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from forge.data.answers import parse
+from forge.data.build.near import signature
+from forge.data.sources.normal_form import normal_digest
+
+FILE = Path(__file__).with_name("kernelbench.txt")
+SAMPLE = """import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * 0.5
+
+
+def get_inputs():
+    return [torch.rand(8, 16)]
+
+
+def get_init_inputs():
+    return [16]
+"""
+"""The program of the first line."""
+DIGITS = 16
+NONE = "-"
+"""Digest of nothing."""
+FRAME = frozenset({"get_inputs", "get_init_inputs"})
+NOT_COUNTED = frozenset({
+    "super", "init", "size", "view", "reshape", "contiguous", "squeeze", "unsqueeze", "expand",
+    "int", "float", "len", "range", "parameter", "tensor", "dim", "to", "flatten", "transpose",
+    "permute", "t",
+})  # fmt: skip
+SAME = {
+    "mult": "mul", "matmult": "matmul", "mm": "matmul", "bmm": "matmul", "einsum": "matmul",
+    "clip": "clamp", "swish": "silu", "multiply": "mul", "divide": "div", "subtract": "sub",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """Names, digests and signatures."""
+
+    names: list[str]
+    digests: list[str]
+    operations: list[str]
+    signatures: np.ndarray
+    """[N, PERMUTATIONS] uint8."""
+
+    def match(
+        self, digest: str | None, operations: str, signed: np.ndarray, *, threshold: float
+    ) -> str | None:
+        """Name and similarity of the most similar problem; None if none is similar."""
+        if digest is not None and digest[:DIGITS] in self.digests:
+            return f"{self.names[self.digests.index(digest[:DIGITS])]} (the same)"
+        if operations != NONE and operations in self.operations:
+            return f"{self.names[self.operations.index(operations)]} (the same operations)"
+        shares = (self.signatures == _bytes(signed)).mean(axis=1)
+        best = int(shares.argmax())
+        return f"{self.names[best]} ({shares[best]:.2f})" if shares[best] >= threshold else None
+
+
+@cache
+def marks() -> Marks:
+    """The marks of KernelBench's problems."""
+    rows = [line.split(" ") for line in FILE.read_text().splitlines()[1:]]
+    return Marks(
+        names=[row[0] for row in rows],
+        digests=[row[1] for row in rows],
+        operations=[row[2] for row in rows],
+        signatures=np.stack([np.frombuffer(base64.b85decode(text), np.uint8) for *_, text in rows]),
+    )
+
+
+def mark(name: str, source: str) -> str:
+    """The line of a problem."""
+    digest, tree = (normal_digest(source) or "")[:DIGITS], parse(source)
+    text = base64.b85encode(_bytes(signature(source, tree)).tobytes()).decode()
+    return f"{name} {digest or NONE} {operations_of(tree)} {text}"
+
+
+def operations_of(tree: ast.Module | None) -> str:
+    """A digest of the operations of a problem, with their numbers: calls and operators of all that
+    runs, and layers that are constructed, whatever they are called through."""
+    found = Counter[str]()
+    for node in ast.walk(tree) if tree is not None else ():
+        if not isinstance(node, ast.FunctionDef) or node.name in FRAME:
+            continue
+        for one in ast.walk(node):
+            match one:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="self"))):
+                    pass  # a layer, which is counted where it is constructed
+                case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+                    is_layer = name[:1].isupper()
+                    if is_layer or node.name != "__init__":
+                        found[_plain(name)] += 1
+                case ast.BinOp(op=op) | ast.AugAssign(op=op) if node.name != "__init__":
+                    found[_plain(type(op).__name__)] += 1
+                case _:
+                    pass
+    del found[""]
+    if not found:
+        return NONE
+    return sha256(repr(sorted(found.items())).encode()).hexdigest()[:DIGITS]
+
+
+def _plain(name: str) -> str:
+    """One name for an operation, however it is written; empty for what computes nothing."""
+    plain = name.lower().replace("_", "")
+    return "" if plain in NOT_COUNTED else SAME.get(plain, plain)
+
+
+def _bytes(signed: np.ndarray) -> np.ndarray:
+    return (signed & 0xFF).astype(np.uint8)
+
+
+if __name__ == "__main__":
+    root = Path(sys.argv[1])
+    lines = [mark("sample", SAMPLE)]
+    for path in sorted(root.glob("level*/*.py")):
+        name = path.relative_to(root).with_suffix("").as_posix()
+        lines.append(mark(name.replace(" ", "_"), path.read_text(encoding="utf-8")))
+    FILE.write_text("\n".join(lines) + "\n")

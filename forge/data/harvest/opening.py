@@ -1,0 +1,46 @@
+"""The sources that words of the command name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge.data.harvest.sources.compositions.source import open_compositions
+from forge.data.harvest.sources.modules import ModuleTree
+from forge.data.harvest.sources.paritybench import Paritybench
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forge.data.harvest.records import HarvestSource
+
+OPENERS: dict[str, Callable[[str], HarvestSource]] = {"compositions": open_compositions}
+"""Sources by the word before a colon, which need no path."""
+ALLOWED = ", ".join(["a directory of Python files", *(f"{word}:..." for word in OPENERS)])
+
+
+def open_sources(words: Sequence[str]) -> list[HarvestSource]:
+    """The source of each word, in order.
+
+    Raises:
+        ConfigError: a word that names no source, a source without a file, or one named twice.
+    """
+    sources = [_open(word) for word in words]
+    names = [one.name for one in sources]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"SOURCE: {twice}: two sources of this name; their problems' ids clash")
+    return sources
+
+
+def _open(word: str) -> HarvestSource:
+    kind, _, rest = word.partition(":")
+    if kind in OPENERS:
+        return OPENERS[kind](rest)
+    path = Path(word)
+    if not path.is_dir():
+        raise ConfigError(f"SOURCE: {word}: no such directory; {ALLOWED}")
+    source = Paritybench(path) if Paritybench.is_one(path) else ModuleTree(path)
+    if not source.units():
+        raise ConfigError(f"SOURCE: {word}: no *.py in it; {ALLOWED}")
+    return source

@@ -1,0 +1,90 @@
+"""The problems of a harvest that stay: each once, and none like a held-out one.
+
+Problems come in the order of the sources; of several alike the first stays. Two are the same if
+their normal forms are (names and sizes are gone), and alike by the signatures of `build/near.py`.
+Alike problems, and those of one file, are a family, which a split keeps together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forge.data.answers import parse
+from forge.data.build.choice import HeldoutProblems, choose_heldout
+from forge.data.build.near import Families, SignatureIndex, signature
+from forge.data.harvest.checks import fault_of
+from forge.data.harvest.kernelbench import marks, operations_of
+from forge.data.sources.normal_form import normal_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forge.config.schema.build import SplitTable
+    from forge.data.harvest.records import Found
+
+HELDOUT_SIMILARITY = 0.8
+"""As `forge data build` compares with held-out problems by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SievedOut:
+    """Why a problem does not stay."""
+
+    step: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sieve:
+    """The problems seen so far."""
+
+    heldout: HeldoutProblems
+    similarity: float
+    keeps_heldout: bool = False
+    """Held-out problems stay: for the share of them that is answered."""
+    _first: dict[str, str] = field(default_factory=dict[str, str])
+    """Origins by the digests of normal forms."""
+    _names: list[str] = field(default_factory=list[str])
+    _index: SignatureIndex = field(init=False)
+    _families: Families = field(default_factory=Families)
+    _files: dict[str, int] = field(default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        self._index = SignatureIndex(self.similarity)
+
+    def refuse(self, found: Found, *, origin: str, number: int) -> SievedOut | None:
+        """The reason against a problem; None if it stays.
+
+        Args:
+            origin: its place, with the name of its source.
+            number: its number among all that stay.
+        """
+        if (fault := fault_of(found.text)) is not None:
+            return SievedOut(step="self-contained", reason=fault[0], detail=fault[1])
+        digest = normal_digest(found.text)
+        tree = parse(found.text)
+        signed = signature(found.text, tree)
+        if not self.keeps_heldout:
+            digests = () if digest is None else (digest,)
+            match = marks().match(digest, operations_of(tree), signed, threshold=HELDOUT_SIMILARITY)
+            match = match or self.heldout.match(signed, digests)
+            if match is not None:
+                return SievedOut(step="apart", reason="similar to a held-out problem", detail=match)
+        first = self._first.setdefault(digest or origin, origin)
+        if first != origin:
+            return SievedOut(step="distinct", reason="the same again", detail=first)
+        if alike := self._index.similar(signed):
+            index, share = max(alike, key=lambda each: (each[1], -each[0]))
+            detail = f"{self._names[index]} ({share:.2f})"
+            return SievedOut(step="distinct", reason="similar to an earlier problem", detail=detail)
+        self._index.add(signed)
+        self._names.append(origin)
+        file = origin.rpartition(":")[0] or origin
+        self._families.join(number, self._files.setdefault(file, number))
+        return None
+
+    def set_apart(self, numbers: Iterable[int], split: SplitTable) -> frozenset[int]:
+        """Numbers of the problems for measuring: whole files, while they fit the share."""
+        return choose_heldout({number: self._families.of(number) for number in numbers}, split)

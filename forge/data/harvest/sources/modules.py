@@ -1,0 +1,144 @@
+"""Problems of any tree of Python files with modules, and of problem files in KernelBench's layout.
+
+A file that defines `Model`, `get_inputs` and `get_init_inputs` is a problem as it is. Of any other,
+each class with a `forward` is tried with arguments that its tests, defaults and names suggest.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from forge.data.harvest.arguments import level_of
+from forge.data.harvest.closure import CodeFile, Library, NotSelfContained, globals_of, read_code
+from forge.data.harvest.guesses import Calls, calls_in, guesses
+from forge.data.harvest.records import Found, Rejected
+from forge.data.problem_files import level_of as level_of_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+LAYOUT = frozenset({"Model", "get_inputs", "get_init_inputs"})
+SKIPPED = ("docs", "node_modules", "build", "dist", "setup.py", "conftest.py")
+"""Folders and files without modules."""
+LICENCES = {
+    "MIT License": "MIT",
+    "Apache License": "Apache-2.0",
+    "BSD 3-Clause": "BSD-3-Clause",
+    "Redistribution and use in source and binary forms": "BSD",
+    "GNU GENERAL PUBLIC LICENSE": "GPL",
+    "Mozilla Public License": "MPL-2.0",
+}
+"""Licences by words at the beginning of their texts."""
+
+
+class ModuleTree:
+    """A directory. A unit is a file."""
+
+    def __init__(self, root: Path, *, name: str = "", package: str = "", licence: str = "") -> None:
+        """
+        Args:
+            name: name of the source; absent: that of the directory.
+            package: dotted name of an installed package.
+            licence: SPDX name; absent: that of a licence file in the directory.
+        """
+        self.name = name or root.resolve().name
+        self._root = root
+        self._package = package
+        self._licence = licence or licence_of(root)
+
+    def facts(self) -> dict[str, Any]:
+        """A hash of the files."""
+        hasher = hashlib.sha256()
+        for unit in self.units():
+            hasher.update(unit.encode() + b"\0" + (self._root / unit).read_bytes())
+        return {"source": self.name, "files": len(self.units()), "sha256": hasher.hexdigest()}
+
+    def units(self) -> Sequence[str]:
+        """Paths of the files, those of tests and hidden ones aside."""
+        return self._units
+
+    @cached_property
+    def _units(self) -> list[str]:
+        return [path for path in self._every if not _is_test(path)]
+
+    @cached_property
+    def _every(self) -> list[str]:
+        paths = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*.py"))
+        return sorted(
+            path
+            for path in paths
+            if not any(part in SKIPPED or part.startswith(".") for part in path.split("/"))
+        )
+
+    def read(self, unit: str) -> Iterator[Found | Rejected]:
+        """The problems of a file."""
+        path = self._root / unit
+        file = read_code(path, module=self._module(unit), is_package=path.name == "__init__.py")
+        if file is None:
+            yield Rejected(origin=unit, kind=self.name, reason="no Python")
+        elif file.definitions.keys() >= LAYOUT:
+            yield Found(
+                text=file.text if file.text.endswith("\n") else f"{file.text}\n", origin=unit,
+                name=path.stem, kind=self.name, level=level_of_path(path), licence=self._licence,
+            )  # fmt: skip
+        else:
+            yield from self._classes(unit, file)
+
+    def _module(self, unit: str) -> str:
+        parts = unit.removesuffix(".py").removesuffix("/__init__").split("/")
+        parts = [] if parts == ["__init__"] else parts
+        return ".".join([*([self._package] if self._package else []), *parts])
+
+    def _classes(self, unit: str, file: CodeFile) -> Iterator[Found | Rejected]:
+        library = Library(self._root, package=self._package)
+        for node in file.classes():
+            origin = f"{unit}:{node.name}"
+            try:
+                yield self._problem(library, file, node.name, origin)
+            except NotSelfContained as error:
+                yield Rejected(
+                    origin=origin, kind=self.name, reason=str(error), detail=error.detail
+                )
+
+    def _problem(self, library: Library, file: CodeFile, name: str, origin: str) -> Found:
+        closure = library.closure(file.module, name)
+        texts: list[str] = []
+        for one in guesses(closure, calls=self._calls):
+            used = globals_of(ast.Expr(one.constructed.arguments)) - {"torch"}
+            closure.require(used)
+            texts.append(
+                closure.text(
+                    inputs=one.inputs,
+                    arguments=one.constructed.arguments,
+                    first=one.constructed.first,
+                )
+            )
+        first, *others = dict.fromkeys(texts)
+        return Found(
+            text=first, alternatives=tuple(others), origin=origin, name=name, kind=self.name,
+            level=level_of(ast.parse(first)), licence=self._licence,
+        )  # fmt: skip
+
+    @cached_property
+    def _calls(self) -> Calls:
+        paths = [self._root / path for path in self._every]
+        files = (read_code(path, module="") for path in paths)
+        return calls_in(file.tree for file in files if file is not None)
+
+
+def licence_of(root: Path) -> str:
+    """The licence that a file of the directory has; empty if none is known."""
+    for path in sorted([*root.glob("LICEN[CS]E*"), *root.glob("COPYING*")]):
+        if path.is_file():
+            head = path.read_text(encoding="utf-8", errors="replace")[:2000]
+            return next((name for words, name in LICENCES.items() if words in head), "")
+    return ""
+
+
+def _is_test(path: str) -> bool:
+    parts = path.split("/")
+    return parts[-1].startswith("test_") or any(part in ("test", "tests") for part in parts[:-1])

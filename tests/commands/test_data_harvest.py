@@ -1,0 +1,276 @@
+"""`forge data harvest`: the same files whenever it is killed, and what it leaves out."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge.adapters.settings import JudgeSettings
+from forge.commands import data_harvest
+from forge.commands.data_harvest import HarvestRequest, harvest, lasting
+from forge.config.schema import ProblemsTable, PromptTable
+from forge.data.harvest.harvested import HarvestLog
+from forge.data.pairs.files import read_pairs
+from forge.data.problems import load_problems
+from forge.data.prompts.prompt_set import make_prompts
+from forge.errors import ConfigError, MachineError
+from forge.records import Status, Verdict
+from forge.records.examination import Examination, Flag
+from forge.records.reason import Reason
+
+OPERATIONS = [
+    "torch.sin(x) * x.mean(dim=1, keepdim=True)",
+    "F.softplus(x - 3.0).cumsum(dim=-1)",
+    "torch.where(x > 0.5, x.exp(), x.abs().sqrt())",
+    "x.clamp(0.1, 0.7).log().sum(dim=(1, 2))",
+    "F.layer_norm(x, x.shape[-1:]).tanh() / 3.0",
+    "torch.stack([x.amax(dim=1), x.amin(dim=1)]).flatten(1)",
+    "F.pad(x, (1, 2)).roll(1, dims=-1).square()",
+    "x.transpose(1, 2).softmax(dim=-1).round()",
+]
+KERNEL = """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, n, BLOCK: tl.constexpr):
+    value = tl.load(x_ptr + tl.arange(0, BLOCK)) * {number}
+    tl.store(x_ptr + tl.arange(0, BLOCK), value)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        kernel[(1,)](x, x.numel(), BLOCK=64)
+        return x
+"""
+
+
+class Killed(BaseException):
+    """The end of the command in the middle."""
+
+
+class FakePool:
+    """Judges without processes: the fourth problem is random, the sixth has no answer."""
+
+    num_judges = 1
+
+    def __init__(self, *, ends_after: int | None = None) -> None:
+        self.asked: list[str] = []
+        self._ends_after = ends_after
+
+    async def harvest(self, work: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
+        self.asked.append(work["step"])
+        if self._ends_after is not None and len(self.asked) > self._ends_after:
+            raise Killed
+        if work["step"] == "sizes":
+            return {"done": {"text": 0, "tensors": 1, "outputs": 1, "group": 0, "large": 2}}
+        number = next(n for n, one in enumerate(OPERATIONS) if one in work["source"])
+        if number == 5:
+            return {"failed": "no kernel", "detail": "a view"}
+        answer = {"code": KERNEL.format(number=number), "policy": "own", "kernels": ["kernel"],
+                  "products": 0, "literals": [], "library": []}  # fmt: skip
+        return {"done": {"is_answered": True, **answer}}
+
+    async def examine(self, problem: Any) -> Examination:
+        flags = {Flag.NONDETERMINISTIC: "it is"} if OPERATIONS[3] in problem.source else {}
+        return Examination(problem_id=problem.problem_id, flags=flags)
+
+    async def judge(self, problem: Any, code: str, *, timing: bool = True) -> Verdict:
+        if any(code == KERNEL.format(number=number) for number in range(8)):
+            assert len(problem.shapes) == 2
+            return Verdict(status=Status.CORRECT, reason=Reason.OK, detail="")
+        words = f"line 3: wrong\noutput[0]: got {time.monotonic():.3f}"
+        return Verdict(status=Status.WRONG, reason=Reason.MISMATCH, detail=words)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    root.mkdir()
+    for number, operation in enumerate(OPERATIONS):
+        root.joinpath(f"m{number}.py").write_text(
+            "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\n"
+            f"class Net{number}(nn.Module):\n"
+            f"    def forward(self, x):\n        return {operation}\n"
+        )
+    return root
+
+
+def run(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, pool: FakePool) -> Any:
+    @asynccontextmanager
+    async def opened(*_: Any, **__: Any):
+        yield pool
+
+    monkeypatch.setattr(data_harvest, "open_private_pool", opened)
+    monkeypatch.setattr(data_harvest, "REPAIR_EVERY", 2)
+    request = HarvestRequest(
+        sources=[str(source)], out=out, heldout_share=0.3, judge=JudgeSettings(device="cpu")
+    )
+    return harvest(request, is_shown=False)
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+
+def test_a_harvest_that_was_killed_writes_the_same_bytes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(source, tmp_path / "once", monkeypatch, FakePool())
+    assert done.manifest["problems"]["train"] + done.manifest["problems"]["heldout"] == 7
+    assert done.manifest["pairs"]["correct"] == 6
+    assert done.manifest["rows"]["repairs"] >= 1
+    out = tmp_path / "killed" / "once"
+    num_asked = 0
+    for ends_after in (0, 3, 6, 9):
+        pool = FakePool(ends_after=ends_after)
+        with pytest.raises(BaseExceptionGroup):
+            run(source, out, monkeypatch, pool)
+        num_asked += len(pool.asked)
+    results = out / ".build" / data_harvest.RESULTS
+    results.write_bytes(results.read_bytes() + b'{"key": "cut')
+    last = FakePool()
+    run(source, out, monkeypatch, last)
+    assert files_of(out) == files_of(tmp_path / "once")
+    assert len(last.asked) < 15  # of all steps of eight problems
+    again = FakePool()
+    run(source, out, monkeypatch, again)
+    assert again.asked == []
+
+
+def test_runs_read_the_rows_and_the_problems(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    manifest = run(source, out, monkeypatch, FakePool()).manifest
+    pairs = read_pairs(out, prompts=make_prompts(PromptTable()), say=lambda _: None)
+    assert len(pairs) == manifest["rows"]["train"]
+    assert {pair.num_turns for pair in pairs} == {1, 2}
+    table = {"source": "file", "path": out / "problems.jsonl", "format": "harvest"}
+    problems = load_problems(ProblemsTable.model_validate(table), seed=0)
+    assert len(problems) == manifest["problems"]["train"]
+    assert not any("torch.rand([4, " in problem.source for problem in problems)
+    held = [json.loads(line) for line in (out / "problems-heldout.jsonl").read_text().splitlines()]
+    assert not {one["id"] for one in held} & {problem.problem_id for problem in problems}
+    dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
+    assert {(one["step"], one["reason"]) for one in dropped} == {
+        ("examined", "nondeterministic"), ("answered", "no kernel"),
+    }  # fmt: skip
+    card = (out / "README.md").read_text()
+    assert "no kernel" in card
+    assert "tl.load" in card
+
+
+def test_words_that_another_draw_would_change_are_left_out() -> None:
+    lines = (
+        "line 12: a * 0.5",
+        "output[0, 4]: 50% of elements differ",
+        "wrong only in output[:, 4:]",
+    )
+    assert lasting("\n".join(lines)) == f"{lines[0]}\n{lines[2]}"
+
+
+def test_a_full_disk_is_one_line(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(HarvestLog, "_open", lambda self: Full())
+    with pytest.raises(ExceptionGroup) as caught:
+        run(source, tmp_path / "out", monkeypatch, FakePool())
+    assert caught.group_contains(MachineError, match=r"results\.jsonl: .*No space left on device")
+
+
+def test_a_tree_without_a_problem_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / "a.py").write_text(
+        "import os\n\nclass A(nn.Module):\n    def forward(self, x):\n        os.fork()\n"
+    )
+    with pytest.raises(ConfigError, match="no problem; 1 imports os"):
+        run(root, tmp_path / "out", monkeypatch, FakePool())
+
+
+UNFIT = """
+import os, time, torch
+import torch.nn as nn
+import torch.utils.model_zoo as model_zoo
+
+class Gate(nn.Module):
+    '''A gate over (B, L, C).'''
+    def __init__(self, dim, eps=1e-5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(dim))
+        self.eps = eps
+    def forward(self, x):
+        return torch.sigmoid(x) * self.weight + torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1)
+class Sleeps(nn.Module):
+    def forward(self, x):
+        time.sleep(100); return x * 2
+class Forks(nn.Module):
+    def forward(self, x):
+        os.fork(); return x * 2
+class Writes(nn.Module):
+    def forward(self, x):
+        open("a", "w").write("x"); return x * 3
+class Downloads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.load_state_dict(model_zoo.load_url("https://example.com/x.pth"))
+    def forward(self, x):
+        return torch.tanh(x) - torch.sinh(x)
+class Needs(nn.Module):
+    def forward(self, x):
+        return torch.cos(x).cuda()
+class Huge(nn.Module):
+    def forward(self, x):
+        return torch.zeros(25_000_000_000).sum() + x
+class Loops(nn.Module):
+    def forward(self, x):
+        while True: x = x + 1
+        return x
+class Without(nn.Module):
+    def forward(self, x=3):
+        return torch.zeros(4) + x
+class Random(nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
+class Named(nn.Module):
+    def forward(self, x):
+        return {"a": torch.exp(x)}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_what_is_unfit_is_refused_by_its_own_reason(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / "m.py").write_text(UNFIT)
+    out = tmp_path / "out"
+    request = HarvestRequest(sources=[str(root)], out=out, judge=JudgeSettings(device="cpu"))
+    done = harvest(request, is_shown=False)
+    assert done.manifest["pairs"]["correct"] == 1
+    dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
+    assert {one["origin"].rpartition(":")[2]: one["reason"] for one in dropped} == {
+        "Sleeps": "imports time",
+        "Forks": "imports os",
+        "Writes": "reads or writes files",
+        "Downloads": "asks the network",
+        "Needs": "its code asks for a GPU",
+        "Huge": "out of memory",
+        "Loops": "too slow",
+        "Without": "no tensor among the inputs",
+        "Random": "nondeterministic",
+        "Named": "the reference returns a dict",
+    }

@@ -1,0 +1,262 @@
+"""Problems from files: their definitions, arguments and sizes, and what is no problem."""
+
+from __future__ import annotations
+
+import ast
+import random
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from forge.data.build.choice import HeldoutProblems
+from forge.data.harvest import mistakes
+from forge.data.harvest.checks import fault_of
+from forge.data.harvest.closure import Library
+from forge.data.harvest.kernelbench import FILE, SAMPLE, mark
+from forge.data.harvest.opening import open_sources
+from forge.data.harvest.records import Found, Rejected
+from forge.data.harvest.sieve import Sieve
+from forge.data.harvest.sizes import replaced, size_groups
+from forge.errors import ConfigError
+
+LAYERS = """
+import torch.nn.functional as F
+from torch import nn
+from registry import register
+
+def act(x: 'Tensor'):
+    return F.silu(x)
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+@register('gated')
+class Gated(nn.Module):
+    def __init__(self, dim, cfg: Config = None, eps=1e-5):
+        super(Gated, self).__init__()
+        self.inner = Model()
+        self.weight = nn.Parameter(torch.ones(dim))
+    def forward(self, x):
+        return self.inner(act(x)) * self.weight
+"""
+PARITY = """
+import torch, torch.nn as nn, cv2
+from _paritybench_helpers import _mock_config
+from torch.nn import *
+
+class Block(nn.Module):
+    def __init__(self, config, width=3, *, bias=True):
+        super().__init__()
+        self.fc = nn.Linear(config.dim, width, bias=bias)
+    def forward(self, x, scale):
+        return self.fc(x) * scale
+
+class Sees(nn.Module):
+    def forward(self, x):
+        return cv2.blur(x)
+
+TESTCASES = [
+    (Block,
+     lambda: ([], {'config': _mock_config(dim=4), 'bias': False}),
+     lambda: ([torch.rand([4, 4])], {'scale': torch.rand([4, 1])}),
+     True),
+    (Sees, lambda: ([], {}), lambda: ([torch.rand([4, 4, 4, 4])], {}), False),
+    (Missing, lambda: ([], {}), lambda: ([torch.rand([4, 4, 4, 4])], {}), False),
+]
+"""
+
+
+def write(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root.joinpath(*name.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text))
+    return root
+
+
+def read(root: Path) -> tuple[dict[str, Found], dict[str, str]]:
+    """Problems and reasons by their origins."""
+    (source,) = open_sources([str(root)])
+    every = [one for unit in source.units() for one in source.read(unit)]
+    reasons = {one.origin: one.reason for one in every if isinstance(one, Rejected)}
+    return {one.origin: one for one in every if isinstance(one, Found)}, reasons
+
+
+def defined(text: str) -> list[str]:
+    nodes = ast.parse(text).body
+    return [one.name for one in nodes if isinstance(one, ast.ClassDef | ast.FunctionDef)]
+
+
+def test_a_class_brings_what_it_uses_and_becomes_model(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        pkg__layers=LAYERS.replace("from torch import nn", "import torch\nfrom torch import nn"),
+        pkg__head="from . import layers as L\nfrom torch import nn\n\nclass Head(nn.Module):\n"
+        "    def forward(self, x):\n        return L.Gated(4)(x)",
+    )
+    library = Library(root)
+    inputs = ast.parse("[torch.rand(2, 4)]", mode="eval").body
+    none = ast.parse("[]", mode="eval").body
+    text = library.closure("pkg.layers", "Gated").text(inputs=inputs, arguments=none)
+    assert sorted(defined(text)) == ["Model", "Model2", "act", "get_init_inputs", "get_inputs"]
+    assert "register" not in text
+    assert "Config" not in text
+    assert "super(Model, self)" in text
+    assert "self.inner = Model2()" in text
+    other = library.closure("pkg.head", "Head").text(inputs=inputs, arguments=none)
+    assert "return Gated(4)(x)" in other
+    assert fault_of(text) is None
+    namespace: dict[str, object] = {}
+    compile(text, "problem", "exec")
+    assert "L" not in namespace
+
+
+def test_cases_of_paritybench_become_problems_with_arguments_in_order(tmp_path: Path) -> None:
+    found, reasons = read(write(tmp_path, generated__test_a_b=PARITY))
+    assert reasons == {
+        "generated/test_a_b.py:1": "imports cv2",
+        "generated/test_a_b.py:2": "unresolved name",
+    }
+    (one,) = found.values()
+    assert one.name == "Block"
+    assert "[torch.rand([4, 4]), torch.rand([4, 1])]" in one.text
+    assert "[[{'dim': 4}], {'bias': False}]" in one.text
+    assert "config = SimpleNamespace(**config)" in one.text
+    assert "from types import SimpleNamespace" in one.text
+
+
+def test_arguments_come_from_tests_before_names(tmp_path: Path) -> None:
+    root = write(
+        tmp_path,
+        layers=LAYERS.replace("dim, cfg: Config = None, ", "dim, path: str = '', "),
+        tests__test_layers="def test_it():\n    m = Gated(24)\n    m(torch.randn(5, 7, 24))\n",
+    )
+    root.joinpath("LICENSE").write_text("MIT License\n")
+    (root / "layers.py").write_text("import torch\n" + (root / "layers.py").read_text())
+    found, reasons = read(root)
+    assert reasons == {}
+    assert set(found) == {"layers.py:Model", "layers.py:Gated"}
+    one = found["layers.py:Gated"]
+    assert "torch.rand([5, 7, 24])" in one.text
+    assert "return [24]" in one.text
+    assert any("return [16]" in text for text in one.alternatives)
+    assert one.licence == "MIT"
+
+
+def test_a_problem_file_is_a_problem_as_it_is(tmp_path: Path) -> None:
+    found, reasons = read(write(tmp_path, level2__gate=SAMPLE))
+    assert found["level2/gate.py"].text == SAMPLE
+    assert found["level2/gate.py"].level == 2
+    assert not reasons
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("import os", "imports os"),
+        ("from torch.hub import load", "imports torch.hub"),
+        ("open('x')", "reads or writes files"),
+        ("torch.save(1, 'x')", "reads or writes files"),
+        ("exec('1')", "runs code from text"),
+        ("def (", "no Python"),
+    ],
+)
+def test_a_text_that_no_sandbox_should_run_is_named(line: str, reason: str) -> None:
+    found = fault_of(f"{SAMPLE}\n{line}\n")
+    assert found is not None
+    assert found[0] == reason
+
+
+def test_sizes_of_a_group_differ_by_axis_and_its_definitions_replace_others() -> None:
+    text = SAMPLE.replace("torch.rand(8, 16)", "torch.rand([4, 4, 4, 4])")
+    groups = size_groups(text)
+    assert "torch.rand([6, 12, 20, 28])" in groups[0].text
+    assert "torch.rand([6, 4, 20, 28])" in groups[1].text
+    for one in groups:
+        assert one.text != one.other != one.large[-1]
+    named = text.replace("[4, 4, 4, 4]", "n, width").replace("[16]", "[width]")
+    (one, *_) = size_groups(f"{named}\nn = 1024 * 512\nwidth = 16\n")
+    assert "n = 6" in one.text
+    assert "n = 10" in one.other
+    assert "width = 16" in one.other
+    assert "n = 1024 * 512" in one.large[0]
+    made = replaced("n = 4\n\ndef get_inputs():\n    return n\n", "n = 7\nm = 3")
+    assert "n = 7" in made
+    assert "n = 4" not in made
+    assert made.index("m = 3") < made.index("def get_inputs")
+
+
+def sieve(*heldout: str) -> Sieve:
+    return Sieve(heldout=HeldoutProblems(heldout, threshold=0.9, key="--heldout"), similarity=0.9)
+
+
+def test_a_problem_stays_once_and_never_beside_a_held_out_one(tmp_path: Path) -> None:
+    def refused(text: str, origin: str, of: Sieve) -> str:
+        found = Found(text=text, origin=origin, name="x", kind="x", level=1)
+        out = of.refuse(found, origin=origin, number=0)
+        return "" if out is None else f"{out.step}: {out.reason}"
+
+    plain = sieve()
+    assert refused(SAMPLE, "a:1", plain) == ""
+    renamed = SAMPLE.replace("linear", "project").replace("rand(8, 16)", "rand(4, 16)")
+    assert refused(renamed, "b:1", plain) == "distinct: the same again"
+    for number, spelling in enumerate(
+        ("torch.relu(x)", "F.relu(x)", "x.relu_()", "self.linear(x)")
+    ):
+        relu = SAMPLE.replace("torch.relu(self.linear(x)) * 0.5", spelling)
+        layer = "nn.ReLU()" if "self" in spelling else "width"
+        relu = relu.replace("nn.Linear(width, width)", layer)
+        assert refused(relu, f"c:{number}", plain) == "apart: similar to a held-out problem"
+    (tmp_path / "held.py").write_text(renamed)
+    assert refused(SAMPLE, "d:1", sieve(str(tmp_path))) == "apart: similar to a held-out problem"
+
+
+def test_marks_of_kernelbench_are_of_this_code() -> None:
+    """Else: `python -m forge.data.harvest.kernelbench CHECKOUT/KernelBench`."""
+    assert FILE.read_text().splitlines()[0] == mark("sample", SAMPLE)
+
+
+KERNEL = """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    value = tl.load(x_ptr + offsets, mask=mask)
+    scaled = value * 2.0
+    tl.store(out_ptr + offsets, scaled, mask=mask)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        scale_kernel[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), BLOCK=64)
+        return out
+"""
+
+
+@pytest.mark.parametrize("mistake", mistakes.MISTAKES, ids=lambda one: one.__name__)
+def test_a_mistake_changes_one_place(mistake) -> None:
+    made = mistake(KERNEL, random.Random(1))
+    assert made not in (None, KERNEL)
+    changed = [a != b for a, b in zip(made.split("\n"), KERNEL.split("\n"), strict=True)]
+    assert sum(changed) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [({}, "no *.py"), ({"missing": ""}, "no such directory")],
+)
+def test_a_source_that_cannot_be_used_is_named(
+    files: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "x" if files else tmp_path
+    with pytest.raises(ConfigError, match="SOURCE: ") as caught:
+        open_sources([str(root)])
+    assert words in str(caught.value)
+    assert str(root) in str(caught.value)
