@@ -16,19 +16,14 @@ from forge.evalpool.judge.channel.shm import FLOATING, decode, is_same, unwritte
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.trial.checks import may_stay
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, Wanted, differing, parts
-from forge.evalpool.judge.wide.look import Values
+from forge.evalpool.judge.wide.look import Values, plant_words
 from forge.evalpool.judge.wide.patterns import mismatch_words
 
 if TYPE_CHECKING:
     import mmap
 
-    from numpy.typing import NDArray
-
     from forge.evalpool.judge.channel.shm import Data
     from forge.evalpool.judge.trial.draws.reference import Layout, Reference
-
-MAX_SHARE = 0.5
-"""Most elements that may differ for a plant to be named beside them."""
 
 
 @dataclass(slots=True)
@@ -167,7 +162,7 @@ class CpuMemory:
             return None
         operands = partial(operands_of, self.reference, number)
         words = mismatch_words(wanted, data, differs, name=name, operands=operands)
-        plant = _plant_of(self.reference, number, differs)
+        plant = plant_words(self.reference.sets[number].plants, operands(), differs)
         return f"{words}\n{plant}" if plant else words
 
     def _state_mismatch(self, number: int) -> str | None:
@@ -224,26 +219,6 @@ def operands_of(reference: Reference, number: int) -> list[Values]:
         for name, spec, content in tensors
         if content is not None
     ]
-
-
-def _plant_of(reference: Reference, number: int, differs: NDArray[np.bool_]) -> str:
-    """The plant beside which an output differs, where most of it does not: that of an element that
-    differs, or of its row."""
-    if not differs.ndim or differs.mean() > MAX_SHARE:
-        return ""
-    one = reference.sets[number]
-    rows = {int(row) for row in np.flatnonzero(differs.reshape(len(differs), -1).any(axis=1))}
-    for is_near in (False, True):
-        for plant in one.plants:
-            spec = reference.real.specs[one.places[plant.position]]
-            index = tuple(int(at) for at in np.unravel_index(plant.index, spec.shape))
-            is_alike = spec.shape == differs.shape and bool(differs[index])
-            is_row = is_near and spec.shape[:1] == differs.shape[:1] and index[0] in rows
-            if is_alike or is_row:
-                content = one.contents[plant.position]
-                value = Values.of_bytes(spec, content).take(np.array([plant.index]))[0]
-                return f"there, input {plant.position}{[*index]} is {value:.6g} ({plant.kind})"
-    return ""
 
 
 def _kept_places(reference: Reference) -> set[int]:

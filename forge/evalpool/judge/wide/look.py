@@ -29,6 +29,8 @@ SHARE, RESIDUE, CLOSE = 0.95, 0.05, 0.01
 NOISE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2}
 """Rounding of a type, relative to the element and the output's rms."""
 MIN_SAMPLES = 8
+MAX_SHARE = 0.5
+"""Most elements that may differ for a plant to be named beside them."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 """Multiples of it, without their whole part, are spread evenly and in step with nothing."""
 
@@ -186,3 +188,34 @@ def look(
         share=float(mask.mean()),
         operands=operands,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """One element of an input that a set replaces."""
+
+    position: int
+    """Number of the input among the tensors of the arguments."""
+    index: int
+    """Number of the element in the flat tensor."""
+    kind: str
+
+
+def plant_words(
+    plants: Sequence[Plant], operands: Sequence[Values], differs: NDArray[np.bool_]
+) -> str:
+    """The plant beside which an output differs, where most of it does not: that of an element that
+    differs, or of its row."""
+    if not differs.ndim or differs.mean() > MAX_SHARE:
+        return ""
+    rows = {int(row) for row in np.flatnonzero(differs.reshape(len(differs), -1).any(axis=1))}
+    for is_near in (False, True):
+        for plant in plants:
+            values = operands[plant.position]
+            index = tuple(int(at) for at in np.unravel_index(plant.index, values.shape))
+            is_alike = values.shape == differs.shape and bool(differs[index])
+            is_row = is_near and values.shape[:1] == differs.shape[:1] and index[0] in rows
+            if is_alike or is_row:
+                value = float(values.take(np.array([plant.index]))[0])
+                return f"there, input {plant.position}{[*index]} is {value:.6g} ({plant.kind})"
+    return ""

@@ -13,7 +13,6 @@ from forge.evalpool.judge.trial.draws.reference import (
     WIDE,
     InputSet,
     Layout,
-    Plant,
     Reference,
     widened,
 )
@@ -23,6 +22,7 @@ from forge.evalpool.judge.wide.compare import (
     Wanted,
     real_question,
 )
+from forge.evalpool.judge.wide.look import Plant
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

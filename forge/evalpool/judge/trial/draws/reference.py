@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.channel.shm import Data
     from forge.evalpool.judge.wide.compare import Wanted
+    from forge.evalpool.judge.wide.look import Plant
 
 MAX_USES = 32
 """Candidates judged on one draw of inputs and parameters: a group of 8 with 3 turns on 2 judges
@@ -196,17 +197,6 @@ class Reference:
         else:
             target = np.frombuffer(memory, count=math.prod(spec.shape), offset=start)
             decode_part(real.dtype, content, start=0, target=target)
-
-
-@dataclass(frozen=True, slots=True)
-class Plant:
-    """One element of an input that a set replaces."""
-
-    position: int
-    """Number of the input among the tensors of the arguments."""
-    index: int
-    """Number of the element in the flat tensor."""
-    kind: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

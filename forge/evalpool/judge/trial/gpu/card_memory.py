@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import numpy as np
 import torch
 
 from forge.evalpool.judge.numbers.called import is_equal
@@ -21,13 +20,13 @@ from forge.evalpool.judge.trial.gpu.layout import spec_of
 from forge.evalpool.judge.wide import card
 from forge.evalpool.judge.wide.card import CardWanted
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question
+from forge.evalpool.judge.wide.look import plant_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.trial.gpu.layout import GpuReference
-    from forge.evalpool.judge.wide.card import Mask
     from forge.evalpool.judge.wide.look import Values
 
 
@@ -35,8 +34,6 @@ MAX_KEPT_BYTES = 256 << 20
 """Outputs that are kept of one candidate, for the comparison of timed calls."""
 MAX_STACKED_BYTES = 64 << 20
 """Outputs of several calls that are compared as one tensor, whose copy takes so much memory."""
-MAX_SHARE = 0.5
-"""Most elements that may differ for a plant to be named beside them."""
 
 Pair: TypeAlias = "tuple[torch.Tensor, str, CardWanted]"
 """A tensor that a call left, its name, and the expected one."""
@@ -186,7 +183,8 @@ class CardMemory:
         if found is None:
             return ""
         words, differs = found
-        plant = "" if differs is None else _plant_of(self.reference, number, differs)
+        plants = self.reference.sets[number].plants
+        plant = "" if differs is None else plant_words(plants, operands(), differs)
         return f"{words}\n{plant}" if plant else words
 
     def _parameter_mismatch(self, number: int) -> str | None:
@@ -281,25 +279,6 @@ class CardMemory:
 
 
 CHANGES_INPUT = "Model changes its input in place, do as it does"
-
-
-def _plant_of(reference: GpuReference, number: int, differs: Mask) -> str:
-    """The plant beside which an output differs, where most of it does not: that of an element that
-    differs, or of its row."""
-    if not differs.ndim or differs.mean() > MAX_SHARE:
-        return ""
-    one = reference.sets[number]
-    rows = {int(row) for row in np.flatnonzero(differs.reshape(len(differs), -1).any(axis=1))}
-    for is_near in (False, True):
-        for plant in one.plants:
-            tensor = reference.tensors[one.inputs[plant.position]]
-            index = tuple(int(at) for at in np.unravel_index(plant.index, tuple(tensor.shape)))
-            is_alike = tensor.shape == differs.shape and bool(differs[index])
-            is_row = is_near and tensor.shape[:1] == differs.shape[:1] and index[0] in rows
-            if is_alike or is_row:
-                value = float(tensor.reshape(-1)[plant.index])
-                return f"there, input {plant.position}{[*index]} is {value:.6g} ({plant.kind})"
-    return ""
 
 
 def operands_of(reference: GpuReference, number: int) -> list[Values]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from forge.evalpool.judge.channel.gpu_memory import Block
-    from forge.evalpool.judge.trial.draws.reference import Plant
     from forge.evalpool.judge.wide.compare import Question
+    from forge.evalpool.judge.wide.look import Plant
 
 NUM_TIMED_SETS = 2
 """Sets that no candidate has seen before it is timed."""
