@@ -25,7 +25,6 @@ from forge.store.reader import open_run
 from forge.tui.widgets.run_lines import draw_ladder, figures
 from forge.views.api import open_run as open_api
 from forge.views.curves import Curves, load_activity
-from forge.views.report.asking import Asker
 from forge.views.report.contents import describe, tables
 from forge.views.report.facts import Facts
 from forge.views.report.run_charts import evaluation_chart
@@ -137,7 +136,7 @@ def monitor(paths: RunPaths) -> str:
 
 def report(paths: RunPaths) -> str:
     with open_run(paths) as reader:
-        facts = Facts(Asker(reader))
+        facts = Facts(reader)
     return json.dumps([facts.missing, describe(facts), tables(facts)])
 
 
@@ -174,7 +173,7 @@ def test_every_place_shows_the_last_finished_step_and_the_open_one(
 def test_an_open_step_is_no_point_of_a_curve(live: RunPaths) -> None:
     with open_run(live) as reader:
         curves = {curve.name: curve for curve in Curves().read(reader)}
-        facts = Facts(Asker(reader))
+        facts = Facts(reader)
     charts = {chart.name: chart for chart in [*facts.trained, *facts.trained_more]}
     assert (curves["reward"].steps, curves["reward"].values) == ((1,), pytest.approx((0.425,)))
     assert curves["pass rate"].values == (0.25,)
@@ -231,7 +230,7 @@ def named_query(paths: RunPaths) -> str:
 
 def charts(paths: RunPaths) -> str:
     with open_run(paths) as reader:
-        facts = Facts(Asker(reader))
+        facts = Facts(reader)
     lines = [*evaluation_chart(facts.evaluations).lines]
     lines += [line for chart in facts.trained for line in chart.lines if line.is_points]
     return "; ".join(f"{line.label} {line.y}" for line in lines)
