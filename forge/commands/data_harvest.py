@@ -65,9 +65,10 @@ if TYPE_CHECKING:
     from forge.data.harvest.records import HarvestSource
     from forge.data.prompts.prompt_set import PromptSet
     from forge.evalpool.pool import Pool
+    from forge.records import Verdict
 
 RESULTS = "results.jsonl"
-PROBLEMS, LARGE = "problems", "problems-large"
+PROBLEMS, LARGE, ANSWERS = "problems", "problems-large", "answers"
 SIZES_CPU_S, ANSWER_CPU_S = 10.0, 30.0
 """Processor time of a child."""
 BUSY_FACTOR = 8.0
@@ -397,7 +398,7 @@ class _Work:
             flags = {flag: said for flag, said in examined.flags.items() if flag.is_unusable}
             flags = flags or {f: said for f, said in examined.flags.items() if f.is_trivial}
             flag, said = next(iter(flags.items()))
-            raise _NotPassed("examined", str(flag), said)
+            raise _NotPassed("examined", str(flag), _NUMBER.sub("…", said))
 
     async def _answer(self) -> None:
         task = {
@@ -422,13 +423,14 @@ class _Work:
         verdict = await self._pool.judge(problem, self._result.code, timing=False)
         if verdict.is_correct and verdict.device != "cpu" and self._result.large:
             large = replace(problem, source=self._result.large, shapes=())
-            verdict = await self._pool.judge(large, self._result.code)
+            is_timed = self._task.request.keeps_heldout
+            verdict = await self._pool.judge(large, self._result.code, timing=is_timed)
             self._note(speedup=None if verdict.timing is None else verdict.timing.speedup)
         self._note(device=verdict.device)
         if not verdict.is_correct:
             certain = verdict.status is not Status.INFRA_ERROR
             reason = f"{verdict.status}: {verdict.reason}"
-            raise _NotPassed("judged", reason, verdict.detail[:300], certain=certain)
+            raise _NotPassed("judged", reason, _words(verdict)[:300], certain=certain)
 
     async def _break(self) -> None:
         """A broken variant of the answer of one problem in REPAIR_EVERY, with the judge's words."""
@@ -443,9 +445,7 @@ class _Work:
             problem = replace(self._problem(), shapes=())  # as the prompt has it
             verdict = await self._pool.judge(problem, code, timing=False)
             if verdict.status.is_scored and not verdict.is_correct:
-                is_drawn = verdict.status is Status.WRONG
-                detail = lasting(verdict.detail) if is_drawn else verdict.detail
-                words = (str(verdict.status), str(verdict.reason), detail)
+                words = (str(verdict.status), str(verdict.reason), _words(verdict))
                 return self._note(broken=code, words=words)
 
     def _problem(self) -> Problem:
@@ -462,7 +462,12 @@ class _Work:
 
 NO_JUDGE = "no judge answered"
 _DRAWN = re.compile(r"\d\.\d|\de[-+]?\d|\d ?%|expected")
-_PLACE = re.compile(r"(look at )?line \d+: ")
+_PLACE = re.compile(r"(shape \d of \d \([\w ]+\): )?(look at )?line \d+: ")
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?%?")
+
+
+def _words(verdict: Verdict) -> str:
+    return lasting(verdict.detail) if verdict.status is Status.WRONG else verdict.detail
 
 
 def lasting(detail: str) -> str:
@@ -498,6 +503,8 @@ def _write(task: HarvestTask, state: _State, log: HarvestLog) -> dict[str, Any]:
     summary = Summary()
     problems = {f"{name}{end}": out / f".{name}{end}.jsonl.partial"
                 for name in (PROBLEMS, LARGE) for end in ("", "-heldout")}  # fmt: skip
+    if request.keeps_heldout:
+        problems[ANSWERS] = out / f".{ANSWERS}.jsonl.partial"
     files = {name: path.open("w", encoding="utf-8") for name, path in problems.items()}
     with open_sinks(out, request.formats, (TRAIN, HELDOUT)) as sinks:
         for number in kept:
@@ -511,7 +518,11 @@ def _write(task: HarvestTask, state: _State, log: HarvestLog) -> dict[str, Any]:
                     file = files[f"{name}-heldout" if is_apart else name]
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
             summary.add_problem(result, is_apart=is_apart)
-            if not result.is_pair or request.keeps_heldout:
+            if not result.is_pair:
+                continue
+            if request.keeps_heldout:
+                row = {"id": id, "code": result.code, "speedup": result.speedup}
+                files[ANSWERS].write(json.dumps(row, ensure_ascii=False) + "\n")
                 continue
             for messages in conversations(result, id, task.prompts):
                 tokens = None if task.chat is None else task.chat.count_tokens(messages)
