@@ -71,9 +71,12 @@ RESULTS = "results.jsonl"
 PROBLEMS, LARGE, ANSWERS = "problems", "problems-large", "answers"
 SIZES_CPU_S, ANSWER_CPU_S = 10.0, 30.0
 """Processor time of a child."""
+MAX_RUN_S = 1.0
+"""Processor time of a problem's construction and first run: more is a whole model, whose answer no
+judge on a CPU ends in time."""
 BUSY_FACTOR = 8.0
 """Times that, which a child may last on a machine that is busy."""
-PHASE_S = 40.0
+PHASE_S = 90.0
 """Deadline of a judge's phases: generous, so that a busy machine changes no result."""
 MAX_BYTES = 4 << 30
 """Largest inputs and outputs of a large problem."""
@@ -350,6 +353,8 @@ class _Work:
             number: int = done["text"]
             texts = [texts[number]]
             done = await self._ask_sizes(texts, self._groups(texts))
+        if done["cpu_s"] > MAX_RUN_S:
+            raise _NotPassed("runs", "too large", f"its first run takes more than {MAX_RUN_S} s")
         if not done["tensors"]:
             raise _NotPassed("runs", "no tensor among the inputs")
         if not done["outputs"]:

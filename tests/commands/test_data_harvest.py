@@ -71,7 +71,16 @@ class FakePool:
         if self._ends_after is not None and len(self.asked) > self._ends_after:
             raise Killed
         if work["step"] == "sizes":
-            return {"done": {"text": 0, "tensors": 1, "outputs": 1, "group": 0, "large": 2}}
+            return {
+                "done": {
+                    "text": 0,
+                    "tensors": 1,
+                    "outputs": 1,
+                    "cpu_s": 0.1,
+                    "group": 0,
+                    "large": 2,
+                }
+            }
         number = next(n for n, one in enumerate(OPERATIONS) if one in work["source"])
         if number == 5:
             return {"failed": "no kernel", "detail": "a view"}

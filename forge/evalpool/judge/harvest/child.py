@@ -91,7 +91,8 @@ def _sizes(request: Mapping[str, Any]) -> dict[str, Any]:
     run_eagerly(request["source"])
     number, first = _first_run([request["source"], *request["alternatives"]])
     result: dict[str, Any] = {
-        "text": number, "tensors": first.num_tensors, "outputs": first.num_outputs
+        "text": number, "tensors": first.num_tensors, "outputs": first.num_outputs,
+        "cpu_s": first.cpu_s,
     }  # fmt: skip
     for number, group in enumerate(request["groups"]):
         runs = [_try(text) for text in (group["text"], group["other"])]
@@ -114,7 +115,10 @@ def _sizes(request: Mapping[str, Any]) -> dict[str, Any]:
 class _Run:
     """Facts of one forward pass."""
 
-    def __init__(self, inputs: list[Any], outputs: list[torch.Tensor], flops: int) -> None:
+    def __init__(
+        self, inputs: list[Any], outputs: list[torch.Tensor], *, flops: int, cpu_s: float
+    ) -> None:
+        self.cpu_s = cpu_s
         self.num_tensors = len(leaves(inputs))
         self.num_outputs = len(outputs)
         self.num_bytes = sum(one.nbytes for one in [*leaves(inputs), *outputs])
@@ -127,7 +131,7 @@ class _Run:
     @classmethod
     def of(cls, text: str, *, device: str = "cpu") -> _Run:
         """Runs a text. Raises what it raises."""
-        module = types.ModuleType("problem")
+        module, began = types.ModuleType("problem"), time.process_time()
         torch.manual_seed(0)
         with torch.device("meta") if device == "meta" else nullcontext():
             run_source(text, module, file=FILE)
@@ -135,7 +139,8 @@ class _Run:
             inputs = make_inputs(module)
             with FlopCounterMode(display=False) if device == "meta" else nullcontext() as counter:
                 outputs = flatten(model(*inputs))
-        return cls(inputs, outputs, counter.get_total_flops() if counter else 0)
+        flops = counter.get_total_flops() if counter else 0
+        return cls(inputs, outputs, flops=flops, cpu_s=time.process_time() - began)
 
 
 def _first_run(texts: Sequence[str]) -> tuple[int, _Run]:
