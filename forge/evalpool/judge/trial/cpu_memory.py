@@ -45,6 +45,17 @@ class CpuMemory:
     """The set that lies in the memory, as long as no call has run on it."""
     returned: frozenset[int] = frozenset()
     """Inputs that the program returns, which it may write to."""
+    _compared: frozenset[int] = field(init=False)
+    """Places of outputs, and of what the reference changes, in any set."""
+
+    def __post_init__(self) -> None:
+        states = dict(self.reference.request["state"])
+        found = set[int]()
+        for one in self.reference.sets:
+            found.update(one.slots)
+            found.update(one.places[position] for position in one.changed)
+            found.update(states[name] for name in one.state)
+        self._compared = frozenset(found)
 
     @property
     def layout(self) -> Layout:
@@ -106,7 +117,7 @@ class CpuMemory:
         """Copies what a call left in outputs and in what the reference changes."""
         self._loaded = None
         with memoryview(self.memory) as whole:
-            for place in self._compared_places():
+            for place in self._compared:
                 with self.layout.part(whole, place) as part:
                     if place not in self._left:
                         self._left[place] = memoryview(bytearray(len(part)))
@@ -181,16 +192,6 @@ class CpuMemory:
         """True if the call left alone what the reference leaves alone."""
         with memoryview(self.memory) as whole:
             return self.reference.are_inputs_kept(whole, number, self.layout, but=self.returned)
-
-    def _compared_places(self) -> set[int]:
-        """Places of outputs, and of what the reference changes, in any set."""
-        states = dict(self.reference.request["state"])
-        found = set[int]()
-        for one in self.reference.sets:
-            found.update(one.slots)
-            found.update(one.places[position] for position in one.changed)
-            found.update(states[name] for name in one.state)
-        return found
 
 
 def _is_unwritten(wanted: Wanted, data: memoryview[int]) -> bool:

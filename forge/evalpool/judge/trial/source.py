@@ -56,7 +56,9 @@ def _parse(code: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(code)
-        if not any(getattr(node, "finalbody", None) for node in ast.walk(tree)):
+        if "finally" not in code or not any(
+            getattr(node, "finalbody", None) for node in ast.walk(tree)
+        ):
             compile(tree, "candidate.py", "exec")  # finds `return` outside a function and the like
     return tree
 

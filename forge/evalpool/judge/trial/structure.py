@@ -49,6 +49,8 @@ WRITES_INPUT = "writes to input"
 MAX_KERNELS = 64
 """Kernels whose accesses are remembered, each with its text: those of the last candidates, which
 are captured for several input sets and often alike."""
+MAX_MODULES = 4
+"""Parsed texts that are remembered: those of the candidate that is judged."""
 MAX_KEPT_CHARACTERS = 64 << 10
 """Longest text that is remembered; a candidate may send megabytes."""
 
@@ -198,7 +200,7 @@ def store_line(program: Program, output: int) -> int:
     def uses(node: Launch) -> Sequence[Use | None]:
         kernel = program.kernels[node.kernel]
         is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
-        return uses_of(_module(kernel.ttir), kernel.name) if is_kept else ()
+        return uses_of(_kept_module(kernel.ttir), kernel.name) if is_kept else ()
 
     try:
         return line_of(stores_to(program, output, uses))
@@ -214,7 +216,7 @@ def operation_line(program: Program, names: Collection[str], place: int) -> int:
         if len(kernel.ttir) > MAX_KEPT_CHARACTERS:
             return 0
         try:
-            functions = _module(kernel.ttir).functions.values()
+            functions = _kept_module(kernel.ttir).functions.values()
         except InvalidModule:
             return 0
         for function in functions:
@@ -278,7 +280,8 @@ def _require_parameters(kernel: Kernel, found: Sequence[Access]) -> None:
 
 
 def _read_text(ttir: str, name: str) -> Text:
-    module = _module(ttir)
+    is_kept = len(ttir) <= MAX_KEPT_CHARACTERS
+    module = (_kept_module if is_kept else _module)(ttir)
     with malformed():
         if name not in module.functions:
             raise InvalidModule("no function of this name")
@@ -295,6 +298,7 @@ def _module(ttir: str) -> Module:
 
 
 _kept_text = lru_cache(maxsize=MAX_KERNELS)(_read_text)
+_kept_module = lru_cache(maxsize=MAX_MODULES)(_module)
 
 
 def _access(use: Use | None) -> Access:

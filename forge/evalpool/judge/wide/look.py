@@ -53,6 +53,12 @@ def spread(size: int, most: int) -> Indices:
     return (np.arange(most) * GOLDEN % 1 * size).astype(np.int64)
 
 
+def is_near(found: Part, wanted: Part, allowed: Part, *, share: float = SHARE) -> bool:
+    """True if a share of values are no farther from others than is allowed."""
+    near = np.abs(wanted - found) <= allowed
+    return int(np.count_nonzero(near)) >= share * near.size
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
     """A tensor whose elements are read where they are needed."""
@@ -122,6 +128,8 @@ class Look:
     bad: Indices = field(init=False)
     """Elements of the sample at which got is not finite though expected is."""
     noise: Part = field(init=False)
+    allowed: Part = field(init=False)
+    """Largest distance of got from what a hypothesis says, at `places`."""
 
     def __post_init__(self) -> None:
         self.e, self.g = self.expected.take(self.places), self.got.take(self.places)
@@ -129,6 +137,7 @@ class Look:
         self.bad = self.places[np.isfinite(self.e) & ~np.isfinite(self.g)]
         self.places, self.e, self.g = (one[is_finite] for one in (self.places, self.e, self.g))
         self.noise = self.noise_of(self.e)
+        self.allowed = self._allowed(self.e, self.g)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,13 +156,15 @@ class Look:
 
     def fits(self, found: Part) -> bool:
         """True if the output is what a hypothesis says, where it differs."""
-        return self.fit(self.e, self.g, found)
+        return self.g.size > 0 and is_near(found, self.g, self.allowed)
 
     def fit(self, e: Part, g: Part, found: Part) -> bool:
         """The same for other elements than the sample's."""
+        return g.size > 0 and is_near(found, g, self._allowed(e, g))
+
+    def _allowed(self, e: Part, g: Part) -> Part:
         most = np.minimum(RESIDUE * np.abs(g - e), CLOSE * (np.abs(g) + rms_of(g)))
-        near = np.abs(g - found) <= most + np.minimum(self.noise_of(e), self.noise_of(g))
-        return g.size > 0 and float(np.mean(near)) >= SHARE
+        return most + np.minimum(self.noise_of(e), self.noise_of(g))
 
     def alike(self) -> Iterator[Values]:
         """Inputs of the output's shape."""
