@@ -62,7 +62,7 @@ def test_an_access_out_of_bounds_is_reported_with_element_and_line() -> None:
         one.forward()
     assert caught.value.kind == "out_of_bounds"
     assert caught.value.line == 112
-    assert "load of element 256 of x (input 0, float32 256)" in caught.value.message
+    assert "load of element 256 of x (input 0, 256)" in caught.value.message
     assert "program 4" in caught.value.message
 
 

@@ -175,7 +175,7 @@ def _target(fault: Fault, place: Place) -> str:
     one = place.program.tensors[number]
     size = ITEM_BYTES[one.dtype]
     element = (fault.offset - one.offset * size) // size
-    tensor = f"{name} ({_origin(place.program, one)}, {one.dtype} {_shape(one)})"
+    tensor = f"{name} ({_origin(place.program, one)}, {_shape(one)})"
     return f"element {element} of {tensor}"
 
 
