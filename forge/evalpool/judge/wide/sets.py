@@ -72,6 +72,9 @@ ROUNDING = "a rounding decides"
 """Why a reference is narrow of which other roundings in float64 make another one."""
 VANISHED = 1e-20
 """Outputs all of which are so small beside given ones are nothing but underflow."""
+SHRUNK, CANCELLED = 1e-4, 1e-5
+"""Outputs below these shares of given ones and of the inputs may be differences of large numbers,
+as an entropy is: float64 loses more there than LEAST_SCALE and SAME allow."""
 MIN_SETS, NUM_SETS = 2, 5
 """Sets where there is room for no more, and least number where there is: two with loud plants."""
 MAX_NOTED = 64
@@ -597,7 +600,7 @@ class Draws:
                 called = call(self._model, inputs, has_state=True)
             except Exception:  # in its own types a reference may raise anything
                 continue
-            if groups and not self._is_like_given(called.results(self._changed)):
+            if groups and not self._is_like_given(called.results(self._changed), inputs):
                 continue
             wide = tried.called if self._wide is not None else None
             made = self._set(inputs, called, wide)
@@ -623,9 +626,9 @@ class Draws:
             raise
         except Exception:  # outside of its domain a reference may raise anything
             return None
-        return found if self._is_like_given(found.outputs) else None
+        return found if self._is_like_given(found.outputs, inputs) else None
 
-    def _is_like_given(self, outputs: Outputs) -> bool:
+    def _is_like_given(self, outputs: Outputs, inputs: list[Any]) -> bool:
         """True for outputs of the given shapes that are finite where all given ones are, and not
         all next to 0; that are numbers, where given inputs have infinities."""
         assert self._given is not None
@@ -637,8 +640,10 @@ class Draws:
             size = _largest(one)
             if math.isnan(size) or (size == math.inf and not self._has_infinities):
                 return False
-            if 0 < size < VANISHED * given:
-                return False
+            if 0 < size < SHRUNK * given:
+                finite = [x for x in map(_largest, leaves(inputs)) if math.isfinite(x)]
+                if size < max(VANISHED * given, CANCELLED * max(finite, default=0.0)):
+                    return False
         return True
 
     def _is_stable(self, tried: _Tried) -> bool:
