@@ -27,6 +27,7 @@ from forge.evalpool.judge.compiler.binary import SHARED_BYTES, warp_size_of
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
+from forge.evalpool.judge.program.format import Origin
 from forge.evalpool.judge.program.walk import open_alternatives, returned_inputs, winners
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
@@ -327,7 +328,7 @@ class CpuJudgement(Judgement):
                 terms = PRECISION_TERMS
         self._lay(is_wide=False)
         self._memory.is_narrow = self.reference.wide is not None and self.evidence != WIDE
-        self._run_checks(numbers=random.SystemRandom().sample(asked, len(asked)), **terms)
+        self._run_checks(numbers=asked, **{"is_repeated": self._is_kept(), **terms})
         is_planted = any(one.is_planted for one in sets)
         words = insensitive(self.reference.insensitive, is_planted=is_planted)
         return self.report(Status.CORRECT, "ok", words)
@@ -337,7 +338,14 @@ class CpuJudgement(Judgement):
         numbers = [number for number, one in enumerate(self.reference.sets) if one.wide]
         self.evidence = WIDE
         self._lay(is_wide=True)
-        self._run_checks(numbers=random.SystemRandom().sample(numbers, len(numbers)))
+        self._run_checks(numbers=numbers, is_repeated=self._is_kept())
+
+    def _is_kept(self) -> bool:
+        """True if a program may keep something between calls: a constant that it writes to, or what
+        its host has read. All other memory is put back before each call."""
+        kept = self.first()
+        constants = (one.origin is Origin.CONSTANT for one in kept.program.storages)
+        return kept.reads_values or any(constants)
 
     def _lay(self, *, is_wide: bool) -> None:
         """Takes a layout for the calls to come. Alternatives have run on none of their sets."""
