@@ -200,6 +200,17 @@ def test_outputs_of_which_a_difference_of_large_numbers_leaves_nothing_are_not_a
             assert found == 0 or found > 1e-5 * min(largest, 1.0)  # a kernel's m + log(l) - w / l
 
 
+def test_integers_that_a_rounding_decides_on_come_as_float64_gives_them_too() -> None:
+    body = "s = a.abs().amax(-1, True) / 127; return torch.round(a / s).to(torch.int8), s"
+    found = draw(source("torch.randn(15, 72).bfloat16()", body), precision="bf16")
+    assert found.why == "a rounding decides"
+    for one in found.sets:
+        x = one.inputs[0].double()
+        exact = torch.round(x / (x.abs().amax(-1, True) / 127)).to(torch.int8)
+        assert torch.equal(one.exact[0], exact)
+        assert not torch.equal(one.outputs[0], exact)
+
+
 def test_equal_elements_are_planted_only_where_they_leave_the_answer_unique() -> None:
     for body in ("return a.sort(-1).indices", "return a.argmax(-1), a.topk(3).indices"):
         found = draw(source("torch.randn(64, 33)", body))

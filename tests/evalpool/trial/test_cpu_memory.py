@@ -11,6 +11,7 @@ import pytest
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.draws.build import Builder
+from forge.evalpool.judge.wide.compare import agrees
 
 SPECS = [
     TensorSpec("float32", (4,)),
@@ -124,3 +125,15 @@ def test_a_changed_parameter_is_left_as_by_the_reference_and_statistics_may_stay
 def test_a_layout_with_other_results_or_plants_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises((LayoutError, ValueError)):
         Builder(SPECS, DATA, precision="fp32").build(layout_of(**changes))
+
+
+def test_an_integer_may_be_that_of_float64_though_none_is_asked_in_it() -> None:
+    made = layout_of(outputs=[N], wide=[], exact=[len(SPECS)]) | {"kinds": []}
+    exact = struct.pack("2q", 7, 9)
+    built = Builder([*SPECS, SPECS[N]], [*DATA, exact], precision="bf16").build(made)
+    assert agrees(built.sets[0].expected[0], exact)
+    assert not agrees(built.sets[0].expected[0], struct.pack("2q", 7, 10))
+    with pytest.raises(LayoutError):
+        Builder(SPECS, DATA, precision="bf16").build(
+            layout_of(outputs=[N], wide=[], exact=[WIDE]) | {"kinds": []}
+        )

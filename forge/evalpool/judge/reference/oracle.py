@@ -369,6 +369,7 @@ def _describe(
                 "changed": [[number, describer.add(output)] for number, output in one.changes()],
                 "state": [[name, describer.add(tensor)] for name, tensor in one.state.items()],
                 "wide": [describer.add(tensor) for tensor in one.wide or ()],
+                "exact": [describer.add(tensor) for tensor in one.exact],
                 "wide_state": [[name, describer.add(t)] for name, t in one.wide_state.items()],
                 "plants": [list(plant) for plant in one.plants],
                 "asks_real": one.asks_real,

@@ -49,7 +49,7 @@ WRITES_INPUT = "writes to input"
 MAX_KERNELS = 64
 """Kernels whose accesses are remembered, each with its text: those of the last candidates, which
 are captured for several input sets and often alike."""
-MAX_MODULES = 4
+MAX_MODULES = 2
 """Parsed texts that are remembered: those of the candidate that is judged."""
 MAX_KEPT_CHARACTERS = 64 << 10
 """Longest text that is remembered; a candidate may send megabytes."""

@@ -112,6 +112,9 @@ class InputSet:
     """True if a rounding decides on integers among `outputs`, as on positions of close values."""
     wide: list[torch.Tensor] | None = None
     """`outputs` in float64 (wide/reference.py); None where the reference has none."""
+    exact: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    """`outputs`, the integers among them as float64 gives them, where a rounding decides: none is
+    asked in float64."""
     wide_state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """`state` in float64."""
     plants: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
@@ -241,6 +244,8 @@ class Draws:
         self._close: list[float] = []
         self._changed: list[int] = []
         self._wide: WideReference | None = None
+        self._exact: WideReference | None = None
+        """The reference in float64 where a rounding decides on integers of it."""
         self.kinds: frozenset[str] = frozenset()
         self.why = ""
         self.has_room = True
@@ -295,6 +300,8 @@ class Draws:
             wide = self._ran_wide(inputs)
             if self._given is None and wide is not None and not self._learns(inputs, wide):
                 self._require_conditioned(outputs, wide.results(self._changed))
+                if not all(one.is_floating_point() for one in outputs):
+                    self._exact = self._wide
                 self._narrow(ROUNDING)
                 wide = None
             made = self._set(inputs, called, wide)
@@ -424,7 +431,22 @@ class Draws:
             every = zip(outputs, made.wide, self._close, strict=True)
             lost = [_distance(one, two, by_row=False) / close for one, two, close in every if close]
             made.real_error = max(lost, default=0.0)
+        elif self._exact is not None:
+            made.exact = self._exactly(self._exact, inputs, outputs)
         return made
+
+    def _exactly(self, exact: WideReference, inputs: list[Any], outputs: Outputs) -> Outputs:
+        """Outputs with the integers of float64; none where that raises."""
+        try:
+            found = exact.run(inputs, self._changed).results(self._changed)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # as a reference may on planted inputs
+            return []
+        if [one.shape for one in found] != [one.shape for one in outputs]:
+            return []
+        pairs = [*zip(outputs, found, strict=True)]
+        return [one if one.is_floating_point() else other for one, other in pairs]
 
     def _deal(self, num_sets: int) -> None:
         """Plans the kinds of each of `num_sets` sets: every kind of single elements in one. Loud

@@ -99,7 +99,7 @@ class Builder:
         form = self._tree(one["inputs"], parts)
         specs = [self._specs[part] for part in parts]
         places = self._take(f"inputs {form} {specs}", parts)
-        exact = one.get("wide") or [None] * len(one["outputs"])
+        exact = one.get("wide") or one.get("exact") or [None] * len(one["outputs"])
         is_sure = bool(one.get("wide")) and one.get("is_open") is False
         self._slack = max(1.0, float(one.get("slack", 1.0)))
         expected = tuple(
@@ -172,6 +172,8 @@ class Builder:
         question = question if self._kinds else replace(question, is_alone=True)
         if spec.dtype in FLOATING:
             return Wanted(spec=spec, data=self._parts[part], question=question)
+        if exact is not None and self._specs[exact] != spec:
+            raise LayoutError(f"{self._specs[exact]} in place of {spec}")
         return Wanted(
             spec=spec,
             data=self._parts[part],

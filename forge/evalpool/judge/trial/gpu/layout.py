@@ -61,6 +61,8 @@ class Set:
     """Parameters that forward changes, by name, and the indices of their contents afterwards."""
     wide: tuple[int, ...] = ()
     """Outputs, then changed inputs, in float64; empty where there are none."""
+    exact: tuple[int, ...] = ()
+    """The same where a rounding decides, integers as float64 gives them: none is asked in it."""
     plants: tuple[Plant, ...] = ()
     """Some of the elements that it replaces, for messages."""
     is_planted: bool = False
@@ -184,6 +186,7 @@ def arrange(
                 changed=changed,
                 state=_state(one["state"], known, tensors),
                 wide=_indices(one.get("wide", ()), tensors),
+                exact=_indices(one.get("exact", ()), tensors),
                 plants=parse_plants(one.get("plants", ()), [tensors[i].numel() for i in found]),
                 is_planted=bool(one.get("plants")),
                 asks_real=one.get("asks_real", True) is True,
@@ -261,11 +264,12 @@ def _wanted(
     found: dict[int, CardWanted] = {}
     for one in sets:
         real = [*one.outputs, *(change.output for change in one.changed)]
-        for index in one.wide:
+        exact = one.wide or one.exact
+        for index in exact:
             found[index] = CardWanted(tensor=tensors[index], question=same)
-        if one.wide and len(one.wide) != len(real):
+        if exact and len(exact) != len(real):
             raise LayoutError("results in float64 of some outputs")
-        for index, wide in zip(real, one.wide or (-1,) * len(real), strict=True):
+        for index, wide in zip(real, exact or (-1,) * len(real), strict=True):
             form = widened(spec_of(tensors[index]), kinds)
             if wide >= 0 and spec_of(tensors[wide]) != form:
                 raise LayoutError("results in float64 of other shapes or types")
