@@ -109,6 +109,9 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
         layer_norm(SMALL), layer_norm(SMALL, eps=0), [SMALL, WEIGHT, BIAS],
         ["1e-05 less", "epsilon"],
     ),
+    "no epsilon in rows of one variance": (
+        layer_norm(ROWS), layer_norm(ROWS, eps=0), [ROWS, WEIGHT, BIAS], ["1e-05 less", "epsilon"],
+    ),
     "an unbiased variance behind an affine part": (
         layer_norm(ROWS), layer_norm(ROWS, ddof=1), [ROWS, WEIGHT, BIAS], ["50 in place of 49"],
     ),

@@ -371,7 +371,7 @@ def _norm_words(one: Look, x: Part, right: tuple[Part, Part], wrong: tuple[Part,
         share = float(np.median(off / center))
         return f"the mean of each row is {share:.5g} of what it should be{_meaning(one, share)}"
     ratio, added = other / power, other - power
-    if _is_one(ratio, 1e-4):
+    if _is_one(ratio, 1e-4) and _is_one(ratio - 1):
         share = float(np.median(ratio))
         return f"the {kind} of each row is {share:.5g} of what it should be{_meaning(one, share)}"
     if _is_one(added):
