@@ -81,7 +81,11 @@ def test_code_that_makes_tensors_elsewhere_has_a_baseline(
 
 
 STREAM = KERNEL.replace(
-    LAUNCH, "        with torch.cuda.stream(torch.cuda.Stream()):\n    " + LAUNCH
+    LAUNCH,
+    "        first, other = torch.cuda.current_stream(), torch.cuda.Stream()\n"
+    "        other.wait_stream(first)\n"
+    f"        with torch.cuda.stream(other):\n    {LAUNCH}"
+    "        first.wait_stream(other)\n",
 )
 KEPT = KERNEL.replace(
     "def forward(self, x):\n",
