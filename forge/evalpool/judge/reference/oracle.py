@@ -236,6 +236,7 @@ def _computed(
             "drawn": drawn,
             "rounding": terms.rounding,
             "flops": 0 if counted is None else counted.flops,
+            "products": counted is None or has_products(counted),
             "names": [] if counted is None else sorted(counted.names),
             "form": draw.sets[0].form,
             "kinds": sorted(draw.kinds),

@@ -25,7 +25,7 @@ from forge.evalpool.judge.wide.compare import (
 from forge.evalpool.judge.wide.look import Plant
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from forge.evalpool.judge.channel.shm import Data
     from forge.evalpool.judge.trial.draws.reference import Tree
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 MAX_TENSORS = 20_000
 MAX_PLANTS = 64
 MAX_WORDS = 64
-RECURRENT = ("rnn", "lstm", "gru")
-"""In names of operations whose products have no FLOPs of their own."""
 
 
 class Builder:
@@ -87,8 +85,8 @@ class Builder:
             sets=sets,
             is_sequence=is_sequence,
             nesting=nesting,
-            names=(names := frozenset(str(name) for name in layout["names"])),
-            has_products=not names or int(layout["flops"]) > 0 or _is_recurrent(names),
+            names=frozenset(str(name) for name in layout["names"]),
+            has_products=layout.get("products") is not False,
             why_narrow=parse_words(layout.get("narrow") or ""),
             insensitive=tuple(parse_words(one) for one in layout.get("insensitive", ())),
             is_constant=layout.get("constant") is True,
@@ -201,11 +199,6 @@ class Builder:
         if key not in self._places:
             self._places[key] = tuple(self._append(spec, None) for spec in specs)
         return self._places[key]
-
-
-def _is_recurrent(names: Collection[str]) -> bool:
-    """True if torch runs layers whose products are not counted by themselves."""
-    return any(part in name for part in RECURRENT for name in names)
 
 
 def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from forge.evalpool.judge.numbers.blocks import blocks_of
-from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.program.dataflow import effects
 from forge.evalpool.judge.program.format import Launch, Origin, Section
 from forge.evalpool.judge.program.walk import variants
+from forge.evalpool.judge.wide import card
+from forge.evalpool.judge.wide.card import CardWanted
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from forge.evalpool.judge.program.dataflow import Accesses
     from forge.evalpool.judge.program.format import Program
 
-TOLERANCE = 1e-2
-"""Relative difference between two calls on the same inputs, of sums in any order."""
+ORDER = Question(1e-2)
+"""Two calls on the same inputs, with sums in any order."""
 
 
 def may_remember(program: Program, accesses: Accesses) -> bool:
@@ -50,18 +51,9 @@ def may_remember(program: Program, accesses: Accesses) -> bool:
 
 def are_alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """True if two calls on the same inputs gave the same, but for the order of sums."""
-    return all(_is_alike(one, other) for one, other in zip(ones, others, strict=True))
 
+    def wanted(other: torch.Tensor) -> CardWanted:
+        question = ORDER if other.is_floating_point() else SAME_FUNCTION
+        return CardWanted(tensor=other, question=question)
 
-def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    finite = other.isfinite()
-    size = float(widened(other)[finite].square().mean().sqrt()) if bool(finite.any()) else 0.0
-    for block in blocks_of(one):
-        first, second = widened(one[block]), widened(other[block])
-        near = (first - second).abs() <= TOLERANCE * (second.abs() + size)
-        same = (first == second) | (first.isnan() & second.isnan())
-        if not bool((near | same).all()):
-            return False
-    return True
+    return all(card.agree([(one, wanted(each)) for one, each in zip(ones, others, strict=True)]))
