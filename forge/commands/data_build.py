@@ -289,6 +289,8 @@ def work_folder(folder: Path, key: str, *, name: str = "output.dir") -> Generato
     try:
         work.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
+    except (NotADirectoryError, FileExistsError):
+        raise ConfigError(f"{name}: {folder}: found a file; a directory") from None
     except OSError as error:
         raise MachineError(f"{name}: {work}: cannot be made: {error.strerror}") from error
     try:

@@ -21,7 +21,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import anyio
 import anyio.to_thread
@@ -31,6 +31,7 @@ from forge.commands.counter import open_counter
 from forge.commands.data_build import PACKAGES, find_finished, hash_code, work_folder
 from forge.config.schema import PromptTable
 from forge.config.schema.build import SplitTable
+from forge.config.schema.rollout import PresetName
 from forge.data.build.choice import HeldoutProblems
 from forge.data.build.output import HELDOUT, MANIFEST, TRAIN, hash_file, open_sinks, output_row
 from forge.data.build.shards import write_whole
@@ -173,9 +174,11 @@ class HarvestTask:
         table = table.model_copy(
             update={"compile_timeout_s": PHASE_S, "correct_timeout_s": PHASE_S}
         )
-        prompts = prompts_for(
-            PromptTable.model_validate({"preset": request.preset}), table, request.judge.gpus()
-        )
+        if request.preset not in get_args(PresetName):
+            allowed = ", ".join(get_args(PresetName))
+            raise ConfigError(f"--preset {request.preset}: one of {allowed}")
+        prompt = PromptTable.model_validate({"preset": request.preset})
+        prompts = prompts_for(prompt, table, request.judge.gpus())
         chat = None
         if request.tokenizer is not None:
             chat = ChatTemplate.load(request.tokenizer, thinking=prompts.thinking)

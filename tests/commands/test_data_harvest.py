@@ -7,6 +7,7 @@ import io
 import json
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,23 @@ def test_a_full_disk_is_one_line(
     with pytest.raises(ExceptionGroup) as caught:
         run(source, tmp_path / "out", monkeypatch, FakePool())
     assert caught.group_contains(MachineError, match=r"results\.jsonl: .*No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"preset": "loud"}, "--preset loud: one of"),
+        ({"policy": "any"}, "--policy any: one of"),
+        ({"heldout": ["gone"]}, "--heldout: gone: no such file"),
+        ({"out": Path(__file__)}, "--out: .*found a file"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(
+    change: dict[str, Any], words: str, source: Path, tmp_path: Path
+) -> None:
+    request = HarvestRequest(sources=[str(source)], out=tmp_path / "out")
+    with pytest.raises(ConfigError, match=words):
+        harvest(replace(request, judge=JudgeSettings(device="cpu"), **change), is_shown=False)
 
 
 def test_a_tree_without_a_problem_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,8 @@ class HeldoutProblems:
         """The source of every problem, in order."""
         for path in paths:
             before = len(self.sources)
+            if not Path(path).exists():
+                raise ConfigError(f"{key}: {path}: no such file or directory")
             for one in read_mixed(Path(path), key=key):
                 self._add(one.problem_id, normalise_text(one.source), one.entry_point)
             if len(self.sources) == before:
