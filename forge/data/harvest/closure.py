@@ -103,27 +103,36 @@ class CodeFile:
     def _note(self, node: ast.stmt) -> None:
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-                self.definitions[name] = node
+                self._bind(name, node)
             case ast.Import(names=names):
                 for one in names:
                     bound = one.asname or one.name.partition(".")[0]
-                    self.imports[bound] = Import(one.name, "")
+                    self._bind(bound, Import(one.name, ""))
             case ast.ImportFrom(names=names):
                 base = self._absolute(node)
                 for one in names:
                     if one.name == "*":
                         self.stars.append(base)
                     else:
-                        self.imports[one.asname or one.name] = Import(base, one.name)
+                        self._bind(one.asname or one.name, Import(base, one.name))
             case ast.Assign(targets=targets):
                 for one in targets:
                     for each in ast.walk(one):
                         if isinstance(each, ast.Name):
-                            self.definitions[each.id] = node
+                            self._bind(each.id, node)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
-                self.definitions[name] = node
+                self._bind(name, node)
             case _:
                 pass
+
+    def _bind(self, name: str, to: ast.stmt | Import) -> None:
+        """The last meaning of a name counts."""
+        self.definitions.pop(name, None)
+        self.imports.pop(name, None)
+        if isinstance(to, Import):
+            self.imports[name] = to
+        else:
+            self.definitions[name] = to
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:

@@ -42,6 +42,7 @@ class Gated(nn.Module):
         return self.inner(act(x)) * self.weight
 """
 PARITY = """
+nn = _module
 import torch, torch.nn as nn, cv2
 from _paritybench_helpers import _mock_config
 from torch.nn import *
