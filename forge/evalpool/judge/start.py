@@ -7,6 +7,7 @@ imports the judge.
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+SWITCH_S = 0.0005
+"""Time for which a thread keeps Python's lock: with a card there are 16 verdicts at work, most of
+which wait for the card, and each call of torch gives the lock away."""
+
+
 def main() -> None:
     """Runs until SIGTERM."""
     use_one_heap()
@@ -27,6 +33,7 @@ def main() -> None:
     spawner.start()
     card_spawner = None
     if gpu := config.get("gpu"):
+        sys.setswitchinterval(SWITCH_S)
         card_spawner = _spawner(config, is_gpu=True, gpu_minor=gpu["minor"])
         card_spawner.start()
 

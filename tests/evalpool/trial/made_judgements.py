@@ -43,10 +43,12 @@ def reference(
     name: str = "weight",
     left: float | None = None,
     is_wide: bool = True,
+    is_on_host: bool = False,
 ) -> GpuReference:
     """A problem of one input: x * factor + weight, with results in float64.
 
     Args:
+        is_on_host: a small problem.
         name: that of the weight.
         left: what a call leaves in it; None where it stays.
     """
@@ -90,6 +92,7 @@ def reference(
             index: CardWanted(tensor=one, question=SAME_FUNCTION if index in exact else question)
             for index, one in enumerate(tensors)
         },
+        is_on_host=is_on_host,
     )
 
 
@@ -114,6 +117,10 @@ class Compiled:
             else one
             for one in binaries
         ]
+        self.num_begun = 0
+
+    def begin(self, kernels: Sequence[Kernel], *_: Any) -> None:
+        self.num_begun += len(kernels)
 
     def compile(self, kernels: Sequence[Kernel], *_: Any, **__: Any) -> list[Any]:
         is_wide = any("fp64" in one.type for kernel in kernels for one in kernel.parameters)

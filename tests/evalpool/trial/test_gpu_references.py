@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import socket
 import threading
 import time
@@ -18,6 +19,8 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.gpu_memory import Block, GpuMemoryError
 from forge.evalpool.judge.channel.shm import LayoutError
 from forge.evalpool.judge.children.spawner import SandboxedChild
+from forge.evalpool.judge.reference import oracle
+from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 from forge.evalpool.judge.trial.gpu import references as module
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory, LeftByCall
@@ -242,12 +245,33 @@ def answer(**changes: Any) -> dict[str, Any]:
     return layout(tensors=specs, **changes)
 
 
+@dataclass
+class SmallOracles(Oracles):
+    """The same without a card: content is in memory that the judge hands over."""
+
+    def _serve(self, sock: socket.socket, answer: str | dict[str, Any]) -> None:
+        with sock, contextlib.suppress(frames.PeerGone):
+            deadline = time.monotonic() + 10
+            asked = frames.receive(
+                sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True
+            )
+            self.asked.append((0.0, asked.body["plain"]))
+            if isinstance(answer, dict):
+                os.pwrite(asked.fds[0], bytes(range(128)) * 3, 0)
+                frames.send(sock, Kind.LAYOUT, answer)
+            else:
+                kind, _, message = answer.partition(" ")
+                frames.send(sock, Kind.FAILED, {"type": kind, "message": message or "m"})
+            os.close(asked.fds[0])
+
+
 def open_references(
     oracles: Oracles,
     monkeypatch: pytest.MonkeyPatch,
     *,
     is_tf32: bool = False,
     is_varied: bool = True,
+    small: Oracles | None = None,
 ) -> GpuReferences:
     class Card:
         total_memory = 80 << 30
@@ -256,7 +280,15 @@ def open_references(
     monkeypatch.setattr(module, "create_block", HostBlock)
     spawner: Any = oracles
     kept = JudgeOracles(spawner, uid=None, num_kept=2)
-    return GpuReferences(kept, num_sets=2, timeout_s=10.0, is_tf32=is_tf32, is_varied=is_varied)
+    other: Any = small
+    return GpuReferences(
+        kept,
+        num_sets=2,
+        timeout_s=10.0,
+        is_tf32=is_tf32,
+        is_varied=is_varied,
+        small=small and JudgeOracles(other, uid=None, num_kept=2),
+    )
 
 
 def held(references: GpuReferences) -> GpuReference:
@@ -280,6 +312,88 @@ def test_another_projects_protocol_has_tf32_by_torchs_defaults(
         PROBLEM, shared=contextlib.nullcontext
     )
     assert oracles.tf32 == [allowed]
+
+
+def small_answer(**changes: Any) -> dict[str, Any]:
+    return {**answer(kinds=["float32"]), "starts": [0, 64, 0, 128, 192, 256], **changes}
+
+
+def test_a_small_problem_is_drawn_and_compared_without_the_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small, there = SmallOracles([small_answer()]), Oracles([])
+    turns: list[str] = []
+
+    @contextlib.contextmanager
+    def turn() -> Generator[None]:
+        turns.append("taken")
+        yield
+
+    made = open_references(there, monkeypatch, small=small).hold(PROBLEM, shared=turn)
+    assert (small.asked, there.asked, turns) == ([(0.0, False)], [], ["taken"])
+    content = torch.frombuffer(bytearray(range(128)) * 3, dtype=torch.float32)
+    assert torch.equal(made.wanted[4].tensor, content[48:52])
+    assert torch.equal(made.tensors[3], content[32:36])
+    memories = {one.untyped_storage().data_ptr() for one in (made.tensors[3], made.tensors[4])}
+    assert (len(memories), made.is_on_host) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "source", "asked"),
+    [
+        ("NotSmall 0", "import os, torch", [SMALL]),
+        (f"NotSmall {40 << 30}", "import os, torch", [LARGE]),
+        ("RuntimeError", "import os, torch", [SMALL]),
+        ("", "import os  # x.cuda()", [SMALL]),
+        (small_answer(kinds=[]), "import os, torch", [SMALL]),
+        (small_answer(starts=[0]), "import os, torch", [SMALL]),
+    ],
+)
+def test_any_other_problem_is_drawn_on_the_card_and_not_tried_again(
+    words: str | dict[str, Any],
+    source: str,
+    asked: list[tuple[float, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small, there = SmallOracles([words] if words else []), Oracles([answer(), answer()])
+    references = open_references(there, monkeypatch, small=small)
+    problem = replace(PROBLEM, source=source)
+    for _ in range(2):
+        made = references.hold(problem, shared=contextlib.nullcontext)
+        assert not made.is_on_host
+        made.num_uses = 1 << 20  # the next one needs another draw
+    assert there.asked == asked * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "is_refused"),
+    [
+        ("return x + 1", False),
+        ("return (x * 9).to(torch.int32)", True),
+        ("return x @ x.T", True),
+    ],
+)
+def test_an_oracle_of_small_problems_refuses_what_a_card_may_see_otherwise(
+    line: str, is_refused: bool
+) -> None:
+    source = (
+        "import torch\nclass Model(torch.nn.Module):\n  def forward(self, x):\n    " + line
+        + "\ndef get_inputs():\n  return [torch.rand(600, 64)]\ndef get_init_inputs():\n  return []"
+    )  # fmt: skip
+    file = os.memfd_create("draw")
+    os.ftruncate(file, 64 << 20)
+    body = {
+        "source": source, "entry_point": "Model", "precision": "fp32", "num_sets": 2,
+        "device": "cpu", "tf32": True, "tf32_products": True, "max_bytes": 64 << 20,
+        "plain": False, "moved": True, "wide": True, "small": [1 << 20, 8 << 20],
+    }  # fmt: skip
+    if is_refused:
+        with pytest.raises(oracle.NotSmall, match=r"^0$"):
+            oracle._compute(body, Delivery(file))
+    else:
+        assert oracle._compute(body, Delivery(file))[0]["kinds"] == ["float32", "float64"]
+    with pytest.raises(oracle.NotSmall, match=r"\d{6}"):
+        oracle._compute({**body, "small": [1000, 8 << 20]}, Delivery(os.dup(file)))
 
 
 @pytest.mark.parametrize(

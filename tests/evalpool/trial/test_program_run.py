@@ -95,22 +95,25 @@ def timed(judgement: GpuJudgement, *, is_profiled: bool = False) -> tuple[Time, 
     return judgement.timed(is_profiled=is_profiled, before=lambda: None)
 
 
-def test_a_right_program_passes_and_is_timed(bench: Bench) -> None:
-    judgement = bench.judgement(*scaled())
+@pytest.mark.parametrize("is_on_host", [False, True])
+def test_a_right_program_passes_and_is_timed(bench: Bench, is_on_host: bool) -> None:
+    judgement = bench.judgement(*scaled(), problem=reference(is_on_host=is_on_host))
     found = judged(judgement)
     assert (found.status, found.evidence) == (Status.CORRECT, "wide")
+    assert compiler_of(judgement).num_begun == 1
     found, nodes = timed(judgement, is_profiled=True)
     assert 8 <= len(found.samples_us) <= 50
     assert [node.what for node in nodes] == ["launch of scale"]
     assert bench.card.driver.mapped == {}
 
 
+@pytest.mark.parametrize("is_on_host", [False, True])
 @pytest.mark.parametrize("factor", [2.1, 2.00001])
-def test_another_function_is_a_mismatch_before_anything_is_compiled(
-    bench: Bench, factor: float
+def test_another_function_is_a_mismatch_whatever_it_is_in_its_own_types(
+    bench: Bench, factor: float, is_on_host: bool
 ) -> None:
     """Also one that is within the tolerance of its own types."""
-    judgement = bench.judgement(*scaled(factor))
+    judgement = bench.judgement(*scaled(factor), problem=reference(is_on_host=is_on_host))
     compiler_of(judgement).found = [Failure(kind=FailureKind.COMPILE_ERROR, message="no")]
     status, reason, detail = decided(lambda: judged(judgement))
     assert (status, reason) == (Status.WRONG, "mismatch")

@@ -104,6 +104,8 @@ class OpCounter(TorchDispatchMode):
         self.names: set[str] = set()
         """Operations that read or write data."""
         self.flops = 0
+        self.made_bytes = 0
+        """Bytes of all results."""
         self.constants: set[float] = set()
         """Numbers that THRESHOLDS compare with."""
         self.units: set[float] = set()
@@ -155,6 +157,7 @@ class OpCounter(TorchDispatchMode):
                 self.halves |= _rounded_to(name, given, made)
                 self.names.add(name)
                 self.flops += _flops(name, given, made)
+                self.made_bytes += sum(one.nbytes for one in made)
         return out
 
     def _looked_for(self, name: str, args: tuple[Any, ...], out: Any) -> set[float]:

@@ -72,8 +72,13 @@ of memory that the system must find anew cost most."""
 MAX_THREADS = 8
 AS_TF32 = "fp16"
 """The precision with as many bits as TF32."""
+UNLIMITED = 1 << 60
 FIRST_SEED = torch.initial_seed()
 """Torch's default: a candidate, too, can draw the constants that a source draws at import."""
+
+
+class NotSmall(Exception):
+    """A problem for a card, whose tensors have so many bytes; 0 if unknown."""
 
 
 class Describer:
@@ -176,8 +181,10 @@ def _compute(
             request["source"],
             entry_point=request["entry_point"],
             precision=terms.precision,
-            max_bytes=terms.max_bytes,
+            max_bytes=UNLIMITED if "small" in request else terms.max_bytes,
         )
+        if "small" in request and needed is not None and needed > request["small"][0]:
+            raise NotSmall(needed)
         heap.keep_freed(needed, memory_bytes=terms.max_bytes)
         torch.set_num_threads(_num_threads(needed))
     try:
@@ -210,6 +217,8 @@ def _computed(
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         cast(model, terms.precision)
         counted = count_work(model, draw_inputs(module, terms))
+        if "small" in request:
+            _require_small(counted, request["small"][1])
         terms = rounded_terms(terms, counted)
         draw = _moved_and_drawn(
             module,
@@ -254,10 +263,11 @@ def _computed(
 
 def terms_of(request: dict[str, Any]) -> Terms:
     """Terms of a request."""
+    is_of_card = request["device"] != "cpu" or "small" in request
     return Terms(
         precision=request["precision"],
         device=request["device"],
-        is_tf32=request["tf32"] and request["device"] != "cpu" and request["precision"] == "fp32",
+        is_tf32=request["tf32"] and is_of_card and request["precision"] == "fp32",
         max_bytes=request["max_bytes"],
         is_plain=request["plain"],
     )
@@ -271,6 +281,13 @@ def rounded_terms(terms: Terms, counted: OpCounter | None) -> Terms:
     if is_tf32 and rounding == "fp32":
         rounding = AS_TF32
     return replace(terms, is_tf32=is_tf32, rounding=rounding)
+
+
+def _require_small(counted: OpCounter | None, max_work: int) -> None:
+    """Raises NotSmall for a call whose work is unknown or large, or that casts floats to integers:
+    what is out of range becomes another number on a card."""
+    if counted is None or counted.is_truncating or counted.flops + counted.made_bytes > max_work:
+        raise NotSmall(0)
 
 
 def _constructed(

@@ -36,6 +36,7 @@ from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
 from forge.evalpool.judge.trial.trial import Decided, Finding, Trials
+from forge.evalpool.judge.wide.look import are_loud
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ FURTHER_BYTES = 32 << 20
 small program, whose calls load and store as many bytes together."""
 NUM_REAL = 2
 """Sets with plants that question 2 is asked on."""
-LOUD = frozenset({"large", "beyond", "far constant", "burst", "lowered row", "raised row"})
-"""Kinds of plants far beyond other values."""
 MAX_FURTHER_SHARE = 4.0
 """Most time for the alternatives that the sets' own calls leave, as a share of the latter's."""
 
@@ -266,7 +265,7 @@ def _asked_real(sets: Sequence[InputSet]) -> list[int]:
     loud: a variance in one pass loses there what no kernel need keep."""
     asked = [number for number, one in enumerate(sets) if one.is_asked_real]
     planted = [number for number in asked if sets[number].is_planted]
-    quiet = [one for one in planted if LOUD.isdisjoint(p.kind for p in sets[one].plants)]
+    quiet = [one for one in planted if not are_loud(sets[one].plants)]
     chosen = random.SystemRandom().sample(quiet, min(NUM_REAL, len(quiet)))
     return [*(number for number in asked if number not in planted), *chosen]
 

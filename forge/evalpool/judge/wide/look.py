@@ -17,7 +17,7 @@ from forge.evalpool.judge.channel.regions import Region, region_of
 from forge.evalpool.judge.channel.shm import ITEM_BYTES, decode_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from forge.evalpool.judge.channel.shm import Data, TensorSpec
 
@@ -210,6 +210,16 @@ class Plant:
     index: int
     """Number of the element in the flat tensor."""
     kind: str
+
+
+LOUD = frozenset({"large", "beyond", "far constant", "burst", "lowered row", "raised row"})
+"""Kinds of plants far beyond other values."""
+
+
+def are_loud(plants: Iterable[Plant]) -> bool:
+    """True if one is far beyond other values. Question 2 is not asked there: a variance in one pass
+    loses what no kernel need keep."""
+    return not LOUD.isdisjoint(one.kind for one in plants)
 
 
 def plant_words(

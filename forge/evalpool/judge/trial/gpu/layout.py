@@ -25,9 +25,10 @@ from forge.evalpool.judge.trial.draws.reference import WIDE, max_uses, widened
 from forge.evalpool.judge.trial.trial import count
 from forge.evalpool.judge.wide.card import CardWanted
 from forge.evalpool.judge.wide.compare import DOUBLE_FUNCTION, SAME_FUNCTION, real_question
+from forge.evalpool.judge.wide.look import are_loud
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forge.evalpool.judge.channel.gpu_memory import Block
     from forge.evalpool.judge.wide.compare import Question
@@ -77,7 +78,7 @@ class Set:
     @property
     def is_asked_real(self) -> bool:
         """True if what it gives in the problem's types is compared, too."""
-        return self.asks_real or not self.wide
+        return (self.asks_real and not are_loud(self.plants)) or not self.wide
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,10 +113,24 @@ class GpuReference:
     """As of `Program`."""
     names: frozenset[str] = frozenset()
     """Names of torch's operations of one call that read or write data."""
+    is_on_host: bool = False
+    """True if expected outputs are in the host's memory, where a small draw is compared: a kernel
+    of the judge's own on the card takes longer to launch."""
     num_uses: int = 0
     num_holders: int = 0
     """Judgements that read it now: it is freed when none does."""
     is_retired: bool = False
+
+    def put_inputs(self, put: Callable[[int], torch.Tensor]) -> None:
+        """Takes inputs and parameters from the card; expected outputs stay where they are.
+
+        Args:
+            put: the tensor of an index there.
+        """
+        self.is_on_host = True
+        inputs = (index for one in self.sets for index in one.inputs)
+        for index in {*inputs, *self.named.values()}:
+            self.tensors[index] = put(index)
 
     @property
     def max_uses(self) -> int:

@@ -141,6 +141,8 @@ class ProgramMemory:
             for number, storage in enumerate(program.storages)
             if storage.origin in (Origin.INPUT, Origin.PARAMETER)
         ]
+        self._first = self._end
+        """Byte of a place from which on its slots are."""
         outputs = [program.tensors[number] for number in program.outputs]
         self._specs = [TensorSpec(one.dtype, one.shape) for one in outputs]
         self._slots = [self._next(spec.num_bytes) for spec in self._specs]
@@ -186,6 +188,11 @@ class ProgramMemory:
                 part.copy_(torch.where(is_new, news[start : start + CHUNK], part))
 
     @property
+    def is_small(self) -> bool:
+        """True if a call's tensors are copied at once."""
+        return self._reference.is_on_host
+
+    @property
     def has_statistics(self) -> bool:
         """True if the program has statistics of a norm that the reference writes to."""
         return any(source.tensor in self._statistics for source in self._sources)
@@ -223,27 +230,38 @@ class ProgramMemory:
 
     def outputs(self, place: int) -> list[torch.Tensor]:
         """Outputs of the last call in a place, then the inputs that the reference changes, as the
-        program left them. Views of the block."""
-        reference, memory = self._reference, self._memory(place)
+        program left them. Views of the block, or of a copy where they are compared on the host."""
+        reference, memory = self._reference, self._left(place)
         first = reference.sets[0]
         found = [
-            view(memory, spec, slot) for spec, slot in zip(self._specs, self._slots, strict=True)
+            view(memory, spec, slot - self._first)
+            for spec, slot in zip(self._specs, self._slots, strict=True)
         ]
         for change, (_, slot) in zip(first.changed, self._changed, strict=True):
             like = reference.tensors[first.inputs[change.number]]
-            found.append(view(memory, self._spec(like), slot))
+            found.append(view(memory, self._spec(like), slot - self._first))
         return found
 
     def parameters(self, place: int) -> list[torch.Tensor]:
         """`GpuReference.changed_parameters` as the last call in a place left them; those that the
-        program does not have, as they were. Views of the block."""
-        tensors, memory = self._reference.tensors, self._memory(place)
-        return [view(memory, self._spec(tensors[one.tensor]), one.slot) for one in self._states]
+        program does not have, as they were. As `outputs`."""
+        if not self._states:
+            return []
+        tensors, memory = self._reference.tensors, self._left(place)
+        return [
+            view(memory, self._spec(tensors[one.tensor]), one.slot - self._first)
+            for one in self._states
+        ]
 
     def close(self) -> None:
         """Frees the block, and with it what `outputs` and `parameters` gave."""
         self._bytes = None
         self.block.close()
+
+    def _left(self, place: int) -> torch.Tensor:
+        """Memory of a place from `_first` on."""
+        found = self._memory(place)[self._first :]
+        return found.cpu() if self._reference.is_on_host else found
 
     def _memory(self, place: int) -> torch.Tensor:
         assert self._bytes is not None

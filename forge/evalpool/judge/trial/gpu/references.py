@@ -8,6 +8,7 @@ call's inputs are copied from it into the places of a program (`trial.gpu.progra
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -28,9 +29,11 @@ from forge.evalpool.judge.trial.draws.failures import (
     ProblemTooLarge,
     ReferenceFailed,
 )
-from forge.evalpool.judge.trial.gpu.layout import NUM_TIMED_SETS, GpuReference, arrange, view
+from forge.evalpool.judge.trial.gpu.layout import GpuReference, arrange, view
+from forge.evalpool.judge.trial.gpu.small import SmallDraw, SmallDraws
 
 if TYPE_CHECKING:
+    from forge.evalpool.judge.channel.shm import TensorSpec
     from forge.evalpool.judge.children.spawner import SandboxedChild
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.oracles import Oracles
@@ -44,7 +47,7 @@ CACHE_SHARE = 0.1
 """Share of the card's memory that kept draws may take together; one draw may take more."""
 DRAW_SHARE = 0.3
 """Share of the card's memory that the sets of one draw may take: the oracle holds them twice."""
-SMALL_SHARE, LARGE_SHARE = 1 / 32, 0.75
+SMALL_SHARE, LARGE_SHARE = 1 / 32, 0.8
 """Shares of the card's memory that torch gives an oracle: small ones work beside each other, at
 most as many as there are candidates; one that needs more is drawn again, while no other such is."""
 _LARGE = threading.Lock()
@@ -66,16 +69,18 @@ class GpuReferences:
         timeout_s: float,
         is_tf32: bool,
         is_varied: bool = True,
+        small: Oracles | None = None,
     ) -> None:
         """
         Args:
-            num_sets: input sets for checked calls, beside those that are first seen when timed.
+            num_sets: input sets.
+            small: oracles without the card's files, which draw small problems.
             is_tf32: allow TF32 in fp32 products and convolutions.
             is_varied: False for another project's protocol: inputs and parameters as the problem
                 gives them alone, and TF32 by torch's defaults.
         """
         self._is_varied = is_varied
-        self._num_sets = num_sets + NUM_TIMED_SETS
+        self._num_sets = num_sets
         self._timeout_s = timeout_s
         self._is_tf32 = is_tf32
         self._lock = threading.Lock()
@@ -84,12 +89,16 @@ class GpuReferences:
         self._failures = KnownFailures()
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
         self._oracles = oracles
+        self._small = small and SmallDraws(
+            small, num_sets=num_sets, timeout_s=timeout_s, is_tf32=is_tf32
+        )
 
     def hold(self, problem: ReferenceModule, *, shared: Turn) -> GpuReference:
         """A draw that stays until `let_go`.
 
         Args:
-            shared: holds the card beside others while an oracle draws; a kept draw needs no turn.
+            shared: holds the card beside others while an oracle draws there; a kept draw needs no
+                turn.
 
         Raises:
             ReferenceFailed, ZygoteGone, GpuMemoryError, Stalled.
@@ -105,8 +114,8 @@ class GpuReferences:
                     return self._held(key, cached)
                 self._retire(key)
             self._failures.require_unknown(key)
-            with shared(), self._failures.noted(key):
-                drawn = self._draw(problem)
+            with self._failures.noted(key):
+                drawn = self._draw(problem, shared)
             with self._lock:
                 self._cache[key] = drawn
                 return self._held(key, drawn)
@@ -120,6 +129,12 @@ class GpuReferences:
     def end_idle(self) -> None:
         """Ends oracles that wait for a problem. Under the card's lease, but at the judge's end."""
         self._oracles.clear()
+
+    def close(self) -> None:
+        """Ends all oracles that wait."""
+        self.end_idle()
+        if self._small is not None:
+            self._small.clear()
 
     def _held(self, key: str, reference: GpuReference) -> GpuReference:
         reference.num_uses += 1
@@ -156,8 +171,17 @@ class GpuReferences:
             reference.wanted.clear()
             reference.block.close()
 
-    def _draw(self, problem: ReferenceModule) -> GpuReference:
+    def _draw(self, problem: ReferenceModule, shared: Turn) -> GpuReference:
+        found = 0 if self._small is None else self._small.draw(problem)
+        if isinstance(found, SmallDraw):
+            return _put(found, problem, shared)
+        with shared():
+            return self._drawn_there(problem, is_large=found > SMALL_SHARE * self._memory_bytes)
+
+    def _drawn_there(self, problem: ReferenceModule, *, is_large: bool) -> GpuReference:
         try:
+            if is_large:
+                raise NoRoom
             return self._draw_within(problem, memory_share=SMALL_SHARE)
         except NoRoom:
             with _LARGE:
@@ -251,6 +275,33 @@ class GpuReferences:
             if isinstance(error, KeyError | TypeError | ValueError | IndexError | RecursionError):
                 raise LayoutError(f"{type(error).__name__}: {error}") from error
             raise
+
+
+def _put(found: SmallDraw, problem: ReferenceModule, shared: Turn) -> GpuReference:
+    """A draw of the CPU's with its inputs on the card. Raises GpuMemoryError or LayoutError."""
+    content = bytearray(found.data) or bytearray(1)
+    data = torch.frombuffer(content, dtype=torch.uint8)
+    places = zip(found.specs, found.starts, strict=True)
+    tensors = [_view(content, spec, at) for spec, at in places]
+    with shared():
+        block = create_block(len(data))
+        memory = block.bytes()
+        memory[: len(data)].copy_(data)
+    try:
+        made = arrange(found.layout, tensors, block=block, precision=problem.precision)
+        made.put_inputs(lambda index: view(memory, found.specs[index], found.starts[index]))
+    except BaseException:
+        block.close()
+        raise
+    return made
+
+
+def _view(content: bytearray, spec: TensorSpec, start: int) -> torch.Tensor:
+    """A tensor in the host's memory."""
+    kind, num = getattr(torch, spec.dtype), math.prod(spec.shape)
+    if not num:
+        return torch.empty(spec.shape, dtype=kind)
+    return torch.frombuffer(content, dtype=kind, count=num, offset=start).view(spec.shape)
 
 
 def _failed(problem: ReferenceModule, words: str) -> ReferenceFailed:

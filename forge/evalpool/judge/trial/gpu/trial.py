@@ -22,6 +22,7 @@ import torch
 
 from forge.errors import Stalled
 from forge.evalpool.capacity import (
+    GPU_CAPACITY,
     NUM_BASELINES,
     executor_timeout_s,
     num_executors,
@@ -43,6 +44,7 @@ from forge.evalpool.judge.trial.cpu_trial import CONSTANT_WORDS
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
+from forge.evalpool.judge.trial.gpu.layout import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.gpu.references import GpuReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.oracles import Oracles
@@ -67,6 +69,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NUM_UNSEEN = 1
+"""Input sets beside those of a CPU's judge: one is kept from checked calls in the problem's types.
+"""
 LEASE_TIMEOUT_S = 480.0
 """A writer waits for every correctness run in progress, a reader for a window of timings."""
 LARGE_SHARE = 1 / 32
@@ -96,7 +101,9 @@ def open_gpu_trials(
         compiler_uids: user ids of compiler children that run at once.
         cache: compiled kernels; by default in memory.
     """
+    torch.set_num_threads(1)  # what is compared on the host is small
     device, lease = GpuDevice(uuid), GpuLease(uuid)
+    num_small = min(GPU_CAPACITY, len(os.sched_getaffinity(0)))
     oracles = Oracles(
         card_spawner, uid=oracle_uid, num_kept=num_oracles(memory_bytes=device.memory_bytes)
     )
@@ -118,8 +125,11 @@ def open_gpu_trials(
     return GpuTrials(
         table=table,
         spawner=spawner,
-        references=draws(num_sets=table.num_inputs),
-        given=draws(num_sets=NUM_TRIALS, is_varied=False),
+        references=draws(
+            num_sets=table.num_inputs + NUM_UNSEEN,
+            small=Oracles(spawner, uid=oracle_uid, num_kept=num_small),
+        ),
+        given=draws(num_sets=NUM_TRIALS + NUM_TIMED_SETS, is_varied=False),
         captures=captures,
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=cache or Cache(None), uids=compiler_uids),
@@ -162,6 +172,7 @@ class GpuTrials(Trials):
         self.executors.close()
         self.nursery.close()
         self._end_idle()
+        self.references.close()
         self.captures.close()
         self.compiler.close()
 
@@ -260,25 +271,19 @@ class GpuTrials(Trials):
         is_timed = self._is_timed(candidate)
         baseline = self.baselines.kept(problem, self.table) if is_timed else None
         judgement.prepare()
+        if is_timed and baseline is None:
+            with phases.timed("baseline"):
+                baseline = self.baselines.measured(problem, self.table)
         probes: list[float] = []
-
-        def times() -> tuple[Time, tuple[NodeTime, ...]]:
-            return judgement.timed(
+        with judgement.held():
+            finding = judgement.checked()
+            if baseline is None:
+                return finding
+            # Nothing else may be measured while this candidate has the executor.
+            time, nodes = judgement.timed(
                 is_profiled=options.profile,
                 before=lambda: probes.append(self.device.recent_probe_us()),
             )
-
-        with judgement.held():
-            finding = judgement.checked()
-            if not is_timed:
-                return finding
-            # Nothing else may be measured while this candidate has the executor.
-            found = None if baseline is None else times()
-        if found is None or baseline is None:
-            with phases.timed("baseline"):
-                baseline = self.baselines.measured(problem, self.table)
-            found = times()
-        time, nodes = found
         if not baseline.is_current(probes[-1]):
             with phases.timed("baseline"):
                 baseline = self.baselines.measured(problem, self.table)
