@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.numbers.blocks import blocks, limit_on
+from forge.evalpool.judge.channel.shm import TensorSpec
+from forge.evalpool.judge.numbers.blocks import CHUNK, blocks, limit_on
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.wide.compare import (
     LEAST_SCALE,
@@ -26,6 +27,8 @@ from forge.evalpool.judge.wide.compare import (
     QUANTISED,
     SENTINEL_RATIO,
     Question,
+    Wanted,
+    agrees,
 )
 from forge.evalpool.judge.wide.look import Values
 from forge.evalpool.judge.wide.patterns import describe, words_of
@@ -40,6 +43,11 @@ MAX_MASK = 1 << 26
 """Elements of an output whose mask of what differs goes to the host; of a larger one no pattern is
 looked for."""
 
+PLAIN = (1e-100, LEAST_SENTINEL)
+"""Largest magnitudes of an output without a sentinel."""
+LOOKED_AT = 1 << 22
+"""Elements of a block from which on it pays to wait for the card."""
+
 Mask = NDArray[np.bool_]
 
 
@@ -53,6 +61,7 @@ class CardWanted:
     """The same output in float64: eager's own roundings are no demand in question 2, where an
     element may be as near to this one."""
     _scales: tuple[torch.Tensor, torch.Tensor] | None = None
+    _on_host: Wanted | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -62,6 +71,30 @@ class CardWanted:
             if self._scales is None:
                 self._scales = _scales(self.tensor, self.question)
             return self._scales
+
+    @property
+    def on_host(self) -> Wanted:
+        """The same for compare.py, of an output in the host's memory."""
+        with self._lock:
+            if self._on_host is None:
+                exact = None if self.exact is None else _bytes(self.exact.tensor)
+                self._on_host = Wanted(
+                    spec=TensorSpec(dtype_name(self.tensor), tuple(self.tensor.shape)),
+                    data=_bytes(self.tensor),
+                    question=self.question,
+                    exact=None if self.tensor.is_floating_point() else exact,
+                )
+            return self._on_host
+
+    def agrees_on_host(self, got: torch.Tensor) -> bool:
+        """True if an output in the host's memory agrees. A call of torch gives Python's lock away,
+        and many threads wait for it: numpy needs a tenth of the calls."""
+        data = _bytes(got)
+        if agrees(self.on_host, data):
+            return True
+        if self.exact is None or not self.tensor.is_floating_point():
+            return False
+        return bool(self.allows(_mask(got, self), got))
 
     def differing(self, block: Block, got: torch.Tensor) -> torch.Tensor:
         """[rows, columns] of a block, True where it differs, still on the card."""
@@ -77,7 +110,7 @@ class CardWanted:
                 differs &= got != matrix(self.exact.tensor)[block]
             return differs
         found = self._is_far(block, got, wanted.double())
-        if self.exact is not None:
+        if self.exact is not None and not _are_none(found):
             found &= self._is_far(block, got, matrix(self.exact.tensor)[block], of=self.exact)
         return found
 
@@ -89,6 +122,9 @@ class CardWanted:
         allowed = torch.minimum(rows[block[0]][:, None], columns[block[1]])
         allowed = wanted.abs().add_(allowed).mul_(self.question.tolerance)
         is_near = (got - wanted).abs_() <= allowed
+        is_far = is_near.logical_not()
+        if _are_none(is_far):  # then all are finite
+            return is_far
         is_equal = (got == wanted) | (got.isnan() & wanted.isnan())
         return torch.where(wanted.isfinite(), is_near, is_equal).logical_not_()
 
@@ -112,16 +148,20 @@ def matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 def agree(pairs: Sequence[tuple[torch.Tensor, CardWanted]]) -> list[bool]:
     """For each output and the expected one, True if it agrees. Waits for the card once."""
-    found = list[torch.Tensor]()
-    for got, wanted in pairs:
-        device = wanted.tensor.device
+    found, there = list[bool](), list[tuple[int, torch.Tensor]]()
+    for place, (got, wanted) in enumerate(pairs):
+        found.append(False)
         if got.shape != wanted.tensor.shape:
-            found.append(torch.zeros((), dtype=torch.bool, device=device))
             continue
-        found.append(wanted.allows(_mask(got, wanted), got))
-    if not found:
-        return []
-    return [bool(one) for one in torch.stack(found).cpu().numpy()]
+        if wanted.tensor.device.type == "cpu":
+            found[place] = wanted.agrees_on_host(got)
+        else:
+            there.append((place, wanted.allows(_mask(got, wanted), got)))
+    if there:
+        flags = torch.stack([flag for _, flag in there]).cpu().numpy()
+        for (place, _), flag in zip(there, flags, strict=True):
+            found[place] = bool(flag)
+    return found
 
 
 def mismatch(
@@ -152,6 +192,19 @@ def mismatch(
     mask = differs.cpu().numpy()
     expected, values = values_of(right, name=name), values_of(got, name=name)
     return words_of(expected, values, mask, pair=pair, name=name, operands=operands), mask
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """Bytes of a tensor in the host's memory."""
+    flat = tensor.reshape(-1)
+    found: Any = flat.view(torch.uint8).numpy() if len(flat) else b""
+    return memoryview(found)
+
+
+def _are_none(flags: torch.Tensor) -> bool:
+    """True if none is known to be True: a block of a large output is looked at, which saves some
+    passes over it."""
+    return flags.numel() >= LOOKED_AT and not bool(flags.any())
 
 
 def _mask(got: torch.Tensor, wanted: CardWanted) -> torch.Tensor:
@@ -203,6 +256,8 @@ def _parts(tensor: torch.Tensor) -> Iterator[tuple[Block, torch.Tensor]]:
 def _scales(tensor: torch.Tensor, question: Question) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale of each row and of each column, still on the card."""
     shape, device = matrix(tensor).shape, tensor.device
+    if tensor.numel() > CHUNK and (plain := _plain_scales(tensor, question)) is not None:
+        return plain
     none = torch.zeros((), dtype=torch.float64, device=device)
     largest = _largest(tensor, none + math.inf)
     below = _largest(tensor, largest / 2)
@@ -218,15 +273,37 @@ def _scales(tensor: torch.Tensor, question: Question) -> tuple[torch.Tensor, tor
         for axis in (0, 1):
             totals[axis][block[axis]] += square.sum(1 - axis)
             counts[axis][block[axis]] += counted.sum(1 - axis)
+    rms = [unit * (totals[n] / counts[n].clamp(min=1.0)).sqrt() for n in (0, 1)]
     whole = unit * (totals[0].sum() / counts[0].sum().clamp(min=1.0)).sqrt()
+    return _of_slabs(rms, whole, question)
 
-    def scale(axis: int) -> torch.Tensor:
-        if not question.is_same:
-            return whole.expand(shape[axis])
-        rms = unit * (totals[axis] / counts[axis].clamp(min=1.0)).sqrt()
-        return torch.maximum(rms, LEAST_SCALE * whole)
 
-    return scale(0), scale(1)
+def _of_slabs(
+    rms: Sequence[torch.Tensor], whole: torch.Tensor, question: Question
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales, of the rms of each row and column and of all elements."""
+    if not question.is_same:
+        return whole.expand(len(rms[0])), whole.expand(len(rms[1]))
+    least = LEAST_SCALE * whole
+    return torch.maximum(rms[0], least), torch.maximum(rms[1], least)
+
+
+def _plain_scales(
+    tensor: torch.Tensor, question: Question
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The same of a large output in two passes over it; None where it has a sentinel or something
+    that is not finite, or where squares would overflow or vanish."""
+    largest = max(-float(tensor.min()), float(tensor.max()))
+    if not PLAIN[0] < largest < PLAIN[1]:  # false for NaN
+        return None
+    shape = matrix(tensor).shape
+    totals = [torch.zeros(n, dtype=torch.float64, device=tensor.device) for n in shape]
+    for block, part in _parts(tensor):
+        square = part.double().square()
+        for axis in (0, 1) if question.is_same else (0,):
+            totals[axis][block[axis]] += square.sum(1 - axis)
+    rms = [(totals[n] / shape[1 - n]).sqrt() for n in (0, 1)]
+    return _of_slabs(rms, (totals[0].sum() / tensor.numel()).sqrt(), question)
 
 
 def _largest(tensor: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:

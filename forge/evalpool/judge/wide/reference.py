@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forge.evalpool.judge.numbers.blocks import CHUNK, blocks
 from forge.evalpool.judge.numbers.called import Called, call_on, copied, dtype_name, replaced
 from forge.evalpool.judge.numbers.finite import are_finite
 from forge.evalpool.judge.numbers.held import held_tensors
@@ -168,6 +169,10 @@ class WideReference:
         before = _contents(model) if self._has_state else []
         with self._arithmetic(noise=noise, is_watched=is_watched):
             called = call_on(model, given)
+        # Inputs in float64 take as much memory as all else.
+        called.before = called.after = [
+            one if at in changed else one.new_zeros(0) for at, one in enumerate(called.after)
+        ]
         if self._has_state and isinstance(model, torch.nn.Module):
             self._has_state = before != _contents(model)
             first = self.model.state_dict()
@@ -307,7 +312,11 @@ def _noisy(value: Any, noise: float, *, below: float = math.inf) -> Any:
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
         return value
     made = torch.empty_like(value).uniform_(-1, 1).mul_(noise).add_(1).mul_(value)
-    return made if below == math.inf else torch.where(value.abs() < below, made, value)
+    if below < math.inf:
+        for block in blocks(tuple(value.shape), CHUNK):  # memory for some of a large one
+            part = value[block]
+            made[block] = torch.where(part.abs() < below, made[block], part)
+    return made
 
 
 def _require_unique(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

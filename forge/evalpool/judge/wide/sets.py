@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
+from forge.evalpool.judge.numbers.blocks import CHUNK
 from forge.evalpool.judge.numbers.called import (
     Called,
     Unjudgeable,
@@ -595,13 +596,15 @@ class Draws:
             return False
         if matters:
             self._mattering.add(tensor)
-        work.now = found
+        work.replace(found)
         work.add(groups, size=leaves(found.inputs)[tensor].numel())
         return True
 
     def _plant_stable(self, work: _Work) -> None:
         """Begins again with the groups that leave no decision to a rounding."""
-        groups, work.groups, work.now = work.groups, [], work.start
+        groups, work.groups, start = work.groups, [], self._tried(work.start.inputs)
+        assert start is not None  # as it was before
+        work.start = work.now = start
         for group in groups:
             found = self._tried(_planted(work.now.inputs, [group]))
             if found is not None and self._is_stable(found):
@@ -620,6 +623,8 @@ class Draws:
             inputs = replaced(tried.inputs, lambda _, one: one.clone())
             try:
                 called = call(self._model, inputs, has_state=True)
+            except torch.OutOfMemoryError:
+                raise
             except Exception:  # in its own types a reference may raise anything
                 continue
             if groups and not self._is_like_given(called.results(self._changed), inputs):
@@ -693,15 +698,22 @@ class Draws:
     def _moved(self, tried: _Tried, noise: float, *, by_row: bool = True) -> float:
         """The largest difference that roundings of a size make; infinite where they decide."""
         assert self._wide is not None
+        is_on_card = self._terms.device != "cpu"
         most, state = 0.0, torch.get_rng_state()
+        card_state = torch.cuda.get_rng_state() if is_on_card else state
         for signed in (noise, -noise):  # the same ones turned round: a tie falls to either side
             torch.set_rng_state(state)
+            if is_on_card:
+                torch.cuda.set_rng_state(card_state)
             try:
                 other = self._wide.run(tried.inputs, self._changed, noise=signed)
+            except torch.OutOfMemoryError:
+                raise
             except Exception:  # an index that a rounding decides on, or an order of equal elements
                 return math.inf
             pairs = zip(tried.outputs, other.results(self._changed), strict=True)
             most = max(most, *(_distance(one, two, by_row=by_row) for one, two in pairs))
+            del pairs, other
         return most
 
     def _matters(self, outputs: Outputs, others: Outputs) -> bool:
@@ -769,6 +781,11 @@ class _Work:
         self.taken: dict[int, torch.Tensor] = {}
         """Elements where whole rows are planted, by tensor."""
 
+    def replace(self, found: _Tried) -> None:
+        """Takes inputs with more plants. Results of those without any are needed no more."""
+        self.now = found
+        self.start.outputs, self.start.called = [], None
+
     def add(self, groups: list[Group], *, size: int) -> None:
         """Takes note of groups of a tensor of so many elements."""
         self.groups += groups
@@ -833,6 +850,8 @@ def _distance(
         return 0.0
     if not one.is_floating_point():
         return 0.0 if torch.equal(one, other) else math.inf
+    if one.numel() >= CHUNK and torch.equal(one, other):
+        return 0.0
     length = one.shape[-1] if one.ndim else 1
     rows, others = (widened(each).reshape(-1, length) for each in (one, other))
     if not math.isfinite(float(torch.linalg.vector_norm(rows, dtype=torch.float64))):
@@ -843,7 +862,8 @@ def _distance(
     if by_row:
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
         scales = norms.div_(math.sqrt(length)).clamp_(min=max(whole * LEAST_SCALE, tiny))
-    found, step = 0.0, max(1, BLOCK_ELEMENTS // length)
+    limit = BLOCK_ELEMENTS if one.device.type == "cpu" else CHUNK
+    found, step = 0.0, max(1, limit // length)
     for start in range(0, len(rows), step):
         first = rows[start : start + step].double()
         difference = (first - others[start : start + step]).abs_()
