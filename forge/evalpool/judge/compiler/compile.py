@@ -135,6 +135,11 @@ class Compiler:
             results.append(_at_line(found, kernel))
         return results
 
+    def begin(self, kernels: Sequence[Kernel], target: str) -> None:
+        """Begins to compile kernels that may be asked for soon."""
+        for kernel in kernels:
+            self._submit(kernel, target, False)
+
     def too_large(self, kernels: Sequence[Kernel], target: str) -> list[Failure | None]:
         """Finds the kernels whose tiles need more shared memory than the target has.
         Kernels whose tiles surely fit are not compiled, others as far as it takes to know."""

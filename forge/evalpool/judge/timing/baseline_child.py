@@ -37,7 +37,7 @@ FLUSHES_PER_L2 = 4
 REPLAY_CYCLES = 200_000
 """About 0.1 ms of the card, so that the host has queued the replay before its start is reached.
 These values are those of `execute.gpu.card`."""
-MIN_CALLS, MAX_CALLS = 10, 50
+MIN_CALLS, MAX_CALLS = 10, 24
 TIMED_S = 0.4
 """Time for all timed calls, by the host's clock."""
 

@@ -3,8 +3,8 @@
 
 capture ─▶ compile in float64 ─▶ 1. the same function? ─▶ compile ─▶ tune ─▶ 2. precision ─▶ time
 
-So a wrong answer costs no compilation in its own types, whose kernels have more stages and are
-measured. What float64 cannot run answers all sets in its own types, with question 2's tolerance. A
+So a wrong answer costs no compilation of many configurations in its own types; of a few it begins
+meanwhile. What float64 cannot run answers all sets in its own types, with question 2's tolerance. A
 program is captured and compiled before the executor is taken, but for one whose host reads
 values: that is captured again for each input set, while the candidate has the executor.
 """
@@ -66,6 +66,8 @@ MAX_TUNINGS = 3
 """Captures with winners: one choice may depend on the winner of another."""
 MAX_TURNS = 128
 """Alternatives of a choice that run in float64."""
+NUM_AHEAD = 4
+"""Kernels of a program that is compiled in its own types while it runs in float64."""
 ENDS_WIDE = {
     *("unsupported", Reason.EXCEPTION, OUT_OF_MEMORY, Reason.OUT_OF_RESOURCES),
     *("deadline:correct", "deadline:load"),
@@ -143,19 +145,22 @@ class GpuJudgement(Judgement):
         if self.candidate.protocol is not None or self.evidence not in ("", WIDE):
             return
         sets, reference = self.reference.sets, self.reference
-        numbers = [number for number in self.card.numbers if sets[number].wide]
+        numbers = [number for number, one in enumerate(sets) if one.wide]
         numbers = [number for number in numbers if sets[number].is_planted] or numbers
         if not numbers:
             self.evidence = f"narrow: the reference: {reference.why_narrow or NO_RESULTS}"
             return
         self.evidence, self._turn_of_call = WIDE, 0
         captured = self.first()
+        if len(captured.program.kernels) <= NUM_AHEAD:
+            self.compiler.begin(captured.program.kernels, captured.program.target)
         self.card.lay(is_wide=True)
         try:
             self._able_of(self._of_layout(captured))  # compiled while others have the executor
             with self.held(), self._turn(self.shared):
                 self._deadline = time.monotonic() + self.table.correct_timeout_s
                 self._run_checks(numbers=random.SystemRandom().sample(numbers, len(numbers)))
+                self._unload()  # a turn of its own would be waited for with the executor in hand
             self._checks = None
         except Narrowed as narrowed:
             self._narrow(str(narrowed))
@@ -292,6 +297,8 @@ class GpuJudgement(Judgement):
                     with self.phases.timed("correct"):
                         self._require_forgetful()
                 self.require_others(self._call_alone)
+                if not self.card.is_timed:
+                    self._unload()
                 return found
             finally:
                 self._deadline = None
@@ -318,7 +325,10 @@ class GpuJudgement(Judgement):
                 run = self._run_for(captured)
             shared = partial(self._timing_turn, self.shared)
             alone = partial(self._timing_turn, self.alone, before)
-            found = run.timed(numbers, self._check_timed, unseen=unseen, shared=shared, alone=alone)
+            terms: dict[str, Any] = {"unseen": unseen, "shared": shared, "alone": alone}
+            if not is_profiled:
+                terms["finish"] = self._unload
+            found = run.timed(numbers, self._check_timed, **terms)
             if not is_profiled:
                 return found, ()
             with alone():

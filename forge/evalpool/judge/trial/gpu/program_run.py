@@ -202,6 +202,7 @@ class ProgramRun:
         unseen: Sequence[int] = (),
         shared: Turn,
         alone: Turn,
+        finish: Callable[[], None] = lambda: None,
     ) -> Time:
         """Times calls on input sets drawn from `numbers`, at secret places.
 
@@ -209,7 +210,9 @@ class ProgramRun:
             unseen: sets of which each is in a call, since no checked call had them.
             check: called after calls with what they left; may raise Decided.
             shared: holds the card beside others, while inputs are copied and outputs compared.
-            alone: holds the card alone, while calls are timed.
+            alone: holds the card alone, while calls are timed, and inputs are copied that are
+                small: each turn is waited for with an executor in hand.
+            finish: called in the last turn beside others.
         """
         spent_s = checked_s = 0.0
         times_us: list[float] = []
@@ -218,25 +221,34 @@ class ProgramRun:
             drawn = [] if times_us else list(unseen)
             drawn = [*drawn, *(self.draw.choice(numbers) for _ in range(num))][:num]
             self.draw.shuffle(drawn)
-            for start in range(0, num, len(self._timed_places)):
+            batches = range(0, num, len(self._timed_places))
+            for start in batches:
                 batch = drawn[start : start + len(self._timed_places)]
-                with shared():
-                    calls, before = self._filled_batch(batch, warm_up=numbers[0])
-                    self.synchronize()
+                filled = None
+                if not self.memory.is_small:
+                    with shared():
+                        filled = self._filled_batch(batch, warm_up=numbers[0])
+                        self.synchronize()
                 with alone():
+                    if filled is None:
+                        filled = self._filled_batch(batch, warm_up=numbers[0])
+                        self.synchronize()
                     began = time.monotonic()
                     left_s = self.timing_timeout_s - spent_s
-                    found = self._timed_batch(calls, before, deadline=began + left_s)
+                    found = self._timed_batch(*filled, deadline=began + left_s)
                     spent_s += time.monotonic() - began
                 with shared():
                     began = time.monotonic()
                     check(self._left_by(batch, found))
                     checked_s += time.monotonic() - began
-                times_us += [call.gpu_us for call in found.calls]
-            measured = Time.of(tuple(times_us))
-            if measured.is_steady() or spent_s + checked_s > TIMED_S:
-                break
-        return measured
+                    times_us += [call.gpu_us for call in found.calls]
+                    measured = Time.of(tuple(times_us))
+                    is_last = (least, most) == MANY_CALLS or measured.is_steady()
+                    is_last = is_last or spent_s + checked_s > TIMED_S
+                    if start == batches[-1] and is_last:
+                        finish()
+                        return measured
+        raise AssertionError("the last batch of many calls is the last one")
 
     def nodes(self, number: int) -> tuple[NodeTime, ...]:
         """GPU time of each node on an input set. Alone on the card."""
