@@ -9,17 +9,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, ZygoteGone
+from forge.evalpool.judge.numbers.called import Unjudgeable
+from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial import oracles
 from forge.evalpool.judge.trial.contained import is_contained
 from forge.evalpool.judge.trial.draws.build import parse_specs
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
+from forge.records.examination import Flag
 from tests.evalpool.benches import RELU, make_problem
 
 if TYPE_CHECKING:
@@ -293,3 +297,30 @@ def test_the_judge_keeps_its_oracle_over_problems(bench: Any, monkeypatch: Any) 
         bench.references.get(make_problem(f"{RELU}# kept {number}"))
     bench.references.get(make_problem(f"{RELU}torch.set_num_threads(1)"))
     assert roles == ["oracle", "oracle"]
+
+
+def test_a_reference_that_differs_in_several_threads_is_drawn_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[int] = []
+
+    def computed(request: dict[str, Any], terms: Any, delivery: Any) -> str:
+        used.append(torch.get_num_threads())
+        if torch.get_num_threads() > 1:
+            raise Unjudgeable("two runs differ", flag=Flag.NONDETERMINISTIC)
+        return "drawn"
+
+    monkeypatch.setattr(oracle, "_computed", computed)
+    monkeypatch.setattr(oracle, "require_room", lambda *_, **__: 1 << 30)
+    monkeypatch.setattr(oracle.heap, "keep_freed", lambda *_, **__: None)
+    monkeypatch.setattr(oracle.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    request = {
+        "source": "", "entry_point": "Model", "precision": "fp32", "device": "cpu", "tf32": False,
+        "tf32_products": False, "max_bytes": 1 << 33, "plain": False, "moved": True,
+    }  # fmt: skip
+    before = torch.get_num_threads()
+    try:
+        assert oracle._compute(request) == "drawn"
+    finally:
+        torch.set_num_threads(before)
+    assert used == [3, 1]
