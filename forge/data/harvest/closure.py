@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import symtable
 import sys
 import warnings
@@ -47,6 +48,8 @@ KEPT_DECORATORS = frozenset({
 })  # fmt: skip
 """Decorators that a definition keeps; all others register, export or script it."""
 KNOWN = frozenset(dir(builtins)) | {"__name__", "__class__", "__file__"}
+LAYERS, FUNCTIONS = r"(Alpha|FeatureAlpha)?Dropout[123]?d?", r"(alpha_)?dropout[123]?d?"
+"""Names of layers and functions that leave out values at random."""
 MODEL = "Model"
 
 
@@ -488,8 +491,9 @@ def globals_of(node: ast.AST) -> frozenset[str]:
 
 
 def cleaned(node: ast.stmt, *, known: frozenset[str]) -> ast.stmt:
-    """A copy without registering decorators, unknown annotations and long docstrings."""
-    made = copied(node)
+    """A copy without registering decorators, unknown annotations, long docstrings and dropout, by
+    which a module in training would be random."""
+    made: ast.stmt = _WithoutDropout().visit(copied(node))
     for one in ast.walk(made):
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             one.decorator_list = [each for each in one.decorator_list if _is_kept(each)]
@@ -504,6 +508,21 @@ def cleaned(node: ast.stmt, *, known: frozenset[str]) -> ast.stmt:
             one.body = [_plain(each, known) for each in one.body if not _is_shown(each)]
             one.body = one.body or [ast.Pass()]
     return _plain(made, known)
+
+
+class _WithoutDropout(ast.NodeTransformer):
+    """`nn.Dropout(p)` becomes `nn.Identity()`, and `F.dropout(x, p)` becomes `x`."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        match node.func:
+            case ast.Attribute(value=owner, attr=name) if re.fullmatch(LAYERS, name):
+                identity = ast.Attribute(value=owner, attr="Identity", ctx=ast.Load())
+                return ast.Call(func=identity, args=[], keywords=[])
+            case ast.Attribute(attr=name) if re.fullmatch(FUNCTIONS, name) and node.args:
+                return node.args[0]
+            case _:
+                return node
 
 
 def copied(node: Node) -> Node:

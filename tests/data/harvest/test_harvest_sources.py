@@ -37,9 +37,10 @@ class Gated(nn.Module):
     def __init__(self, dim, cfg: Config = None, eps=1e-5):
         super(Gated, self).__init__()
         self.inner = Model()
+        self.drop = nn.Dropout2d(0.1)
         self.weight = nn.Parameter(torch.ones(dim))
     def forward(self, x):
-        return self.inner(act(x)) * self.weight
+        return F.dropout(self.inner(act(x)), 0.5, self.training) * self.drop(self.weight)
 """
 PARITY = """
 nn = _module
@@ -106,6 +107,8 @@ def test_a_class_brings_what_it_uses_and_becomes_model(tmp_path: Path) -> None:
     assert "Config" not in text
     assert "super(Model, self)" in text
     assert "self.inner = Model2()" in text
+    assert "self.drop = nn.Identity()" in text
+    assert "return self.inner(act(x)) * self.drop(self.weight)" in text
     other = library.closure("pkg.head", "Head").text(inputs=inputs, arguments=none)
     assert "return Gated(4)(x)" in other
     assert fault_of(text) is None
