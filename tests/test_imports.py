@@ -33,8 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "exits": {"process"},
     # data and rollout: the problems and the loop
     "data": {"config.schema", "data.families", "data.sources"},
-    "data.families": {"data.families.extended"},
-    "data.families.extended": {"data.families"},
+    "data.families": set(),
     "data.harvest": {
         "config.schema", "data", "data.build", "data.harvest.sources",
         "data.harvest.sources.compositions", "data.pairs", "data.prompts",

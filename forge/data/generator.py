@@ -16,7 +16,7 @@ from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
-from forge.data.families import BASIC, FAMILIES
+from forge.data.families import FAMILIES
 from forge.data.families.half import Dtype, in_dtype
 from forge.data.families.ops import MAX_CHAIN, OPS, Chain, chains
 from forge.data.families.sizes import Scale, Sizes, grown, scale_of
@@ -128,6 +128,8 @@ def sizes_of(problem: Problem) -> Sizes:
 
 Cell = tuple[str, int]
 """Family and chain length."""
+NUM_CELLS = len(FAMILIES) * MAX_CHAIN
+"""Each has a held-out problem."""
 
 LEVEL_WEIGHTS = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.3}
 """Share of each chain length; the short chains are few and run out first."""
@@ -147,10 +149,10 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     Raises:
         ConfigError: no held-out problem for some family and length, or none left to train on.
     """
-    if table.num_reserved < num_cells(table):
+    if table.num_reserved < NUM_CELLS:
         raise ConfigError(
             f"problems.num_heldout: {table.num_reserved}; "
-            f"every family and chain length needs one: at least {num_cells(table)}"
+            f"every family and chain length needs one: at least {NUM_CELLS}"
         )
     cells = _draw(table, rng=Random(seed))
     _check(table, num_drawn=sum(map(len, cells.values())))
@@ -169,19 +171,7 @@ def is_ample(table: ProblemsTable) -> bool:
     num_shown = sum(table.sft_by_level[:MAX_CHAIN])
     num_left = table.num_problems - table.num_reserved
     rarest = min(LEVEL_WEIGHTS.values()) * table.num_problems
-    return num_cells(table) <= table.num_reserved < rarest and 0 < num_shown < num_left
-
-
-def families_of(table: ProblemsTable) -> list[str]:
-    """Names of a run's families, each once, in a fixed order."""
-    chosen = set(table.families)
-    chosen |= set(FAMILIES) if "all" in chosen else set(BASIC) if "basic" in chosen else set()
-    return [name for name in FAMILIES if name in chosen]
-
-
-def num_cells(table: ProblemsTable) -> int:
-    """Number of pairs of family and chain length: each has a held-out problem."""
-    return len(families_of(table)) * MAX_CHAIN
+    return NUM_CELLS <= table.num_reserved < rarest and 0 < num_shown < num_left
 
 
 def _demonstrate(
@@ -247,13 +237,12 @@ def _draw(table: ProblemsTable, *, rng: Random) -> dict[Cell, list[Composition]]
     """Distinct compositions by cell, shuffled; later cells make up for those that are too small.
     Raises ConfigError if there are not enough in total."""
     taken: dict[Cell, list[Composition]] = {}
-    families = families_of(table)
-    scarce_first = sorted(families, key=lambda name: len(FAMILIES[name].variants))
+    scarce_first = sorted(FAMILIES, key=lambda name: len(FAMILIES[name].variants))
     dtypes = list(dict.fromkeys(map(Dtype, table.dtypes)))
     missing = 0.0
     for level in range(1, MAX_CHAIN + 1):
         wanted = table.num_problems * LEVEL_WEIGHTS[level] + missing
-        for left, name in zip(range(len(families), 0, -1), scarce_first, strict=True):
+        for left, name in zip(range(len(FAMILIES), 0, -1), scarce_first, strict=True):
             part = _sample(name, level, round(wanted / left), dtypes=dtypes, rng=rng)
             taken[name, level] = part
             wanted -= len(part)

@@ -1,5 +1,5 @@
-"""All families and half precision: keys, splits, answers, mistakes; sizes for a GPU: large enough
-for timing, small enough for memory."""
+"""Families in half precision: splits, answers, mistakes; sizes for a GPU: large enough for timing,
+small enough for memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ import re
 from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forge.config.load import load_experiment
 from forge.config.schema import ProblemsTable
-from forge.config.schema.problems import FAMILY_NAMES, BasicFamily
-from forge.data.families import BASIC, FAMILIES
 from forge.data.families.half import Dtype, in_dtype
 from forge.data.families.sizes import Scale, product, scale_of
 from forge.data.generator import (
     Composition,
     Style,
     answer,
-    families_of,
     generate_problems,
     sizes_of,
 )
@@ -34,8 +31,8 @@ from forge.errors import ConfigError
 if TYPE_CHECKING:
     from forge.records import Problem
 
-FURTHER = [name for name in FAMILIES if name not in BASIC]
-BYTES_PER_S = {"H100": 3.35e12, "H200": 4.8e12}
+BYTES_PER_S = 4.8e12
+"""Memory bandwidth: an H200."""
 TF32_FLOPS = 495e12
 
 
@@ -45,7 +42,7 @@ def table(**values: Any) -> ProblemsTable:
 
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    made = table(families=["all"], dtypes=["fp32", "fp16", "bf16"], num_problems=5000)
+    made = table(dtypes=["fp32", "fp16", "bf16"], num_problems=3200)
     return generate_problems(made, seed=0)
 
 
@@ -55,27 +52,14 @@ def basic() -> list[Problem]:
     return generate_problems(table(sizes="gpu"), seed=0)
 
 
-@pytest.fixture(scope="module")
-def further() -> list[Problem]:
-    """Problems of the other families for a GPU."""
-    made = table(families=FURTHER, dtypes=["fp32", "bf16"], sizes="gpu", num_problems=640)
-    return generate_problems(made, seed=0)
-
-
 def test_the_problems_of_a_seed_are_those_of_earlier_versions(generated: list[Problem]) -> None:
     """Figures of runs that are recorded stay comparable. A change of this hash is a decision."""
     text = "".join(p.problem_id + p.source + p.split for p in generated)
     assert hashlib.sha256(text.encode()).hexdigest().startswith("26a30149d7704689")
 
 
-def test_the_keys_name_every_family() -> None:
-    assert list(get_args(BasicFamily)) == list(BASIC)
-    assert list(FAMILY_NAMES) == list(FAMILIES)
-    assert len(FAMILIES) * 4 <= ProblemsTable().num_reserved
-
-
-def test_five_thousand_problems_of_all_families_and_types_differ(problems: list[Problem]) -> None:
-    assert len({p.problem_id for p in problems}) == len({p.source for p in problems}) == 5000
+def test_problems_of_all_families_and_types_differ(problems: list[Problem]) -> None:
+    assert len({p.problem_id for p in problems}) == len({p.source for p in problems}) > 3190
     assert min(Counter(p.family for p in problems).values()) >= 250
     assert {p.precision for p in problems} == {"fp32", "fp16", "bf16"}
     for problem in problems:
@@ -87,25 +71,12 @@ def test_no_composition_is_there_in_two_types(problems: list[Problem]) -> None:
     assert len(set(kernels)) == len(kernels)
 
 
-def test_chosen_families_are_the_only_ones() -> None:
-    made = generate_problems(table(families=["scan", "softmax", "scan"], num_problems=80), seed=0)
-    assert {problem.family for problem in made} == {"scan", "softmax"}
-    assert families_of(table(families=["scan", "basic"])) == [*BASIC, "scan"]
-
-
-def test_too_few_heldout_problems_for_the_chosen_families_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 64"):
-        generate_problems(table(families=["all"], num_heldout=63), seed=0)
-
-
 def test_an_answer_in_half_precision_loads_in_fp32_what_no_product_takes() -> None:
-    made = Composition.parse("attention-causal-tanh-bf16")
+    made = Composition.parse("broadcast-row_add-tanh-bf16")
     source = made.source(made.draw_sizes(Random(0)))
-    assert source.count("dtype=torch.bfloat16)") == 3
-    assert "dtype=torch.bool, device=x.device).triu(1)" in source
+    assert source.count("dtype=torch.bfloat16)") == 2
     kernel = "\n".join(
         [
-            "    i = tl.load(i_ptr + row)",
             "    q = tl.load(x_ptr + cols, mask=mask, other=0.0)",
             "    u = tl.load(y_ptr + cols, mask=mask, other=0.0)",
             "    z = tl.load(z_ptr + cols, mask=mask, other=0.0)",
@@ -113,7 +84,7 @@ def test_an_answer_in_half_precision_loads_in_fp32_what_no_product_takes() -> No
         ]
     )
     found = in_dtype(kernel, Dtype.BF16).splitlines()
-    assert [line.endswith(".to(tl.float32)") for line in found] == [False] * 3 + [True, False]
+    assert [line.endswith(".to(tl.float32)") for line in found] == [False, False, True, False]
     assert in_dtype(kernel, Dtype.FP32) == kernel
 
 
@@ -140,53 +111,34 @@ def _bytes_and_flops(problem: Problem) -> tuple[float, float]:
     sizes, width = sizes_of(problem), 4 if problem.precision == "fp32" else 2
     length = product(sizes)
     match problem.family:
-        case "linear" | "matmul":
+        case "matmul":
             m, n, b = sizes["M"], sizes["N"], sizes.get("BATCH", 1)
             return width * b * (m * length + length * n + m * n), 2 * b * m * n * length
-        case "attention":
-            b, s = sizes["BATCH"], sizes["SEQ"]
-            return 4 * width * b * s * length, 4 * b * s * s * length
-        case "convolution":
-            channels = sizes["IN"] + sizes.get("OUT", sizes["IN"])
-        case "pooling" | "channel_norm":
-            channels = sizes["CHANNELS"] * (1 if problem.family == "pooling" else 2)
-        case "loss" | "reduction":
+        case "reduction":
             channels = 1
         case _:
             channels = 2
     rows = sizes.get("BATCH", sizes.get("ROWS", 1))
-    has_places = Composition.of(problem).variant in ("gather", "scatter", "scatter_add")
-    return (width * channels + 8 * has_places) * rows * length, 0.0
+    return width * channels * rows * length, 0.0
 
 
-@pytest.mark.parametrize(
-    ("made", "card", "shortest_us", "longest_us", "most_bytes"),
-    [("basic", "H200", 17, 100, 300e6), ("further", "H100", 16, 300, 576e6)],
-)
-def test_a_fused_kernel_keeps_a_gpu_busy_and_fits_its_memory(
-    made: str, card: str, shortest_us: int, longest_us: int, most_bytes: float,
-    request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
-    """By the card's bandwidth or its TF32 rate, the same in half precision."""
-    large: list[Problem] = request.getfixturevalue(made)
-    assert {Composition.of(problem).scale for problem in large} == {Scale.GPU}
-    for problem in large:
+def test_a_fused_kernel_keeps_a_gpu_busy_and_fits_its_memory(basic: list[Problem]) -> None:
+    """By the card's bandwidth or its TF32 rate."""
+    assert {Composition.of(problem).scale for problem in basic} == {Scale.GPU}
+    for problem in basic:
         moved, flops = _bytes_and_flops(problem)
-        rate = TF32_FLOPS * (1 if problem.precision == "fp32" else 2)
-        seconds = max(moved / BYTES_PER_S[card], flops / rate)
-        assert shortest_us < 1e6 * seconds < longest_us, problem.problem_id
-        assert moved < most_bytes, problem.problem_id
+        assert 17e-6 < max(moved / BYTES_PER_S, flops / TF32_FLOPS) < 100e-6, problem.problem_id
+        assert moved < 300e6, problem.problem_id
 
 
-@pytest.mark.parametrize("setting", ['families=["scan"]', 'dtypes=["bf16"]'])
-def test_generated_problems_keys_are_refused_for_files(setting: str, tmp_path: Path) -> None:
+def test_types_of_generated_problems_are_refused_for_files(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("")
     file = tmp_path / "x.toml"
     file.write_text(
-        f'name = "x"\n[problems]\nsource = "dir"\npath = "{tmp_path}"\n{setting}\n'
+        f'name = "x"\n[problems]\nsource = "dir"\npath = "{tmp_path}"\ndtypes=["bf16"]\n'
         '[model]\npath = "m"\n[[stage]]\nkind = "eval"\n'
     )
-    with pytest.raises(ConfigError, match=rf"problems.{setting.split('=')[0]}: found .* only"):
+    with pytest.raises(ConfigError, match=r"problems.dtypes: found .* only"):
         load_experiment(file)
 
 

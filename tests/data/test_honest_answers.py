@@ -33,7 +33,7 @@ CHILD = Path(__file__).with_name("honest_answers_child.py")
 def _one_of_each() -> list[Problem]:
     """A problem of each family and variant, of each operation, and of each length."""
     chosen: dict[object, Problem] = {}
-    for problem in generate_problems(ProblemsTable(families=["all"]), seed=1):
+    for problem in generate_problems(ProblemsTable(), seed=1):
         composition = Composition.parse(problem.problem_id)
         chosen.setdefault((composition.family, composition.variant), problem)
         for op in composition.chain:
@@ -59,7 +59,7 @@ def _jobs(problem: Problem) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("check", ["run", "compile"])
 def test_honest_answers_are_right_and_compile(check: str, tmp_path: Path) -> None:
     problems = _one_of_each()
-    assert len(problems) >= 67
+    assert len(problems) >= 30
     jobs = tmp_path / "jobs.json"
     chosen = [job for problem in problems for job in _jobs(problem)]
     jobs.write_text(json.dumps(chosen))

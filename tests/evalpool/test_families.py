@@ -27,9 +27,8 @@ HALF = ("fp16", "bf16")
 
 
 def drawn(family: str, dtypes: Sequence[str]) -> list[Problem]:
-    """A problem of each variant, as far as those drawn have it. A second family makes up for one
-    that has few in half precision."""
-    values = {"families": [family, "broadcast"], "dtypes": list(dtypes), "num_problems": 256}
+    """A problem of each variant, as far as those drawn have it."""
+    values = {"dtypes": list(dtypes), "num_problems": 1600}
     chosen: dict[str, Problem] = {}
     for problem in generate_problems(ProblemsTable.model_validate(values), seed=1):
         if problem.family == family:

@@ -20,14 +20,6 @@ Constant = int | Annotated[float, Field(allow_inf_nan=False)] | bool | str
 ConstantsTable = dict[str, Constant | dict[str, Constant]]
 """Values of module constants, and tables of such values by a problem's name or number."""
 
-BasicFamily = Literal["elementwise", "broadcast", "reduction", "softmax", "norm", "matmul"]
-"""Families of generated problems that a run has unless it names others."""
-FurtherFamily = Literal[
-    "convolution", "pooling", "attention", "embedding", "indexing",
-    "scan", "masked_softmax", "loss", "channel_norm", "linear",
-]  # fmt: skip
-"""The other families."""
-FAMILY_NAMES: tuple[str, ...] = (*get_args(BasicFamily), *get_args(FurtherFamily))
 Dtype = Literal["fp32", "fp16", "bf16"]
 """Element types of generated problems."""
 
@@ -133,14 +125,6 @@ class ProblemsTable(SourceTable):
     sizes: Literal["small", "gpu"] = "small"
     """Tensor sizes of generated problems. small: for judges without a GPU. gpu: large enough for
     100 µs or more on a GPU."""
-    families: Annotated[
-        list[Literal["basic", "all"] | BasicFamily | FurtherFamily], Field(min_length=1)
-    ] = Field(
-        default_factory=lambda: ["basic"],
-        json_schema_extra={"allowed": _list_of("basic", "all", *FAMILY_NAMES)},
-    )
-    """Families of generated problems, by name. basic: elementwise, broadcast, reduction, softmax,
-    norm and matmul. all: these and the others. num_heldout is 4 or more for each family."""
     dtypes: Annotated[list[Dtype], Field(min_length=1)] = Field(
         default_factory=lambda: ["fp32"],
         json_schema_extra={"allowed": _list_of(*get_args(Dtype))},

@@ -28,10 +28,8 @@ class Dtype(StrEnum):
 
 _MADE = re.compile(r"\btorch\.(randn|rand|ones|zeros)\(((?:(?!dtype)[^()])+)\)")
 """A call that makes a tensor and names no type."""
-_LOADED = re.compile(r"^( +)(\w+) = (tl\.load\((\w+) .*\))$", flags=re.MULTILINE)
+_LOADED = re.compile(r"^( +)(\w+) = (tl\.load\(.*\))$", flags=re.MULTILINE)
 _PRODUCT = re.compile(r"\btl\.dot\((\w+)(?:\.to\(\w+\.dtype\))?, (?:tl\.trans\()?(\w+)")
-_INDICES = ("i_ptr",)
-"""Pointers to integers."""
 
 
 def in_dtype(source: str, dtype: Dtype) -> str:
@@ -41,9 +39,8 @@ def in_dtype(source: str, dtype: Dtype) -> str:
     operands = {name for pair in _PRODUCT.findall(source) for name in pair}
 
     def widen(found: re.Match[str]) -> str:
-        indent, name, load, pointer = found.groups()
-        is_kept = name in operands or pointer in _INDICES
-        return found.group() if is_kept else f"{indent}{name} = {load}.to(tl.float32)"
+        indent, name, load = found.groups()
+        return found.group() if name in operands else f"{indent}{name} = {load}.to(tl.float32)"
 
     source = _MADE.sub(rf"torch.\1(\2, dtype={dtype.torch_name})", source)
     return _LOADED.sub(widen, source)

@@ -163,20 +163,6 @@ def is_sound_in_half(chain: Chain) -> bool:
     )
 
 
-def spread_of(chain: Chain) -> float:
-    """Standard deviation of a chain's results over the bulk of a standard normal input, evenly."""
-    return _spread(_values(chain)) if _values(chain) else 0.0
-
-
-def mean_square_of(chain: Chain) -> float:
-    """Mean square of the results for a standard normal input; infinite for a chain that blows
-    up."""
-    values = _values(chain)
-    weights = [math.exp(-x * x / 2) for x in _POINTS]
-    squares = (w * v * v for w, v in zip(weights, values, strict=False))
-    return sum(squares) / sum(weights) if values else math.inf
-
-
 def keeps_small_results(chain: Chain) -> bool:
     """False if a kernel's result near 0 may have the rounding error of a 1.
 

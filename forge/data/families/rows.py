@@ -36,8 +36,6 @@ class RowVariant:
 
     inputs: tuple[str, ...] = ()
     """Inputs besides the matrix."""
-    operands: tuple[str, ...] = ()
-    """Tensors that the kernel reads; empty for those of the family."""
     reference: tuple[str, ...] = ()
     """Statements of the reference before the chain."""
     result: str = "{c}"
@@ -63,13 +61,10 @@ class RowFamily(Family):
     """Variants that hide the chain behind a larger number, within the tolerance of half precision:
     the logarithm of a row's length."""
 
-    def operands_of(self, variant: str) -> tuple[str, ...]:
-        """Tensors that the kernel of a variant reads."""
-        return self.lines[variant].operands or self.operands
-
-    def arguments_of(self, variant: str) -> str:
+    @property
+    def arguments(self) -> str:
         """Arguments of `forward`."""
-        return ", ".join(n for n in self.operands_of(variant) if not n.startswith("self."))
+        return ", ".join(n for n in self.operands if not n.startswith("self."))
 
     def accepts_half(self, variant: str, chain: Chain) -> bool:
         """True for a chain that is sound in half precision and not hidden."""
@@ -88,7 +83,7 @@ class RowFamily(Family):
             product="COLS",
             inputs=["torch.randn(ROWS, COLS)", *lines.inputs],
             forward=[*lines.reference, *torch_lines(chain), f"return {result}"],
-            args=self.arguments_of(variant),
+            args=self.arguments,
             parameters=self.parameters,
         )
 
@@ -101,14 +96,14 @@ class RowFamily(Family):
         else:
             m, n, passed = str(sizes["ROWS"]), str(product(sizes)), ""
             block = str(next_power_of_2(product(sizes)))
-        lines, c, operands = self.lines[variant], last_name(chain), self.operands_of(variant)
+        lines, c = self.lines[variant], last_name(chain)
         if self.reduces:
             store, out = "tl.store(out_ptr + row, x)", f"x.new_empty({m})"
         else:
             value = "x" if lines.after else c
             store = f"tl.store(out_ptr + row * {n} + cols, {value}, mask=mask)"
             out = "torch.empty_like(x)"
-        pointers = ", ".join(f"{name.removeprefix('self.')}_ptr" for name in operands)
+        pointers = ", ".join(f"{name.removeprefix('self.')}_ptr" for name in self.operands)
         options = WIDE_LAUNCH if scale is Scale.GPU else ""
         return answer_source(
             f"{pointers}, out_ptr{passed}",
@@ -125,9 +120,9 @@ class RowFamily(Family):
             forward=[
                 *(["m, n = x.shape"] if sizes is None else []),
                 f"out = {out}",
-                f"kernel[({m},)]({', '.join(operands)}, out{passed}, BLOCK={block}{options})",
+                f"kernel[({m},)]({', '.join(self.operands)}, out{passed}, BLOCK={block}{options})",
             ],
-            args=self.arguments_of(variant),
+            args=self.arguments,
             parameters=self.parameters,
         )
 

@@ -81,19 +81,6 @@ def _large_rows(rng: Random, *, num_elements: int) -> Sizes:
     return {"ROWS": -(-num_elements // (heads * dim)), "HEADS": heads, "DIM": dim}
 
 
-def image_sizes(rng: Random, *, scale: Scale, batches: tuple[int, ...], num_channels: int) -> Sizes:
-    """Batch and sides of images, for kernels that read and write `num_channels` of them in all.
-
-    Args:
-        batches: sizes of a small batch.
-    """
-    if scale is Scale.SMALL:
-        return {"BATCH": rng.choice(batches), **flat_sizes(rng, scale=scale)}
-    heads, dim = large_factors(rng, products=_COLS)
-    batch = -(-rng.choice(_TRAFFIC) // (num_channels * heads * dim))
-    return {"BATCH": batch, "HEADS": heads, "DIM": dim}
-
-
 def grown(sizes: Sizes, outer: str) -> Sizes:
     """Sizes with one of them doubled."""
     return {**sizes, outer: 2 * sizes[outer]}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Table = tuple[Sequence[str], Sequence[Sequence[str | Sequence[str]]]]
 """Head and rows. A cell is a text, a link (`samples.PageLink`) or several of these."""
 SETTINGS = {
-    "problems": "source path num_problems num_heldout sizes families dtypes",
+    "problems": "source path num_problems num_heldout sizes dtypes",
     "rollout": "group_size groups_per_step max_turns gamma temperature max_completion_tokens",
     "reward": "compiled correct speedup speedup_cap",
     "judge": "policy protocol num_inputs compile baseline",
