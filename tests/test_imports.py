@@ -36,8 +36,8 @@ ROOMS: dict[str, set[str]] = {
     "data.families": set(),
     "data.harvest": {
         "config.schema", "data", "data.build", "data.harvest.sources",
-        "data.harvest.sources.compositions", "data.pairs", "data.prompts",
-        "data.sources",
+        "data.harvest.sources.compositions", "data.harvest.sources.samples", "data.pairs",
+        "data.prompts", "data.sources",
     },
     "data.harvest.sources": {"data", "data.harvest", "data.sources"},
     "data.harvest.sources.compositions": {"data.harvest"},

@@ -252,6 +252,10 @@ class Closure:
         while self._waiting:
             self._resolve(*self._waiting.pop())
 
+    def definitions(self) -> list[ast.stmt]:
+        """The class, and what it uses."""
+        return list(self._found.values())
+
     def class_node(self) -> ast.ClassDef:
         """The definition of the class."""
         node = self._found[self.key]

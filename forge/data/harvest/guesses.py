@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from forge.data.harvest.arguments import constructor_call
 from forge.data.harvest.closure import NotSelfContained
+from forge.data.harvest.configurations import CONFIGURATION, configuration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -107,7 +108,7 @@ def guesses(closure: Closure, *, calls: Calls) -> list[Guess]:
         for call in calls.arguments.get(name, [])[:3]
     ]
     try:
-        constructors.append(_guessed(method))
+        constructors.append(_guessed(closure, method))
     except NotSelfContained:
         if not constructors:
             raise
@@ -119,7 +120,7 @@ def guesses(closure: Closure, *, calls: Calls) -> list[Guess]:
     return made[:MAX_GUESSES]
 
 
-def _guessed(method: ast.FunctionDef | None) -> Constructed:
+def _guessed(closure: Closure, method: ast.FunctionDef | None) -> Constructed:
     if method is None:
         return constructor_call(None, [], {})
     given = method.args
@@ -127,11 +128,14 @@ def _guessed(method: ast.FunctionDef | None) -> Constructed:
     named = [
         one for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value is None
     ]
-    positions = [_value(one) for one in required]
-    return constructor_call(method, positions, {one.arg: _value(one) for one in named})
+    positions = [_value(closure, one) for one in required]
+    keywords = {one.arg: _value(closure, one) for one in named}
+    return constructor_call(method, positions, keywords, config=CONFIGURATION)
 
 
-def _value(parameter: ast.arg) -> ast.expr:
+def _value(closure: Closure, parameter: ast.arg) -> ast.expr:
+    if (made := configuration(closure, parameter.arg)) is not None:
+        return made
     said = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
     if NO_VALUE & set(re.findall(r"\w+", said)) or re.search(r"config|cfg|args|opt", parameter.arg):
         raise NotSelfContained("constructor argument without a value", parameter.arg)

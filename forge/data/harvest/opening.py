@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from forge.data.harvest.sources.compositions.source import open_compositions
 from forge.data.harvest.sources.modules import ModuleTree
+from forge.data.harvest.sources.package import open_package
 from forge.data.harvest.sources.paritybench import Paritybench
+from forge.data.harvest.sources.samples.source import open_samples
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
     from forge.data.harvest.records import HarvestSource
 
-OPENERS: dict[str, Callable[[str], HarvestSource]] = {"compositions": open_compositions}
+OPENERS: dict[str, Callable[[str], HarvestSource]] = {
+    "compositions": open_compositions, "package": open_package, "torch-samples": open_samples,
+}  # fmt: skip
 """Sources by the word before a colon, which need no path."""
 ALLOWED = ", ".join(["a directory of Python files", *(f"{word}:..." for word in OPENERS)])
 

@@ -11,7 +11,7 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from forge.data.harvest.arguments import level_of
+from forge.data.harvest.arguments import CONFIG, level_of
 from forge.data.harvest.closure import CodeFile, Library, NotSelfContained, globals_of, read_code
 from forge.data.harvest.guesses import Calls, calls_in, guesses
 from forge.data.harvest.records import Found, Rejected
@@ -110,13 +110,12 @@ class ModuleTree:
         for one in guesses(closure, calls=self._calls):
             used = globals_of(ast.Expr(one.constructed.arguments)) - {"torch"}
             closure.require(used)
-            texts.append(
-                closure.text(
-                    inputs=one.inputs,
-                    arguments=one.constructed.arguments,
-                    first=one.constructed.first,
-                )
+            text = closure.text(
+                inputs=one.inputs,
+                arguments=one.constructed.arguments,
+                first=one.constructed.first,
             )
+            texts.append(f"from types import {CONFIG}\n{text}" if one.constructed.first else text)
         first, *others = dict.fromkeys(texts)
         return Found(
             text=first, alternatives=tuple(others), origin=origin, name=name, kind=self.name,
@@ -125,6 +124,8 @@ class ModuleTree:
 
     @cached_property
     def _calls(self) -> Calls:
+        if self._package:  # its tests are not installed, and all of transformers takes 40 s
+            return Calls()
         paths = [self._root / path for path in self._every]
         files = (read_code(path, module="") for path in paths)
         return calls_in(file.tree for file in files if file is not None)

@@ -1,0 +1,93 @@
+"""Modules of installed packages: found without an import, with fields for configuration objects."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forge.data.harvest.closure import Library
+from forge.data.harvest.configurations import configuration
+from forge.data.harvest.opening import open_sources
+from forge.data.harvest.records import Found
+from forge.data.harvest.sources.modules import ModuleTree
+from forge.data.harvest.sources.package import open_package
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Part(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.part = Part(config)
+
+    def forward(self, hidden_states):
+        if self.config.use_residual:
+            return hidden_states
+        return self.part(self.down(torch.relu(self.up(hidden_states))))
+"""
+
+
+def test_a_configuration_has_the_fields_that_the_class_and_its_parts_read(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(MODULE)
+    closure = Library(tmp_path).closure("m", "Block")
+    made = configuration(closure, "config")
+    assert made is not None
+    fields = {one.arg: ast.literal_eval(one.value) for one in made.keywords}
+    assert fields == {
+        "hidden_size": 16, "intermediate_size": 32, "layer_norm_eps": 1e-5, "use_residual": False,
+    }  # fmt: skip
+    assert configuration(closure, "width") is None
+
+
+def test_a_module_that_takes_a_configuration_is_a_problem_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(MODULE)
+    found = [one for one in ModuleTree(tmp_path).read("m.py") if isinstance(one, Found)]
+    assert [one.name for one in found] == ["Part", "Block"]
+    for one in found:
+        names: dict[str, Any] = {}
+        exec(compile(one.text, "problem.py", "exec"), names)
+        names["Model"](*names["get_init_inputs"]())(*names["get_inputs"]())
+
+
+def test_the_files_of_an_installed_package_are_read_with_its_licence() -> None:
+    source = open_package("transformers")
+    assert source.name == "transformers"
+    found = [one for one in source.read("activations.py") if isinstance(one, Found)]
+    assert "NewGELUActivation" in {one.name for one in found}
+    assert {one.licence for one in found} == {"Apache-2.0"}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("package:no_such_package", "not installed"),
+        ("package:six.moves", "as Python imports it"),
+        ("package:", "as Python imports it"),
+        ("package:typing_extensions", "one file"),
+        ("torch-samples:relu", "torch-samples alone"),
+    ],
+)
+def test_a_word_that_names_nothing_is_one_line(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_sources([word])
+    assert "\n" not in str(caught.value)
