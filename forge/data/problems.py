@@ -1,6 +1,6 @@
 """Loads problems: from the generator, directories, rows of files, or text.
 
-Called by the runner, by `forge chat` and by `forge.solve`.
+Called by the runner, by commands that ask about a problem, and by adapters.
 """
 
 from __future__ import annotations

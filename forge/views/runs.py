@@ -50,7 +50,7 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
                 "last_evaluation": _evaluation(reader, "at"),
                 "best_evaluation": _evaluation(reader, "ci_low"),
             }
-    except (ForgeError, sqlite3.Error) as error:
+    except (ForgeError, sqlite3.Error, ValueError) as error:
         return {"name": paths.name, "path": str(paths.root), "state": f"{UNREADABLE}: {error}"}
 
 

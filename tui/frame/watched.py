@@ -107,7 +107,7 @@ class Watched:
             try:
                 assert self.reader is not None
                 return question(self.reader)
-            except (sqlite3.Error, OSError, ForgeError) as error:
+            except (sqlite3.Error, OSError, ValueError, ForgeError) as error:
                 self._fail(error)
                 return None
 

@@ -52,7 +52,7 @@ class CompareScreen(AskingScreen[Group]):
         try:
             with RunReader(a) as left, RunReader(b) as right:
                 found = compare(left, right, by=self._by)
-        except (ForgeError, sqlite3.Error, OSError) as error:
+        except (ForgeError, sqlite3.Error, OSError, ValueError) as error:
             return Group(self._heading(f"✘ {error}"))
         return Group(self._heading(), render_comparison(found))
 
