@@ -10,7 +10,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.expressions import Maxed, tidy
+from forge.data.inductor.expressions import Maxed, Substituted, tidy
 from forge.data.inductor.launches import read_launch
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
 from forge.data.inductor.source import (
@@ -329,6 +329,10 @@ class Forward:
     outputs: list[View]
     device: ast.expr
     """The device of an input."""
+    inputs: list[Root]
+    """Memory of inputs and parameters."""
+    taken: set[str]
+    """Names that forward has already."""
 
 
 def read_forward(
@@ -347,12 +351,18 @@ def read_forward(
         result=reader.result,
         outputs=reader.outputs,
         device=_device(reader.steps),
+        inputs=[one.root for one in _views(reader.steps) if one.root.is_input],
+        taken={one.arg for one in walk(forward) if isinstance(one, ast.arg)},
     )
+
+
+def _views(steps: CallReader) -> list[View]:
+    return [one for one in steps.names.values() if isinstance(one, View)]
 
 
 def _device(steps: CallReader) -> ast.expr:
     """The device of the first tensor of forward, or of a parameter."""
-    given = [one.root for one in steps.names.values() if isinstance(one, View)]
+    given = [one.root for one in _views(steps)]
     tensors = [one.expr for one in given if one.is_input and one.size is not None]
     chosen = next((one for one in tensors if isinstance(one, ast.Name)), None)
     chosen = chosen or next(iter(tensors), None)
@@ -431,16 +441,8 @@ class _Forward:
     def _with_known(self, node: ast.expr) -> ast.expr:
         for one in walk(node):
             if isinstance(one, ast.Name) and one.id in self.known:
-                return _Replaced(self.known).visit(copied(node))
+                return Substituted(self.known).visit(copied(node))
         return node
-
-
-@dataclass(slots=True)
-class _Replaced(Transformer):
-    known: dict[str, ast.expr]
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return copied(self.known[node.id]) if node.id in self.known else node
 
 
 def _is_chain(node: ast.expr) -> bool:

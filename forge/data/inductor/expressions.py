@@ -6,10 +6,10 @@ import ast
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.source import Transformer, dotted
+from forge.data.inductor.source import Transformer, copied, dotted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 Polynomial = Counter[tuple[str, ...]]
 """Coefficients by factors, which are texts in order; no factors for the constant."""
@@ -151,6 +151,16 @@ def _divided(node: ast.BinOp, by: int) -> ast.expr:
 def tidy(node: ast.AST) -> ast.AST:
     """The expression with constants folded and last; the node may change."""
     return _Tidied().visit(node)
+
+
+class Substituted(Transformer):
+    """Replaces names by copies of expressions."""
+
+    def __init__(self, known: Mapping[str, ast.expr]) -> None:
+        self.known = known
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return copied(self.known[node.id]) if node.id in self.known else node
 
 
 class Maxed(Transformer):

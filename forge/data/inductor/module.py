@@ -48,7 +48,8 @@ def write_module(
     imports = [one for one in others if isinstance(one, ast.Import | ast.ImportFrom)]
     rest = [one for one in others if one not in imports]
     body = [*rest, *functions, *made, entry]
-    code = print_module([[*_imports(body), *imports], body])
+    comments = {names[key]: one.comment for key, one in kernels.items() if one.comment}
+    code = print_module([[*_imports(body), *imports], body], comments)
     if missing := sorted(_free_names(code)):
         raise NotRewritten(RewriteReason.UNKNOWN_NAME, ", ".join(missing))
     return code

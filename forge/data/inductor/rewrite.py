@@ -16,6 +16,7 @@ from forge.data.inductor.kernel.body import (
 )
 from forge.data.inductor.module import kernel_names, write_module
 from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
+from forge.data.inductor.readable import readable
 from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel, dotted, read, walk
 from forge.data.inductor.steps import Compute, Launch, unread_stores
 
@@ -36,19 +37,21 @@ def rewrite(
         NotRewritten: nothing else, for any text.
     """
     try:
-        return _rewrite(code, f"{entry_point}New", entry_point, labels or {})
+        return _rewrite(code, f"{entry_point}New", entry_point, labels)
     except RecursionError as err:
         raise NotRewritten(RewriteReason.NOT_PYTHON, "nested too deeply") from err
 
 
-def _rewrite(code: str, name: str, entry_point: str, labels: dict[str, str]) -> Rewritten:
+def _rewrite(code: str, name: str, entry_point: str, labels: dict[str, str] | None) -> Rewritten:
     answer = read(code, entry_point)
     kernels = {one.name: plain(one) for one in _called(answer)}
-    forward = read_forward(answer, kernels, labels)
+    forward = read_forward(answer, kernels, labels or {})
     kernels = {name: _sized(one, forward) for name, one in kernels.items()}
     forward, kernels = _read_only(forward, kernels)
     if not kernels:
         raise NotRewritten(RewriteReason.NO_KERNEL, "no launch reaches a returned value")
+    if labels is not None:
+        forward, kernels = readable(forward, kernels)
     library = [dotted(one.call.func) for one in forward.steps if _is_operation(one)]
     return Rewritten(
         code=write_module(answer, kernels, forward, name=name),

@@ -57,6 +57,10 @@ class GeneratedKernel:
     """None if the launch itself gives the block sizes."""
     fixed: dict[str, int] = field(default_factory=dict[str, int])
     """Values of constexprs that the body gave itself."""
+    comment: str = ""
+    """A line above it."""
+    pointers: dict[str, str] = field(default_factory=dict[str, str])
+    """Types of parameters where a decorator has them: `*fp32`."""
 
     @property
     def arguments(self) -> list[str]:
@@ -324,6 +328,7 @@ def _kernel(node: ast.FunctionDef, name: str) -> GeneratedKernel:
         constexprs=frozenset(constexprs),
         body=node.body,
         heuristic=_heuristic(node),
+        pointers=_signature(node),
     )
 
 
@@ -332,6 +337,17 @@ def _heuristic(node: ast.FunctionDef) -> Heuristic | None:
         if isinstance(one, ast.Call):
             return _facts(dotted(one.func).rpartition(".")[2], one)
     return None
+
+
+def _signature(node: ast.FunctionDef) -> dict[str, str]:
+    """Types of the parameters in a decorator's `triton_meta`."""
+    for one in node.decorator_list:
+        if isinstance(one, ast.Call):
+            given = {each.arg: each.value for each in one.keywords}
+            found = literal(dict(_items(given.get("triton_meta"))).get("signature"), {})
+            if isinstance(found, dict):
+                return {str(name): str(kind) for name, kind in found.items()}
+    return {}
 
 
 def _facts(kind: str, made: ast.Call) -> Heuristic:

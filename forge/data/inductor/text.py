@@ -7,21 +7,26 @@ import copy
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 WIDTH = 100
 STEP = 4
 OPENING, CLOSING = "([{", ")]}"
 
 
-def print_module(groups: Sequence[Sequence[ast.stmt]]) -> str:
-    """Source of groups of statements: imports together, definitions two lines apart."""
+def print_module(groups: Sequence[Sequence[ast.stmt]], comments: Mapping[str, str]) -> str:
+    """Source of groups of statements: imports together, definitions two lines apart.
+
+    `comments` are lines above functions, by name.
+    """
     parts: list[str] = []
     for group in groups:
         for node in group:
             is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
             gap = "\n\n\n" if is_definition or not _is_import(node) else "\n"
-            parts.append((gap if parts else "") + "\n".join(print_statement(node, 0)))
+            comment = comments.get(getattr(node, "name", ""))
+            above = f"# {comment}\n" if comment else ""
+            parts.append((gap if parts else "") + above + "\n".join(print_statement(node, 0)))
     return "".join(parts) + "\n"
 
 

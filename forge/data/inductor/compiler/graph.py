@@ -107,7 +107,6 @@ def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) 
             model, inputs = _subject(problem)
         _forget_statistics(model)
         plain_operations(stack)
-        pretend(stack)
         env = ShapeEnv(duck_shape=False)
         fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
         held = list(_held(model))
@@ -116,39 +115,39 @@ def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) 
         taken |= {one.arg for one in ast.walk(ast.parse(problem)) if isinstance(one, ast.arg)}
         sizes = Sizes(env, fake, symbolic, taken)
         labels = [_label(path) for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
-        cards = [sizes.on_card(one, f"x{k}") for k, one in enumerate(leaves)]
-        cards = [
-            *(sizes.on_card(one.value, f"self.{one.path}", _axes(one)) for one in held),
-            *cards,
-        ]
+        given = [sizes.symbolic(one, f"x{k}") for k, one in enumerate(leaves)]
+        given = [
+            *(sizes.symbolic(one.value, f"self.{one.path}", _axes(one)) for one in held), *given
+        ]  # fmt: skip
         made = _Traced(model, held, spec, with_attributes=symbolic and with_attributes)
-        is_tensor = [isinstance(one, torch.Tensor | torch.SymInt | torch.SymFloat) for one in cards]
-        tensors = [one for one, kept in zip(cards, is_tensor, strict=True) if kept]
+        is_symbolic = [
+            isinstance(one, torch.Tensor | torch.SymInt | torch.SymFloat) for one in given
+        ]
+        symbols = [one for one, kept in zip(given, is_symbolic, strict=True) if kept]
         with fake, torch.set_grad_enabled(False):
 
             def flat(*values: torch.Tensor) -> list[Any]:
                 rest = iter(values)
-                return made.run(
-                    [
-                        next(rest) if kept else one
-                        for one, kept in zip(cards, is_tensor, strict=True)
-                    ]
-                )
+                every = zip(given, is_symbolic, strict=True)
+                return made.run([next(rest) if kept else one for one, kept in every])
 
             mode = "symbolic" if symbolic else "real"
             with _reason("not traced"):
-                graph = make_fx(flat, tracing_mode=mode, _allow_non_fake_inputs=True)(*tensors)
+                function = torch.func.functionalize(flat, remove="mutations")
+                graph = make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=True)(*symbols)
+                _move_to_card(graph)
             for node in graph.graph.nodes:
                 value = node.meta.get("val")
                 if isinstance(value, torch.Tensor):
                     sizes.shapes.append(tuple(value.shape))
+            pretend(stack)
             templates(stack)
             reductions(stack)
             substitution(stack, sizes)
             with _reason("not compiled"):
-                code = _code(graph, tensors)
+                code = _code(graph, [sizes.on_card(one) for one in symbols])
     every = [*(_attribute(one.path) for one in held), *labels]
-    passed = [one for one, kept in zip(every, is_tensor, strict=True) if kept]
+    passed = [one for one, kept in zip(every, is_symbolic, strict=True) if kept]
     entry = _entry(problem, passed, made.result, len(inputs))
     code = _with_formulas(code, sizes.formulas)
     return Traced(
@@ -267,6 +266,26 @@ def _written(value: Any, leaves: list[Any]) -> ast.expr:
             raise TypeError(f"forward returns a {type(value).__name__}")
 
 
+def _move_to_card(graph: Any) -> None:
+    """Makes a graph that was traced on the CPU one for a card: indexing needs no card there.
+
+    A tensor that is written to in place, from outside, stays as it was: outputs alone count.
+    """
+    card = torch.device("cuda", 0)
+    for node in list(graph.graph.nodes):
+        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
+            node.replace_all_uses_with(node.args[1])
+            graph.graph.erase_node(node)
+            continue
+        node.args = pytree.tree_map(
+            lambda one: card if isinstance(one, torch.device) else one, node.args
+        )
+        node.kwargs = {
+            k: card if isinstance(v, torch.device) else v for k, v in node.kwargs.items()
+        }
+    graph.recompile()
+
+
 def _code(graph: Any, given: list[Any]) -> str:
     """The text that Inductor would compile for a graph."""
 
@@ -285,7 +304,9 @@ def _code(graph: Any, given: list[Any]) -> str:
 
 def _with_formulas(code: str, formulas: dict[str, str]) -> str:
     """The code with the sizes that follow from others after those of the inputs."""
-    begin = code.index("        with torch.cuda._DeviceGuard")
+    begin = code.find("        with torch.cuda._DeviceGuard")
+    if begin < 0:
+        raise Untraceable("no operation", "the graph has views alone")
     lines = [f"        {name} = {text}\n" for name, text in formulas.items()]
     return code[:begin] + "".join(lines) + code[begin:]
 

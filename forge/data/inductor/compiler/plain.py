@@ -21,7 +21,7 @@ SMALL = 16
 def plain_operations(stack: contextlib.ExitStack) -> None:
     """Replaces operations until the stack is left."""
     stack.enter_context(torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))
-    stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+    stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     stack.callback(torch.backends.mha.set_fastpath_enabled, is_fast)

@@ -39,7 +39,7 @@ AXES = {
 
 @dataclass(slots=True)
 class Sizes:
-    """Makes CUDA tensors whose sizes are symbols, and names all symbols."""
+    """Makes tensors whose sizes are symbols, and names all symbols."""
 
     env: ShapeEnv
     fake: FakeTensorMode
@@ -57,8 +57,8 @@ class Sizes:
     shapes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     """Shapes of all results of the graph."""
 
-    def on_card(self, value: Any, label: str, axes: tuple[str, ...] | None = None) -> Any:
-        """A fake CUDA tensor in place of a tensor, a symbol in place of a number."""
+    def symbolic(self, value: Any, label: str, axes: tuple[str, ...] | None = None) -> Any:
+        """A fake tensor with symbolic sizes in place of a tensor, a symbol for a number."""
         if type(value) in (int, float) and self.is_symbolic:
             return self._number(value, label)
         if not isinstance(value, torch.Tensor):
@@ -78,7 +78,16 @@ class Sizes:
             strides[axis] = 0 if value.stride(axis) == 0 and value.size(axis) > 1 else step
             step = step * sizes[axis]
         with self.fake:
-            return torch.empty_strided(sizes, strides, dtype=value.dtype, device="cuda")
+            return torch.empty_strided(sizes, strides, dtype=value.dtype)
+
+    def on_card(self, value: Any) -> Any:
+        """The same tensor on a card."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        with self.fake:
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="cuda"
+            )
 
     def _symbol(self, length: int, label: str, axis: int, name: str) -> Any:
         source = ConstantSource(f"{label}_{axis}".replace(".", "_"))

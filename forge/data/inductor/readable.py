@@ -1,0 +1,535 @@
+"""Kernels and launches as a person would write them: names of the model's tensors and sizes, values
+that are used once inside the expression that uses them, no argument twice.
+
+Applied last, to kernels that already are plain Triton. Each function may change the trees that it
+is given.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forge.data.inductor.expressions import Polynomial, Substituted, polynomial, product, tidy
+from forge.data.inductor.source import Transformer, dotted, is_call, walk
+from forge.data.inductor.steps import Allocate, Compute, Launch, Number, Root, Step, View
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.data.inductor.call import Forward
+    from forge.data.inductor.source import GeneratedKernel
+
+WIDEST = 72
+"""Longest expression that takes in a value that is used once."""
+SHORT = 24
+"""Longest value with a name of its own that another expression takes in."""
+TEMPORARY = re.compile(r"_?tmp\d+\w*$")
+COUNT, LENGTH = "n_elements", "row_length"
+
+
+def readable(
+    forward: Forward, kernels: dict[str, GeneratedKernel]
+) -> tuple[Forward, dict[str, GeneratedKernel]]:
+    """The same steps and kernels with readable text."""
+    _name_buffers(forward.steps, forward)
+    launches: dict[str, list[Launch]] = {name: [] for name in kernels}
+    for step in forward.steps:
+        if isinstance(step, Launch):
+            launches[step.kernel].append(step)
+    made = {name: _kernel(one, launches[name]) for name, one in kernels.items()}
+    steps = _used(list(_counted(forward.steps, forward)), forward)
+    return replace(forward, steps=steps), made
+
+
+def _kernel(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+    kernel = _without_ones(kernel, launches)
+    kernel = _without_repeated(kernel, launches)
+    body = kernel.body
+    for _ in range(2):  # a cast shows what it is once it stands in the expression
+        plainer = _Plainer(kernel.pointers)
+        body = _nested([plainer.visit(node) for node in body])
+    return _renamed(replace(kernel, body=body), launches)
+
+
+def _without_ones(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+    """The kernel without constants that are 0 or 1 in each launch, and one row as a number."""
+    known: dict[str, ast.expr] = {}
+    for name in kernel.constexprs:
+        values = {ast.dump(_as_node(one.sizes[name])) for one in launches if name in one.sizes}
+        value = launches[0].sizes.get(name) if launches else None
+        if len(values) == 1 and value in (0, 1):
+            known[name] = ast.Constant(int(value == 1))
+    if not known:
+        return kernel
+    body = [Substituted(known).visit(node) for node in kernel.body]
+    if "XBLOCK" in known:
+        body = [_OneRow().visit(node) for node in body]
+    params = tuple(one for one in kernel.params if one not in known)
+    for one in launches:
+        one.sizes = {name: size for name, size in one.sizes.items() if name not in known}
+    body = [tidy(node) for node in body]
+    return replace(kernel, body=body, params=params, constexprs=kernel.constexprs - known.keys())
+
+
+def _as_node(value: int | ast.expr) -> ast.expr:
+    return value if isinstance(value, ast.expr) else ast.Constant(value)
+
+
+class _OneRow(Transformer):
+    """A program of one row: its index and its sums are numbers, no tensors of one element."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.Call(args=[ast.List(elts=[ast.Constant(value=1)]), value, kind]) if (
+                is_call(node, "tl.full") and dotted(kind) == "tl.int32"
+            ):
+                return value
+            case ast.Call(keywords=[ast.keyword(arg="keep_dims")]):
+                node.keywords = []
+                return node
+            case _:
+                return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        is_raised = isinstance(node.right, ast.Call) and ast.unparse(node.right) == RAISED
+        return node.left if is_raised else node
+
+
+RAISED = "tl.zeros([1], tl.int1)"
+"""Added to a number to make a tensor of it."""
+
+
+def _without_repeated(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+    """The kernel without parameters that have the value of another one in each launch."""
+    seen: dict[tuple[str, ...], str] = {}
+    known: dict[str, ast.expr] = {}
+    for name in kernel.arguments:
+        values = [one.arguments.get(name) for one in launches]
+        if not all(isinstance(one, ast.expr) for one in values):
+            continue
+        key = tuple(
+            str(sorted(polynomial(one).items())) for one in values if isinstance(one, ast.expr)
+        )
+        if key in seen:
+            known[name] = ast.Name(id=seen[key], ctx=ast.Load())
+        else:
+            seen[key] = name
+    for one in launches:
+        one.arguments = {k: v for k, v in one.arguments.items() if k not in known}
+    body = [Substituted(known).visit(node) for node in kernel.body] if known else kernel.body
+    return replace(kernel, body=body, params=tuple(p for p in kernel.params if p not in known))
+
+
+class _Plainer(Transformer):
+    """Loads, casts and shapes without what changes nothing."""
+
+    def __init__(self, pointers: dict[str, str]) -> None:
+        self.pointers = pointers
+        self.floats: set[str] = set()
+        """Names of fp32 values."""
+        self.axes: dict[str, frozenset[str]] = {}
+        """Axes of a block along which a name varies: `x`, `r`, `rows`, `columns`."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        match node.targets:
+            case [ast.Name(id=name)]:
+                if self._is_float(node.value):
+                    self.floats.add(name)
+                else:
+                    self.floats.discard(name)
+                self.axes[name] = self._axes(node.value)
+            case _:
+                pass
+        return node
+
+    def _is_float(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Name(id=name):
+                return name in self.floats
+            case ast.Constant(value=value):
+                return isinstance(value, float)
+            case ast.BinOp(left=left, right=right):
+                return self._is_float(left) or self._is_float(right)
+            case ast.UnaryOp(operand=inner):
+                return self._is_float(inner)
+            case ast.Call(func=ast.Attribute(attr="to"), args=[kind]):
+                return dotted(kind) == "tl.float32"
+            case ast.Call(args=[pointer, *_]) if is_call(node, "tl.load"):
+                found = [one.id for one in walk(pointer) if isinstance(one, ast.Name)]
+                return any(self.pointers.get(one) == "*fp32" for one in found)
+            case ast.Call(args=[_, first, second, *_]) if is_call(node, "tl.where"):
+                return self._is_float(first) or self._is_float(second)
+            case ast.Call(args=[first, *_]) if dotted(node.func) in KEEPING:
+                return self._is_float(first)
+            case _:
+                return False
+
+    def _axes(self, node: ast.expr) -> frozenset[str]:
+        match node:
+            case ast.Call(args=[value, *_]) if dotted(node.func) in REDUCING:
+                return self._axes(value) - {"r"}
+            case ast.Subscript(slice=ast.Tuple(elts=[ast.Slice(), _]), value=value):
+                return self._block(value, "rows")
+            case ast.Subscript(slice=ast.Tuple(elts=[_, ast.Slice()]), value=value):
+                return self._block(value, "columns")
+            case ast.Call() if is_call(node, "tl.arange"):
+                return frozenset({"i"})
+            case ast.Name(id=name):
+                return self.axes.get(name, frozenset())
+            case _:
+                parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+                return frozenset[str]().union(*(self._axes(one) for one in parts))
+
+    def _block(self, value: ast.expr, axis: str) -> frozenset[str]:
+        """Axes of a range that becomes rows or columns of a block."""
+        axes = self._axes(value)
+        return axes if axes - {"i"} else frozenset({axis})
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.Call() if is_call(node, "tl.load"):
+                node.keywords = [one for one in node.keywords if one.arg != "eviction_policy"]
+                return node
+            case ast.Call(args=[value, ast.List(elts=shape)]) if is_call(node, "tl.broadcast_to"):
+                axes = self._axes(value)
+                return value if len(axes) == len(shape) or len(axes - {"i"}) == len(shape) else node
+            case ast.Call(func=ast.Attribute(value=value, attr="to"), args=[kind], keywords=[]) if (
+                dotted(kind) == "tl.float32" and self._is_float(value)
+            ):
+                return value
+            case ast.Call(func=ast.Attribute(value=value, attr="to"), args=[kind], keywords=[]) if (
+                dotted(kind) == "tl.int32" and not _has_calls(value)
+            ):
+                return value
+            case _:
+                return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        if self._is_float(node.left) and (inner := _cast_number(node.right, self.axes)) is not None:
+            node.right = inner
+        return node
+
+
+REDUCING = ("tl.sum", "tl.max", "tl.min", "tl.reduce")
+KEEPING = frozenset({
+    *("tl.sum", "tl.max", "tl.min", "tl.exp", "tl.log", "tl.sqrt", "tl.sqrt_rn", "tl.rsqrt"),
+    *("tl.maximum", "tl.minimum", "tl.sigmoid", "tl.broadcast_to", "tl.dot", "tl.erf", "tl.abs"),
+    "libdevice.tanh",
+})  # fmt: skip
+"""Functions whose result has the type of their first argument."""
+
+
+def _has_calls(node: ast.expr) -> bool:
+    return any(isinstance(one, ast.Call) for one in walk(node))
+
+
+def _cast_number(node: ast.expr, axes: dict[str, frozenset[str]]) -> ast.expr | None:
+    """The number in a cast to fp32 of parameters of the kernel alone."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=value, attr="to"), args=[kind], keywords=[]) if (
+            dotted(kind) == "tl.float32" and not _has_calls(value)
+        ):
+            names = [one.id for one in walk(value) if isinstance(one, ast.Name)]
+            return value if names and not any(one in axes for one in names) else None
+        case _:
+            return None
+
+
+def _nested(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements with values that are used once inside the expressions that use them."""
+    for _ in range(60):
+        reads: Counter[str] = Counter()
+        stores: Counter[str] = Counter()
+        for one in walk(*body):
+            if isinstance(one, ast.Name):
+                (reads if isinstance(one.ctx, ast.Load) else stores)[one.id] += 1
+        once = {name for name in stores if stores[name] == 1 and reads[name] == 1}
+        body, count = _one_pass(body, once)
+        if not count:
+            break
+    return body
+
+
+def _one_pass(body: list[ast.stmt], once: set[str]) -> tuple[list[ast.stmt], int]:
+    """One pass over a block; inner blocks have their own. The statements, and how many went."""
+    count = 0
+    left: list[ast.stmt] = []
+    waiting: dict[str, ast.Assign] = {}
+    for node in body:
+        for part in ("body", "orelse"):
+            if inner := getattr(node, part, None):
+                new, more = _one_pass(inner, once)
+                setattr(node, part, new)
+                count += more
+        if isinstance(node, ast.Assign | ast.Expr | ast.AugAssign):
+            for name in [one.id for one in walk(node) if isinstance(one, ast.Name)]:
+                if name in waiting and _fits(node, name, waiting[name].value):
+                    Substituted({name: waiting[name].value}).visit(node)
+                    left.remove(waiting.pop(name))
+                    count += 1
+        left.append(node)
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
+                name in once
+                and _is_movable(value)
+                and (TEMPORARY.match(name) or len(ast.unparse(value)) <= SHORT)
+            ):
+                waiting[name] = node
+            case _:
+                pass
+    return left, count
+
+
+def _fits(node: ast.Assign | ast.Expr | ast.AugAssign, name: str, value: ast.expr) -> bool:
+    whole = node.value
+    if isinstance(whole, ast.Name):
+        return isinstance(node, ast.Assign)
+    for one in walk(whole):
+        if isinstance(one, ast.Attribute) and dotted(one.value) == name:
+            return isinstance(value, ast.Call)
+    return len(ast.unparse(whole)) + len(ast.unparse(value)) - len(name) <= WIDEST
+
+
+def _is_movable(value: ast.expr) -> bool:
+    """True for a value that is the same wherever it is computed: no load, no reduction."""
+    kept = ("load", "sum", "max", "min", "reduce", "dot", "scan", "associative_scan", "welford")
+    return not any(
+        isinstance(one, ast.Call)
+        and dotted(one.func).rpartition(".")[2].startswith(kept)
+        and dotted(one.func) not in ("tl.maximum", "tl.minimum")
+        for one in walk(value)
+    )
+
+
+def _renamed(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+    """The kernel with names from its first launch."""
+    names = _Names({one.id for one in walk(*kernel.body) if isinstance(one, ast.Name)}, kernel)
+    if launches:
+        for name in kernel.arguments:
+            names.add(name, _argument_name(name, launches[0].arguments.get(name)))
+    has_rows = any(one.startswith("R") for one in kernel.constexprs)
+    is_one_row = has_rows and "XBLOCK" not in kernel.params
+    usual = {"XBLOCK": "BLOCK_X" if has_rows else "BLOCK", "R0_BLOCK": "BLOCK_R"}
+    if is_one_row:
+        usual = {"R0_BLOCK": "BLOCK", "xindex": "row", "r0_index": "columns", "r0_mask": "mask"}
+    elif has_rows:
+        usual |= {
+            "xindex": "rows",
+            "xmask": "row_mask",
+            "r0_index": "columns",
+            "r0_mask": "column_mask",
+        }
+        usual |= {"r0_offset": "start", "r0_base": "base"}
+    else:
+        usual |= {"xindex": "offsets", "xmask": "mask"}
+    for name, new in usual.items():
+        names.add(name, new)
+    for node in _assignments(kernel.body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if TEMPORARY.match(name):
+                names.add(name, _value_name(value, names))
+            case ast.Assign(targets=[ast.Tuple(elts=parts)]):
+                for one in parts:
+                    if isinstance(one, ast.Name) and TEMPORARY.match(one.id):
+                        names.add(one.id, one.id.replace("tmp", "t").lstrip("_"))
+            case _:
+                pass
+    body = [_NewNames(names.new).visit(node) for node in kernel.body]
+    for one in launches:
+        one.arguments = {names.new.get(k, k): v for k, v in one.arguments.items()}
+        one.sizes = {names.new.get(k, k): v for k, v in one.sizes.items()}
+    return replace(
+        kernel, body=body, params=tuple(names.new.get(one, one) for one in kernel.params),
+        comment=_comment(kernel, is_one_row=is_one_row),
+        constexprs=frozenset(names.new.get(one, one) for one in kernel.constexprs),
+    )  # fmt: skip
+
+
+def _comment(kernel: GeneratedKernel, *, is_one_row: bool) -> str:
+    """A line that says which operations a kernel fuses, and what one program does."""
+    found = re.match(r"triton_[a-z]+_fused_(.*?)_*\d*$", kernel.name)
+    operations = ", ".join(
+        dict.fromkeys(one for one in (found[1] if found else "").split("_") if one)
+    )
+    share = "one program a row" if is_one_row else "one program a block"
+    if "BLOCK_M" in kernel.constexprs:
+        share = "one program a tile of BLOCK_M rows and BLOCK_N columns"
+    return f"{operations[:70] or 'Copies'}: {share}."
+
+
+def _assignments(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        yield from _assignments(getattr(node, "body", []))
+
+
+class _Names:
+    """New names of a kernel, each once."""
+
+    def __init__(self, taken: set[str], kernel: GeneratedKernel) -> None:
+        self.new: dict[str, str] = {}
+        self.taken = {*taken, *kernel.params, *keyword.kwlist, "tl", "triton", "libdevice"}
+
+    def add(self, name: str, wanted: str) -> None:
+        if name in self.new or wanted == name:
+            return
+        wanted = wanted if wanted.isidentifier() else name
+        self.new[name] = _free(wanted, self.taken)
+
+
+def _argument_name(name: str, value: object) -> str:
+    match value:
+        case View(root=root):
+            text = ast.unparse(root.expr)
+            parts = [one for one in re.findall(r"[A-Za-z_]\w*", text) if one != "self"]
+            return f"{'_'.join(parts[-2:] if root.is_input else parts[-1:])}_ptr"
+        case ast.Name(id=other):
+            return other
+        case ast.expr():
+            if name in ("xnumel", "r0_numel"):
+                return {"xnumel": COUNT, "r0_numel": LENGTH}[name]
+            parts = [one.id for one in walk(value) if isinstance(one, ast.Name)]
+            return "_".join(parts) if 0 < len(parts) <= 3 else name
+        case _:
+            return name
+
+
+def _value_name(value: ast.expr, names: _Names) -> str:
+    match value:
+        case ast.Call(args=[pointer, *_]) if is_call(value, "tl.load"):
+            for one in walk(pointer):
+                if isinstance(one, ast.Name) and names.new.get(one.id, one.id).endswith("_ptr"):
+                    return names.new.get(one.id, one.id).removesuffix("_ptr")
+            return "value"
+        case ast.Call() if dotted(value.func) in VALUES:
+            return VALUES[dotted(value.func)]
+        case _:
+            return "t"
+
+
+VALUES = {
+    "tl.sum": "total", "tl.max": "largest", "tl.min": "smallest", "tl.exp": "power",
+    "tl.sqrt": "root", "tl.sqrt_rn": "root", "tl.rsqrt": "scale", "tl.full": "acc",
+    "tl.zeros": "acc",
+}  # fmt: skip
+
+
+class _NewNames(Transformer):
+    def __init__(self, new: dict[str, str]) -> None:
+        self.new = new
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        node.id = self.new.get(node.id, node.id)
+        return node
+
+
+def _counted(steps: list[Step], forward: Forward) -> Iterator[Step]:
+    """The steps, with a number of elements read from a tensor in place of a product."""
+    taken = {one.name for one in steps if isinstance(one, Number)} | forward.taken
+    known: dict[str, str] = {}
+    roots: list[Root] = [*forward.inputs]
+    for step in steps:
+        if isinstance(step, Allocate):
+            roots.append(step.root)
+        value = step.arguments.get(COUNT) if isinstance(step, Launch) else None
+        if isinstance(step, Launch) and isinstance(value, ast.BinOp):
+            count = polynomial(value)
+            key = str(sorted(count.items()))
+            if key not in known:
+                known[key] = _free(COUNT, taken)
+                yield Number(name=known[key], value=_count(value, count, roots))
+            new = ast.Name(id=known[key], ctx=ast.Load())
+            step.grid = [_with_count(one, count, new) for one in step.grid]
+            step.arguments[COUNT] = new
+        yield step
+
+
+def _free(wanted: str, taken: set[str]) -> str:
+    """The name, or one with a number if it is taken."""
+    chosen, number = wanted, 1
+    while chosen in taken:
+        number += 1
+        chosen = f"{wanted}_{number}"
+    taken.add(chosen)
+    return chosen
+
+
+def _count(value: ast.expr, count: Polynomial, roots: list[Root]) -> ast.expr:
+    """`x.numel()` for the number of elements of a tensor."""
+    for root in roots:
+        if root.size is not None and product(root.size) == count:
+            return ast.parse(f"{ast.unparse(root.expr)}.numel()", mode="eval").body
+    return value
+
+
+def _with_count(node: ast.expr, count: Polynomial, new: ast.expr) -> ast.expr:
+    match node:
+        case ast.Call(args=[value, block]) if (
+            dotted(node.func) == "triton.cdiv" and polynomial(value) == count
+        ):
+            return ast.Call(func=node.func, args=[new, block], keywords=[])
+        case _:
+            return node
+
+
+def _used(steps: list[Step], forward: Forward) -> list[Step]:
+    """The steps without sizes that nothing reads."""
+    for _ in range(20):
+        read: set[str] = set()
+        for step in steps:
+            read |= _names_of(step)
+        for one in forward.outputs:
+            read |= _names(one.write())
+        read |= _names(forward.result)
+        left = [one for one in steps if not isinstance(one, Number) or one.name in read]
+        if len(left) == len(steps):
+            break
+        steps = left
+    return steps
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in walk(node) if isinstance(one, ast.Name)}
+
+
+def _names_of(step: Step) -> set[str]:
+    """Names that a step reads."""
+    match step:
+        case Number():
+            nodes: list[ast.expr] = [step.value]
+        case Allocate():
+            nodes = [*(step.root.size or ()), *(step.root.stride or ())]
+        case Compute():
+            nodes = [step.call, *(one.write() for one in step.tensors)]
+        case Launch():
+            given = step.arguments.values()
+            nodes = [one.write() if isinstance(one, View) else one for one in given]
+            nodes += [
+                *step.grid,
+                *(one for one in step.sizes.values() if isinstance(one, ast.expr)),
+            ]
+    return _names(ast.Tuple(elts=nodes))
+
+
+def _name_buffers(steps: list[Step], forward: Forward) -> None:
+    """Gives buffers names by their role: `out` for a result, `hidden` for what lies between."""
+    taken = {one.name for one in steps if isinstance(one, Number)} | forward.taken
+    results = {id(one.root) for one in forward.outputs}
+    for step in steps:
+        match step:
+            case Allocate(root=Root() as root) | Compute(result=Root() as root):
+                name = dotted(root.expr)
+                if re.fullmatch(r"buf\d+", name) and isinstance(root.expr, ast.Name):
+                    root.expr.id = _free("out" if id(root) in results else "hidden", taken)
+            case _:
+                pass
