@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -38,6 +38,9 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 FP32 = frozenset({"float32", "float64"})
 
 
@@ -108,6 +111,8 @@ def test_the_narrowest_type_of_a_problem_and_wider_ones_are_widened() -> None:
     halves = {"float16", "bfloat16"}
     assert kinds_of(model, [torch.zeros(2).half()], [], []) == FP32 | halves
     assert kinds_of(model, [torch.zeros(2)], [], ["bf16"]) == FP32 | halves
+    whole = torch.zeros(2, dtype=torch.int64)
+    assert kinds_of(None, [whole], [whole], [], has_floats=False) == {"float64"}
     with pytest.raises(CannotWiden, match="float8"):
         kinds_of(model, [torch.zeros(2).to(torch.float8_e5m2)], [], [])
 
@@ -154,6 +159,51 @@ def test_planted_values_reach_where_a_reference_behaves_otherwise(
     found = draw(source(inputs, body))
     every = [float(v) for one in found.sets[1:] for v in leaves(one.inputs)[0].reshape(-1)]
     assert any(least <= value <= most for value in every)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body", "is_seen"),
+    [
+        ("torch.randn(32, 32)", "return a.exp() / a.max().exp()", lambda a: bool((a < 0).all())),
+        ("torch.randn(32, 32)", "return a / a.norm().clamp(min=1.0)", lambda a: not a.any()),
+        (
+            "torch.randn(32, 32), torch.rand(32, 32) < 0.5",
+            "return (a * b).sum() / b.sum().clamp(min=1)",
+            lambda a, b: not b.any(),
+        ),
+        (
+            "torch.randn(64, 32), torch.randn(64, 32)",
+            "return F.normalize(a - b, dim=-1)",
+            lambda a, b: bool((a == b).all(-1).any()),
+        ),
+        (
+            "torch.rand(32, 32), torch.rand(31).sort().values",
+            "return torch.searchsorted(b, a)",
+            lambda a, b: bool(torch.isin(a, b).any()),
+        ),
+        (
+            "torch.arange(32).repeat_interleave(8)",
+            "return torch.zeros(32).index_add(0, a, torch.ones(256))",
+            lambda a: len(a.unique()) < 32,
+        ),
+        ("torch.randint(0, 99, (64, 64)).float()", "return a + 1", lambda a: bool((a > 200).any())),
+        ("torch.randint(0, 1024, (64, 64))", "return a // 3", lambda a: bool((a > 1 << 31).any())),
+    ],
+)  # fmt: skip
+def test_plants_make_what_inputs_as_given_never_have(
+    inputs: str, body: str, is_seen: Callable[..., bool]
+) -> None:
+    sets = [one for _ in range(2) for one in draw(source(inputs, body)).sets[1:]]
+    assert any(is_seen(*one.inputs) for one in sets)
+
+
+def test_other_numbers_among_the_arguments_have_other_signs_and_sizes() -> None:
+    text = source("torch.randn(16, 16), 5, 0.25", "return a.roll(b, 0) * c").replace(
+        "self, a", "self, a, b, c"
+    )
+    found = draw(text)
+    assert any(one.inputs[1] <= 0 or one.inputs[1] > 16 for one in found.sets)
+    assert any(one.inputs[2] < 0 or one.inputs[2] > 0.25 for one in found.sets)
 
 
 def test_what_holds_of_an_input_in_every_draw_holds_of_a_planted_one() -> None:

@@ -38,6 +38,11 @@ THRESHOLDS = {
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 STEPS = {"round", "floor", "ceil", "trunc", "frac", "div", "fmod", "remainder", "floor_divide"}
 """Operations that jump at multiples of 1, or of the number that they divide by."""
+REDUCTIONS = {
+    *("max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "norm"),
+    *("linalg_vector_norm", "std", "var", "std_mean", "var_mean", "sum", "mean", "any", "all"),
+    *("count_nonzero", "prod", "logsumexp"),
+}
 CASTS = ("_to_copy", "copy_")
 MIXING = ("softmax", "norm", "cum", "sort", "mm", "conv", "roll", "flip")
 """Parts of names of operations that keep a shape and are not elementwise."""
@@ -122,6 +127,10 @@ class OpCounter(TorchDispatchMode):
         """True if floats were cast to integers, which is undefined for NaN."""
         self.halves: set[str] = set()
         """Half precisions that results were rounded to."""
+        self.whole: set[str] = set()
+        """Names of reductions of more than rows, or than what lies side by side."""
+        self.has_floats = False
+        """True if an operation made floats."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -137,7 +146,8 @@ class OpCounter(TorchDispatchMode):
             return out
         name = func._schema.name.rpartition("::")[2]
         if name.rstrip("_") in THRESHOLDS or (kwargs or {}).get("rounding_mode"):
-            self.is_comparing |= name in COMPARISONS and len(_with_axes(args)) == 2
+            is_search = name in ("bucketize", "searchsorted", "isin")
+            self.is_comparing |= is_search or (name in COMPARISONS and len(_with_axes(args)) == 2)
             found = set(self._numbers([*args, *(kwargs or {}).values()]))
             self.constants |= found
             if not any(one.is_floating_point() or one.is_complex() for one in _tensors(args)):
@@ -149,10 +159,13 @@ class OpCounter(TorchDispatchMode):
         self.specials |= self._looked_for(name, args, out)
         if name.rstrip("_") in STEPS:
             self.units |= self._units(name.rstrip("_"), args, kwargs or {})
+        if name in REDUCTIONS and _is_whole(func, args, kwargs or {}):
+            self.whole.add(name)
         if not func.is_view and not _is_free(name):
             given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
             if name != "copy_" or not _is_same(*given[:2]):
                 made = list(_tensors((out,)))
+                self.has_floats |= any(one.is_floating_point() for one in made)
                 self.is_truncating |= name in CASTS and _truncates(given, made)
                 self.halves |= _rounded_to(name, given, made)
                 self.names.add(name)
@@ -203,6 +216,18 @@ class OpCounter(TorchDispatchMode):
                     yield from (float(one) for one in torch.aminmax(value))
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 yield float(value)
+
+
+def _is_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True for a reduction of several axes or of one, unless they are the last ones of others."""
+    names = [one.name for one in func._schema.arguments]
+    at = names.index("dim") if "dim" in names else len(args)
+    dims = args[at] if at < len(args) else kwargs.get("dim")
+    num = args[0].ndim
+    chosen = {
+        one % max(1, num) for one in ([dims] if isinstance(dims, int) else dims or range(num))
+    }
+    return num > 0 and (len(chosen) == num or chosen != {*range(num - len(chosen), num)})
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -37,10 +37,16 @@ MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
 WHOLE = 0.7
 """Share of rows that are planted as a whole, not but for their head or tail; of each kind the first
 is."""
-MIN_NUMBERS = 1024
-"""Integers that are no lengths."""
+MIN_NUMBERS, MAX_FIELD = 256, 256
+"""Integers that are no lengths; largest range that may be a field of bits."""
 MAX_VALUES = 12
 """Different values of a group that are tried one by one."""
+GROWN = 0.7
+"""Share of draws in which parameters of few elements exceed a bound that they may have."""
+EQUAL = 0.7
+"""Share of sorted inputs in which distances are joined to one."""
+FAINT = 2.0**-11
+"""Factor of a whole input: a constant may bound something that all elements make."""
 FAR = 1100.0
 """Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
 FAR_CONSTANT = 64.0
@@ -73,6 +79,8 @@ class Ground:
     looks: Looks
     others: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """Other inputs of its shape and type."""
+    strangers: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    """Those of its type and another shape."""
     shared: dict[Any, Places] = field(default_factory=dict[Any, Places])
     """Places of constants, by shape: a reference may look for them in two tensors at once."""
     taken: torch.Tensor | None = None
@@ -122,7 +130,12 @@ def _signs(shape: torch.Size) -> Values:
 
 
 def _sign(ground: Ground, old: Values) -> Values:
-    return torch.where(old == 0, -ground.rms / 8 * (1 + torch.rand(old.shape)), -old)
+    """Another sign, and in every second place up to 8 times as much, of either sign."""
+    turned = torch.where(old == 0, -ground.rms / 8 * (1 + torch.rand(old.shape)), -old)
+    if ground.domain.form != "free":
+        return turned
+    grown = turned * _signs(old.shape) * (3 * torch.rand(old.shape)).exp2()
+    return torch.where(torch.rand(old.shape) < 0.5, turned, grown)
 
 
 LARGE = ((1.0, 3.0), (3.0, 6.0), (6.0, 12.0), (12.0, 20.0), (20.0, 30.0))
@@ -182,9 +195,12 @@ ELEMENTS: dict[str, Callable[[Ground, Values], Values]] = {
 
 def _beyond(ground: Ground, old: Values) -> Values:
     """Values of another sign, or beyond the range."""
-    grown = old * _power_of_2(torch.randint(1, 21, old.shape).double()) + torch.randint(
+    power = 21 if ground.value.itemsize < 8 else 36
+    grown = old * _power_of_2(torch.randint(1, power, old.shape).double()) + torch.randint(
         0, 2, old.shape
     )
+    if ground.looks.has_indices and ground.domain.low >= 0:  # torch takes a negative index, too
+        return grown
     return torch.where(torch.rand(old.shape) < 0.5, -old - 1, grown)
 
 
@@ -264,12 +280,35 @@ ROWS: dict[str, Callable[[Ground, Values], Values]] = {
     "row below": lambda ground, old: _bound(ground, old, -1.0),
     "row near": lambda ground, old: _bound(ground, old, 0.0),
     "unit row": _unit,
+    "same row": lambda _, old: old,  # of another input
     "burst": _burst,
     "special row": _special,
     "full row": lambda ground, old: torch.full_like(old, ground.domain.high or 1.0),
     "empty row": lambda ground, old: torch.full_like(old, ground.domain.low),
 }
 """Values by kind, of whole rows, columns and slabs."""
+BY_ROW = ("norms", "sums", "ordered")
+"""Forms of which a row is a thing by itself, as a unit vector."""
+
+
+def _occurring(ground: Ground, old: Values) -> float:
+    """A number that the reference compares integers with and that occurs among them; else any."""
+    found = [
+        one for one in {*ground.looks.integers, *ground.looks.ignored} if bool((old == one).any())
+    ]
+    return random.choice(found or [float(random.choice(ground.flat))])
+
+
+TENSORS: dict[str, Callable[[Ground, Values], Values]] = {
+    "faint tensor": lambda _, old: old * FAINT,
+    "zero tensor": lambda _, old: torch.zeros_like(old),
+    "negative tensor": lambda ground, old: torch.full_like(old, -ground.rms),
+    "positive tensor": lambda ground, old: torch.where(old == 0, ground.rms / 8, old).abs(),
+    "full tensor": lambda ground, old: torch.full_like(old, ground.domain.high or 1.0),
+    "empty tensor": lambda ground, old: torch.full_like(old, ground.domain.low),
+    "constant tensor": lambda ground, old: torch.full_like(old, float(_occurring(ground, old))),
+}
+"""Values by kind, of a whole input: the negative one is of equal values."""
 LOUD = {
     "large",
     "beyond",
@@ -289,12 +328,12 @@ def elements_for(ground: Ground) -> list[str]:
     special = {
         "none": [], "single": ["single"], "distinct": ["swap"], "hot": ["swap"],
         "sorted": ["between"], "symmetric": ["congruent"], "sums": ["swap", "mass"],
-        "norms": ["swap", "sign"], "whole": ["zero", "tie", "sign"],
+        "norms": ["swap", "sign"], "whole": ["zero", "tie", "sign", "beyond"],
         "two": ["other value"], "ordered": ["other row"],
     }  # fmt: skip
     if form in special:
         return special[form]
-    others = ["other"] if looks.is_comparing and ground.others else []
+    others = ["other"] if looks.is_comparing and (ground.others or ground.strangers) else []
     if not value.is_floating_point():
         found = {
             "edge",
@@ -313,26 +352,41 @@ def elements_for(ground: Ground) -> list[str]:
 
 
 def _may_exceed(ground: Ground) -> bool:
-    """True for integers that are no indices, lengths or fields of bits: of both signs, or many of a
-    range that is no power of two."""
+    """True for integers that are no lengths or fields of bits, and no sizes of memory: of both
+    signs, or many. The reference refuses an index."""
     value, domain = ground.value, ground.domain
-    is_field = domain.low == 0 and math.log2(domain.high + 1).is_integer()
+    most = domain.high + 1
+    is_field = domain.low == 0 and most <= MAX_FIELD and math.log2(most).is_integer()
     is_long = value.numel() >= MIN_NUMBERS or (value.itemsize == 1 and value.ndim > 1)
-    return not ground.looks.has_indices and (domain.low < 0 or (is_long and not is_field))
+    return not ground.looks.has_sizes and (domain.low < 0 or (is_long and not is_field))
 
 
 def rows_for(ground: Ground) -> list[str]:
     """Kinds of whole rows that can be planted."""
     looks, form = ground.looks, ground.domain.form
     if ground.value.numel() < 2 or form not in ("free", "two", "whole"):
-        return []
+        return ["same row"] if form in BY_ROW and ground.others else []
     if form == "two":
         return ["full row", "empty row"]
     if form == "whole" or not ground.value.is_floating_point():
         return ["equal row"]
     left_out = {"full row", "empty row", *([] if looks.special else ["special row"])}
     left_out |= set() if looks.is_product else {"unit row"}
+    left_out |= set() if ground.others else {"same row"}
     return [kind for kind in ROWS if kind not in left_out]
+
+
+def tensors_for(ground: Ground) -> list[str]:
+    """Kinds of whole inputs that can be planted, the last ones where there is room."""
+    form = ground.domain.form
+    if form == "two":
+        return ["empty tensor", "full tensor"]
+    if form != "free":
+        return []
+    if ground.value.is_floating_point():
+        found = ["faint tensor", "zero tensor", "negative tensor", "positive tensor"]
+        return random.sample(found, 4)
+    return ["constant tensor", "empty tensor"]
 
 
 def parts_of(group: Group) -> list[Group]:
@@ -350,16 +404,26 @@ def make_rows(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
     turn = ground.turn % max(1, len(kinds))
     left = [*kinds[turn:], *kinds[:turn]]
     groups: list[Group] = []
-    for number, line in enumerate(_lines(ground.value, ground.turn) if left else []):
+    lines = _blocks(ground.value) if ground.domain.form in BY_ROW else None
+    for number, line in enumerate((lines or _lines(ground.value, ground.turn)) if left else []):
         kind, at = left[number % len(left)], line
         if number >= len(left) and random.random() > WHOLE and len(line) > 1:
             part = max(1, len(line) >> random.randint(1, 8))
             at = random.choice((line[part:], line[: len(line) - part]))
         at = at if ground.domain.fixed is None else at[~ground.domain.fixed[at]]
         if len(at):
-            values = ROWS[kind](ground, ground.flat[at].double())
+            values = ROWS[kind](
+                ground, _same(ground, at) if kind == "same row" else ground.flat[at].double()
+            )
             groups.append(Group(tensor=tensor, kind=kind, at=at, values=ground.cast(values)))
     return groups
+
+
+def _same(ground: Ground, at: Places) -> Values:
+    """The same row of another input, or its opposite: a distance is 0, an angle is 0 or pi."""
+    row = random.choice(ground.others).view(-1)[at].double()
+    is_signed = ground.domain.form in ("free", "norms") and ground.domain.low < 0
+    return -row if is_signed and random.random() < 1 / 3 else row
 
 
 def _lines(value: torch.Tensor, turn: int) -> list[Places]:
@@ -452,16 +516,22 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
 
 
 def _table(ground: Ground) -> dict[str, Callable[[Ground, Values], Values]]:
-    return ELEMENTS if ground.value.is_floating_point() else INTEGERS
+    if not ground.value.is_floating_point():
+        return INTEGERS
+    return {**ELEMENTS, "beyond": _beyond} if ground.domain.form == "whole" else ELEMENTS
 
 
 def _values(ground: Ground, kind: str, at: Places) -> Values:
     if kind == "other":
-        return random.choice(ground.others).reshape(-1)[at].double()
+        flat = random.choice([*ground.others, *ground.strangers]).reshape(-1)
+        size = ground.value.numel()
+        at = at if len(flat) == size else torch.randint(len(flat), at.shape)
+        return flat[at].double()
     if kind == "tie":  # another element of the row
         length = max(1, ground.value.shape[-1] if ground.value.ndim else 1)
         start = at // length * length
         step = torch.randint(1, max(2, length), at.shape)
+        step = torch.where(torch.rand(at.shape) < 0.5, 1, step)  # a neighbour in every second place
         return ground.flat[start + (at - start + step) % length].double()
     return _table(ground)[kind](ground, ground.flat[at].double())
 
@@ -563,7 +633,7 @@ def _single(ground: Ground) -> tuple[Places, Values]:
     """An integer for which Triton makes the same kernel."""
     given = int(ground.flat[0])
     alike = [n for n in range(2, min(given, 4096)) if (n % 16 == 0) == (given % 16 == 0)]
-    chosen = [random.choice(alike)] if alike else []
+    chosen = [random.choice([0, *random.sample(alike, min(1, len(alike)))])]
     return torch.zeros(len(chosen), dtype=torch.int64), torch.tensor(chosen).double()
 
 
@@ -588,6 +658,15 @@ def _between(ground: Ground) -> tuple[Places, Values]:
             torch.nn.functional.pad(cuts, (0, 1), value=span),
         )
         made = (whole[1] - whole[0]).double()
+    may_join = value.is_floating_point() or low == 0 or bool(ground.looks.integers)
+    if may_join and random.random() < EQUAL:  # two are equal, or one of equal ones is left out
+        at = (made > 0).nonzero()
+        chosen = at[torch.rand(len(at)) < 1 / 8]
+        for row, column in chosen.tolist():
+            later = (made[row, column + 1 :] > 0).nonzero()
+            if len(later):
+                made[row, column + 1 + int(later[0])] += made[row, column]
+                made[row, column] = 0
     inner = (rows[:, :1] + made.cumsum(-1))[:, :-1]
     inner = torch.minimum(inner, rows[:, -1:]) if value.is_floating_point() else inner
     at = torch.arange(len(rows))[:, None] * length + torch.arange(1, length - 1)
@@ -620,13 +699,17 @@ _STRUCTURED: dict[str, Callable[[Ground], tuple[Places, Values]]] = {
 
 def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
     """Plants into parameters and saved floats of a model, in place: a few zeros, ties, other signs
-    and sizes. Some that were constant `before` they were moved get that back in a part. Vectors of
-    one sign stay so: biases below a maximum."""
+    and sizes; of a few elements all grow. Some that were constant `before` they were moved get that
+    back in a part. Vectors of one sign stay so: biases below a maximum."""
     trained = {one.data_ptr() for one in model.parameters()}
     has_defaults, is_head = random.random() < 0.5, random.random() < 0.7
     for name, value in model.state_dict().items():
         size = value.numel()
-        if not value.is_floating_point() or size < MIN_ROW or not value.is_contiguous():
+        if not value.is_floating_point() or not value.is_contiguous():
+            continue
+        if size < MIN_ROW:
+            if value.data_ptr() in trained and random.random() < GROWN:
+                value.add_(value.sign() * random.uniform(1, 4))
             continue
         flat, default = value.view(-1), before[name].flatten()
         domain = Domain.of([value], permutes=False)
@@ -637,9 +720,15 @@ def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> N
             flat.copy_(torch.where(part if is_head else ~part, default, flat))
         ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value))
         has_sign = size == max(value.shape) and domain.low * domain.high > 0
-        kinds = ["tie"] if has_sign else ["zero", "tie", "small"]
+        kinds = ["tie", "grown"] if has_sign else ["zero", "tie", "small", "grown"]
         kinds += ["sign"] if value.data_ptr() in trained and not has_sign else []
-        at = torch.randint(1, size, (max(4, size // 64),)).unique()
+        at = torch.randint(1, size, (max(12, size // 64),)).unique()
         for number, kind in enumerate(kinds):
             own = at[number :: len(kinds)]
-            flat[own] = ground.cast(_values(ground, kind, own))
+            if kind == "grown":  # beyond a bound that it may have
+                least = 0.5 if size == max(value.shape) else 0.0
+                power = 3 + 2 * torch.rand(own.shape, dtype=torch.float64)
+                sign = torch.where(flat[own] < 0, -1.0, 1.0)
+                flat[own] = ground.cast(sign * max(ground.rms, least) * power.exp2())
+            else:
+                flat[own] = ground.cast(_values(ground, kind, own))

@@ -79,12 +79,16 @@ def kinds_of(
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     halves: Collection[str],
+    *,
+    has_floats: bool = True,
 ) -> frozenset[str]:
     """The float types of a problem that become float64. Raises CannotWiden.
 
     Args:
         inputs: every tensor of the inputs.
         halves: precisions of half types that results have on the way (`OpCounter.halves`).
+        has_floats: False if no result on the way is a float: a kernel that adds integers as floats
+            has no other type to be right in than its own.
     """
     state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
     tensors = [*inputs, *outputs, *state]
@@ -96,7 +100,7 @@ def kinds_of(
     names |= {HALVES[one] for one in halves}
     if narrow := names.difference(*RANKS):
         raise CannotWiden(min(narrow))
-    ranks = [rank for rank, one in enumerate(RANKS) if one & names] or [1]
+    ranks = [rank for rank, one in enumerate(RANKS) if one & names] or [1 if has_floats else 2]
     return frozenset[str]().union(*RANKS[ranks[0] :])
 
 

@@ -13,6 +13,7 @@ else the group is left out. A tensor of which no group matters in any set is ins
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass, field, replace
@@ -78,6 +79,10 @@ SHRUNK, CANCELLED = 1e-4, 1e-5
 as an entropy is: float64 loses more there than LEAST_SCALE and SAME allow."""
 MIN_SETS, NUM_SETS = 2, 5
 """Sets where there is room for no more, and least number where there is: two with loud plants."""
+MIN_CONSTANT = 1e-3
+"""Magnitude of a float argument that is no epsilon."""
+MAX_COUNT = 1 << 16
+"""Magnitude of an int argument that may be a seed."""
 MAX_NOTED = 64
 """Plants that a set names."""
 GROWTH = (0, -1, -2)
@@ -88,8 +93,9 @@ SPLIT = ("constant", "edge", "beyond", "sign", "special")
 """Kinds whose values are tried apart where not all are borne."""
 LEAST_SHAKE = 0.1
 """Least change of a parameter."""
-FAINT = 2.0**-11
-"""Factor of a whole input, once a draw where a constant may bound something that all make."""
+NUM_TENSORS = 4
+"""Further sets, each with one whole input that is planted, where an output may depend on it as a
+whole: on a maximum or a mean of all, or on its bound."""
 
 Outputs = list[torch.Tensor]
 Made = TypeVar("Made")
@@ -208,7 +214,6 @@ class _Plan:
 
     kinds: Collection[str]
     """Kinds of single elements; LOUD for whole rows that are loud, too."""
-    is_faint: bool = False
     has_arguments: bool = False
 
 
@@ -251,6 +256,10 @@ class Draws:
         self.why = ""
         self.has_room = True
         self._dealt: list[_Plan] = []
+        self._whole: list[tuple[int, str]] = []
+        """(tensor, kind) of inputs that are still to be planted as a whole."""
+        self._arguments: dict[int, list[Any]] = {}
+        """Other values of an argument, by its number, that no set has yet."""
         self._turns = [random.randrange(64), random.randrange(64)]
         """Numbers of the next quiet set and of the next loud one, which turns follow."""
         self._bad: set[tuple[int, str]] = set()
@@ -283,8 +292,10 @@ class Draws:
             yield from (self.given() for _ in range(min(num_sets, num_fit) - 1))
             return
         self._deal(min(max(num_sets, NUM_SETS), num_fit) - 1)
+        num_fit -= 1 + len(self._dealt)
         while self._dealt:
             yield self._planted()
+        yield from itertools.islice(self._planted_whole(), min(NUM_TENSORS, max(0, num_fit)))
 
     def given(self) -> InputSet:
         """The inputs as the problem gives them. Raises Unjudgeable."""
@@ -377,13 +388,15 @@ class Draws:
         return _distance(one, other, by_row=False) <= close
 
     def _widen(self, inputs: Outputs, outputs: Outputs) -> None:
-        halves = set[str]() if self._counted is None else self._counted.halves
+        counted = self._counted
+        halves = set[str]() if counted is None else counted.halves
+        has_floats = counted is None or counted.has_floats
         try:
             if self._terms.is_plain:
                 raise CannotWiden("inputs that are not as given end its process")
             if not self.has_room:
                 raise CannotWiden("no room for results in float64")
-            self.kinds = kinds_of(self._model, inputs, outputs, halves)
+            self.kinds = kinds_of(self._model, inputs, outputs, halves, has_floats=has_floats)
         except CannotWiden as error:
             self._narrow(str(error))
             return
@@ -466,11 +479,17 @@ class Draws:
         parts = [quiet[number::num_quiet] for number in range(num_quiet)]
         self._dealt = [_Plan(kinds=set(one)) for one in parts]
         self._dealt += [_Plan(kinds=plants.LOUD) for _ in range(num_sets - num_quiet)]
-        if num_sets > MIN_SETS and self._looks.has_bound:
-            self._dealt[-1] = _Plan(kinds={"zero", "sign", "tie"}, is_faint=True)
-        if num_sets:
-            self._dealt[0].has_arguments = True
         random.shuffle(self._dealt)
+        for one in self._dealt[: max(1, num_sets - 1)]:
+            one.has_arguments = True
+        if num_sets > MIN_SETS and self._looks.is_global:
+            found = [self._on_device(plants.tensors_for, self._ground(n, inputs)) for n in tensors]
+            turns = [
+                (-place, random.random(), n, kind)
+                for n in tensors
+                for place, kind in enumerate(found[n])
+            ]
+            self._whole = [(n, kind) for *_, n, kind in sorted(turns)]
 
     def _planted(self) -> InputSet:
         """The next set, with its groups as far as they matter and are borne."""
@@ -485,9 +504,6 @@ class Draws:
         work = _Work(start, turn=self._turns[is_loud])
         if plan.has_arguments:
             self._plant_arguments(work)
-        if plan.is_faint:
-            self._plant_faint(work)
-            work.is_faint = True
         is_large = sum(one.nbytes for one in [*leaves(start.inputs), *start.outputs]) > LARGE_BYTES
         tensors = random.sample(range(len(self._domains)), len(self._domains))
         floats = [n for n, one in enumerate(leaves(start.inputs)) if one.is_floating_point()]
@@ -495,7 +511,7 @@ class Draws:
             tensors = [
                 n for n in tensors if n not in floats or n == floats[work.turn % len(floats)]
             ]
-        for tensor in tensors if not plan.is_faint else ():
+        for tensor in tensors:
             self._plant_rows(work, tensor, is_loud=is_loud)
         for tensor in tensors:
             found = self._on_device(plants.elements_for, self._ground(tensor, start.inputs))
@@ -510,7 +526,12 @@ class Draws:
 
     def _ground(self, tensor: int, inputs: list[Any], work: _Work | None = None) -> Ground:
         values = leaves(inputs)
-        one = values[tensor]
+        one, form = values[tensor], self._domains[tensor].form
+        strangers = [
+            other
+            for other in values
+            if other.shape != one.shape and other.dtype == one.dtype and other.numel()
+        ]
         ground = Ground(
             value=one.contiguous(),
             domain=self._domains[tensor],
@@ -518,8 +539,11 @@ class Draws:
             others=[
                 other.contiguous()
                 for number, other in enumerate(values)
-                if number != tensor and (other.shape, other.dtype) == (one.shape, one.dtype)
+                if number != tensor
+                and (other.shape, other.dtype) == (one.shape, one.dtype)
+                and (form not in plants.BY_ROW or self._domains[number].form == form)
             ],
+            strangers=strangers,
         )
         start = values if work is None else leaves(work.start.inputs)
         ground.rms = plants.rms_of(start[tensor])
@@ -562,26 +586,32 @@ class Draws:
                 for part in self._on_device(plants.parts_of, groups[0]):
                     self._accepts(work, [part])
 
-    def _plant_faint(self, work: _Work) -> None:
-        """One whole float input that is small: what all make may be bounded."""
-        floats = [n for n, one in enumerate(self._domains) if one.form == "free"]
-        values = leaves(work.now.inputs)
-        floats = [n for n in floats if values[n].is_floating_point()]
-        for tensor in random.sample(floats, min(1, len(floats))):
-            inputs = replaced(
-                work.now.inputs, lambda n, one, chosen=tensor: one * FAINT if n == chosen else one
-            )
-            if (found := self._tried(inputs)) is not None:
-                work.now = found
+    def _planted_whole(self) -> Iterator[InputSet]:
+        """Sets one of whose inputs is planted as a whole, as far as the reference bears it."""
+        while self._whole:
+            tensor, kind = self._whole.pop()
+            given = self._draw()
+            ground = self._ground(tensor, given)
+            made = ground.cast(plants.TENSORS[kind](ground, ground.value.double()))
+            if (fixed := self._domains[tensor].fixed) is not None:
+                made = torch.where(fixed.view(made.shape), ground.value, made)
+            inputs = replaced(given, lambda n, one, at=tensor, new=made: new if n == at else one)
+            tried = self._tried(inputs)
+            if tried is not None and self._is_stable(tried):
+                work = _Work(tried, turn=0)
+                work.whole = [(tensor, 0, kind)]
+                yield self._final(work)
 
     def _plant_arguments(self, work: _Work) -> None:
         """Other numbers and flags among the arguments."""
         for at, value in enumerate(work.now.inputs):
-            if (other := _other_argument(value)) is None:
-                continue
-            inputs = [other if n == at else one for n, one in enumerate(work.now.inputs)]
-            if (found := self._tried(inputs)) is not None:
-                work.now = found
+            others = self._arguments.setdefault(at, _other_arguments(value))
+            while others:
+                other = others.pop()
+                inputs = [other if n == at else one for n, one in enumerate(work.now.inputs)]
+                if (found := self._tried(inputs)) is not None:
+                    work.now = found
+                    break
 
     def _accepts(self, work: _Work, groups: list[Group]) -> bool | None:
         """Plants groups of one tensor if they matter. None if the reference does not bear them.
@@ -597,7 +627,9 @@ class Draws:
         if matters:
             self._mattering.add(tensor)
         work.replace(found)
-        work.add(groups, size=leaves(found.inputs)[tensor].numel())
+        values = leaves(found.inputs)
+        size = values[tensor].numel()
+        work.add(groups, size=size, alike=[n for n, v in enumerate(values) if v.numel() == size])
         return True
 
     def _plant_stable(self, work: _Work) -> None:
@@ -633,11 +665,11 @@ class Draws:
             made = self._set(inputs, called, wide)
             share = max(1, MAX_NOTED // max(1, len(groups)))
             noted = [(one.tensor, at, one.kind) for one in groups for at in one.at[:share].tolist()]
-            made.plants = noted[:MAX_NOTED]
+            made.plants = work.whole or noted[:MAX_NOTED]
             made.slack = max(1.0, max(work.lost, made.real_error) / MAX_REAL_ERROR)
             made.is_open = made.slack > 1.0
             most = made.slack * max(self._close, default=0.0)
-            made.asks_real = bool(groups) and not work.is_faint and most <= MAX_SLACK
+            made.asks_real = bool(groups) and most <= MAX_SLACK
             return made
         return self.given()
 
@@ -773,7 +805,8 @@ class _Work:
     def __init__(self, start: _Tried, *, turn: int) -> None:
         self.start = self.now = start
         self.turn = turn
-        self.is_faint = False
+        self.whole: list[tuple[int, int, str]] = []
+        """What `InputSet.plants` says of an input that is planted as a whole."""
         self.lost = 0.0
         """The difference that other roundings make (`_lost`)."""
         self.groups: list[Group] = []
@@ -786,13 +819,14 @@ class _Work:
         self.now = found
         self.start.outputs, self.start.called = [], None
 
-    def add(self, groups: list[Group], *, size: int) -> None:
-        """Takes note of groups of a tensor of so many elements."""
+    def add(self, groups: list[Group], *, size: int, alike: Sequence[int]) -> None:
+        """Takes note of groups of a tensor of so many elements, as `alike` ones have, too."""
         self.groups += groups
         for one in groups:
-            if one.kind in plants.ROWS:
-                taken = self.taken.setdefault(one.tensor, one.at.new_zeros(size, dtype=torch.bool))
-                taken[one.at] = True
+            for tensor in alike if one.kind == "same row" else [one.tensor]:
+                if one.kind in plants.ROWS:
+                    new = one.at.new_zeros(size, dtype=torch.bool)
+                    self.taken.setdefault(tensor, new)[one.at] = True
 
 
 def _ill_conditioned(error: float) -> Unjudgeable:
@@ -808,13 +842,20 @@ def _largest(tensor: torch.Tensor) -> float:
     return max(-low, high)
 
 
-def _other_argument(value: Any) -> Any:
-    """Another number or flag; None for what is neither."""
+def _other_arguments(value: Any) -> list[Any]:
+    """Other numbers or flags, of which each set takes one that is borne; none for what is neither.
+    Of an int that is no seed also 0, one of the other sign and one that exceeds an axis; of a float
+    that is no epsilon also one of the other sign and a larger one."""
     if type(value) is bool:
-        return not value
+        return [not value]
+    found: list[Any] = []
     if type(value) is float and math.isfinite(value) and value:
-        return value * random.randrange(32, 64) / 64
-    return value + random.choice((1, 2)) if type(value) is int else None
+        near = value * random.randrange(32, 64) / 64
+        found = [near, -near, 8 * near] if abs(value) > MIN_CONSTANT else [near]
+    elif type(value) is int:
+        near = value + random.choice((1, 2))
+        found = [near, 0, -near, 2 * near + 64] if abs(value) < MAX_COUNT else [near]
+    return random.sample(found, len(found))
 
 
 def _planted(inputs: list[Any], groups: Sequence[Group]) -> list[Any]:

@@ -28,8 +28,10 @@ INDEXING = (
     *("bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
 )
 """Parts of names of operations that take indices, or read one into Python."""
-MIN_BOUND, REDUCING = 1e-3, ("norm", "sum", "mean", "max", "min", "std", "var")
-"""Least constant that is no epsilon, and parts of names of operations that make one of many."""
+SIZING = ("one_hot", "bincount", "repeat_interleave", "ctc_loss", "_local_scalar_dense", "histc")
+"""Parts of names of operations of whose results integers are the sizes, or that fail badly."""
+SUMS = {"sum", "mean", "any", "all"}
+"""Reductions that are linear or of truth values: alone, they have no other case for a whole."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
 PERMUTES = re.compile(r"randperm|argsort|topk|multinomial|sample\(")
 """In a source whose indices may all be different by design, though it could be chance."""
@@ -49,12 +51,14 @@ class Looks:
     """Labels that its loss leaves out, where its source names one."""
     has_indices: bool = True
     """True if an integer may be an index, which must stay in its range."""
+    has_sizes: bool = True
+    """True if one may be a size of memory, or a number of steps of Python's."""
     may_be_undefined: bool = True
     """True if torch may leave its results open (errors/undefined.py)."""
     is_comparing: bool = True
     """True if it compares two tensors: elements are hardly ever equal by chance."""
-    has_bound: bool = True
-    """True if it may bound something that all elements make, as a norm."""
+    is_global: bool = True
+    """True if an output may depend on an input as a whole, by more than a sum."""
     is_product: bool = True
     """True if it multiplies all elements of something."""
     permutes: bool = True
@@ -85,10 +89,12 @@ class Looks:
             ignored=ignored,
             has_indices=any(part in name for name in counted.names for part in INDEXING)
             or ".tolist(" in source,
+            has_sizes=any(part in name for part in SIZING for name in counted.names)
+            or ".tolist(" in source,
             may_be_undefined=counted.is_truncating or not (PUTS | ORDERS).isdisjoint(counted.names),
             is_comparing=counted.is_comparing,
-            has_bound=any(one >= MIN_BOUND for one in counted.constants)
-            and any(part in name for name in counted.names for part in REDUCING),
+            is_global=bool(counted.whole - SUMS)
+            or (bool(counted.whole) and (counted.is_comparing or bool(counted.constants))),
             is_product=any("prod" in name for name in counted.names),
             permutes=permutes,
         )
