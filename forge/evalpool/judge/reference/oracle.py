@@ -392,6 +392,7 @@ def _describe(
                 "plants": [list(plant) for plant in one.plants],
                 "asks_real": one.asks_real,
                 "is_open": one.is_open,
+                "rough": one.is_rough,
                 "slack": one.slack,
             }
             for one in sets

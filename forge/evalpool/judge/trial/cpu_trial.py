@@ -261,13 +261,16 @@ def _evaluator_request(reference: Reference, *, is_tf32: bool) -> dict[str, Any]
 
 
 def _asked_real(sets: Sequence[InputSet]) -> list[int]:
-    """Sets of question 2: given ones, and NUM_REAL of those with plants that it is asked on, none
-    loud: a variance in one pass loses there what no kernel need keep."""
+    """Sets of question 2: given ones, and NUM_REAL of those with plants that it is asked on: a loud
+    one for what overflows, and quiet ones. (A variance in one pass loses more in another loud one
+    than any kernel need keep.)"""
     asked = [number for number, one in enumerate(sets) if one.is_asked_real]
     planted = [number for number in asked if sets[number].is_planted]
+    rough = [number for number in planted if sets[number].is_rough]
     quiet = [one for one in planted if not are_loud(sets[one].plants)]
-    chosen = random.SystemRandom().sample(quiet, min(NUM_REAL, len(quiet)))
-    return [*(number for number in asked if number not in planted), *chosen]
+    num_quiet = min(NUM_REAL - len(rough), len(quiet))
+    chosen = random.SystemRandom().sample(quiet, num_quiet)
+    return [*(number for number in asked if number not in planted), *rough, *chosen]
 
 
 def insensitive(inputs: Sequence[str], *, is_planted: bool) -> str:

@@ -49,6 +49,8 @@ FAINT = 2.0**-11
 """Factor of a whole input: a constant may bound something that all elements make."""
 FAR = 1100.0
 """Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
+FAR_IN_SINGLE = 100.0
+"""The same in float32, in which a variance in one pass has three digits left there."""
 FAR_CONSTANT = 64.0
 """Constants from so many times the rms on are loud."""
 
@@ -91,6 +93,8 @@ class Ground:
     """Steps by which plants have grown (or, below 0, shrunk)."""
     rms: float = 1.0
     """Root mean square before anything is planted."""
+    is_rough: bool = False
+    """True if the set is asked for in the problem's own types, too."""
 
     @property
     def flat(self) -> torch.Tensor:
@@ -260,6 +264,8 @@ def _burst(ground: Ground, old: Values) -> Values:
 def _moved(ground: Ground, old: Values, sign: float) -> Values:
     is_small = ground.value.dtype is torch.float16
     far = random.choice((FAR / 4, 5 * FAR)) if is_small else FAR
+    if ground.is_rough:
+        far = FAR / 4 if is_small else FAR_IN_SINGLE
     return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
 
 

@@ -128,6 +128,8 @@ class InputSet:
     """(tensor, flat index, kind) of some planted elements; tensors as `leaves` numbers them."""
     asks_real: bool = False
     """True if a candidate must answer this set in the problem's own types, too."""
+    is_rough: bool = False
+    """True if what is planted is loud, and eager bears it in the problem's types."""
     slack: float = 1.0
     """Tolerances that it is asked with then: more than one where roundings make a quarter."""
     real_error: float = 0.0
@@ -215,6 +217,8 @@ class _Plan:
     kinds: Collection[str]
     """Kinds of single elements; LOUD for whole rows that are loud, too."""
     has_arguments: bool = False
+    is_rough: bool = False
+    """True for a loud one that is asked for in the problem's own types, too."""
 
 
 class Draws:
@@ -478,7 +482,8 @@ class Draws:
         num_quiet = (num_sets + random.randrange(2)) // 2
         parts = [quiet[number::num_quiet] for number in range(num_quiet)]
         self._dealt = [_Plan(kinds=set(one)) for one in parts]
-        self._dealt += [_Plan(kinds=plants.LOUD) for _ in range(num_sets - num_quiet)]
+        num_loud = num_sets - num_quiet
+        self._dealt += [_Plan(kinds=plants.LOUD, is_rough=not n) for n in range(num_loud)]
         random.shuffle(self._dealt)
         for one in self._dealt[: max(1, num_sets - 1)]:
             one.has_arguments = True
@@ -501,7 +506,7 @@ class Draws:
             return self.given()
         assert self._given is not None
         self._varies = self._varies or self._matters(self._given.outputs, start.outputs)
-        work = _Work(start, turn=self._turns[is_loud])
+        work = _Work(start, turn=self._turns[is_loud], is_rough=plan.is_rough)
         if plan.has_arguments:
             self._plant_arguments(work)
         is_large = sum(one.nbytes for one in [*leaves(start.inputs), *start.outputs]) > LARGE_BYTES
@@ -548,11 +553,8 @@ class Draws:
         start = values if work is None else leaves(work.start.inputs)
         ground.rms = plants.rms_of(start[tensor])
         if work is not None:
-            ground.turn, ground.shared, ground.taken = (
-                work.turn,
-                work.shared,
-                work.taken.get(tensor),
-            )
+            ground.turn, ground.shared, ground.is_rough = work.turn, work.shared, work.is_rough
+            ground.taken = work.taken.get(tensor)
         return ground
 
     def _plant_rows(self, work: _Work, tensor: int, *, is_loud: bool) -> None:
@@ -670,6 +672,7 @@ class Draws:
             made.is_open = made.slack > 1.0
             most = made.slack * max(self._close, default=0.0)
             made.asks_real = bool(groups) and most <= MAX_SLACK
+            made.is_rough = made.asks_real and work.is_rough
             return made
         return self.given()
 
@@ -802,9 +805,10 @@ class Draws:
 class _Work:
     """A set at work."""
 
-    def __init__(self, start: _Tried, *, turn: int) -> None:
+    def __init__(self, start: _Tried, *, turn: int, is_rough: bool = False) -> None:
         self.start = self.now = start
         self.turn = turn
+        self.is_rough = is_rough
         self.whole: list[tuple[int, int, str]] = []
         """What `InputSet.plants` says of an input that is planted as a whole."""
         self.lost = 0.0

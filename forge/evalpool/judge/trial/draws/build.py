@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MAX_TENSORS = 20_000
 MAX_PLANTS = 64
 MAX_WORDS = 64
+ROUGH = 0.1
+"""Least tolerance beside loud plants, of which what overflows or is bounded is off by all."""
 
 
 class Builder:
@@ -47,7 +49,7 @@ class Builder:
         self._parts = parts
         self._precision = precision
         self._kinds = frozenset[str]()
-        self._slack = 1.0
+        self._slack, self._least = 1.0, 0.0
         self._chosen: list[TensorSpec] = []
         self._contents: list[Data | None] = []
         self._places: dict[str, tuple[int, ...]] = {}
@@ -100,6 +102,7 @@ class Builder:
         exact = one.get("wide") or one.get("exact") or [None] * len(one["outputs"])
         is_sure = bool(one.get("wide")) and one.get("is_open") is False
         self._slack = max(1.0, float(one.get("slack", 1.0)))
+        self._least = ROUGH if one.get("rough") is True else 0.0
         expected = tuple(
             self._wanted(output, is_sure=is_sure, exact=exact[number])
             for number, output in enumerate(one["outputs"])
@@ -123,6 +126,7 @@ class Builder:
             ),
             is_planted=bool(one.get("plants")),
             asks_real=one.get("asks_real", True) is True,
+            is_rough=one.get("rough") is True,
         )
 
     def _tree(self, tree: Any, parts: list[int]) -> Tree:
@@ -166,7 +170,8 @@ class Builder:
         """
         spec = self._specs[part]
         question = real_question(spec.dtype, self._precision)
-        question = replace(question, tolerance=question.tolerance * self._slack)
+        tolerance = max(question.tolerance * self._slack, self._least)
+        question = replace(question, tolerance=tolerance)
         question = question if self._kinds else replace(question, is_alone=True)
         if spec.dtype in FLOATING:
             return Wanted(spec=spec, data=self._parts[part], question=question)

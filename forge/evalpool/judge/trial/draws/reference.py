@@ -223,6 +223,8 @@ class InputSet:
     """True if elements of its inputs are replaced."""
     asks_real: bool = True
     """True if the question in the problem's own types is asked on it."""
+    is_rough: bool = False
+    """True if it is asked on loud plants, for results that overflow."""
 
     @property
     def is_asked_real(self) -> bool:
