@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.capture.exchange import Ask
     from forge.evalpool.judge.program.format import Program
 
+AGAIN_WORDS = (
+    "forward does less when it gets the same tensors again, whose values may be others by then: "
+    "compute in every call"
+)
 NUMPY = ".numpy() is not supported"
 """Part of torch's message where numpy would read a tensor on the card."""
 FURTHER_S, LEAST_FURTHER, LONG_S = 0.04, 2, 1.0
@@ -187,16 +191,23 @@ class Session:
 
     def _further_calls(self) -> list[Node]:
         """Nodes of the calls between the first and the last one, whose number is a secret: a host
-        that counts its calls does not know which one is judged."""
+        that counts its calls does not know which one is judged. Two have the same tensors. Raises
+        Unsupported for a host that returns what it had for them."""
         found: list[Node] = []
+        inputs: list[Any] = []
+        before = 0
         self.asking.is_repeating = True
         began = thread_time()
         for number in range(self.request.get("further", 0)):
             most = FURTHER_S if number >= LEAST_FURTHER else LONG_S
             if thread_time() - began > most:
                 break
-            nodes, _ = self._forward(self._other_inputs())
+            inputs = self._other_inputs() if number != 1 else inputs
+            nodes, _ = self._forward(inputs)
             found += nodes
+            if number == 1 and len(nodes) < before:
+                raise Unsupported(AGAIN_WORDS)
+            before = len(nodes)
         self.asking.is_repeating = False
         return found
 

@@ -16,7 +16,7 @@ from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.trial import Finding
@@ -33,9 +33,11 @@ STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 kernels leave them alone."""
 
 
-def may_stay(name: str) -> bool:
-    """True for a parameter that a program may leave alone though the reference writes to it."""
-    return name.rpartition(".")[2] in STATISTICS
+def may_stay(name: str, operations: Collection[str]) -> bool:
+    """True for a parameter that a program may leave alone though a reference of these operations of
+    torch writes to it: statistics that torch's own norm keeps."""
+    is_norm = any("batch_norm" in one for one in operations)
+    return is_norm and name.rpartition(".")[2] in STATISTICS
 
 
 class Memory(Protocol):

@@ -182,7 +182,7 @@ class CpuMemory:
         reference, places = self.reference, dict(self.reference.request["state"])
         for name, wanted in reference.sets[number].state.items():
             got, before = self._left[places[name]], reference.contents[places[name]]
-            if may_stay(name) and before is not None and is_same(got, before):
+            if may_stay(name, reference.names) and before is not None and is_same(got, before):
                 continue
             if found := self._difference(number, wanted, got, f"parameter {name}"):
                 return f"Model changes its parameter in place, do as it does: {found}"

@@ -726,15 +726,15 @@ def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> N
             flat.copy_(torch.where(part if is_head else ~part, default, flat))
         ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value))
         has_sign = size == max(value.shape) and domain.low * domain.high > 0
-        kinds = ["tie", "grown"] if has_sign else ["zero", "tie", "small", "grown"]
+        kinds = ["tie"] if has_sign else ["zero", "tie", "small"]
+        kinds += ["grown"] if size == max(value.shape) else []  # a bound of a scale or a bias
         kinds += ["sign"] if value.data_ptr() in trained and not has_sign else []
-        at = torch.randint(1, size, (max(12, size // 64),)).unique()
+        at = torch.randint(1, size, (max(min(12, size // 2), size // 64),)).unique()
         for number, kind in enumerate(kinds):
             own = at[number :: len(kinds)]
-            if kind == "grown":  # beyond a bound that it may have
-                least = 0.5 if size == max(value.shape) else 0.0
+            if kind == "grown":
                 power = 3 + 2 * torch.rand(own.shape, dtype=torch.float64)
                 sign = torch.where(flat[own] < 0, -1.0, 1.0)
-                flat[own] = ground.cast(sign * max(ground.rms, least) * power.exp2())
+                flat[own] = ground.cast(sign * max(ground.rms, 0.5) * power.exp2())
             else:
                 flat[own] = ground.cast(_values(ground, kind, own))

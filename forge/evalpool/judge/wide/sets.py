@@ -26,6 +26,8 @@ from forge.evalpool.judge.numbers.called import (
     Called,
     Unjudgeable,
     call,
+    call_again,
+    copied,
     dtype_name,
     is_equal,
     laid_out,
@@ -70,6 +72,10 @@ MANY_ROUNDINGS = 8
 values far from 0."""
 NUM_GIVEN_DRAWS = 3
 """Draws of inputs as given before they count as ill-conditioned."""
+KEEPS = (
+    "Model keeps more from one call to the next than parameters and buffers, so that a second call "
+    "gives something else: let it be a buffer"
+)
 ROUNDING = "a rounding decides"
 """Why a reference is narrow of which other roundings in float64 make another one."""
 VANISHED = 1e-20
@@ -368,10 +374,15 @@ class Draws:
             else 0.0
             for one in outputs
         ]
-        again = call(self._model, inputs).results(self._changed)
-        if not all(map(self._is_again, outputs, again, self._close)):
+        own = copied(self._model)
+        first, second = (
+            call_again(own, inputs, self._model).results(self._changed) for _ in range(2)
+        )
+        if not all(map(self._is_again, outputs, first, self._close)):
             text = "nondeterministic: two runs on the same inputs differ"
             raise Unjudgeable(text, flag=Flag.NONDETERMINISTIC)
+        if not all(map(self._is_again, outputs, second, self._close)):
+            raise Unjudgeable(KEEPS)
 
     def are_again(self, outputs: Outputs, others: Outputs) -> bool:
         """True if two results are the same within the tolerance."""

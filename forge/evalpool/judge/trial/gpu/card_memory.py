@@ -192,7 +192,8 @@ class CardMemory:
         may be left alone."""
         reference = self.reference
         for got, name, wanted in self._changes(number, self._parameters):
-            if may_stay(name) and is_equal(got, reference.wanted[reference.named[name]].tensor):
+            stays = may_stay(name, reference.names)
+            if stays and is_equal(got, reference.wanted[reference.named[name]].tensor):
                 continue
             if found := self._difference(number, got, f"parameter {name}", wanted):
                 return found

@@ -132,7 +132,7 @@ class ProgramMemory:
         named = reference.named
         self._written = frozenset(named[name] for name in written if name in named)
         self._statistics = frozenset(
-            named[name] for name in written if name in named and may_stay(name)
+            named[name] for name in written if name in named and may_stay(name, reference.names)
         )
         self._program, self._reference, self._kinds = program, reference, kinds
         self._end = 0
