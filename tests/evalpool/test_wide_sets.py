@@ -261,6 +261,14 @@ def test_integers_that_a_rounding_decides_on_come_as_float64_gives_them_too() ->
         assert not torch.equal(one.outputs[0], exact)
 
 
+def test_a_model_that_keeps_something_beside_its_state_is_refused() -> None:
+    text = source(
+        "torch.randn(64, 8)", "self.num = getattr(self, 'num', 0) + 1; return a * self.num"
+    )
+    with pytest.raises(Unjudgeable, match="keeps more from one call"):
+        draw(text)
+
+
 def test_equal_elements_are_planted_only_where_they_leave_the_answer_unique() -> None:
     for body in ("return a.sort(-1).indices", "return a.argmax(-1), a.topk(3).indices"):
         found = draw(source("torch.randn(64, 33)", body))

@@ -17,6 +17,7 @@ import torch
 
 from forge.evalpool.judge.channel.nesting import nesting_of
 from forge.evalpool.judge.numbers.finite import widened
+from forge.evalpool.judge.numbers.held import held_tensors
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:
@@ -156,12 +157,17 @@ def call_on(model: Any, inputs: list[Any]) -> Called:
 
 
 def call_again(model: Any, inputs: list[Any], first: Any) -> Called:
-    """One more call on a model, whose parameters and buffers become those of `first` again."""
+    """One more call on a model, whose tensors become those of `first` again: parameters, buffers
+    and those that its constructor made."""
     if isinstance(model, torch.nn.Module):
         known = first.state_dict()
         for name, one in model.state_dict().items():
             if name in known and known[name].shape == one.shape:
                 one.copy_(known[name])
+        held = {one.name: one.tensor for one in held_tensors(first)}
+        for one in list(held_tensors(model)):
+            if one.name in held:
+                one.replace(held[one.name].clone())
     return call_on(model, copy.deepcopy(inputs))
 
 

@@ -73,8 +73,8 @@ values far from 0."""
 NUM_GIVEN_DRAWS = 3
 """Draws of inputs as given before they count as ill-conditioned."""
 KEEPS = (
-    "Model keeps more from one call to the next than parameters and buffers, so that a second call "
-    "gives something else: let it be a buffer"
+    "Model keeps more from one call to the next than its tensors, so that a second call gives "
+    "something else: let it be a buffer"
 )
 ROUNDING = "a rounding decides"
 """Why a reference is narrow of which other roundings in float64 make another one."""
