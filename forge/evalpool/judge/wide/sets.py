@@ -255,6 +255,8 @@ class Draws:
             math.isinf(x) for one in self._domains for x in (one.low, one.high)
         )
         self._given: _Tried | None = None
+        self._has_other_shapes = self._is_ragged = False
+        """True if the last outputs that were refused had other shapes; if shapes depend on data."""
         self._largest: list[float] = []
         """Magnitudes of the given set's outputs; NaN or infinite for those that are not finite."""
         self._close: list[float] = []
@@ -512,7 +514,11 @@ class Draws:
         plan = self._dealt.pop()
         is_loud = plan.kinds is plants.LOUD
         self._turns[is_loud] += 1
-        start = self._tried(self._draw())
+        drawn = self._draw()
+        start = self._tried(drawn)
+        if start is None and self._has_other_shapes:  # as given: they depend on data
+            self._is_ragged = True
+            start = self._tried(drawn)
         if start is None:
             return self.given()
         assert self._given is not None
@@ -672,9 +678,12 @@ class Draws:
                 raise
             except Exception:  # in its own types a reference may raise anything
                 continue
-            if groups and not self._is_like_given(called.results(self._changed), inputs):
+            found = called.results(self._changed)
+            if groups and not self._is_like_given(found, inputs):
                 continue
             wide = tried.called if self._wide is not None else None
+            if [one.shape for one in found] != [one.shape for one in tried.outputs]:
+                continue
             made = self._set(inputs, called, wide)
             share = max(1, MAX_NOTED // max(1, len(groups)))
             noted = [(one.tensor, at, one.kind) for one in groups for at in one.at[:share].tolist()]
@@ -705,8 +714,11 @@ class Draws:
         """True for outputs of the given shapes that are finite where all given ones are, and not
         all next to 0; that are numbers, where given inputs have infinities."""
         assert self._given is not None
-        if [one.shape for one in outputs] != [one.shape for one in self._given.outputs]:
-            return False
+        given = self._given.outputs
+        if [one.shape for one in outputs] != [one.shape for one in given]:
+            self._has_other_shapes = [one.ndim for one in outputs] == [one.ndim for one in given]
+            if not (self._is_ragged and self._has_other_shapes):
+                return False
         for one, given in zip(outputs, self._largest, strict=True):
             if not math.isfinite(given):
                 continue
