@@ -35,8 +35,8 @@ kernels leave them alone."""
 
 def may_stay(name: str, operations: Collection[str]) -> bool:
     """True for a parameter that a program may leave alone though a reference of these operations of
-    torch writes to it: statistics that torch's own norm keeps."""
-    is_norm = any("batch_norm" in one for one in operations)
+    torch (none: unknown) writes to it: statistics that torch's own norm keeps."""
+    is_norm = not operations or any("batch_norm" in one for one in operations)
     return is_norm and name.rpartition(".")[2] in STATISTICS
 
 

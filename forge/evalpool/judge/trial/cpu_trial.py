@@ -58,7 +58,7 @@ FURTHER_BYTES = 32 << 20
 """Further calls of alternatives on sets that they have not had, once each has run on one. More of a
 small program, whose calls load and store as many bytes together."""
 NUM_REAL = 2
-"""Sets with plants that question 2 is asked on."""
+"""Sets with quiet plants that question 2 is asked on."""
 MAX_FURTHER_SHARE = 4.0
 """Most time for the alternatives that the sets' own calls leave, as a share of the latter's."""
 
@@ -261,15 +261,13 @@ def _evaluator_request(reference: Reference, *, is_tf32: bool) -> dict[str, Any]
 
 
 def _asked_real(sets: Sequence[InputSet]) -> list[int]:
-    """Sets of question 2: given ones, and NUM_REAL of those with plants that it is asked on: a loud
-    one for what overflows, and quiet ones. (A variance in one pass loses more in another loud one
-    than any kernel need keep.)"""
+    """Sets of question 2: given ones, NUM_REAL quiet ones, and a loud one for what overflows. (In
+    another loud one a variance in one pass loses what no kernel need keep.)"""
     asked = [number for number, one in enumerate(sets) if one.is_asked_real]
     planted = [number for number in asked if sets[number].is_planted]
     rough = [number for number in planted if sets[number].is_rough]
     quiet = [one for one in planted if not are_loud(sets[one].plants)]
-    num_quiet = min(NUM_REAL - len(rough), len(quiet))
-    chosen = random.SystemRandom().sample(quiet, num_quiet)
+    chosen = random.SystemRandom().sample(quiet, min(NUM_REAL, len(quiet)))
     return [*(number for number in asked if number not in planted), *rough, *chosen]
 
 
