@@ -82,7 +82,7 @@ class Ground:
     others: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """Other inputs of its shape and type."""
     strangers: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    """Those of its type and another shape."""
+    """Other inputs of its type, of other shapes."""
     shared: dict[Any, Places] = field(default_factory=dict[Any, Places])
     """Places of constants, by shape: a reference may look for them in two tensors at once."""
     taken: torch.Tensor | None = None
