@@ -73,6 +73,10 @@ CASES = {
         ),
         ("9, 7", "5, 19"),
     ),
+    "convolution of points": (
+        problem("self.conv(x)", "torch.rand(2, 20, 1, 1)", "self.conv = nn.Conv2d(a0, 9, 1)", "20"),
+        ("2, 20, 1, 1", "5, 20, 1, 1"),
+    ),
     "norm over a batch": (
         problem("self.norm(x)", "torch.rand(3, 20, 8, 8)", "self.norm = nn.BatchNorm2d(a0)", "20"),
         ("3, 20, 8, 8", "4, 20, 9, 6"),

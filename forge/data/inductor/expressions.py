@@ -79,8 +79,6 @@ class _Tidied(Transformer):
                 return other
             case ast.BinOp(left=_, op=ast.Mult(), right=ast.Constant(value=0) as zero):
                 return zero
-            case ast.BinOp(left=_, op=ast.Mod(), right=ast.Constant(value=1)):
-                return ast.Constant(0)
             case ast.BinOp(
                 left=ast.BinOp(left=first, op=ast.Add(), right=ast.Constant(value=int(value))),
                 op=ast.Add(), right=right,
