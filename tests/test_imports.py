@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "data.harvest.sources": {"data", "data.harvest", "data.sources"},
     "data.harvest.sources.compositions": {"data.harvest"},
-    "data.harvest.sources.samples": {"data.harvest"},
+    "data.harvest.sources.samples": {"data.harvest", "process"},
     "data.inductor": {"data.inductor.kernel"},
     "data.inductor.kernel": {"data.inductor"},
     "data.inductor.compiler": {"data.harvest", "data.inductor"},

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forge.data.harvest.records import Found
+from forge.data.harvest.sources.samples import source
 from forge.data.harvest.sources.samples.child import layer_problem, operation_problem
 from forge.data.harvest.sources.samples.source import open_samples
 from forge.data.problem_files import parse_source
@@ -58,3 +59,12 @@ def test_a_share_of_the_operations_gives_hundreds_of_problems() -> None:
     for one in found:
         assert one.licence == "BSD-3-Clause"
         parse_source(one.text, path=Path(one.origin))
+
+
+def test_files_of_the_working_directory_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('the wrong torch')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(source, "CHILD", "torch.version")
+    assert list(open_samples("").read("0")) == []

@@ -9,7 +9,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from forge.data.harvest.records import Found, Rejected
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
+from forge.process.environment import child_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ NUM_PARTS = 6
 """Units: each imports torch and its tests, which takes 4 s."""
 LICENCE = "BSD-3-Clause"
 CHILD = "forge.data.harvest.sources.samples.child"
+DEADLINE_S = 600.0
 
 
 class TorchSamples:
@@ -38,18 +40,26 @@ class TorchSamples:
 
         Raises:
             ConfigError: this torch has no samples.
+            MachineError: the child did not end.
         """
-        done = subprocess.run(
-            [sys.executable, "-m", CHILD, unit, str(NUM_PARTS)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", CHILD, unit, str(NUM_PARTS)],
+                env=child_env(threads=1), capture_output=True, text=True, check=False,
+                timeout=DEADLINE_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise MachineError(
+                f"torch-samples: part {unit} of {NUM_PARTS} did not end in {DEADLINE_S:.0f} s"
+            ) from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ConfigError(
                 f"torch-samples: torch {version('torch')} gives no samples of its tests: {last}"
             )
         for line in done.stdout.splitlines():
-            yield _record(json.loads(line))
+            if line.startswith("{"):  # an import may print others
+                yield _record(json.loads(line))
 
 
 def _record(line: dict[str, Any]) -> Found | Rejected:
