@@ -56,11 +56,12 @@ FRAME = frozenset({"get_inputs", "get_init_inputs"})
 NOT_COUNTED = frozenset({
     "super", "init", "size", "view", "reshape", "contiguous", "squeeze", "unsqueeze", "expand",
     "int", "float", "len", "range", "parameter", "tensor", "dim", "to", "flatten", "transpose",
-    "permute", "t",
+    "permute", "t", "sequential", "modulelist", "identity", "clone",
 })  # fmt: skip
 SAME = {
     "mult": "mul", "matmult": "matmul", "mm": "matmul", "bmm": "matmul", "einsum": "matmul",
-    "clip": "clamp", "swish": "silu", "multiply": "mul", "divide": "div", "subtract": "sub",
+    "clip": "clamp", "clampmin": "relu", "swish": "silu",
+    "expit": "sigmoid", "multiply": "mul", "divide": "div", "subtract": "sub",
 }  # fmt: skip
 
 

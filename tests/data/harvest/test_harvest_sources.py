@@ -213,6 +213,9 @@ def test_a_problem_stays_once_and_never_beside_a_held_out_one(tmp_path: Path) ->
         layer = "nn.ReLU()" if "self" in spelling else "width"
         relu = relu.replace("nn.Linear(width, width)", layer)
         assert refused(relu, f"c:{number}", plain) == "apart: similar to a held-out problem"
+        relu = relu.replace("nn.ReLU()", "nn.Sequential(nn.ReLU(), nn.Identity())")
+        relu = relu.replace(spelling, f"{spelling}.contiguous().clone()")
+        assert refused(relu, f"e:{number}", plain) == "apart: similar to a held-out problem"
     (tmp_path / "held.py").write_text(renamed)
     assert refused(SAMPLE, "d:1", sieve(str(tmp_path))) == "apart: similar to a held-out problem"
 
