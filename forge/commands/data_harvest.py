@@ -48,7 +48,7 @@ from forge.data.harvest.mistakes import broken
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found, Rejected
 from forge.data.harvest.rows import conversations
-from forge.data.harvest.sieve import Sieve
+from forge.data.harvest.sieve import HELDOUT_SIMILARITY, Sieve
 from forge.data.harvest.sizes import SizeGroup, replaced, size_groups
 from forge.data.pairs.rows import DROPPED
 from forge.errors import ConfigError, MachineError
@@ -70,6 +70,10 @@ if TYPE_CHECKING:
 
 RESULTS = "results.jsonl"
 PROBLEMS, LARGE, ANSWERS = "problems", "problems-large", "answers"
+SCORED = "scored"
+"""Beginning of the names of problems with held-out ones among them: of another file than any that
+a run trains on."""
+ASK_AGAIN = "again.json"
 SIZES_CPU_S, ANSWER_CPU_S = 10.0, 30.0
 """Processor time of a child."""
 MAX_RUN_S = 1.0
@@ -135,7 +139,7 @@ def harvest(request: HarvestRequest, *, is_shown: bool = True) -> HarvestDone:
     Raises:
         ConfigError: a source, tokenizer or held-out problem that cannot be used, an output
             directory with something else in it, or no problem.
-        MachineError: no sandbox works here, or the output cannot be written.
+        MachineError: no sandbox works here, a judge failed, or the output cannot be written.
     """
     task = HarvestTask.of(request)
     key = hashlib.sha256(json.dumps(task.facts, sort_keys=True).encode()).hexdigest()
@@ -169,7 +173,7 @@ class HarvestTask:
     def of(cls, request: HarvestRequest) -> HarvestTask:
         """Raises ConfigError or MachineError."""
         sources = open_sources(request.sources)
-        heldout = HeldoutProblems(request.heldout, threshold=request.similarity, key="--heldout")
+        heldout = HeldoutProblems(request.heldout, threshold=HELDOUT_SIMILARITY, key="--heldout")
         table = replace(request.judge, policy=request.policy).table()
         table = table.model_copy(
             update={"compile_timeout_s": PHASE_S, "correct_timeout_s": PHASE_S}
@@ -201,10 +205,18 @@ class HarvestTask:
         )  # fmt: skip
 
     def run(self, work: Path, *, is_shown: bool) -> dict[str, Any]:
-        """Harvests, and writes the files. Raises OSError where one cannot be written."""
-        log = HarvestLog(work / RESULTS)
+        """Harvests, and writes the files. Raises OSError where one cannot be written, and
+        MachineError where problems have no result for the first time."""
+        log, again = HarvestLog(work / RESULTS), work / ASK_AGAIN
+        asked = frozenset[str](json.loads(again.read_text()) if again.is_file() else ())
         try:
-            state = anyio.run(partial(_harvest_all, self, log, is_shown))
+            state = anyio.run(partial(_harvest_all, self, log, is_shown, asked))
+            if state.unlogged:
+                write_whole(again, json.dumps(sorted(asked | state.unlogged)).encode())
+                raise MachineError(
+                    f"{len(state.unlogged)} of {len(state.keys)} problems have no result, for a "
+                    "fault of the judges or of the machine; the same command asks for these again"
+                )
             return _write(self, state, log)
         finally:
             log.close()
@@ -218,8 +230,10 @@ class _State:
     counts: HarvestCounts = field(default_factory=HarvestCounts.empty)
     keys: list[tuple[str, str]] = field(default_factory=list["tuple[str, str]"])
     """Key and id of each problem that was run, by its number."""
-    unlogged: dict[str, Harvested] = field(default_factory=dict[str, Harvested])
-    """Results that a fault of the machine gave: another run asks again."""
+    asked: frozenset[str] = frozenset()
+    """Keys of problems that an earlier run has asked for in vain: their result is now the last."""
+    unlogged: set[str] = field(default_factory=set[str])
+    """Those whose result a fault of the machine gave: another run asks again."""
     dropped: list[dict[str, str]] = field(default_factory=list["dict[str, str]"])
 
     def drop(self, origin: str, kind: str, step: str, reason: str, detail: str) -> None:
@@ -241,12 +255,14 @@ class _Entry:
     key: str
 
 
-async def _harvest_all(task: HarvestTask, log: HarvestLog, is_shown: bool) -> _State:
+async def _harvest_all(
+    task: HarvestTask, log: HarvestLog, is_shown: bool, asked: frozenset[str]
+) -> _State:
     request = task.request
     sieve = Sieve(
         heldout=task.heldout, similarity=request.similarity, keeps_heldout=request.keeps_heldout
     )
-    state = _State(sieve=sieve)
+    state = _State(sieve=sieve, asked=asked)
     entries = _entries(task, state)
     harvests = "problems" if request.only_problems else "answers"
     gpus = request.judge.gpus()
@@ -305,10 +321,10 @@ async def _finish(
     result = log.get(entry.key)
     if result is None:
         result, is_certain = await _Work(task, pool, entry).run()
-        if is_certain:
+        if is_certain or entry.key in state.asked:
             log.add(entry.key, result)
         else:
-            state.unlogged[entry.key] = result
+            state.unlogged.add(entry.key)
     advance("correct" if result.is_pair else result.step and f"not {result.step}")
 
 
@@ -490,7 +506,7 @@ def _write(task: HarvestTask, state: _State, log: HarvestLog) -> dict[str, Any]:
     request, out = task.request, task.request.out
     kept: list[int] = []
     for number, (key, _) in enumerate(state.keys):
-        result = state.unlogged.get(key) or log.get(key)
+        result = log.get(key)
         assert result is not None
         if result.step:
             said = (result.step, result.reason, result.detail)
@@ -509,21 +525,22 @@ def _write(task: HarvestTask, state: _State, log: HarvestLog) -> dict[str, Any]:
     lines = "".join(json.dumps(each) + "\n" for each in state.dropped)
     write_whole(out / DROPPED, lines.encode())
     summary = Summary()
-    problems = {f"{name}{end}": out / f".{name}{end}.jsonl.partial"
-                for name in (PROBLEMS, LARGE) for end in ("", "-heldout")}  # fmt: skip
+    names = [f"{name}{end}" for name in (PROBLEMS, LARGE) for end in ("", "-heldout")]
     if request.keeps_heldout:
-        problems[ANSWERS] = out / f".{ANSWERS}.jsonl.partial"
+        names = [f"{SCORED}-{PROBLEMS}", f"{SCORED}-{LARGE}", ANSWERS]
+    problems = {name: out / f".{name}.jsonl.partial" for name in names}
     files = {name: path.open("w", encoding="utf-8") for name, path in problems.items()}
     with open_sinks(out, request.formats, (TRAIN, HELDOUT)) as sinks:
         for number in kept:
             key, id = state.keys[number]
-            result = state.unlogged.get(key) or log.get(key)
+            result = log.get(key)
             assert result is not None
             is_apart = number in apart
             for name, text in ((PROBLEMS, result.text), (LARGE, result.large)):
                 if text:
                     row = problem_row(result, id=id, text=text)
-                    file = files[f"{name}-heldout" if is_apart else name]
+                    at = f"{name}-heldout" if is_apart else name
+                    file = files[f"{SCORED}-{name}" if request.keeps_heldout else at]
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
             summary.add_problem(result, is_apart=is_apart)
             if not result.is_pair:

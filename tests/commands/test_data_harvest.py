@@ -114,7 +114,9 @@ def source(tmp_path: Path) -> Path:
     return root
 
 
-def run(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, pool: FakePool) -> Any:
+def run(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, pool: FakePool, **options: Any
+) -> Any:
     @asynccontextmanager
     async def opened(*_: Any, **__: Any):
         yield pool
@@ -122,8 +124,9 @@ def run(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, pool: FakePool
     monkeypatch.setattr(data_harvest, "open_private_pool", opened)
     monkeypatch.setattr(data_harvest, "REPAIR_EVERY", 2)
     request = HarvestRequest(
-        sources=[str(source)], out=out, heldout_share=0.3, judge=JudgeSettings(device="cpu")
-    )
+        sources=[str(source)], out=out, heldout_share=0.3, judge=JudgeSettings(device="cpu"),
+        **options,
+    )  # fmt: skip
     return harvest(request, is_shown=False)
 
 
@@ -177,6 +180,37 @@ def test_runs_read_the_rows_and_the_problems(
     card = (out / "README.md").read_text()
     assert "no kernel" in card
     assert "tl.load" in card
+
+
+def test_a_problem_that_no_judge_answered_is_asked_again_once(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(FakePool):
+        async def harvest(self, work: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
+            done = await super().harvest(work, limit_s=limit_s)
+            is_lost = OPERATIONS[0] in work["source"]
+            return {"failed": data_harvest.NO_JUDGE, "detail": ""} if is_lost else done
+
+    out = tmp_path / "out"
+    with pytest.raises(MachineError, match="1 of 8 problems"):
+        run(source, out, monkeypatch, Broken())
+    assert not (out / data_harvest.MANIFEST).exists()
+    again = Broken()
+    done = run(source, out, monkeypatch, again)
+    assert again.asked == ["sizes"]
+    assert done.manifest["pairs"]["correct"] == 5
+
+
+def test_scored_problems_are_in_no_file_to_train_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run(source, out, monkeypatch, FakePool(), keeps_heldout=True)
+    assert not list(out.glob("problems*"))
+    assert (out / "scored-problems.jsonl").read_text()
+    card = (out / "README.md").read_text()
+    assert "held out" in card
+    assert 'use = "train"' not in card
 
 
 def test_words_that_another_draw_would_change_are_left_out() -> None:

@@ -38,6 +38,9 @@ use = "heldout"
 ```"""
 
 
+SCORED = "Problems that are held out, as KernelBench's, are among them: train on none."
+
+
 @dataclass(slots=True)
 class Summary:
     """Counts of problems and rows."""
@@ -106,8 +109,10 @@ def write_card(
     made = (
         f"Made by `forge data harvest` of forge {settings['forge']} with torch "
         f"{settings['versions']['torch']}: problems in KernelBench's layout, and answers in Triton "
-        "by the compiler, each judged. No problem is one of KernelBench's, or like one."
+        "by the compiler, each judged. "
     )
+    is_scored = settings["settings"]["keeps_heldout"]
+    made += SCORED if is_scored else "No problem is one of KernelBench's, or like one."
     examples = enumerate(summary.examples, 1)
     parts = [
         f"# Harvested from {names}",
@@ -121,7 +126,7 @@ def write_card(
             ],
         ),
         "## Use",
-        USE.format(folder=folder.resolve().name),
+        SCORED if is_scored else USE.format(folder=folder.resolve().name),
         "## Yields",
         _table(
             ["candidates", "found", *STEPS],
