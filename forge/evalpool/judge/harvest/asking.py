@@ -16,7 +16,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from forge.evalpool.judge.children.spawner import Spawner
 
@@ -40,6 +40,8 @@ def ask_harvester(
             expected=(Kind.DONE, Kind.FAILED),
         )
         if answer.kind is Kind.DONE:
+            if not _is_result(answer.body, request):
+                return _failed("crash", "something else than the harvester wrote its result")
             return {"done": answer.body}
         kind, message = str(answer.body.get("type")), str(answer.body.get("message"))
         if is_out_of_memory(f"{kind}: {message}"):
@@ -68,6 +70,37 @@ def ask_harvester(
     finally:
         if not is_ended:
             spawner.end(child)
+
+
+def _is_result(body: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    """True for what `child.py` sends; a problem's code may have sent anything."""
+    if request["step"] == "answer":
+        texts, lists = ("code", "policy"), ("kernels", "literals")
+        if body.get("is_answered") is not True:
+            texts, lists = ("reason", "detail"), ()
+        elif type(body.get("products")) is not int:
+            return False
+        return all(_is_text(body.get(name)) for name in texts) and all(
+            isinstance(body.get(name), list) and all(map(_is_text, body[name])) for name in lists
+        )
+    groups, seconds = request["groups"], body.get("cpu_s")
+    large = groups[body["group"]]["large"] if _is_place(body.get("group"), groups) else ()
+    return (
+        _is_place(body.get("text"), [request["source"], *request["alternatives"]])
+        and all(type(body.get(name)) is int for name in ("tensors", "outputs"))
+        and isinstance(seconds, int | float)
+        and ("group" not in body or _is_place(body["group"], groups))
+        and ("large" not in body or _is_place(body["large"], large))
+    )
+
+
+def _is_text(value: Any) -> bool:
+    """True for text without halves of characters, which no file takes."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+
+
+def _is_place(value: Any, of: Sequence[Any]) -> bool:
+    return type(value) is int and 0 <= value < len(of)
 
 
 def _failed(reason: str, detail: str = "") -> dict[str, Any]:
