@@ -81,6 +81,17 @@ CASES = {
         problem("self.norm(x)", "torch.rand(3, 20, 8, 8)", "self.norm = nn.BatchNorm2d(a0)", "20"),
         ("3, 20, 8, 8", "4, 20, 9, 6"),
     ),
+    "casts to integers": (
+        problem("(x * 9).int().float() + (x > 0.5).int() + (x > 0.7).int()", "torch.rand(4, 24)"),
+        ("4, 24", "6, 37"),
+    ),
+    "a module whose name is no identifier": (
+        problem(
+            "self.of['1x1'](x)", "torch.rand(20, 24)",
+            "self.of = nn.ModuleDict({'1x1': nn.Linear(a0, 40)})", "24",
+        ).replace("self, x)", "self, x, /)"),
+        ("torch.rand(20, 24)", "torch.rand(33, 24)"),
+    ),
 }  # fmt: skip
 
 
@@ -105,10 +116,19 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of torch, in its own imports
-def test_a_problem_without_an_answer_has_a_reason():
+@pytest.mark.parametrize(
+    "text",
+    [
+        problem("x.tolist()", "torch.rand(3)"),
+        problem("x.to_dense() * 2", "torch.rand(4, 24).to_sparse()"),
+        problem("x @ x.t()", "torch.rand(4, 24).double()"),
+    ],
+    ids=["no tensor", "a sparse input", "a product in fp64"],
+)
+def test_a_problem_without_an_answer_has_a_reason(text: str):
     from forge.data.inductor.compiler.answering import answer
 
-    found = answer(AnswerTask(text=problem("x.tolist()", "torch.rand(3)"), other="", policy="own"))
+    found = answer(AnswerTask(text=text, other="", policy="own"))
     assert isinstance(found, Unanswered)
 
 

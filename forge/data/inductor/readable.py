@@ -172,6 +172,14 @@ class _Plainer(Transformer):
             case _:
                 return False
 
+    def _is_index(self, node: ast.expr) -> bool:
+        """True for sums and products of indices and sizes; loaded values may be no integers."""
+        return not self._is_float(node) and not any(
+            isinstance(one, ast.Call | ast.Compare)
+            or (isinstance(one, ast.Name) and TEMPORARY.match(one.id))
+            for one in walk(node)
+        )
+
     def _axes(self, node: ast.expr) -> frozenset[str]:
         match node:
             case ast.Call(args=[value, *_]) if dotted(node.func) in REDUCING:
@@ -207,7 +215,7 @@ class _Plainer(Transformer):
             ):
                 return value
             case ast.Call(func=ast.Attribute(value=value, attr="to"), args=[kind], keywords=[]) if (
-                dotted(kind) == "tl.int32" and not _has_calls(value)
+                dotted(kind) == "tl.int32" and self._is_index(value)
             ):
                 return value
             case _:
