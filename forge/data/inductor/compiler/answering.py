@@ -45,6 +45,8 @@ def answer(task: AnswerTask) -> Answered | Unanswered:
             found = Unanswered(reason=str(err.reason).replace("_", " "), detail=err.detail)
             if err.reason in FINAL:
                 return found
+        except Exception as err:  # of a form of code that no one has seen: the next problem goes on
+            found = Unanswered(reason="not rewritten", detail=f"{type(err).__name__}: {err}"[:300])
         first = first or found
     assert first is not None
     return first

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import keyword
 import types
 import warnings
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) 
         symbolic: False for sizes as numbers.
         with_attributes: Whether numbers that modules keep become symbols, too.
     """
-    with contextlib.ExitStack() as stack:
+    with _reason("not traced"), contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         with _reason("the problem does not run"):
@@ -132,10 +133,9 @@ def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) 
                 return made.run([next(rest) if kept else one for one, kept in every])
 
             mode = "symbolic" if symbolic else "real"
-            with _reason("not traced"):
-                function = torch.func.functionalize(flat, remove="mutations")
-                graph = make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=True)(*symbols)
-                _move_to_card(graph)
+            function = torch.func.functionalize(flat, remove="mutations")
+            graph = make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=True)(*symbols)
+            _move_to_card(graph)
             for node in graph.graph.nodes:
                 value = node.meta.get("val")
                 if isinstance(value, torch.Tensor):
@@ -146,20 +146,20 @@ def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) 
             substitution(stack, sizes)
             with _reason("not compiled"):
                 code = _code(graph, [sizes.on_card(one) for one in symbols])
-    every = [*(_attribute(one.path) for one in held), *labels]
-    passed = [one for one, kept in zip(every, is_symbolic, strict=True) if kept]
-    entry = _entry(problem, passed, made.result, len(inputs))
-    code = _with_formulas(code, sizes.formulas)
-    return Traced(
-        code=f"{code.strip()}\n\n\n{entry}\n",
-        names=sizes.names,
-        sizes=frozenset(
-            n
-            for one in [*(h.value for h in held), *leaves]
-            if isinstance(one, torch.Tensor)
-            for n in one.shape
-        ),
-    )
+        every = [*(_attribute(one.path) for one in held), *labels]
+        passed = [one for one, kept in zip(every, is_symbolic, strict=True) if kept]
+        entry = _entry(problem, passed, made.result, len(inputs))
+        code = _with_formulas(code, sizes.formulas)
+        return Traced(
+            code=f"{code.strip()}\n\n\n{entry}\n",
+            names=sizes.names,
+            sizes=frozenset(
+                n
+                for one in [*(h.value for h in held), *leaves]
+                if isinstance(one, torch.Tensor)
+                for n in one.shape
+            ),
+        )
 
 
 @contextlib.contextmanager
@@ -328,7 +328,7 @@ def _entry(problem: str, passed: list[str], result: ast.expr | None, num_inputs:
 def _forward(node: ast.stmt, passed: list[str], result: Any, num_inputs: int) -> ast.stmt:
     if not isinstance(node, ast.FunctionDef) or node.name != "forward":
         return node
-    names = [one.arg for one in node.args.args][1:]
+    names = [one.arg for one in [*node.args.posonlyargs, *node.args.args]][1:]
     if node.args.vararg:
         names += [f"{node.args.vararg.arg}[{k}]" for k in range(num_inputs - len(names))]
     given = [one.format(*names) if one.startswith("{") else one for one in passed]
@@ -341,7 +341,12 @@ def _forward(node: ast.stmt, passed: list[str], result: Any, num_inputs: int) ->
 def _attribute(path: str) -> str:
     """`self.layers[0].weight` for `layers.0.weight`."""
     parts = path.split(".")
-    return "self" + "".join(f"[{one}]" if one.isdecimal() else f".{one}" for one in parts)
+    return "self" + "".join(
+        f".{one}" if one.isidentifier() and not keyword.iskeyword(one)
+        else f"[{one}]" if one.isdecimal()
+        else f"._modules[{one!r}]"
+        for one in parts
+    )  # fmt: skip
 
 
 def _label(path: Any) -> str:

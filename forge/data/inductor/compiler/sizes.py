@@ -63,6 +63,8 @@ class Sizes:
             return self._number(value, label)
         if not isinstance(value, torch.Tensor):
             return value
+        if value.layout != torch.strided:
+            raise ValueError(f"{label} is {value.layout}, no plain tensor")
         names = axes or AXES.get(value.dim(), tuple(f"size{k}" for k in range(value.dim())))
         is_taps = label.startswith("self.") and value.dim() > 2
         sizes: list[Any] = []
