@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import sympy
@@ -18,13 +18,17 @@ from torch._inductor import ir, lowering
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
 from torch._inductor.virtualized import V
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 aten = torch.ops.aten
+FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 
 
 @SymbolicGridFn
 def _product_grid(*sizes: Any, cdiv: Any) -> tuple[Any, Any, Any]:
     *batch, rows, columns, meta = sizes
-    return cdiv(columns, meta["BLOCK_N"]), cdiv(rows, meta["BLOCK_M"]), *(batch or [1])
+    return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), *(batch or [1])
 
 
 @SymbolicGridFn
@@ -48,8 +52,8 @@ _PRODUCT = """{{def_kernel("A", "B")}}
 {% if BATCHED %}
     batch = tl.program_id(2)
 {% endif %}
-    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
@@ -155,7 +159,7 @@ def _depthwise(rank: int, names: str, *, is_transposed: bool) -> list[str]:
         *reading,
         f"    x = tl.load(X + ({at}), mask={' & '.join(['(n < batch)', *inside])}, other=0.0)",
         f"    w = tl.load(W + (c * ({taps}) + tap))",
-        "    acc += x * w",
+        "    acc += x.to(tl.float32) * w",
         "mask = n < batch",
         "idx_n = n",
         "idx_c = c",
@@ -304,10 +308,21 @@ def _expression(size: Any) -> Any:
     return sympy.sympify(getattr(getattr(size, "node", None), "expr", size))
 
 
+def _of_floats(ours: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """The lowering to a template for the types that `tl.dot` sums in fp32, else Inductor's own."""
+
+    def lowered(*args: Any, **options: Any) -> Any:
+        kinds = {one.get_dtype() for one in args if isinstance(one, ir.IRNode)}
+        return (ours if kinds <= FLOATS else otherwise)(*args, **options)
+
+    return lowered
+
+
 def templates(stack: contextlib.ExitStack) -> None:
     """Lowers products and convolutions to the templates until the stack is left."""
     made = {
         aten.mm.default: _mm, aten.bmm.default: _mm, aten.addmm.default: _addmm,
         aten.baddbmm.default: _addmm, aten.convolution.default: _conv,
     }  # fmt: skip
-    stack.enter_context(mock.patch.dict(lowering.lowerings, made))
+    found = {key: _of_floats(one, lowering.lowerings[key]) for key, one in made.items()}
+    stack.enter_context(mock.patch.dict(lowering.lowerings, found))
