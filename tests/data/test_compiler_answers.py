@@ -144,7 +144,8 @@ class ModelNew:
         self.size = 64
 
     def forward(self, x):
-        kernel[(triton.cdiv(x.numel(), 64),)](x, 24, BLOCK=64)
+        out = torch.empty((8, 3), device=x.device)
+        kernel[(triton.cdiv(x.numel(), 64), 8, 1)](x, 24, 8, BLOCK=64)
 """
-    found = size_literals(code, {64, 24, 8})
-    assert [one.partition(":")[0] for one in found] == ["64", "24"]
+    found = size_literals(code, {64, 24, 8, 1})
+    assert [one.partition(":")[0] for one in found] == ["64", "8", "8", "24"]

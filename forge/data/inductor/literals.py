@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 SMALL = 16
-"""Largest number that is taken for no size: kernels of convolutions, axes, factors."""
+"""Largest number that is taken for no size: kernels of convolutions, axes, factors. A grid and the
+shape of a result have no such numbers."""
 BLOCKS = ("BLOCK", "num_warps", "num_stages", "GROUP")
 """Beginnings of names of keywords that are no sizes of tensors."""
 
@@ -46,6 +47,13 @@ def _numbers(node: ast.AST) -> Iterator[ast.Constant]:
             pass
         case ast.Call(args=[first, *_]) if dotted(node.func) == "triton.cdiv":
             yield from _numbers(first)
+        case (
+            ast.Call(func=ast.Subscript(slice=ast.Tuple(elts=direct)))
+            | ast.Call(func=ast.Attribute(attr="empty"), args=[ast.Tuple(elts=direct), *_])
+        ):
+            small = [one for one in direct if isinstance(one, ast.Constant)]
+            yield from (one for one in small if type(one.value) is int and 1 < one.value <= SMALL)
+            yield from (found for child in ast.iter_child_nodes(node) for found in _numbers(child))
         case _:
             for child in ast.iter_child_nodes(node):
                 yield from _numbers(child)

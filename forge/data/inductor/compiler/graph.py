@@ -11,6 +11,7 @@ import ast
 import contextlib
 import copy
 import keyword
+import math
 import types
 import warnings
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Traced:
     names: dict[str, str]
     """Names for people of the symbols of sizes."""
     sizes: frozenset[int]
-    """Lengths of all axes of inputs and parameters."""
+    """Lengths of all axes, and products of the last ones, of inputs, parameters and results."""
 
 
 def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) -> Traced:
@@ -150,14 +151,17 @@ def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) 
         passed = [one for one, kept in zip(every, is_symbolic, strict=True) if kept]
         entry = _entry(problem, passed, made.result, len(inputs))
         code = _with_formulas(code, sizes.formulas)
+        every_tensor = [
+            one for one in [*(h.value for h in held), *leaves] if isinstance(one, torch.Tensor)
+        ]
         return Traced(
             code=f"{code.strip()}\n\n\n{entry}\n",
             names=sizes.names,
             sizes=frozenset(
                 n
-                for one in [*(h.value for h in held), *leaves]
-                if isinstance(one, torch.Tensor)
-                for n in one.shape
+                for shape in [*(one.shape for one in every_tensor), *sizes.shapes]
+                if all(type(n) is int for n in shape)
+                for n in [*shape, *(math.prod(shape[k:]) for k in range(len(shape)))]
             ),
         )
 
