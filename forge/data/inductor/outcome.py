@@ -53,5 +53,7 @@ class Rewritten:
     """`hybrid` if torch computes part of the answer: matrix products, convolutions."""
     kernels: tuple[str, ...] = ()
     """Names of the kernels."""
+    products: int = 0
+    """How many kernels are matrix products and convolutions, with what follows them."""
     library: tuple[str, ...] = ()
     """Functions of torch that compute part of the answer."""

@@ -57,6 +57,10 @@ def _rewrite(code: str, name: str, entry_point: str, labels: dict[str, str] | No
         code=write_module(answer, kernels, forward, name=name),
         policy="hybrid" if any(isinstance(one, Compute) for one in forward.steps) else "own",
         kernels=tuple(kernel_names(kernels).values()),
+        products=sum(
+            one.heuristic is not None and one.heuristic.kind == "template"
+            for one in kernels.values()
+        ),
         library=tuple(dict.fromkeys(library)),
     )
 

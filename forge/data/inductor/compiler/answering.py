@@ -59,7 +59,7 @@ def _answer(text: str, **options: bool) -> Answered:
         code=made.code,
         policy=made.policy,
         kernels=made.kernels,
-        products=sum("mm" in one or "convolution" in one for one in made.kernels),
+        products=made.products,
         library=made.library,
         literals=tuple(size_literals(made.code, traced.sizes)),
     )
