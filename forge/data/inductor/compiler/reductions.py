@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 from unittest import mock
 
+import sympy
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.triton import TritonKernel
 from torch._inductor.runtime.hints import ReductionHint
@@ -33,7 +34,13 @@ def _length(size: Any) -> int:
 
 def _is_persistent(features: Any, _: bool) -> bool:
     most = MOST.get(features.get_reduction_hint(), OTHERWISE)
-    return _length(features.reduction_numel) <= most
+    return _is_of_one_axis(features.reduction_numel) and _length(features.reduction_numel) <= most
+
+
+def _is_of_one_axis(size: Any) -> bool:
+    """True for a row along one axis; a product of axes soon is longer than the largest block."""
+    size = sympy.sympify(size)
+    return len(size.free_symbols) <= 1 and not size.has(sympy.Pow)
 
 
 def _block(size: Any) -> int:
