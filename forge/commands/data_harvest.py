@@ -18,7 +18,7 @@ import re
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, get_args
@@ -37,6 +37,7 @@ from forge.data.build.output import HELDOUT, MANIFEST, TRAIN, hash_file, open_si
 from forge.data.build.shards import write_whole
 from forge.data.chat import ChatTemplate
 from forge.data.harvest.card import CARD, Summary, write_card
+from forge.data.harvest.closure import TOO_DEEP
 from forge.data.harvest.harvested import (
     HarvestCounts,
     Harvested,
@@ -191,7 +192,7 @@ class HarvestTask:
         facts = {
             "forge": __version__,
             "code": hash_code(),
-            "versions": {name: version(name) for name in (*PACKAGES, "torch", "triton")},
+            "versions": {name: _version(name) for name in (*PACKAGES, "torch", "triton")},
             "settings": {name: getattr(request, name) for name in names}
             | {"formats": list(request.formats)},
             "prompts": prompts.hash,
@@ -220,6 +221,14 @@ class HarvestTask:
             return _write(self, state, log)
         finally:
             log.close()
+
+
+def _version(name: str) -> str:
+    """The version of a package by the name of its import; triton's distribution has several."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ", ".join(map(version, packages_distributions().get(name, ())))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -365,6 +374,12 @@ class _Work:
         self._result = replace(self._result, **values)
 
     async def _find_sizes(self) -> None:
+        try:
+            await self._try_sizes()
+        except RecursionError:
+            raise _NotPassed("runs", TOO_DEEP) from None
+
+    async def _try_sizes(self) -> None:
         found = self._entry.found
         texts = [found.text, *found.alternatives]
         done = await self._ask_sizes(texts, self._groups(texts))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 
 from forge.data.answers import parse
-from forge.data.harvest.closure import MAX_CHARS, Import, is_allowed
+from forge.data.harvest.closure import MAX_CHARS, TOO_DEEP, Import, is_allowed
 
 FILES = frozenset({"open", "input"})
 CODE = frozenset({"exec", "eval", "compile", "__import__", "breakpoint"})
@@ -29,9 +29,13 @@ def fault_of(text: str) -> tuple[str, str] | None:
     names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     if missing := [one for one in ("Model", "get_inputs", "get_init_inputs") if one not in names]:
         return f"no {missing[0]}", ""
-    for node in ast.walk(tree):
-        if (found := _fault(node)) is not None:
-            return found, f"line {getattr(node, 'lineno', 0)}"
+    try:
+        ast.unparse(tree)  # as later steps do with parts of it
+        for node in ast.walk(tree):
+            if (found := _fault(node)) is not None:
+                return found, f"line {getattr(node, 'lineno', 0)}"
+    except RecursionError:
+        return TOO_DEEP, ""
     return None
 
 

@@ -53,6 +53,10 @@ LAYERS, FUNCTIONS = r"(Alpha|FeatureAlpha)?Dropout[123]?d?", r"(alpha_)?dropout[
 MODEL = "Model"
 
 
+TOO_DEEP = "nested too deep"
+"""Reason against code of more levels than Python's own stack has room for."""
+
+
 class NotSelfContained(Exception):
     """A class that is no problem; the message is the reason, in few distinct words."""
 
@@ -200,7 +204,9 @@ class Library:
                 return None
             inside = module[len(self.package) + 1 :]
         base = self.root.joinpath(*inside.split(".")) if inside else self.root
-        for path, is_package in ((base / "__init__.py", True), (base.with_suffix(".py"), False)):
+        places = [(base / "__init__.py", True)]
+        places += [(base.with_suffix(".py"), False)] if inside else []
+        for path, is_package in places:
             if path.is_file():
                 return read_code(path, module=module, is_package=is_package)
         return None

@@ -156,6 +156,24 @@ def test_a_problem_file_is_a_problem_as_it_is(tmp_path: Path) -> None:
     assert not reasons
 
 
+def test_what_cannot_be_read_or_written_out_is_no_fault_of_forge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = " + ".join(["x"] * 2000)
+    text = "from . import c\nfrom torch import nn\n\nclass {}(nn.Module):\n"
+    text += "    def forward(self, x):\n        return {}"
+    write(tmp_path, a=text.format("A", deep), b=text.format("B", "c.f(x)"))
+    (tmp_path / "x.py").mkdir()
+    (tmp_path / "y.py").symlink_to("gone")
+    monkeypatch.chdir(tmp_path)
+    found, reasons = read(Path())
+    assert not found
+    assert reasons["a.py:A"] == "nested too deep"
+    assert reasons.keys() == {"a.py:A", "b.py:B"}
+    open_sources(["."])[0].facts()
+    assert fault_of(SAMPLE.replace("* 0.5", f"* ({deep})")) == ("nested too deep", "")
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

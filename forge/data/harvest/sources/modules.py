@@ -12,10 +12,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forge.data.harvest.arguments import CONFIG, level_of
-from forge.data.harvest.closure import CodeFile, Library, NotSelfContained, globals_of, read_code
+from forge.data.harvest.closure import (
+    TOO_DEEP,
+    CodeFile,
+    Library,
+    NotSelfContained,
+    globals_of,
+    read_code,
+)
 from forge.data.harvest.guesses import Calls, calls_in, guesses
 from forge.data.harvest.records import Found, Rejected
 from forge.data.problem_files import level_of as level_of_path
+from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,10 +59,14 @@ class ModuleTree:
         self._licence = licence or licence_of(root)
 
     def facts(self) -> dict[str, Any]:
-        """A hash of the files."""
+        """A hash of the files. Raises ConfigError for one that cannot be read."""
         hasher = hashlib.sha256()
         for unit in self.units():
-            hasher.update(unit.encode() + b"\0" + (self._root / unit).read_bytes())
+            path = self._root / unit
+            try:
+                hasher.update(unit.encode() + b"\0" + path.read_bytes())
+            except OSError as error:
+                raise _unreadable(path, error) from error
         return {"source": self.name, "files": len(self.units()), "sha256": hasher.hexdigest()}
 
     def units(self) -> Sequence[str]:
@@ -67,7 +79,8 @@ class ModuleTree:
 
     @cached_property
     def _every(self) -> list[str]:
-        paths = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*.py"))
+        files = (path for path in self._root.rglob("*.py") if path.is_file())
+        paths = (path.relative_to(self._root).as_posix() for path in files)
         return sorted(
             path
             for path in paths
@@ -103,6 +116,8 @@ class ModuleTree:
                 yield Rejected(
                     origin=origin, kind=self.name, reason=str(error), detail=error.detail
                 )
+            except RecursionError:
+                yield Rejected(origin=origin, kind=self.name, reason=TOO_DEEP)
 
     def _problem(self, library: Library, file: CodeFile, name: str, origin: str) -> Found:
         closure = library.closure(file.module, name)
@@ -132,12 +147,20 @@ class ModuleTree:
 
 
 def licence_of(root: Path) -> str:
-    """The licence that a file of the directory has; empty if none is known."""
+    """The licence that a file of the directory has; empty if none is known. Raises ConfigError for
+    one that cannot be read."""
     for path in sorted([*root.glob("LICEN[CS]E*"), *root.glob("COPYING*")]):
         if path.is_file():
-            head = path.read_text(encoding="utf-8", errors="replace")[:2000]
+            try:
+                head = path.read_text(encoding="utf-8", errors="replace")[:2000]
+            except OSError as error:
+                raise _unreadable(path, error) from error
             return next((name for words, name in LICENCES.items() if words in head), "")
     return ""
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"SOURCE: {path}: cannot be read: {error.strerror or error}")
 
 
 def _is_test(path: str) -> bool:

@@ -14,7 +14,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from forge.data.harvest.arguments import CONFIG, constructor_call, forward_call, level_of
-from forge.data.harvest.closure import Library, NotSelfContained, globals_of
+from forge.data.harvest.closure import TOO_DEEP, Library, NotSelfContained, globals_of
 from forge.data.harvest.records import Found, Rejected
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Paritybench:
 
     def units(self) -> Sequence[str]:
         """Paths of the files."""
-        return sorted(f"{FOLDER}/{path.name}" for path in (self._root / FOLDER).glob("test_*.py"))
+        paths = (self._root / FOLDER).glob("test_*.py")
+        return sorted(f"{FOLDER}/{path.name}" for path in paths if path.is_file())
 
     def read(self, unit: str) -> Iterator[Found | Rejected]:
         """The cases of a file."""
@@ -66,6 +67,8 @@ class Paritybench:
                 yield _problem(library, file, case, origin)
             except NotSelfContained as error:
                 yield Rejected(origin=origin, kind=KIND, reason=str(error), detail=error.detail)
+            except RecursionError:
+                yield Rejected(origin=origin, kind=KIND, reason=TOO_DEEP)
 
 
 def _cases(file: CodeFile) -> list[ast.expr]:
