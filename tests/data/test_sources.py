@@ -76,6 +76,10 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, str, int, str]]] = {
         {"messages": [], "original_python_code": source("exp"), "entry_point": "Exp", "uuid": 9},
         ("drkernel-coldstart/9", "drkernel-coldstart", 1, "Model"),
     ),
+    "harvest": (
+        {"id": "mine/exp", "code": source("exp"), "kind": "elementwise", "level": 1, "origin": "a"},
+        ("mine/exp", "elementwise", 1, "Model"),
+    ),
 }
 
 

@@ -41,7 +41,7 @@ MAX_REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallDraw:
-    """What an oracle laid out in host memory."""
+    """Sets of a problem that an oracle has laid out in host memory."""
 
     layout: dict[str, Any]
     specs: list[TensorSpec]
