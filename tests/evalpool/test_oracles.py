@@ -225,7 +225,7 @@ def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
 
 
 def forms_in(answer: dict[str, Any]) -> set[str]:
-    """Types and shapes; a draw has one set more where it finds a witness."""
+    """Types and shapes."""
     return {str(form) for form in answer["tensors"]}
 
 

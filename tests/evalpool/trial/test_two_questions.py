@@ -65,7 +65,7 @@ def test_half_types_are_widened_in_a_half_problem_and_their_loss_is_asked_for_al
     verdict = bench.judge(code(body), problem=HALF)
     assert verdict.reason == reason, verdict.detail
     if reason == "precision":
-        assert "the same function in float64" in verdict.detail
+        assert "right in float64" in verdict.detail
 
 
 def test_bits_of_floats_are_judged_in_their_own_types_and_the_verdict_says_why(

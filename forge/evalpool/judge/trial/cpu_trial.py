@@ -3,7 +3,7 @@
 capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator
 
 1. The same function? In float64, on sets with secret plants: all of them, and one again.
-2. Does it lose only what its types lose? In them, on the given set and a planted one.
+2. Does it lose only what its types lose? In them, on the given set and a few planted ones.
 
 A program that float64 cannot run answers all sets in its own types, with question 2's tolerance.
 Under another project's protocol, so do all, on its sets and by its comparison.
@@ -36,7 +36,7 @@ from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
 from forge.evalpool.judge.trial.trial import Decided, Finding, Trials
-from forge.evalpool.judge.wide.look import are_loud
+from forge.evalpool.judge.wide.look import are_far
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ WIDE = "wide"
 NO_RESULTS = "no results in float64"
 PRECISION_TERMS: Mapping[str, Any] = {
     "reason": Reason.PRECISION,
-    "words": "the same function in float64, but it loses too much in its own types: ",
+    "words": "what it returns is right in float64, but not in its own types: ",
     "is_repeated": False,
 }
 """Terms of the checks of question 2."""
@@ -266,7 +266,7 @@ def _asked_real(sets: Sequence[InputSet]) -> list[int]:
     asked = [number for number, one in enumerate(sets) if one.is_asked_real]
     planted = [number for number in asked if sets[number].is_planted]
     rough = [number for number in planted if sets[number].is_rough]
-    quiet = [one for one in planted if not are_loud(sets[one].plants)]
+    quiet = [one for one in planted if not are_far(sets[one].plants)]
     chosen = random.SystemRandom().sample(quiet, min(NUM_REAL, len(quiet)))
     return [*(number for number in asked if number not in planted), *rough, *chosen]
 

@@ -256,7 +256,8 @@ def _parts(tensor: torch.Tensor) -> Iterator[tuple[Block, torch.Tensor]]:
 def _scales(tensor: torch.Tensor, question: Question) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale of each row and of each column, still on the card."""
     shape, device = matrix(tensor).shape, tensor.device
-    if tensor.numel() > CHUNK and (plain := _plain_scales(tensor, question)) is not None:
+    is_plain = tensor.numel() > CHUNK and tensor.element_size() > 1  # float8 has no order there
+    if is_plain and (plain := _plain_scales(tensor, question)) is not None:
         return plain
     none = torch.zeros((), dtype=torch.float64, device=device)
     largest = _largest(tensor, none + math.inf)

@@ -212,14 +212,14 @@ class Plant:
     kind: str
 
 
-LOUD = frozenset({"large", "beyond", "far constant", "burst", "lowered row", "raised row"})
+FAR = frozenset({"large", "beyond", "far constant", "burst", "lowered row", "raised row"})
 """Kinds of plants far beyond other values."""
 
 
-def are_loud(plants: Iterable[Plant]) -> bool:
-    """True if one is far beyond other values. Question 2 is not asked there: a variance in one pass
-    loses what no kernel need keep."""
-    return not LOUD.isdisjoint(one.kind for one in plants)
+def are_far(plants: Iterable[Plant]) -> bool:
+    """True if one is far beyond other values. Question 2 is asked on one such set at most, with a
+    large tolerance: a variance in one pass loses there what no kernel need keep."""
+    return not FAR.isdisjoint(one.kind for one in plants)
 
 
 def plant_words(

@@ -41,6 +41,7 @@ from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, SAME, real_question
 from forge.evalpool.judge.wide.domain import Domain
+from forge.evalpool.judge.wide.look import FAR
 from forge.evalpool.judge.wide.plants import Ground, Group
 from forge.evalpool.judge.wide.reference import (
     NOISE,
@@ -128,7 +129,6 @@ class InputSet:
     exact: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """`outputs`, the integers among them as float64 gives them, where a rounding decides: none is
     asked in float64."""
-    wide_state: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     """`state` in float64."""
     plants: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     """(tensor, flat index, kind) of some planted elements; tensors as `leaves` numbers them."""
@@ -458,7 +458,7 @@ class Draws:
             state=called.state,
         )
         if wide is not None:
-            made.wide, made.wide_state = wide.results(self._changed), wide.state
+            made.wide = wide.results(self._changed)
             every = zip(outputs, made.wide, self._close, strict=True)
             lost = [_distance(one, two, by_row=False) / close for one, two, close in every if close]
             made.real_error = max(lost, default=0.0)
@@ -629,7 +629,7 @@ class Draws:
                 other = others.pop()
                 inputs = [other if n == at else one for n, one in enumerate(work.now.inputs)]
                 if (found := self._tried(inputs)) is not None:
-                    work.now = found
+                    work.start = work.now = found  # whichever plants are left out later
                     break
 
     def _accepts(self, work: _Work, groups: list[Group]) -> bool | None:
@@ -692,7 +692,8 @@ class Draws:
             made.is_open = made.slack > 1.0
             most = made.slack * max(self._close, default=0.0)
             made.asks_real = bool(groups) and most <= MAX_SLACK
-            made.is_rough = made.asks_real and work.is_rough
+            is_far = any(one.kind in FAR for one in groups)
+            made.is_rough = made.asks_real and work.is_rough and is_far
             return made
         return self.given()
 

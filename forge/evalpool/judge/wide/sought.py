@@ -54,7 +54,7 @@ class Looks:
     has_sizes: bool = True
     """True if one may be a size of memory, or a number of steps of Python's."""
     may_be_undefined: bool = True
-    """True if torch may leave its results open (errors/undefined.py)."""
+    """True if torch may leave its results open (wide/reference.py)."""
     is_comparing: bool = True
     """True if it compares two tensors: elements are hardly ever equal by chance."""
     is_global: bool = True

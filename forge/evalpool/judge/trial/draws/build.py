@@ -102,7 +102,7 @@ class Builder:
         exact = one.get("wide") or one.get("exact") or [None] * len(one["outputs"])
         is_sure = bool(one.get("wide")) and one.get("is_open") is False
         self._slack = max(1.0, float(one.get("slack", 1.0)))
-        self._least = ROUGH if one.get("rough") is True else 0.0
+        self._least = ROUGH if one.get("rough") is True and one.get("wide") else 0.0
         expected = tuple(
             self._wanted(output, is_sure=is_sure, exact=exact[number])
             for number, output in enumerate(one["outputs"])
@@ -119,7 +119,7 @@ class Builder:
             slots=self._slots(expected),
             expected=expected,
             changed=changed,
-            state={str(name): self._wanted(part) for name, part in one["state"]},
+            state={str(name): self._wanted(part, is_sure=is_sure) for name, part in one["state"]},
             wide=self._wide(one.get("wide", ()), [*expected, *changed.values()]),
             plants=parse_plants(
                 one.get("plants", ()), [math.prod(self._specs[part].shape) for part in parts]

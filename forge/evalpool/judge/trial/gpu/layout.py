@@ -25,7 +25,7 @@ from forge.evalpool.judge.trial.draws.reference import WIDE, max_uses, widened
 from forge.evalpool.judge.trial.trial import count
 from forge.evalpool.judge.wide.card import CardWanted
 from forge.evalpool.judge.wide.compare import DOUBLE_FUNCTION, SAME_FUNCTION, real_question
-from forge.evalpool.judge.wide.look import are_loud
+from forge.evalpool.judge.wide.look import are_far
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ class Set:
     @property
     def is_asked_real(self) -> bool:
         """True if what it gives in the problem's types is compared, too."""
-        return (self.asks_real and not are_loud(self.plants)) or not self.wide
+        return (self.asks_real and not are_far(self.plants)) or not self.wide
 
 
 @dataclass(slots=True, kw_only=True)
@@ -296,7 +296,9 @@ def _wanted(
             )
         for name, after in one.state:
             for index in (after, named[name]):
-                found[index] = CardWanted(tensor=tensors[index], question=asked(index, one.slack))
+                is_exact = one.is_sure and not tensors[index].is_floating_point()
+                question = SAME_FUNCTION if is_exact else asked(index, one.slack)
+                found[index] = CardWanted(tensor=tensors[index], question=question)
     return found
 
 

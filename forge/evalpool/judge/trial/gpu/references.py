@@ -174,7 +174,10 @@ class GpuReferences:
     def _draw(self, problem: ReferenceModule, shared: Turn) -> GpuReference:
         found = 0 if self._small is None else self._small.draw(problem)
         if isinstance(found, SmallDraw):
-            return _put(found, problem, shared)
+            try:
+                return _put(found, problem, shared)
+            except LayoutError as error:
+                raise _unusable(problem, error) from error
         with shared():
             return self._drawn_there(problem, is_large=found > SMALL_SHARE * self._memory_bytes)
 
@@ -231,7 +234,7 @@ class GpuReferences:
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
             raise _failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
         except LayoutError as error:
-            raise _failed(problem, f"cannot be used: {type(error).__name__}: {error}") from error
+            raise _unusable(problem, error) from error
 
     def _ask(
         self,
@@ -302,6 +305,10 @@ def _view(content: bytearray, spec: TensorSpec, start: int) -> torch.Tensor:
     if not num:
         return torch.empty(spec.shape, dtype=kind)
     return torch.frombuffer(content, dtype=kind, count=num, offset=start).view(spec.shape)
+
+
+def _unusable(problem: ReferenceModule, error: LayoutError) -> ReferenceFailed:
+    return _failed(problem, f"cannot be used: {type(error).__name__}: {error}")
 
 
 def _failed(problem: ReferenceModule, words: str) -> ReferenceFailed:
