@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.source import Transformer, copied, dotted
+from forge.data.inductor.source import Transformer, copied, dotted, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 Polynomial = Counter[tuple[str, ...]]
 """Coefficients by factors, which are texts in order; no factors for the constant."""
 MAX_TERMS = 400
+TEMPORARY = re.compile(r"_?tmp\d+\w*$")
+"""Names of values that a kernel loads or computes."""
 
 
 def polynomial(node: ast.expr) -> Polynomial:
@@ -54,6 +57,9 @@ def product(sizes: Iterable[ast.expr]) -> Polynomial:
 
 
 class _Tidied(Transformer):
+    def __init__(self, *, is_kernel: bool) -> None:
+        self.is_kernel = is_kernel
+
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
         match node:
@@ -62,7 +68,7 @@ class _Tidied(Transformer):
             ):
                 return _folded(a, op, b) or node
             case ast.BinOp(op=ast.FloorDiv(), left=left, right=ast.Constant(value=int(by))):
-                return _ceiling(left, by) or _divided(node, by)
+                return (not self.is_kernel and _ceiling(left, by)) or _divided(node, by)
             case ast.BinOp(left=left, op=ast.Add(), right=right) if (
                 value := _integer(left)
             ) is not None:
@@ -71,18 +77,20 @@ class _Tidied(Transformer):
                 left=left, op=ast.Add(), right=ast.UnaryOp(op=ast.USub(), operand=right)
             ):
                 return ast.BinOp(left=left, op=ast.Sub(), right=right)
-            case ast.BinOp(left=ast.Constant(value=1), op=ast.Mult(), right=other):
+            case ast.BinOp(left=ast.Constant(value=int(1)), op=ast.Mult(), right=other):
                 return other
-            case ast.BinOp(left=other, op=ast.Mult(), right=ast.Constant(value=1)):
+            case ast.BinOp(left=other, op=ast.Mult(), right=ast.Constant(value=int(1))):
                 return other
-            case ast.BinOp(left=other, op=ast.Add() | ast.Sub(), right=ast.Constant(value=0)):
+            case ast.BinOp(left=other, op=ast.Add() | ast.Sub(), right=ast.Constant(value=int(0))):
                 return other
-            case ast.BinOp(left=_, op=ast.Mult(), right=ast.Constant(value=0) as zero):
+            case ast.BinOp(op=ast.Mult(), right=ast.Constant(value=int(0)) as zero) if (
+                not _has_values(node)
+            ):
                 return zero
             case ast.BinOp(
                 left=ast.BinOp(left=first, op=ast.Add(), right=ast.Constant(value=int(value))),
                 op=ast.Add(), right=right,
-            ):  # fmt: skip
+            ) if not _has_values(node):  # fmt: skip
                 more = _integer(right)
                 if more is not None:
                     return _plus(first, value + more)
@@ -93,6 +101,14 @@ class _Tidied(Transformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
         return node.value if isinstance(node.value, ast.Constant) else node
+
+
+def _has_values(node: ast.expr) -> bool:
+    """True for an expression of values, which may be floats: no other order, and NaN times 0."""
+    return any(
+        isinstance(one, ast.Call) or (isinstance(one, ast.Name) and TEMPORARY.match(one.id))
+        for one in walk(node)
+    )
 
 
 def _integer(node: ast.expr) -> int | None:
@@ -146,9 +162,12 @@ def _divided(node: ast.BinOp, by: int) -> ast.expr:
     return node.left if by == 1 else node
 
 
-def tidy(node: ast.AST) -> ast.AST:
-    """The expression with constants folded and last; the node may change."""
-    return _Tidied().visit(node)
+def tidy(node: ast.AST, *, is_kernel: bool = False) -> ast.AST:
+    """The expression with constants folded and last; the node may change.
+
+    Outside a kernel, a division that rounds up becomes `triton.cdiv`.
+    """
+    return _Tidied(is_kernel=is_kernel).visit(node)
 
 
 class Substituted(Transformer):

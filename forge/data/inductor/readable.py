@@ -14,7 +14,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.expressions import Polynomial, Substituted, polynomial, product, tidy
+from forge.data.inductor.expressions import (
+    TEMPORARY,
+    Polynomial,
+    Substituted,
+    polynomial,
+    product,
+    tidy,
+)
 from forge.data.inductor.source import Transformer, dotted, is_call, walk
 from forge.data.inductor.steps import Allocate, Compute, Launch, Number, Root, Step, View
 
@@ -28,7 +35,6 @@ WIDEST = 72
 """Longest expression that takes in a value that is used once."""
 SHORT = 24
 """Longest value with a name of its own that another expression takes in."""
-TEMPORARY = re.compile(r"_?tmp\d+\w*$")
 COUNT, LENGTH = "n_elements", "row_length"
 
 
@@ -49,7 +55,7 @@ def readable(
 def _kernel(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
     kernel = _without_ones(kernel, launches)
     kernel = _without_repeated(kernel, launches)
-    body = kernel.body
+    body = [tidy(node, is_kernel=True) for node in kernel.body]
     for _ in range(2):  # a cast shows what it is once it stands in the expression
         plainer = _Plainer(kernel.pointers)
         body = _nested([plainer.visit(node) for node in body])
@@ -72,7 +78,6 @@ def _without_ones(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedK
     params = tuple(one for one in kernel.params if one not in known)
     for one in launches:
         one.sizes = {name: size for name, size in one.sizes.items() if name not in known}
-    body = [tidy(node) for node in body]
     return replace(kernel, body=body, params=params, constexprs=kernel.constexprs - known.keys())
 
 
@@ -183,7 +188,7 @@ class _Plainer(Transformer):
     def _axes(self, node: ast.expr) -> frozenset[str]:
         match node:
             case ast.Call(args=[value, *_]) if dotted(node.func) in REDUCING:
-                return self._axes(value) - {"r"}
+                return self._axes(value) - {"columns", "i"}
             case ast.Subscript(slice=ast.Tuple(elts=[ast.Slice(), _]), value=value):
                 return self._block(value, "rows")
             case ast.Subscript(slice=ast.Tuple(elts=[_, ast.Slice()]), value=value):

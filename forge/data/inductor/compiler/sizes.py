@@ -140,7 +140,7 @@ class Sizes:
             lambda e: isinstance(e, FloorDiv),
             lambda e: FloorDiv(sympy.expand(e.args[0]), e.args[1]),
         )
-        return sympy.expand(expr) if expr.is_Add or expr.is_Mul else expr
+        return _factored(expr) if expr.is_Add or expr.is_Mul else expr
 
     def _derived(self, division: Any) -> Any:
         base, by = division.args
@@ -178,6 +178,13 @@ class Sizes:
         self.names[str(symbol)] = self._free(f"out_{name}")
         self.formulas[str(symbol)] = str(value)
         return symbol, more
+
+
+def _factored(expr: Any) -> Any:
+    """A sum with one term for each product of indices, whose factor is a product of sizes."""
+    indices = sorted((one for one in expr.free_symbols if not _is_size(one)), key=str)
+    parts = sympy.collect(sympy.expand(expr), indices, evaluate=False)
+    return sympy.Add(*(key * sympy.factor(value) for key, value in parts.items()))
 
 
 def _is_size(expr: Any) -> bool:
