@@ -117,10 +117,13 @@ class Sizes:
 
     def substituted(self, expr: Any) -> Any:
         """The expression with symbols in place of divisions of sizes."""
-        if not isinstance(expr, sympy.Expr) or not expr.has(
-            FloorDiv, CleanDiv, ModularIndexing, Max
-        ):
+        if not isinstance(expr, sympy.Expr):
             return expr
+        if expr.has(FloorDiv, CleanDiv, ModularIndexing, Max):
+            expr = self._without_divisions(expr)
+        return _factored(expr) if expr.is_Add or expr.is_Mul else expr
+
+    def _without_divisions(self, expr: Any) -> Any:
         expr = expr.replace(
             lambda e: isinstance(e, Max) and 1 in e.args,
             lambda e: Max(*(a for a in e.args if a != 1)),
@@ -136,11 +139,10 @@ class Sizes:
                 self.others.add(one)
             else:
                 expr = expr.xreplace({one: made})
-        expr = expr.replace(
+        return expr.replace(
             lambda e: isinstance(e, FloorDiv),
             lambda e: FloorDiv(sympy.expand(e.args[0]), e.args[1]),
         )
-        return _factored(expr) if expr.is_Add or expr.is_Mul else expr
 
     def _derived(self, division: Any) -> Any:
         base, by = division.args
