@@ -50,20 +50,35 @@ def replaced(text: str, definitions: str) -> str:
             new[name] = ast.unparse(node)
     lines = text.split("\n")
     tree = ast.parse(text)
-    spans = [
-        (node.lineno - 1, node.end_lineno or node.lineno, new.pop(name))
-        for node in tree.body
-        for name in _bound(node)
-        if name in new
-    ]
-    for start, end, said in sorted(spans, reverse=True):
-        lines[start:end] = said.split("\n")
+    for nodes in reversed(_by_line(tree.body)):
+        names = {name for node in nodes for name in _bound(node)}
+        if not names & new.keys():
+            continue
+        said = [
+            next((new[name] for name in _bound(node) if name in new), None) or ast.unparse(node)
+            for node in nodes
+        ]
+        end = nodes[-1].end_lineno or nodes[-1].lineno
+        lines[nodes[0].lineno - 1 : end] = "\n".join(said).split("\n")
+    bound = {name for node in tree.body for name in _bound(node)}
+    new = {name: said for name, said in new.items() if name not in bound}
     if new:
         at = next(
             (number for number, line in enumerate(lines) if line.startswith("def get_inputs")), 0
         )
         lines[at:at] = [*new.values(), "", ""]
     return "\n".join(lines)
+
+
+def _by_line(nodes: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
+    """Statements that share a line, together: `a = 4; b = 8`."""
+    groups: list[list[ast.stmt]] = []
+    for node in nodes:
+        if groups and node.lineno <= (groups[-1][-1].end_lineno or 0):
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    return groups
 
 
 def size_groups(text: str) -> list[SizeGroup]:
