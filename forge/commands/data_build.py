@@ -232,11 +232,7 @@ def facts_of(
         "settings": settings,
         "prompts": prompts.hash,
         "inputs": [file.to_json() for file in files],
-        "tokenizer": {
-            name: hash_file(tokenizer / name)
-            for name in TOKENIZER_FILES
-            if tokenizer is not None and (tokenizer / name).is_file()
-        },
+        "tokenizer": hash_tokenizer(tokenizer),
         "heldout": {
             "problems": len(heldout.sources),
             "sha256": hashlib.sha256(json.dumps(heldout.sources).encode()).hexdigest(),
@@ -244,10 +240,17 @@ def facts_of(
     }
 
 
+def hash_tokenizer(folder: Path | None) -> dict[str, str]:
+    """Hashes of a tokenizer's files."""
+    files = [] if folder is None else [folder / name for name in TOKENIZER_FILES]
+    return {path.name: hash_file(path) for path in files if path.is_file()}
+
+
 def hash_code() -> str:
-    """Hash of the code that makes rows."""
+    """Hash of the code that makes rows, with its tables and templates."""
     root = Path(__file__).parents[1] / "data"
-    paths = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".jinja"))
+    kinds = (".py", ".jinja", ".toml", ".txt")
+    paths = sorted(path for path in root.rglob("*") if path.suffix in kinds)
     hasher = hashlib.sha256()
     for path in paths:
         hasher.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
@@ -283,8 +286,11 @@ def find_finished(folder: Path, key: str, *, name: str = "output.dir") -> Mappin
 
 
 @contextmanager
-def work_folder(folder: Path, key: str, *, name: str = "output.dir") -> Generator[Path]:
-    """The folder of a build under way, for one process; shards of another key are deleted."""
+def work_folder(
+    folder: Path, key: str, *, name: str = "output.dir", outputs: Sequence[str] = OUTPUTS
+) -> Generator[Path]:
+    """The folder of a build under way, for one process; shards and outputs of another key are
+    deleted."""
     work = folder / WORK
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -301,7 +307,7 @@ def work_folder(folder: Path, key: str, *, name: str = "output.dir") -> Generato
         mark = work / "key"
         if not mark.is_file() or mark.read_text() != key:
             shutil.rmtree(work)
-            for old in (path for pattern in OUTPUTS for path in folder.glob(pattern)):
+            for old in (path for pattern in outputs for path in folder.glob(pattern)):
                 old.unlink()
             work.mkdir()
             write_whole(mark, key.encode())

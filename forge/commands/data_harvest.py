@@ -28,7 +28,14 @@ import anyio.to_thread
 
 from forge.adapters.settings import JudgeSettings
 from forge.commands.counter import open_counter
-from forge.commands.data_build import PACKAGES, find_finished, hash_code, work_folder
+from forge.commands.data_build import (
+    OUTPUTS,
+    PACKAGES,
+    find_finished,
+    hash_code,
+    hash_tokenizer,
+    work_folder,
+)
 from forge.config.schema import PromptTable
 from forge.config.schema.build import SplitTable
 from forge.config.schema.rollout import PresetName
@@ -75,6 +82,8 @@ SCORED = "scored"
 """Beginning of the names of problems with held-out ones among them: of another file than any that
 a run trains on."""
 ASK_AGAIN = "again.json"
+FILES = (*OUTPUTS, CARD, *(f"{name}.jsonl" for name in (f"{PROBLEMS}*", f"{SCORED}-*", ANSWERS)))
+"""Files of a harvest, as patterns."""
 SIZES_CPU_S, ANSWER_CPU_S = 10.0, 30.0
 """Processor time of a child."""
 MAX_RUN_S = 1.0
@@ -146,7 +155,7 @@ def harvest(request: HarvestRequest, *, is_shown: bool = True) -> HarvestDone:
     key = hashlib.sha256(json.dumps(task.facts, sort_keys=True).encode()).hexdigest()
     if (done := find_finished(request.out, key, name="--out")) is not None:
         return HarvestDone(folder=request.out, manifest=done)
-    with work_folder(request.out, key, name="--out") as work:
+    with work_folder(request.out, key, name="--out", outputs=FILES) as work:
         try:
             manifest = {"key": key, **task.facts, **task.run(work, is_shown=is_shown)}
             text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
@@ -198,7 +207,7 @@ class HarvestTask:
             "prompts": prompts.hash,
             "sources": [one.facts() for one in sources],
             "heldout": hashlib.sha256(json.dumps(heldout.sources).encode()).hexdigest(),
-            "tokenizer": None if chat is None else request.tokenizer and request.tokenizer.name,
+            "tokenizer": hash_tokenizer(request.tokenizer),
         }
         return cls(
             request=request, sources=sources, heldout=heldout, table=table, prompts=prompts,

@@ -205,6 +205,8 @@ def test_scored_problems_are_in_no_file_to_train_on(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
+    (out / ".build").mkdir(parents=True)
+    (out / "problems.jsonl").write_text("of a harvest that was killed\n")
     run(source, out, monkeypatch, FakePool(), keeps_heldout=True)
     assert not list(out.glob("problems*"))
     assert (out / "scored-problems.jsonl").read_text()
