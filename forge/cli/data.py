@@ -196,7 +196,8 @@ def harvest(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Checkout of paritybench; directory of modules or problem files; compositions:N.",
+            help="Checkout of paritybench; directory of modules or problem files; compositions:N; "
+            "package:NAME; torch-samples.",
         ),
     ],
     out: Annotated[

@@ -147,7 +147,7 @@ class HarvestCounts:
         return cls(Counter(), Counter(), {})
 
     def add(self, kind: str, origin: str, step: str, reason: str, detail: str) -> None:
-        """HarvestCounts a candidate; with a step, as left out."""
+        """Counts a candidate; with a step, as left out."""
         self.found[kind] += 1
         if step:
             self.left_out[kind, step, reason] += 1

@@ -21,7 +21,7 @@ OPENERS: dict[str, Callable[[str], HarvestSource]] = {
     "compositions": open_compositions, "package": open_package, "torch-samples": open_samples,
 }  # fmt: skip
 """Sources by the word before a colon, which need no path."""
-ALLOWED = ", ".join(["a directory of Python files", *(f"{word}:..." for word in OPENERS)])
+ALLOWED = "a directory of Python files, compositions:N, package:NAME, torch-samples"
 
 
 def open_sources(words: Sequence[str]) -> list[HarvestSource]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from email.message import Message
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from forge.data.harvest.closure import Library
 from forge.data.harvest.configurations import configuration
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found
+from forge.data.harvest.sources import package
 from forge.data.harvest.sources.modules import ModuleTree
 from forge.data.harvest.sources.package import open_package
 from forge.errors import ConfigError
@@ -75,6 +77,20 @@ def test_the_files_of_an_installed_package_are_read_with_its_licence() -> None:
     found = [one for one in source.read("activations.py") if isinstance(one, Found)]
     assert "NewGELUActivation" in {one.name for one in found}
     assert {one.licence for one in found} == {"Apache-2.0"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "licence"),
+    [("Limited use", ""), ("The MIT License", "MIT"), ("Apache 2", "Apache-2.0")],
+    [("Limited use", ""), ("The MIT License", "MIT"), ("Apache 2", "Apache-2.0")],
+)
+def test_a_licence_is_known_by_a_whole_word(
+    stated: str, licence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = Message()
+    message["License"] = stated
+    monkeypatch.setattr(package, "metadata", lambda _: message)
+    assert package.open_package("transformers")._licence == licence
 
 
 @pytest.mark.parametrize(

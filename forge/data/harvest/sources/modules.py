@@ -36,11 +36,11 @@ LICENCES = {
     "MIT License": "MIT",
     "Apache License": "Apache-2.0",
     "BSD 3-Clause": "BSD-3-Clause",
-    "Redistribution and use in source and binary forms": "BSD",
-    "GNU GENERAL PUBLIC LICENSE": "GPL",
+    "Redistribution and use in source and binary forms": "LicenseRef-BSD",
+    "GNU GENERAL PUBLIC LICENSE": "LicenseRef-GPL",
     "Mozilla Public License": "MPL-2.0",
 }
-"""Licences by words at the beginning of their texts."""
+"""SPDX names by words at the beginning of licences; the last ones may be of several versions."""
 
 
 class ModuleTree:

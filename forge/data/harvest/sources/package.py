@@ -13,8 +13,8 @@ from pathlib import Path
 from forge.data.harvest.sources.modules import ModuleTree
 from forge.errors import ConfigError
 
-LICENCES = {"apache": "Apache-2.0", "mit": "MIT", "bsd": "BSD"}
-"""SPDX names by a word of what a package states."""
+LICENCES = {"apache": "Apache-2.0", "mit": "MIT", "bsd": "LicenseRef-BSD"}
+"""SPDX names by a word of what a package states; which of the BSD licences, it does not say."""
 
 
 def open_package(rest: str) -> ModuleTree:
@@ -45,4 +45,4 @@ def _licence(name: str) -> str:
     licences = [one[:60] for one in stated.get_all("License") or []]
     licences += [one for one in stated.get_all("Classifier") or [] if one.startswith("License")]
     said = " ".join(licences).lower()
-    return next((spdx for word, spdx in LICENCES.items() if word in said), "")
+    return next((spdx for word, spdx in LICENCES.items() if re.search(rf"\b{word}\b", said)), "")
