@@ -82,7 +82,6 @@ def test_the_files_of_an_installed_package_are_read_with_its_licence() -> None:
 @pytest.mark.parametrize(
     ("stated", "licence"),
     [("Limited use", ""), ("The MIT License", "MIT"), ("Apache 2", "Apache-2.0")],
-    [("Limited use", ""), ("The MIT License", "MIT"), ("Apache 2", "Apache-2.0")],
 )
 def test_a_licence_is_known_by_a_whole_word(
     stated: str, licence: str, monkeypatch: pytest.MonkeyPatch
