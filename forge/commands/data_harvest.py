@@ -449,12 +449,9 @@ class _Work:
             raise _NotPassed("examined", str(flag), _NUMBER.sub("…", said))
 
     async def _answer(self) -> None:
-        task = {
-            "text": self._result.text, "other": self._result.other,
-            "policy": self._task.request.policy,
-        }  # fmt: skip
+        text = self._result.text
         work = {
-            "step": "answer", "source": self._result.text, "task": task, "cpu_s": ANSWER_CPU_S
+            "step": "answer", "source": text, "task": {"text": text}, "cpu_s": ANSWER_CPU_S
         }  # fmt: skip
         done = await self._ask(work, step="answered")
         if not done["is_answered"]:

@@ -103,7 +103,7 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
 
     text, (old, new) = CASES[name]
     preload()
-    found = answer(AnswerTask(text=text, other="", policy="own"))
+    found = answer(AnswerTask(text=text))
     assert isinstance(found, Answered), found
     assert (found.policy, found.library, found.literals) == ("own", (), ())
     assert old in text
@@ -128,7 +128,7 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
 def test_a_problem_without_an_answer_has_a_reason(text: str):
     from forge.data.inductor.compiler.answering import answer
 
-    found = answer(AnswerTask(text=text, other="", policy="own"))
+    found = answer(AnswerTask(text=text))
     assert isinstance(found, Unanswered)
 
 

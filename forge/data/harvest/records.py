@@ -85,11 +85,6 @@ class AnswerTask:
 
     text: str
     """As `Found.text`, at the sizes that are traced."""
-    other: str
-    """The same problem at other sizes of its inputs, which its reference was seen to bear; empty if
-    none was found. The answer must be right at both."""
-    policy: str
-    """`own`: no library call does the work; `hybrid`: products and convolutions may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
