@@ -136,6 +136,17 @@ def test_a_store_to_an_input_is_kept():
     assert "tl.store(out_ptr0" in rewrite(row).code
 
 
+def test_constants_in_use_are_kept_together():
+    init = "    def __init__(self, size):\n        self.rest = EPS, id, size\n"
+    row = PLAIN.replace(
+        "class NormNew(nn.Module):\n",
+        f"size = 3\nEPS = 1\nid = 2\n\nclass NormNew(nn.Module):\n{init}",
+    )
+    code = rewrite(row, entry_point="Norm").code
+    assert "\nEPS = 1\nid = 2\n\n\n" in code
+    assert "size = 3" not in code
+
+
 def test_many_programs_along_y_go_to_z():
     row = ROWS["swap_axes_in_two_dimensions"].replace("grid(16, 4)", "grid(1100000, 4)")
     assert "clone_kernel[(1, 34375, 2)](" in rewrite(row).code
@@ -219,7 +230,7 @@ def ours(kind: str, axes: dict[str, int], hint: str, num_loads: int) -> tuple[di
     made = choose_blocks(
         Heuristic(
             kind=kind, size_hints=axes, reduction_hint=hint, grid="",
-            num_loads=num_loads, num_reductions=1, constants={},
+            num_loads=num_loads, num_reductions=1, constants={}, num_warps=4,
         )
     )  # fmt: skip
     return made.sizes, made.num_warps

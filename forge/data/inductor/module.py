@@ -34,6 +34,16 @@ GIVEN = ("torch", "triton", "triton.language", "triton.language.extra", "torch.n
 """Modules whose imports are written anew."""
 MAX_NAME = 48
 PARTS = re.compile(r"^triton_(?:poi|per|red|tem|for|spl|unk)_fused_(.*?)_?\d*$")
+LABELS = {
+    "native_batch_norm_legit_no_training": "batch norm", "native_batch_norm_legit": "batch norm",
+    "native_group_norm": "group norm", "native_layer_norm": "layer norm",
+    "low_memory_max_pool_with_offsets": "max pool", "max_pool2d_with_indices": "max pool",
+    "max_pool3d_with_indices": "max pool", "log_softmax": "log softmax", "to_copy": "cast",
+}  # fmt: skip
+"""Words for operations whose names in Inductor have several parts."""
+VIEWS = {"t", "view", "expand", "select", "clone"}
+"""Operations that compute nothing."""
+OPERATION = re.compile("|".join([*LABELS, "[^_]+"]))
 
 
 def write_module(
@@ -55,13 +65,19 @@ def write_module(
     return code
 
 
+def operations(kernel: str) -> list[str]:
+    """Words for the operations in the name that Inductor gave a kernel; views if all are views."""
+    found = PARTS.match(kernel)
+    names = [one[0] for one in OPERATION.finditer(found[1] if found else kernel)]
+    return [LABELS.get(one, one) for one in names if one not in VIEWS] or names
+
+
 def kernel_names(kernels: dict[str, GeneratedKernel]) -> dict[str, str]:
     """Readable names: `softmax_kernel` for `triton_per_fused__softmax_0`."""
     taken: set[str] = set()
     names: dict[str, str] = {}
     for key in kernels:
-        found = PARTS.match(key)
-        stem = re.sub(r"_+", "_", found[1] if found else key).strip("_")
+        stem = "_".join(operations(key)).replace(" ", "_")
         while len(stem) > MAX_NAME:
             stem = stem.rpartition("_")[0] or stem[:MAX_NAME]
         base = f"{stem}_kernel" if stem else "kernel"
@@ -210,12 +226,12 @@ def _needed(answer: GeneratedAnswer, nodes: Iterable[ast.AST]) -> list[ast.stmt]
         for name in _defined(node):
             sources[name] = node
     chosen: set[ast.stmt] = set()
-    waiting = list(_names(nodes))
+    waiting = list(_global_names("\n".join(map(ast.unparse, nodes))))
     while waiting:
         node = sources.get(waiting.pop())
         if node is not None and node not in chosen and not _is_given(node):
             chosen.add(node)
-            waiting.extend(_names([node]))
+            waiting.extend(_global_names(ast.unparse(node)))
     return [node for node in answer.others if node in chosen]
 
 
@@ -259,7 +275,12 @@ def _names(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def _free_names(code: str) -> set[str]:
-    """Global names that a module uses and does not define."""
+    """Global names that a module uses and nothing defines."""
+    return {name for name in _global_names(code) if not hasattr(builtins, name)}
+
+
+def _global_names(code: str) -> set[str]:
+    """Global names that a module uses and does not define, those of builtins among them."""
     try:
         tables = [symtable.symtable(code, "answer", "exec")]
     except (SyntaxError, ValueError, RecursionError) as err:
@@ -271,7 +292,7 @@ def _free_names(code: str) -> set[str]:
         used.update(one.get_name() for one in table.get_symbols() if one.is_global())
         used.update(one.get_name() for one in tables_top(table) if one.is_referenced())
         tables.extend(table.get_children())
-    return {name for name in used - defined if not hasattr(builtins, name)}
+    return used - defined
 
 
 def tables_top(table: symtable.SymbolTable) -> list[symtable.Symbol]:

@@ -22,6 +22,7 @@ from forge.data.inductor.expressions import (
     product,
     tidy,
 )
+from forge.data.inductor.module import operations
 from forge.data.inductor.source import Transformer, dotted, is_call, walk
 from forge.data.inductor.steps import Allocate, Compute, Launch, Number, Root, Step, View
 
@@ -370,14 +371,10 @@ def _renamed(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel
 
 def _comment(kernel: GeneratedKernel, *, is_one_row: bool) -> str:
     """A line that says which operations a kernel fuses, and what one program does."""
-    found = re.match(r"triton_[a-z]+_fused_(.*?)_*\d*$", kernel.name)
-    operations = ", ".join(
-        dict.fromkeys(one for one in (found[1] if found else "").split("_") if one)
-    )
     share = "one program a row" if is_one_row else "one program a block"
     if "BLOCK_M" in kernel.constexprs:
         share = "one program a tile of BLOCK_M rows and BLOCK_N columns"
-    return f"{operations[:70] or 'Copies'}: {share}."
+    return f"{', '.join(dict.fromkeys(operations(kernel.name)))[:70] or 'Copies'}: {share}."
 
 
 def _assignments(body: list[ast.stmt]) -> Iterator[ast.stmt]:

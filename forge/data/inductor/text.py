@@ -15,15 +15,17 @@ OPENING, CLOSING = "([{", ")]}"
 
 
 def print_module(groups: Sequence[Sequence[ast.stmt]], comments: Mapping[str, str]) -> str:
-    """Source of groups of statements: imports together, definitions two lines apart.
+    """Source of groups of statements: groups, and definitions in them, two lines apart.
 
     `comments` are lines above functions, by name.
     """
     parts: list[str] = []
     for group in groups:
+        was_plain = False
         for node in group:
-            is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
-            gap = "\n\n\n" if is_definition or not _is_import(node) else "\n"
+            is_plain = not isinstance(node, ast.FunctionDef | ast.ClassDef)
+            gap = "\n" if is_plain and was_plain else "\n\n\n"
+            was_plain = is_plain
             comment = comments.get(getattr(node, "name", ""))
             above = f"# {comment}\n" if comment else ""
             parts.append((gap if parts else "") + above + "\n".join(print_statement(node, 0)))
@@ -57,10 +59,6 @@ def _with_double_quotes(text: str) -> str:
             parts += [text[begin:start], f'"{inner}"']
             begin = end + 1
     return "".join([*parts, text[begin:]])
-
-
-def _is_import(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def _definition(node: ast.ClassDef | ast.FunctionDef, indent: int) -> Iterator[str]:

@@ -141,7 +141,7 @@ class Sizes:
                 expr = expr.xreplace({one: made})
         return expr.replace(
             lambda e: isinstance(e, FloorDiv),
-            lambda e: FloorDiv(sympy.expand(e.args[0]), e.args[1]),
+            lambda e: FloorDiv(_factored(e.args[0]), e.args[1]),
         )
 
     def _derived(self, division: Any) -> Any:
@@ -183,10 +183,11 @@ class Sizes:
 
 
 def _factored(expr: Any) -> Any:
-    """A sum with one term for each product of indices, whose factor is a product of sizes."""
+    """A constant, and one term for each product of indices, whose factor is a product of sizes."""
     indices = sorted((one for one in expr.free_symbols if not _is_size(one)), key=str)
-    parts = sympy.collect(sympy.expand(expr), indices, evaluate=False)
-    return sympy.Add(*(key * sympy.factor(value) for key, value in parts.items()))
+    constant, rest = sympy.expand(expr).as_coeff_Add()
+    parts = sympy.collect(rest, indices, evaluate=False)
+    return sympy.Add(constant, *(key * sympy.factor(value) for key, value in parts.items()))
 
 
 def _is_size(expr: Any) -> bool:
