@@ -251,7 +251,7 @@ class _State:
     asked: frozenset[str] = frozenset()
     """Keys of problems that an earlier run has asked for in vain: their result is now the last."""
     unlogged: set[str] = field(default_factory=set[str])
-    """Those whose result a fault of the machine gave: another run asks again."""
+    """Keys of problems whose result a fault of the machine gave: another run asks again."""
     dropped: list[dict[str, str]] = field(default_factory=list["dict[str, str]"])
 
     def drop(self, origin: str, kind: str, step: str, reason: str, detail: str) -> None:

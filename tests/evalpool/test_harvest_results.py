@@ -1,4 +1,4 @@
-"""What a harvest's child may report."""
+"""A harvest's child reports within bounds."""
 
 from __future__ import annotations
 
