@@ -50,7 +50,9 @@ def test_compositions_run_and_repeat_at_two_sizes() -> None:
 def test_compositions_bear_the_sizes_of_a_card() -> None:
     for number in range(200):
         made = compose(0, number)
-        run(replaced(made.text, made.large), device="meta")
+        found = run(replaced(made.text, made.large), device="meta")
+        assert found
+        assert all(one.is_meta for one in found), made.text
 
 
 def test_a_seed_and_a_number_give_the_same_composition_and_others_give_others() -> None:

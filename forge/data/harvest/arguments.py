@@ -33,7 +33,7 @@ def constructor_call(
     *,
     config: str = "",
 ) -> Constructed:
-    """What `get_init_inputs` returns for these arguments.
+    """Gives the list that `get_init_inputs` returns for these arguments.
 
     Args:
         config: name of a function whose result is a configuration object with its keywords as
@@ -74,8 +74,8 @@ def constructor_call(
 def forward_call(
     method: ast.FunctionDef | None, given: Sequence[ast.expr], named: Mapping[str, ast.expr]
 ) -> ast.List:
-    """What `get_inputs` returns. Raises NotSelfContained if keywords are no prefix of the
-    parameters."""
+    """Gives the list that `get_inputs` returns. Raises NotSelfContained if keywords are not a
+    prefix of the parameters."""
     names = [] if method is None else [one.arg for one in method.args.args[1:]]
     positions = [copied(one) for one in given]
     rest = dict(named)

@@ -1,5 +1,5 @@
-"""Arguments of a class that nobody states: from defaults, annotations, names, docstrings, and from
-calls with literal arguments in the tree's tests and `__main__` blocks.
+"""Guesses arguments of a class for which nobody states them: from defaults, annotations, names,
+docstrings, and from calls with literal arguments in the tree's tests and `__main__` blocks.
 
 A guess is a pair of constructor arguments and inputs; a sandbox finds the first that runs, so a
 list of guesses begins with the likeliest. `calls_in` collects what tests say.

@@ -80,7 +80,7 @@ class _Argument:
 
     name: str
     value: str
-    """What `get_init_inputs` gives; empty if the default is taken."""
+    """The value in `get_init_inputs`; empty if the default is taken."""
     kind: str
     default: str = ""
 

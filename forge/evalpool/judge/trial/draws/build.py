@@ -231,7 +231,7 @@ def parse_rounding(data: Any, precision: str) -> str:
 
 
 def parse_plants(data: Sequence[Any], sizes: Sequence[int]) -> tuple[Plant, ...]:
-    """The places that a set says it planted, as far as they are places in tensors of these sizes.
+    """Reads the places that a set says it planted, where tensors of these sizes have such places.
     Raises LayoutError."""
     found: list[Plant] = []
     for position, index, kind in data[:MAX_PLANTS]:
