@@ -340,18 +340,15 @@ def elements_for(ground: Ground) -> list[str]:
     if form in special:
         return special[form]
     others = ["other"] if looks.is_comparing and (ground.others or ground.strangers) else []
+    is_equal = ground.domain.low == ground.domain.high  # where a tie only takes plants back
     if not value.is_floating_point():
-        found = {
-            "edge",
-            "tie",
-            *others,
-            *(["within"] if ground.domain.low == ground.domain.high else []),
-        }
+        found = {"within"} if is_equal else {"edge", "tie"}
+        found |= {*others, *(["edge"] if ground.domain.low == 1 else [])}
         found |= {"constant"} if looks.integers else set()
         found |= {"ignored"} if looks.ignored else set()
         found |= {"beyond"} if _may_exceed(ground) else set()
         return [kind for kind in (*INTEGERS, "tie", "other") if kind in found]
-    kinds = [*ELEMENTS, "tie", *others]
+    kinds = [*ELEMENTS, *([] if is_equal else ["tie"]), *others]
     left_out = {*([] if looks.special else ["special"])}
     left_out |= set() if ground.constants(far=True) else {"far constant"}
     return [kind for kind in kinds if kind not in left_out]
@@ -375,7 +372,7 @@ def rows_for(ground: Ground) -> list[str]:
     if form == "two":
         return ["full row", "empty row"]
     if form == "whole" or not ground.value.is_floating_point():
-        return ["equal row"]
+        return [] if ground.domain.low == ground.domain.high else ["equal row"]
     left_out = {"full row", "empty row", *([] if looks.special else ["special row"])}
     left_out |= set() if looks.is_product else {"unit row"}
     left_out |= set() if ground.others else {"same row"}
