@@ -2,26 +2,23 @@
 """One `generate` over several servers of one model.
 
 `Served` is the base of `replicas.Replicas` (engines of this run) and of `remote.Remote` (servers
-behind URLs); `Server` is what it needs of each. Promises: a request that is lost with its server,
-or that one server holds back while others answer, is sent to another one; however often a request
-was sent, one answer is returned and counted.
+behind URLs); `Server` is what it needs of each. Promise: a request that is lost with its server, or
+that a server does not answer in time, is sent to another one; one answer is returned and counted.
 
-    choose ─▶ send ──answered─────────────────────────▶ counted; the request is cancelled elsewhere
-               ├─ silent while others answer ─▶ send to another one too: the first answer wins
-               └─ hung up, failed or timed out ─▶ choose again, another server where one is up
+    choose ─▶ send ──answered──▶ counted
+                └─ hung up, failed or timed out ─▶ choose again, another server where one is up
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from forge.errors import ChildDied, ForgeError, MachineError, Stalled
+from forge.errors import ChildDied, MachineError, Stalled
 from forge.serve.router import ReplicaLoad, Router
 
 if TYPE_CHECKING:
@@ -36,8 +33,6 @@ ATTEMPTS = 4
 """Maximum attempts at one request, over servers and restarts."""
 RETRY_PAUSE_S = 0.3
 """Pause before the next attempt: a dying child hangs up before the kernel reports its death."""
-WATCH_EVERY_S = 0.5
-"""Interval between two checks for a request that takes too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +83,6 @@ class Server(Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True)
-class _Attempt:
-    """One request and its outcome at each server that got it."""
-
-    request: SampleRequest
-    answer: list[Completion] | None = None
-    errors: list[ForgeError] = field(default_factory=list[ForgeError])
-    servers: list[Server] = field(default_factory=list[Server])
-    """Servers that got the request, in order."""
-
-
 class Served:
     """Servers that answer for one model."""
 
@@ -114,7 +98,6 @@ class Served:
         self._came_up = anyio.Event()
         self._released = anyio.Event()
         self._released.set()
-        self._answered_at: dict[str, float] = {}
         self.router = Router()
 
     def load(self) -> EngineLoad | None:
@@ -150,20 +133,21 @@ class Served:
         )  # fmt: skip
         failed: list[Server] = []
         for number in range(ATTEMPTS):
-            attempt = _Attempt(request=request)
-            first = await self._choose(prompt.ids, avoided=failed)
-            with _counted(first, n):
-                await self._send(attempt, first)
-            if attempt.answer is not None:
-                return attempt.answer
-            error = attempt.errors[-1]
-            if isinstance(error, MachineError):
-                failed += attempt.servers  # a failing engine answers so just before it restarts
-            is_lost = isinstance(error, ChildDied | MachineError)
-            if number == ATTEMPTS - 1 or not (is_lost or self._has_alternative(error, attempt)):
-                raise error
-            logger.warning("%s; sending it again", error)
-            await anyio.sleep(RETRY_PAUSE_S)
+            server = await self._choose(prompt.ids, avoided=failed)
+            try:
+                with _counted(server, n):
+                    completions = await server.complete(request)
+            except (ChildDied, MachineError, Stalled) as error:
+                if not isinstance(error, ChildDied):
+                    failed.append(server)  # a failing engine answers so just before it restarts
+                others = any(each.is_up and each not in failed for each in self._servers)
+                if number == ATTEMPTS - 1 or (isinstance(error, Stalled) and not others):
+                    raise
+                logger.warning("%s; sending it again", error)
+                await anyio.sleep(RETRY_PAUSE_S)
+            else:
+                server.generated_tokens += sum(len(each.token_ids) for each in completions)
+                return completions
         raise AssertionError("the loop returns or raises")
 
     @asynccontextmanager
@@ -203,74 +187,7 @@ class Served:
         if len(self._servers) == 1:
             return up[0]
         loads = [ReplicaLoad(name=each.name, samples=each.load, slots=self._slots) for each in up]
-        return up[self.router.choose(loads, prompt_ids, now=anyio.current_time())]
-
-    async def _send(self, attempt: _Attempt, first: Server) -> None:
-        """Fill `attempt` with the first answer, or with the errors of all servers that got it."""
-        if len(self._servers) == 1:
-            return await self._send_to(attempt, first, others=None)
-        async with anyio.create_task_group() as others:
-            others.start_soon(partial(self._send_to, attempt, first, others=others.cancel_scope))
-            if (second := await self._wait_for_silence(attempt, first)) is not None:
-                with _counted(second, attempt.request.n):
-                    await self._send_to(attempt, second, others=others.cancel_scope)
-
-    async def _send_to(
-        self, attempt: _Attempt, server: Server, *, others: anyio.CancelScope | None
-    ) -> None:
-        """Send to one server; the first answer cancels the request at the others."""
-        attempt.servers.append(server)
-        began = anyio.current_time()
-        try:
-            completions = await server.complete(attempt.request)
-        except ForgeError as error:
-            attempt.errors.append(error)
-            is_last = len(attempt.errors) == len(attempt.servers)
-        else:
-            if attempt.answer is not None:
-                return  # both answers in one turn of the loop: only the first one counts
-            attempt.answer, is_last = completions, True
-            lengths = [len(each.token_ids) for each in completions]
-            server.generated_tokens += sum(lengths)
-            now = anyio.current_time()
-            self._answered_at[server.name] = now
-            self.router.answered(server.name, seconds=now - began, num_tokens=max(lengths))
-        if is_last and others is not None:
-            others.cancel()
-
-    async def _wait_for_silence(self, attempt: _Attempt, first: Server) -> Server | None:
-        """A second server for the request, once `first` was silent for too long while another one
-        answered. Cancelled by an answer."""
-        began, pause_s = anyio.current_time(), WATCH_EVERY_S
-        while True:
-            await anyio.sleep(pause_s)
-            now = anyio.current_time()
-            patience_s = self.router.patience_s(attempt.request.max_tokens)
-            # Thousands wait here at once: half of the rest, as patience may become less.
-            pause_s = max(WATCH_EVERY_S, ((patience_s or 0.0) - (now - began)) / 2)
-            if patience_s is None or now - began < patience_s or not self._is_silent(first, began):
-                continue
-            up = [each for each in self._servers if each.is_up and each is not first]
-            if up:
-                logger.warning(
-                    "%s was silent for %.1f s while others answered; asking another one too",
-                    first.name, now - began,
-                )  # fmt: skip
-                self.router.was_silent(first.name, now=now)
-                return self._route(up, attempt.request.prompt.ids)
-
-    def _is_silent(self, server: Server, since: float) -> bool:
-        """True if another server has answered since, and this one has not."""
-        answered = {name for name, at in self._answered_at.items() if at > since}
-        return bool(answered) and server.name not in answered
-
-    def _has_alternative(self, error: ForgeError, attempt: _Attempt) -> bool:
-        """True if the request timed out, and a server that did not get it is up."""
-        if not isinstance(error, Stalled):
-            return False
-        for server in attempt.servers:
-            self.router.was_silent(server.name, now=anyio.current_time())
-        return any(each.is_up and each not in attempt.servers for each in self._servers)
+        return up[self.router.choose(loads, prompt_ids)]
 
 
 @contextmanager

@@ -205,7 +205,7 @@ class Publishing(Served, Generic[AnyServer]):
 
         async def ask(server: AnyServer) -> None:
             await server.serve(weights, timeout_s=self._through_restart_s)
-            self.router.forget_prefixes(server.name)
+            self.router.forget(server.name)
 
         if not rolling:
             return await self._for_each(ask)

@@ -216,7 +216,7 @@ async def open_takers(
 
         def note_up(server: int) -> None:
             if replicas is not None:
-                replicas.router.forget_prefixes(servers[server].name)
+                replicas.router.forget(servers[server].name)
                 replicas.note_up()
 
         for index, url in enumerate(table.url):
