@@ -79,8 +79,7 @@ def test_bits_of_floats_are_judged_in_their_own_types_and_the_verdict_says_why(
         code(f"tl.where(value == 0, 1.0, {bits.format('-2147483648')})"), problem=source
     )
     assert right.is_correct, right.detail
-    if right.evidence != "wide":
-        assert right.evidence.startswith("narrow: ")
+    assert right.evidence.startswith("narrow: bits of a float")
     assert (wrong.status, kept.status) == (Status.WRONG, Status.WRONG)
 
 

@@ -45,7 +45,6 @@ from forge.evalpool.judge.ttir.scan import MALFORMED
 from forge.evalpool.judge.ttir.semantics.formats import round_to
 from forge.evalpool.judge.ttir.tree import Scalar
 from forge.evalpool.judge.ttir.values import decode, memory_dtype
-from forge.evalpool.judge.wide.bits import NoWideForm, widened_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +54,14 @@ MLIR = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 """MLIR's names of the types that can be widened."""
 TRITON = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 """Their names in signatures of kernels."""
+
+
+class _NoWideForm(Exception):
+    """A line of a text has no wide form; `place` is the number of its operation."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.words, self.place = words, -1
 
 
 class Narrow(Exception):
@@ -229,7 +236,7 @@ def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
     elements = frozenset(MLIR[one] for one in kinds)
     try:
         text, added = _wide_text(kernel.ttir, elements, kernel.floats)
-    except NoWideForm as error:
+    except _NoWideForm as error:
         line = kernel.lines[error.place] if 0 <= error.place < len(kernel.lines) else 0
         raise Narrow(f"{error.words} in kernel {kernel.name}", line) from None
     except MALFORMED as error:  # whatever a candidate calls TTIR
@@ -281,8 +288,7 @@ def _wide_text(
     text: str, elements: frozenset[str], floats: tuple[float, ...]
 ) -> tuple[str, tuple[int, ...]]:
     """The text in float64, and the place of each operation that is added; it belongs to the source
-    line of the one that stands there before. Raises NoWideForm."""
-    wide, added = widened_bits(text, elements)
+    line of the one that stands there before. Raises _NoWideForm."""
     before = list[int]()
     numbers = {_rounded(one, kind): one for kind in elements for one in floats}
     in_sums = _in_sums(text) if WHOLE_NUMBER.search(text) else frozenset[str]()
@@ -292,10 +298,8 @@ def _wide_text(
             if " = arith.constant " in found[0]:
                 return _constant(found[0], elements, numbers, in_sums)
             lines = _special(found[0], elements)
-        except NoWideForm as error:
-            error.place = len(OPENING.findall(wide, 0, found.start()))
-            for one in added:
-                error.place -= one < error.place
+        except _NoWideForm as error:
+            error.place = len(OPENING.findall(text, 0, found.start()))
             raise
         before.extend([found.start()] * (len(lines) - 1))
         return "\n".join(lines)
@@ -303,10 +307,9 @@ def _wide_text(
     def kind(found: re.Match[str]) -> str:
         return "f64" if found[1] in elements else found[0]
 
-    widest = TYPE.sub(kind, SPECIAL.sub(special, wide)).replace(SINGLE, "f32")
-    openings = [one.end() for one in OPENING.finditer(wide)] if before else []
-    places = [bisect_right(openings, one) for one in before]
-    return widest, (*reversed(added), *reversed(places))
+    wide = TYPE.sub(kind, SPECIAL.sub(special, text)).replace(SINGLE, "f32")
+    openings = [one.end() for one in OPENING.finditer(text)] if before else []
+    return wide, tuple(bisect_right(openings, one) for one in reversed(before))
 
 
 def _special(line: str, elements: frozenset[str]) -> list[str]:
@@ -321,12 +324,12 @@ def _special(line: str, elements: frozenset[str]) -> list[str]:
             return _conversion(line, elements)
         case "tt.bitcast" | "arith.bitcast":
             types = CONVERSION.search(line)
-            if types is None or (types[1] != types[2] and "i64" not in types[0]):
-                raise NoWideForm("bits of a float")
+            if types is None or types[1] != types[2]:
+                raise _NoWideForm("bits of a float")
         case "tt.ptr_to_int":
-            raise NoWideForm("the address of floats as a number")
+            raise _NoWideForm("the address of floats as a number")
         case "tt.dot_scaled" | "tt.elementwise_inline_asm":
-            raise NoWideForm(name)
+            raise _NoWideForm(name)
         case "tt.clampf":
             return _clamp(line)
         case "tt.dot":
@@ -407,7 +410,7 @@ def _dot(line: str, elements: frozenset[str]) -> list[str]:
     is_wide = [_element(one) in elements | {"f64"} for one in kinds]
     if not is_wide[2]:
         if any(is_wide):
-            raise NoWideForm("a product of floats that is no float64")
+            raise _NoWideForm("a product of floats that is no float64")
         return [line]
     indent, head, rest = re.split(r"(%\S+ = tt\.dot )", line, maxsplit=1)
     lines = list[str]()
@@ -415,7 +418,7 @@ def _dot(line: str, elements: frozenset[str]) -> list[str]:
     for place in (0, 1):
         if not is_wide[place]:
             if "f8" in kinds[place]:
-                raise NoWideForm("a product of 8-bit floats")
+                raise _NoWideForm("a product of 8-bit floats")
             wide = f"%wide{place}_{head[1:].partition(' ')[0]}"
             target = _with_element(kinds[place], "f64")
             lines.append(
@@ -440,7 +443,7 @@ def _extern(line: str, elements: frozenset[str]) -> str:
     for name in _wide_names(symbol[1]):
         if wanted in EXTERN.get(name, ()):
             return line[: symbol.start()] + f'symbol = "{name}"' + line[symbol.end() :]
-    raise NoWideForm(f"{symbol[1]}, which has no form for float64,")
+    raise _NoWideForm(f"{symbol[1]}, which has no form for float64,")
 
 
 ALIASES = {
