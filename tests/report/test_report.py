@@ -37,14 +37,24 @@ TAGS = frozenset(
     re.findall(
         r"\w+",
         "html head meta link title style body header h1 h2 h3 p nav ol li a main section dl div dt "
-        "dd strong ul table thead tbody tr th td figure figcaption details summary pre code span "
-        "svg desc g defs path use text clippath rect pattern",
+        "dd strong ul table thead tbody tr th td figure img figcaption details summary pre code "
+        "span",
     )
 )
 """All elements that a page may contain."""
 
 
+PICTURE = "data:image/svg+xml,"
 CARD = r'<dt>(.*?)</dt><dd class="figure">(?:<a [^>]*>)?([^<]*)'
+
+
+def assert_harmless(page: str) -> None:
+    """No script, no request: only known elements, and pictures within the page."""
+    for tag, attributes in Elements(page).tags:
+        assert tag in TAGS
+        assert not [name for name in attributes if name.startswith("on")]
+        assert (attributes.get("href") or "#").startswith(("#", "data:,"))
+        assert (attributes.get("src") or PICTURE).startswith(PICTURE)
 
 
 class Elements(HTMLParser):
@@ -96,9 +106,9 @@ def test_the_quickstart_has_every_part(canned_page: str) -> None:
     assert names == [
         "evaluations", "pass-at-k", "reward", "pass-rate", "sft-loss", "levels", "reward-terms",
         "length", "waste", "kl", "entropy", "staleness", "loss", "sft-accuracy", "grad-norm",
-        "sft-grad-norm", "failures", "idle", "step-time", "phases",
+        "sft-grad-norm", "failures", "idle", "step-time",
     ]  # fmt: skip
-    assert page.count("<svg ") == len(names)
+    assert page.count(f'src="{PICTURE}') == len(names)
     for anchor in re.findall(r'<li><a href="#([a-z-]+)">', page):
         assert f'<section id="{anchor}">' in page
     assert "tl.load" in Elements(page).words
@@ -113,8 +123,8 @@ def test_the_quickstart_is_summed_up_in_cards(canned_page: str) -> None:
     assert cards["Rollouts"] == "651"
     words = Elements(canned_page).words
     assert "0.0 % in eval-0; sft-1 +21.9 points (95 %: +9.4 to +34.4); grpo-3 +12.5" in words
-    assert "a random model of 2 layers" in words
-    assert "sft (1,600 steps, learning rate" in words
+    assert "init tiny, tiny.num_layers 2" in words
+    assert "sft (steps 1,600, learning_rate" in words
 
 
 def test_the_quickstart_has_a_failed_and_a_correct_answer_side_by_side(canned_page: str) -> None:
@@ -139,12 +149,9 @@ def test_numbers_equal_those_of_forge_show(canned_page: str, canned_template: Ru
 
 
 def test_a_page_has_no_requests_and_no_script(canned_page: str) -> None:
-    elements = Elements(canned_page)
-    assert {tag for tag, _ in elements.tags} <= TAGS
-    for _, attributes in elements.tags:
-        assert not [name for name in attributes if name.startswith("on") or name == "src"]
-        assert (attributes.get("href") or "#").startswith(("#", "data:,"))
-    policy = next(a["content"] for _, a in elements.tags if a.get("http-equiv"))
+    assert_harmless(canned_page)
+    tags = Elements(canned_page).tags
+    policy = next(a["content"] for _, a in tags if a.get("http-equiv"))
     assert policy is not None
     assert policy.startswith("default-src 'none'; ")
 
@@ -229,11 +236,9 @@ def test_long_answers_and_many_rollouts_stay_bounded(
     test_every_link_leads_to_a_place(page, few)
 
 
-def test_every_picture_has_a_title_words_and_a_table(canned_page: str) -> None:
-    figures = re.findall(r"<figure .*?</figure>", canned_page, flags=re.DOTALL)
-    for figure in figures:
-        assert re.search(r'<svg [^>]*role="img"[^>]*aria-labelledby="([\w-]+) \1'[:-2], figure)
-        assert re.search(r"<title id=[^>]+>[^<]+</title>\s*<desc id=[^>]+>[^<]{20,}</desc>", figure)
+def test_every_picture_has_words_and_a_table(canned_page: str) -> None:
+    for figure in re.findall(r"<figure .*?</figure>", canned_page, flags=re.DOTALL):
+        assert re.search(r'<img src="data:image[^>]+" alt="[^"]{20,}">', figure)
         assert re.search(r"<summary>Numbers</summary>.*<td>", figure, flags=re.DOTALL)
 
 
@@ -262,11 +267,9 @@ def test_plots_are_svg_and_png_files(tmp_path: Path) -> None:
 
 def test_hostile_text_is_escaped(hostile_page: str) -> None:
     page = hostile_page
+    assert_harmless(page)
     elements = Elements(page)
-    assert {tag for tag, _ in elements.tags} <= TAGS
-    for _, attributes in elements.tags:
-        assert not [name for name in attributes if name.startswith("on") or name == "src"]
-        assert "owned" not in (attributes.get("style") or "")
+    assert not any("owned" in (attributes.get("style") or "") for _, attributes in elements.tags)
     assert elements.words.count("<script>window.owned=1</script>") > 10
     assert "{{ 7*7 }}" in elements.words
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page)
@@ -277,7 +280,7 @@ def test_hostile_text_is_escaped(hostile_page: str) -> None:
 
 def test_every_part_of_a_hostile_run_is_there(hostile_page: str) -> None:
     names = set(re.findall(r'<figure id="([a-z-]+)">', hostile_page))
-    assert {"evaluations", "reward", "failures", "idle", "phases", "kl", "speedup"} <= names
+    assert {"evaluations", "reward", "failures", "idle", "kl", "speedup"} <= names
 
 
 def test_secrets_of_an_experiment_are_not_in_the_report(tmp_path: Path) -> None:
@@ -311,7 +314,8 @@ def test_timed_kernels_have_times_and_speed_ups(tmp_path: Path) -> None:
     assert dict(re.findall(CARD, page))["Best kernel"] == "≥ 2.70×"
     assert "softmax-0000, measured 3.00×" in page
     assert '<td class="words">softmax-0000</td>' in page  # folds, so that no column is cut off
-    (best,) = re.findall(r'<td><a href="#(g3.r0.t0)">2.70×</a></td>', page)
+    assert "<td>2.70×</td>" in page
+    (best,) = re.findall(r'<td><a href="#(g3.r0.t0)">g3.r0.t0</a></td>', page)
     assert "3.00 times as fast" in words_at(page, best)
     assert '<figure id="speedup">' in page
     assert '<figure id="fast-p">' in page
@@ -334,7 +338,9 @@ def test_time_is_reported_by_stage_and_with_the_queue_of_the_judges(tmp_path: Pa
     page = page_of(make_run(tmp_path / "t-1", run))
     assert "<td>eval-0</td><td>judge</td><td>100.0 %</td>" in page
     assert "<td>grpo-1</td><td>judge</td><td>10.0 %</td>" in page
-    assert "a training turn waited 39." in page
+    assert re.search(
+        r"<td>waiting for a judge, in training</td><td>\d+.\d</td><td>\d+</td><td>39", page
+    )
 
 
 @pytest.mark.parametrize("texts", ["plain", "zstd"])
@@ -342,7 +348,7 @@ def test_a_run_before_its_first_turn_says_what_is_missing(tmp_path: Path, texts:
     page = page_of(make_run(tmp_path / "new-1", [attempt()], texts=texts))
     for words in ("no turn", "no evaluation yet", "no step of reinforcement learning yet"):
         assert words in missing(page)
-    assert "<svg" not in page
+    assert PICTURE not in page
     assert page.count("No turn was played.") == 2
     for claim in ("No turn failed", "No kernel was correct", "steps of GRPO"):
         assert claim not in page

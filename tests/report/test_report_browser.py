@@ -23,14 +23,10 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this mac
 OPEN = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
 """A picture in a closed part has no size."""
 PICTURES = """
-[...document.querySelectorAll('figure svg')].map(svg => {
-  const box = svg.getBoundingClientRect();
-  return {name: svg.parentElement.id, width: box.width, height: box.height,
-          drawn: svg.querySelectorAll('path').length, role: svg.getAttribute('role'),
-          named: svg.getAttribute('aria-labelledby').split(' ').every(
-              id => document.getElementById(id).textContent.length > 0),
-          lost: [...svg.querySelectorAll('use')].filter(
-              use => !document.querySelector(use.getAttribute('href'))).length};
+[...document.querySelectorAll('figure img')].map(image => {
+  const box = image.getBoundingClientRect();
+  return {name: image.parentElement.id, width: box.width, height: box.height,
+          drawn: image.complete && image.naturalWidth > 0, alt: image.alt};
 })
 """
 
@@ -56,14 +52,12 @@ def test_every_picture_is_there_and_the_console_is_empty(
     page.open(report, width=width, is_dark=is_dark)
     page.value(OPEN)
     pictures = page.value(PICTURES)
-    assert len(pictures) == report.read_text().count("<svg ") >= 14
+    assert len(pictures) == report.read_text().count("<figure ") >= 14
     for picture in pictures:
         assert picture["width"] > 250, picture
         assert picture["height"] > 120, picture
-        assert picture["drawn"] > 5, picture
-        assert picture["lost"] == 0, picture
-        assert picture["named"], picture
-        assert picture["role"] == "img", picture
+        assert picture["drawn"], picture
+        assert picture["alt"], picture
     assert page.complaints == []
     assert page.requests == [report.resolve().as_uri()]
     assert page.value("document.documentElement.scrollWidth") <= width
@@ -87,7 +81,12 @@ def test_hostile_text_runs_no_script_and_makes_no_request(page: Page, tmp_path: 
     page.requests.clear()
     page.open(report, width=1000)
     assert page.value("window.owned === undefined") is True
-    assert page.value("document.querySelectorAll('script, img, iframe, object').length") == 0
+    assert (
+        page.value(
+            "document.querySelectorAll('script, img:not(figure img), iframe, object').length"
+        )
+        == 0
+    )
     assert page.value("document.body.innerText.includes('<script>window.owned')") is True
     assert page.complaints == []
     assert page.requests == [report.resolve().as_uri()]

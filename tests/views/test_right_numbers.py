@@ -25,8 +25,7 @@ from forge.store.reader import open_run
 from forge.tui.widgets.run_lines import draw_ladder, figures
 from forge.views.api import open_run as open_api
 from forge.views.curves import Curves, load_activity
-from forge.views.report.contents import describe, tables
-from forge.views.report.facts import Facts
+from forge.views.report.contents import Contents
 from forge.views.report.run_charts import evaluation_chart
 from forge.views.run_state import (
     load_ladder,
@@ -136,8 +135,8 @@ def monitor(paths: RunPaths) -> str:
 
 def report(paths: RunPaths) -> str:
     with open_run(paths) as reader:
-        facts = Facts(reader)
-    return json.dumps([facts.missing, describe(facts), tables(facts)])
+        contents = Contents(reader)
+    return json.dumps([contents.missing, contents.headline, contents.cards, contents.tables()])
 
 
 def views(paths: RunPaths) -> str:
@@ -173,8 +172,8 @@ def test_every_place_shows_the_last_finished_step_and_the_open_one(
 def test_an_open_step_is_no_point_of_a_curve(live: RunPaths) -> None:
     with open_run(live) as reader:
         curves = {curve.name: curve for curve in Curves().read(reader)}
-        facts = Facts(reader)
-    charts = {chart.name: chart for chart in [*facts.trained, *facts.trained_more]}
+        contents = Contents(reader)
+    charts = {chart.name: chart for chart in contents.drawn}
     assert (curves["reward"].steps, curves["reward"].values) == ((1,), pytest.approx((0.425,)))
     assert curves["pass rate"].values == (0.25,)
     for name in ("reward", "pass-rate", "levels", "reward-terms"):
@@ -230,9 +229,11 @@ def named_query(paths: RunPaths) -> str:
 
 def charts(paths: RunPaths) -> str:
     with open_run(paths) as reader:
-        facts = Facts(reader)
-    lines = [*evaluation_chart(facts.evaluations).lines]
-    lines += [line for chart in facts.trained for line in chart.lines if line.is_points]
+        contents = Contents(reader)
+    lines = [*evaluation_chart(contents.evaluations).lines]
+    lines += [
+        line for chart in contents.charts["trained"] for line in chart.lines if line.is_points
+    ]
     return "; ".join(f"{line.label} {line.y}" for line in lines)
 
 

@@ -15,7 +15,7 @@ from forge.runner.outlets.notify import Bests
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views import show
-from forge.views.report.facts import PROBLEMS
+from forge.views.report.contents import PROBLEMS
 from forge.views.run_state import load_run_state
 from forge.views.sql.named_queries import QUERIES
 from forge.views.statistics import evaluate_groups

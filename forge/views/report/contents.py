@@ -1,43 +1,159 @@
-"""Words and tables of a report: headline, cards with key numbers, set-up, tables.
+"""Contents of a report: key numbers, tables, charts, missing parts, queried from the run.
 
-Pure; `page` renders and escapes them. Values come from the resolved experiment and the rows of the
-run, which one made by hand may lack or break: a missing value is left out.
+A table is a query, whose columns are its heads; the end of a column's name says how its values are
+shown (`FORMATS`). Each reads a view or an indexed table and has a limit. The same store gives the
+same contents: nothing depends on the current time (a running run is reported as of its last row). A
+run made by hand may lack or break any value: a missing one is left out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from forge.views.report.facts import MOST_EVENTS, MOST_KERNELS, when
-from forge.views.report.run_charts import STEP_PARTS
-from forge.views.report.samples import MOST_SHOWN, PageLink
+import tomli
+
+from forge.views.gains import load_before_after, load_gains
+from forge.views.report.run_charts import (
+    FAILURES,
+    MAIN,
+    MORE,
+    STEP_PARTS,
+    TIMES,
+    Training,
+    measured_charts,
+)
+from forge.views.report.samples import PageLink, Samples
+from forge.views.rollouts import MENTIONED_QUEUE_S
 from forge.views.run_state import (
+    LAST_OF_ATTEMPT,
+    LAST_ROW,
     judged_label,
     judged_share,
+    load_stages,
     parts_label,
+    run_state,
     stage_name,
+    total_seconds,
     trained_label,
     trained_share,
     unjudgeable_reasons,
 )
-from forge.views.text.numbers import (
-    NONE,
-    clock,
-    grouped,
-    percent,
-    without_empty,
-)
+from forge.views.show import load_by_protocol
+from forge.views.text.numbers import NONE, clock, finite, grouped, percent, without_empty
+from forge.views.text.secrets import hide_in_diff, hide_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from forge.store.reader import RunReader
+    from forge.views.report.charts import Chart
 
-    from forge.views.report.facts import Facts
-
-Table = tuple[Sequence[str], Sequence[Sequence[str | Sequence[str]]]]
+Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
 """Head and rows. A cell is a text, a link (`samples.PageLink`) or several of these."""
+MOST_KERNELS = 40
+MOST_EVALUATIONS = 400
+REWARD_STEPS = 5
+"""Steps in a mean of rewards: each step draws other problems, so that one says little."""
+
+EVALUATIONS = """
+SELECT stage, stage_index, step, policy_version, num_problems, num_samples, max_turns, pass_at_1,
+    ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems,
+    num_shared_problems, num_judged_problems, unjudgeable, by_source, by_level
+FROM v_evaluations ORDER BY at DESC, stage LIMIT ?
+"""
+PROBLEMS = """
+WITH found AS MATERIALIZED (SELECT DISTINCT purpose, problem_id FROM v_unjudgeable)
+SELECT purpose, count(*) AS num_problems, sum(num_correct_turns > 0) AS num_solved,
+    sum(correct_share IS NULL AND (purpose, problem_id) IN found) AS num_unjudgeable,
+    sum(num_rollouts) AS num_rollouts, sum(num_turns) AS num_turns
+FROM v_problems
+WHERE purpose IS NOT NULL GROUP BY purpose ORDER BY purpose
+"""
+ATTEMPTS = f"""
+SELECT started_at, ended_at, reason, seed, code_commit, code_diff, versions, machine,
+    {LAST_OF_ATTEMPT}
+FROM attempts ORDER BY attempt
+"""
+_COLUMNS = ", ".join(
+    f"""max(CASE key WHEN '{key}' THEN value END) AS "{name} '" """
+    for key, name in STEP_PARTS.items()
+)
+TABLES = {
+    "parts": """
+SELECT part AS "by", name, num AS "first turns", pass_at_1 AS "pass@1 %",
+    compile_rate AS "compiles %"
+FROM v_eval_parts WHERE part IN ('source', 'family', 'level', 'turn') AND (stage, step,
+    policy_version) IN (SELECT stage, step, policy_version FROM v_evaluations
+    ORDER BY at DESC, stage LIMIT 1) LIMIT 400
+""",
+    "kernels": f"""
+SELECT problem_id AS problem, family, level, speedup_low AS "at least ×", speedup AS "speed-up ×",
+    candidate_us AS "µs '", baseline_us AS "baseline µs '", num_launches AS launches,
+    policy_version AS policy, turn_id AS turn
+FROM v_best_kernels WHERE rank <= {MOST_KERNELS} ORDER BY rank
+""",
+    "reasons": """
+SELECT purpose AS "in", status, reason, sum(num_turns) AS turns, min(example) AS example,
+    nullif(max(example), min(example)) AS another
+FROM v_failures GROUP BY purpose, status, reason ORDER BY purpose, turns DESC LIMIT 60
+""",
+    "idle": """
+SELECT stage, role, sum(idle_s) / sum(step_s) AS "idle %", sum(step_s) AS "of steps :"
+FROM v_idle GROUP BY stage, role HAVING sum(step_s) > 0 ORDER BY stage, role
+""",
+    "stages": """
+SELECT substr(message, 1, instr(message || ':', ':') - 1) AS "name",
+    json_extract(data, '$.seconds') AS "time :"
+FROM v_events WHERE kind = 'stage_end' ORDER BY event_id LIMIT 100
+""",
+    "phases": f"""
+SELECT * FROM (SELECT phase, sum(total_s) AS "seconds '", sum(num_turns) AS turns,
+        sum(total_s) / sum(num_turns) AS "mean s", max(max_s) AS "longest s"
+    FROM v_phases GROUP BY phase
+    UNION ALL SELECT 'waiting for a judge, in training', queued_s, num_turns, queued_s / num_turns,
+        NULL
+    FROM (SELECT sum(judge_s) - (SELECT sum(total_s) FROM v_phases WHERE purpose = 'train')
+        AS queued_s, sum(num_turns) AS num_turns FROM v_steps)
+    WHERE queued_s / num_turns >= {MENTIONED_QUEUE_S})
+ORDER BY 2 DESC LIMIT 20
+""",
+    "slowest": f"""
+SELECT stage, step, {_COLUMNS} FROM v_metrics GROUP BY stage, step
+HAVING "whole step '" IS NOT NULL ORDER BY "whole step '" DESC, stage, step LIMIT 8
+""",
+    "attempts": """
+SELECT attempt, datetime(started_at, 'unixepoch') AS "started (UTC)",
+    datetime(ended_at, 'unixepoch') AS ended, exit_code AS exit, reason
+FROM attempts ORDER BY attempt
+""",
+    "events": """
+SELECT "time (UTC)", attempt, kind, what FROM (
+    SELECT event_id, datetime(at, 'unixepoch') AS "time (UTC)", attempt, kind, message AS what
+    FROM v_events ORDER BY event_id DESC LIMIT 200) ORDER BY event_id
+""",
+    "nodes": """
+SELECT attempt, node, roles, num_gpus AS GPUs, datetime(joined_at, 'unixepoch') AS "joined (UTC)",
+    datetime(left_at, 'unixepoch') AS left, num_lost AS lost,
+    CASE state WHEN 'up' THEN state ELSE state || ': ' || reason END AS state
+FROM v_nodes LIMIT 200
+""",
+    "processes": """
+SELECT attempt, name, devices, started AS "started (UTC)", lived_s AS "lived :", reason AS ended
+FROM v_processes ORDER BY attempt, started, name LIMIT 200
+""",
+}  # fmt: skip
+"""Table of the page to its query."""
+FORMATS: dict[str, Callable[[float], str]] = {
+    " %": percent,
+    " ×": lambda value: f"{value:,.2f}×",
+    " s": lambda value: f"{value:,.3f}",
+    " '": lambda value: f"{value:,.1f}",
+    " :": lambda value: clock(round(value)),
+}
+"""End of a column's name to the form of its values; all but ` s` is cut off the head."""
 SETTINGS = {
+    "model": "path adapter init tiny.num_layers lora.r quantize",
     "problems": "source path num_problems num_heldout sizes dtypes",
     "rollout": "group_size groups_per_step max_turns gamma temperature max_completion_tokens",
     "reward": "compiled correct speedup speedup_cap",
@@ -45,371 +161,266 @@ SETTINGS = {
     "serve": "engine replicas precision",
 }
 """Table of the experiment to its keys in the set-up; the whole experiment is at the end."""
-REWARD_STEPS = 5
-"""Steps in a mean of rewards: each step draws other problems, so that one says little."""
 
 
-def describe(facts: Facts) -> dict[str, Any]:
-    """Headline, description, cards with key numbers, and the note on the list of kernels."""
-    seconds = facts.seconds
-    words = [f"{len(facts.attempts)} attempts"] if len(facts.attempts) > 1 else []
-    words += [f"took {clock(seconds)}"] if seconds is not None else []
-    kinds = " → ".join(str(each.get("kind", "?")) for each in facts.stages)
-    about = [
-        f"stages: {kinds}" if kinds else "",
-        f"last row {when(facts.last_row_at)} UTC" if facts.last_row_at else "",
-        f"forge {facts.run.get('forge_version', '?')}",
-    ]
-    last = facts.attempts[-1] if facts.attempts else {}
-    reason = last.get("reason")
-    why = f": {reason}" if reason and facts.state in ("failed", "stopped") else ""
-    return {
-        "headline": ", ".join([f"{facts.state}{why}", *words]),
-        "about": "; ".join(part for part in about if part),
-        "cards": [each for each in _cards(facts) if each is not None],
-        "is_timed": any(row["speedup"] is not None for row in facts.kernels),
-        "kernels_about": f", at most {MOST_KERNELS} of them"
-        if len(facts.kernels) == MOST_KERNELS
-        else "",
-    }
+class Contents:
+    """Contents of the report of one run."""
 
-
-def describe_samples(facts: Facts) -> dict[str, Any]:
-    """The rollouts: sets with their tables, those that are shown whole, and their prompts."""
-    samples = facts.samples
-    return {
-        "about": f"{len(samples.shown):,} of {facts.num_rollouts:,} rollouts are shown whole: of "
-        f"each set one for each problem and last verdict, at most {MOST_SHOWN}, and those that "
-        'this report names. The others: "forge rollouts RUN --id g12.r3 --turns".',
-        "sets": [
-            {
-                "anchor": each.anchor,
-                "title": f"{each.title}: {len(each.played):,} rollouts",
-                "verdicts": samples.verdicts(each),
-                "problems": without_empty(*samples.problems(each)),
-            }
-            for each in samples.sets
-        ],
-        "rollouts": sorted(samples.shown.values(), key=lambda each: each.place),
-        "prompts": {name: text for name, text in samples.prompts.items() if text},
-    }
-
-
-def rounded_clock(seconds: float | None) -> str:
-    """`6:23` or `1:06:23`, to the nearest second."""
-    return clock(None if seconds is None else round(seconds))
-
-
-def _card(title: str, figure: str, about: str) -> dict[str, str]:
-    return {"title": title, "figure": figure, "about": about}
-
-
-def _cards(facts: Facts) -> list[dict[str, str] | None]:
-    num = len(facts.training.steps)
-    steps = f"{num:,} {'step' if num == 1 else 'steps'} of GRPO" if num else "of all attempts"
-    return [
-        _pass_card(facts),
-        _speed_card(facts),
-        _solved_card(facts),
-        _reward_card(facts),
-        _card(
-            "Rollouts",
-            PageLink(f"{facts.num_rollouts:,}", "rollouts"),
-            f"{facts.num_turns:,} turns judged",
-        ),
-        _card("Time", clock(facts.seconds), steps) if facts.attempts else None,
-    ]
-
-
-def _pass_card(facts: Facts) -> dict[str, str] | None:
-    if not facts.evaluations:
-        return None
-    first, last = facts.evaluations[0], facts.evaluations[-1]
-    about = f"{last['stage']}, 95 %: {percent(last['ci_low'])} to {percent(last['ci_high'])}"
-    for label in (parts_label(last), judged_label(last), trained_label(last)):
-        about += f"; {label}" if label else ""
-    if len(facts.evaluations) > 1:
-        about += f"; {percent(first['pass_at_1'])} in {first['stage']}"
-    for gain in facts.gains:
-        about += f"; {' and '.join(gain.by)} {gain.points()}"
-    figure = facts.samples.of_evaluation(percent(last["pass_at_1"]), last)
-    return _card("pass@1", figure, about)
-
-
-def _speed_card(facts: Facts) -> dict[str, str] | None:
-    best = next((row for row in facts.kernels if row["speedup"] is not None), None)
-    if best is None:
-        return None
-    about = f"{best['problem_id']}, measured {best['speedup']:.2f}×"
-    figure = facts.samples.of_turn(f"≥ {best['speedup_low']:.2f}×", best["turn_id"])
-    return _card("Best kernel", figure, about)
-
-
-def _solved_card(facts: Facts) -> dict[str, str] | None:
-    row = next((row for row in facts.problems if row["purpose"] == "train"), None)
-    if row is None:
-        return None
-    num_judged = row["num_problems"] - row["num_unjudgeable"]
-    share = percent(row["num_solved"] / num_judged) if num_judged else NONE
-    about = f"{share}, at least once"
-    if row["num_unjudgeable"]:
-        about += f"; {row['num_unjudgeable']:,} more unjudgeable"
-    figure = facts.samples.of_training(f"{row['num_solved']:,} of {num_judged:,}")
-    return _card("Training problems solved", figure, about)
-
-
-def _reward_card(facts: Facts) -> dict[str, str] | None:
-    rewards = [row for row in facts.training.steps if row["reward"] is not None]
-    if not rewards:
-        return None
-    if len(rewards) < 2 * REWARD_STEPS:
-        return _card("Reward", grouped(rewards[-1]["reward"]), f"step {rewards[-1]['step']}")
-    first, last = (
-        grouped(sum(row["reward"] for row in part) / REWARD_STEPS)
-        for part in (rewards[:REWARD_STEPS], rewards[-REWARD_STEPS:])
-    )
-    about = f"mean of the last {REWARD_STEPS} steps; {first} in the first {REWARD_STEPS}"
-    return _card("Reward", last, about)
-
-
-def tables(facts: Facts) -> dict[str, Table | None]:
-    """Every table by its name in the page; None for one without rows."""
-    every = {
-        "setup": (["part", "setting"], setup_rows(facts)),
-        "evaluations": _evaluations(facts),
-        "gains": _gains(facts),
-        "protocols": _protocols(facts),
-        "kernels": _kernels(facts),
-        **_outcomes(facts),
-        **_times(facts),
-        **_history(facts),
-    }
-    return {name: without_empty(*table) if table[1] else None for name, table in every.items()}
-
-
-def _evaluations(facts: Facts) -> Table:
-    head = ["evaluation", "step", "policy", "problems × samples", "pass@1", "by source and level"]
-    head += ["95 %", "greedy", "any turn", "compiles", "judged", "unjudgeable", "trained on"]
-    link = facts.samples.of_evaluation
-    return head, [
-        [
-            row["stage"],
-            str(row["step"]),
-            str(row["policy_version"]),
-            f"{row['num_problems']} × {row['num_samples']}",
-            link(percent(row["pass_at_1"]), row),
-            parts_label(row) or NONE,
-            f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
-            link(percent(row["pass_at_1_greedy"]), row),
-            link(percent(row["pass_at_1_multi"]), row),
-            link(percent(row["compile_rate"]), row),
-            judged_share(row) or NONE,
-            unjudgeable_reasons(row) or NONE,
-            trained_share(row) or NONE,
-        ]
-        for row in facts.evaluations
-    ]
-
-
-def _protocols(facts: Facts) -> Table:
-    """Evaluations by the protocol that counts and by further ones, if there are any."""
-    rows = [
-        [row["stage"], str(row["step"]), f"{each['protocol']}, {each['policy']}",
-         "yes" if each["counts"] else "no", percent(each["pass_at_1"]), percent(each["own_share"])]
-        for row in facts.evaluations
-        for each in facts.protocols.get((row["stage_index"], row["step"]), ())
-    ]  # fmt: skip
-    head = ["evaluation", "step", "protocol, policy", "counts", "pass@1", "own share of correct"]
-    return head, rows
-
-
-def _outcomes(facts: Facts) -> dict[str, Table]:
-    parts = [
-        [row["part"], row["name"], str(row["num"]),
-         facts.samples.of_evaluation(percent(row["pass_at_1"]), facts.evaluations[-1]),
-         percent(row["compile_rate"])]
-        for row in facts.parts
-    ]  # fmt: skip
-    reasons = [
-        [row["purpose"], row["status"], row["reason"],
-         facts.samples.of_turn(f"{row['num_turns']:,}", row["example"]),
-         [facts.samples.of_turn(each, each)
-          for each in dict.fromkeys([row["example"], row["another"]])]]
-        for row in facts.reasons
-    ]  # fmt: skip
-    return {
-        "parts": (["by", "name", "first turns", "pass@1", "compiles"], parts),
-        "reasons": (["in", "status", "reason", "turns", "examples"], reasons),
-    }
-
-
-def _gains(facts: Facts) -> Table:
-    rows = [
-        [", ".join(gain.by), gain.before, gain.after, gain.points(),
-         "yes" if gain.is_clear else "no", f"{gain.estimate.num_problems}"]
-        for gain in facts.gains
-    ]  # fmt: skip
-    return ["by", "from", "to", "gain in pass@1", "clear of zero", "problems"], rows
-
-
-def _kernels(facts: Facts) -> Table:
-    """The best kernel of each problem, best first."""
-    head = ["problem", "family", "level", "at least", "speed-up", "µs", "baseline µs", "launches"]
-    rows = [
-        [row["problem_id"], row["family"] or NONE, str(row["level"]),
-         facts.samples.of_turn(_digits(row["speedup_low"], 2, "×"), row["turn_id"]),
-         _digits(row["speedup"], 2, "×"),
-         _digits(row["candidate_us"], 1), _digits(row["baseline_us"], 1),
-         str(row["num_launches"]), str(row["policy_version"]),
-         facts.samples.of_turn(row["turn_id"], row["turn_id"])]
-        for row in facts.kernels
-    ]  # fmt: skip
-    return [*head, "policy", "turn"], rows
-
-
-def _digits(value: float | None, places: int, unit: str = "") -> str:
-    return NONE if value is None else f"{value:,.{places}f}{unit}"
-
-
-def _times(facts: Facts) -> dict[str, Table]:
-    names = list(STEP_PARTS.values())
-    idle = [
-        [stage_name(facts.stages, row["stage"]), row["role"], percent(row["idle_share"]),
-         f"{rounded_clock(row['step_s'])} of steps"]
-        for row in facts.spent.idle
-    ]  # fmt: skip
-    stages = [
-        [str(row["message"]).partition(":")[0], rounded_clock(row["seconds"])]
-        for row in facts.spent.stages
-    ]
-    phases = [
-        [row["phase"], f"{row['total_s']:,.1f}", f"{row['num_turns']:,}", f"{row['mean_s']:.4f}",
-         f"{row['max_s']:.3f}"]
-        for row in facts.spent.phases
-    ]  # fmt: skip
-    slowest = [
-        [stage_name(facts.stages, row["stage"]), str(row["step"]),
-         *(_digits(row[name], 2) for name in names)]
-        for row in facts.spent.slowest()
-    ]  # fmt: skip
-    return {
-        "idle": (["stage", "role", "idle", "of"], idle),
-        "stages": (["stage", "time"], stages),
-        "phases": (["phase", "seconds", "turns", "mean s", "longest s"], phases),
-        "slowest": (["stage", "step", *names], slowest),
-    }
-
-
-def _history(facts: Facts) -> dict[str, Table]:
-    attempts = [
-        [str(row["attempt"]), when(row["started_at"]), when(row["ended_at"]),
-         NONE if row["exit_code"] is None else str(row["exit_code"]), row["reason"] or NONE]
-        for row in facts.attempts
-    ]  # fmt: skip
-    events = [
-        [when(row["at"]), str(row["attempt"] or NONE), row["kind"], row["message"]]
-        for row in facts.events
-    ]
-    if len(events) == MOST_EVENTS:
-        events.insert(
-            0, ["…", "", "", f"earlier ones are in the store; these are the last {MOST_EVENTS}"]
+    def __init__(self, reader: RunReader) -> None:
+        run = reader.one("SELECT experiment, forge_version FROM runs LIMIT 1") or {}
+        self.state = run_state(reader)
+        self.version = run.get("forge_version", "?")
+        self.config = hide_secrets(run.get("experiment") or "")
+        self.settings = _settings(self.config)
+        self.stages = [each for each in load_stages(reader) if isinstance(each, dict)]
+        self.attempts = reader.rows(ATTEMPTS)
+        self.diff = hide_in_diff(self.attempts[-1]["code_diff"] or "") if self.attempts else ""
+        self.seconds = total_seconds(self.attempts, (reader.one(LAST_ROW) or {}).get("at"))
+        self.evaluations = reader.rows(EVALUATIONS, (MOST_EVALUATIONS,))[::-1]
+        self.problems = reader.rows(PROBLEMS)
+        kinds = [str(each.get("kind")) for each in self.stages]
+        self.gains = load_gains(reader, self.evaluations, kinds)
+        self.before_after = load_before_after(reader, self.evaluations, kinds)
+        self.training = Training(reader, stages=self.stages, evaluations=self.evaluations)
+        self.charts = {
+            "measured": measured_charts(reader, self.evaluations),
+            "trained": self.training.charts(MAIN),
+            "trained_more": self.training.charts(MORE),
+            "failures": self.training.charts(FAILURES),
+            "timed": self.training.charts(TIMES),
+        }
+        self._protocols = load_by_protocol(reader)
+        self._raw = {name: reader.query(sql) for name, sql in TABLES.items()}
+        self.samples = Samples(
+            reader, stages=self.stages, evaluations=self.evaluations, turns=self._named_turns()
         )
-    processes = [
-        [str(row["attempt"]), row["name"], row["devices"] or NONE, row["started"] or NONE,
-         rounded_clock(row["lived_s"]), row["reason"]]
-        for row in facts.processes
-    ]  # fmt: skip
-    head = ["attempt", "name", "devices", "started (UTC)", "lived", "ended"]
-    return {
-        "attempts": (["attempt", "started (UTC)", "ended", "exit", "reason"], attempts),
-        "events": (["time (UTC)", "attempt", "kind", "what"], events),
-        "processes": (head, processes),
-        "nodes": _nodes(facts),
-        "machine": _machine_table(facts),
-    }
+
+    @property
+    def drawn(self) -> list[Chart]:
+        """Charts that are not empty, in the order of the page."""
+        return [chart for each in self.charts.values() for chart in each if not chart.is_empty]
+
+    def _named_turns(self) -> list[str]:
+        """Turns that the report names: of the pair, of best kernels, examples of failures."""
+        pair = self.before_after
+        found = [] if pair is None else [pair.before["turn_id"], pair.after["turn_id"]]
+        found += [row[-1] for row in self._raw["kernels"].rows]
+        return [*found, *(turn for row in self._raw["reasons"].rows for turn in row[-2:] if turn)]
+
+    @cached_property
+    def kernels(self) -> list[dict[str, Any]]:
+        """Rows of the table of kernels."""
+        found = self._raw["kernels"]
+        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts of all purposes."""
+        return sum(row["num_rollouts"] for row in self.problems)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of all purposes."""
+        return sum(row["num_turns"] for row in self.problems)
+
+    @property
+    def headline(self) -> str:
+        """State of the run, with the reason, and its time."""
+        num, reason = len(self.attempts), self.attempts[-1]["reason"] if self.attempts else ""
+        is_shown = reason and self.state in ("failed", "stopped")
+        words = [f"{self.state}: {reason}" if is_shown else self.state]
+        words += [f"{num} attempts"] if num > 1 else []
+        words += [f"took {clock(self.seconds)}"] if self.seconds is not None else []
+        return ", ".join(words)
+
+    @property
+    def missing(self) -> list[str]:
+        """Parts that the report lacks, each with the reason."""
+        kinds, speeds = {each.get("kind") for each in self.stages}, [
+            row["at least ×"] for row in self.kernels
+        ]  # fmt: skip
+
+        def without(kind: str) -> str:
+            return f"; it has no {kind} stage" if kinds and kind not in kinds else " yet"
+
+        found = {
+            "no attempt: the run was never started": not self.attempts,
+            "no turn was played and judged": not self.num_turns,
+            f"no evaluation{without('eval')}": not self.evaluations,
+            f"no step of reinforcement learning{without('grpo')}": not self.training.steps,
+            "no speed-up: nothing was timed, as on a machine without a GPU": (
+                bool(speeds) and not any(speeds)
+            ),
+            "no correct kernel": bool(self.num_turns) and not speeds,
+            "how it ended: it was killed, or its machine stopped": self.state == "killed",
+        }
+        open_steps = [
+            f"{stage_name(self.stages, row['stage'])}, step {row['step']}: open "
+            f"({row['num_groups']} of {row['num_expected_groups']} groups), so in no curve"
+            for row in self.training.open_steps
+        ]
+        return [*(words for words, is_missing in found.items() if is_missing), *open_steps]
+
+    @property
+    def cards(self) -> list[tuple[str, str, str]]:
+        """Title, figure and explanation of each key number."""
+        cards = [self._pass_card(), self._speed_card(), self._solved_card(), self._reward_card()]
+        rollouts = PageLink(f"{self.num_rollouts:,}", "rollouts")
+        cards.append(("Rollouts", rollouts, f"{self.num_turns:,} turns judged"))
+        num = len(self.training.steps)
+        steps = f"{num:,} {'step' if num == 1 else 'steps'} of GRPO" if num else "of all attempts"
+        cards.append(("Time", clock(self.seconds), steps) if self.attempts else None)
+        return [card for card in cards if card is not None]
+
+    def _pass_card(self) -> tuple[str, str, str] | None:
+        if not self.evaluations:
+            return None
+        first, last = self.evaluations[0], self.evaluations[-1]
+        words = [f"{last['stage']}, 95 %: {percent(last['ci_low'])} to {percent(last['ci_high'])}"]
+        words += [parts_label(last), judged_label(last), trained_label(last)]
+        if len(self.evaluations) > 1:
+            words.append(f"{percent(first['pass_at_1'])} in {first['stage']}")
+        words += [f"{' and '.join(gain.by)} {gain.points()}" for gain in self.gains]
+        figure = self.samples.link(percent(last["pass_at_1"]), last["stage"])
+        return "pass@1", figure, "; ".join(filter(None, words))
+
+    def _speed_card(self) -> tuple[str, str, str] | None:
+        best = next((row for row in self.kernels if row["speed-up ×"] is not None), None)
+        if best is None:
+            return None
+        figure = self.samples.link(f"≥ {best['at least ×']:.2f}×", best["turn"])
+        return "Best kernel", figure, f"{best['problem']}, measured {best['speed-up ×']:.2f}×"
+
+    def _solved_card(self) -> tuple[str, str, str] | None:
+        row = next((row for row in self.problems if row["purpose"] == "train"), None)
+        if row is None:
+            return None
+        judged = row["num_problems"] - row["num_unjudgeable"]
+        about = f"{percent(row['num_solved'] / judged) if judged else NONE}, at least once"
+        if row["num_unjudgeable"]:
+            about += f"; {row['num_unjudgeable']:,} more unjudgeable"
+        figure = self.samples.link(f"{row['num_solved']:,} of {judged:,}", "training")
+        return "Training problems solved", figure, about
+
+    def _reward_card(self) -> tuple[str, str, str] | None:
+        rewards = [row["reward"] for row in self.training.steps if row["reward"] is not None]
+        if not rewards:
+            return None
+        first, last = (
+            grouped(sum(part) / len(part))
+            for part in (rewards[:REWARD_STEPS], rewards[-REWARD_STEPS:])
+        )
+        about = f"mean of the last {REWARD_STEPS} steps; {first} in the first {REWARD_STEPS}"
+        return "Reward", last, about
+
+    def tables(self) -> dict[str, Table | None]:
+        """Every table by its name in the page; None for one without rows."""
+        every = {name: self._shown(found) for name, found in self._raw.items()}
+        every |= {
+            "setup": (["part", "setting"], self._setup()),
+            "machine": (["", "last attempt"], self._machine()),
+            "evaluations": self._evaluations(),
+            "gains": (["by", "from", "to", "gain in pass@1", "clear of zero", "problems"], [
+                [", ".join(gain.by), gain.before, gain.after, gain.points(),
+                 "yes" if gain.is_clear else "no", f"{gain.estimate.num_problems}"]
+                for gain in self.gains
+            ]),
+            "protocols": (
+                ["evaluation", "step", "protocol, policy", "counts", "pass@1",
+                 "own share of correct"],
+                [[row["stage"], str(row["step"]), f"{each['protocol']}, {each['policy']}",
+                  "yes" if each["counts"] else "no", percent(each["pass_at_1"]),
+                  percent(each["own_share"])]
+                 for row in self.evaluations
+                 for each in self._protocols.get((row["stage_index"], row["step"]), ())],
+            ),
+        }  # fmt: skip
+        return {name: without_empty(*table) if table[1] else None for name, table in every.items()}
+
+    def _shown(self, found: Any) -> Table:
+        rows = [
+            [self._cell(head, value) for head, value in zip(found.columns, row, strict=True)]
+            for row in found.rows
+        ]
+        return [head if head[-2:] == " s" else _head(head) for head in found.columns], rows
+
+    def _cell(self, head: str, value: Any) -> Any:
+        if (value := finite(value)) is None:
+            return NONE
+        if (form := FORMATS.get(head[-2:])) is not None:
+            return form(value)
+        if head == "stage":
+            return stage_name(self.stages, value)
+        return self.samples.link(f"{value:,}" if isinstance(value, int) else str(value), str(value))
+
+    def _evaluations(self) -> Table:
+        head = ["evaluation", "step", "policy", "problems × samples", "pass@1", "by source, level"]
+        head += ["95 %", "greedy", "any turn", "compiles", "judged", "unjudgeable", "trained on"]
+        return head, [
+            [
+                self.samples.link(row["stage"], row["stage"]), str(row["step"]),
+                str(row["policy_version"]), f"{row['num_problems']} × {row['num_samples']}",
+                percent(row["pass_at_1"]), parts_label(row) or NONE,
+                f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
+                percent(row["pass_at_1_greedy"]), percent(row["pass_at_1_multi"]),
+                percent(row["compile_rate"]), judged_share(row) or NONE,
+                unjudgeable_reasons(row) or NONE, trained_share(row) or NONE,
+            ]
+            for row in self.evaluations
+        ]  # fmt: skip
+
+    def _setup(self) -> list[list[str]]:
+        """Name and settings of each part, without empty ones."""
+        stages = [
+            f"{each.get('kind', '?')} ({_pairs(each, 'steps epochs learning_rate')})"
+            for each in self.stages
+        ]
+        rows = {"stages": " → ".join(stages).replace(" ()", "")}
+        for name, keys in SETTINGS.items():
+            rows[name] = _pairs(_table(self.settings, name), keys)
+        return [[name, value] for name, value in rows.items() if value]
+
+    def _machine(self) -> list[list[str]]:
+        """Machine of the last attempt: the run may have been resumed elsewhere."""
+        if not self.attempts:
+            return []
+        last = self.attempts[-1]
+        machine, versions = _unpack(last["machine"]), _unpack(last["versions"])
+        gpus = [_value(gpu) for gpu in machine.pop("gpus", None) or []]
+        rows = {"commit": last["code_commit"] or "outside a checkout", "seed": last["seed"]}
+        rows |= machine | {"GPUs": "; ".join(gpus) or "none", "versions": versions}
+        return [[name, _value(value)] for name, value in rows.items()]
 
 
-def _nodes(facts: Facts) -> Table:
-    """Nodes of `[cluster]`."""
-    head = ["attempt", "node", "roles", "GPUs", "joined (UTC)", "left", "lost", "state"]
-    rows = [
-        [str(row["attempt"]), row["node"], row["roles"], str(row["num_gpus"]),
-         when(row["joined_at"]), when(row["left_at"]), str(row["num_lost"]),
-         row["state"] if row["state"] == "up" else f"{row['state']}: {row['reason']}"]
-        for row in facts.nodes
-    ]  # fmt: skip
-    return (head, rows) if rows else ([], [])
+def _head(name: str) -> str:
+    return name[:-2] if name[-2:] in FORMATS else name
 
 
-def _machine_table(facts: Facts) -> Table:
-    """Machine of the last attempt: the run may have been resumed elsewhere."""
-    if not facts.attempts:
-        return [], []
-    last = facts.attempts[-1]
-    machine, versions = _unpack(last["machine"]), _unpack(last["versions"])
-    gpus = machine.get("gpus") or []
-    rows = [
-        ["commit", last["code_commit"] or "outside a checkout"],
-        ["seed", str(last["seed"])],
-        *([key, _value(value)] for key, value in machine.items() if key != "gpus"),
-        ["GPUs", "; ".join(_value(gpu) for gpu in gpus) or "none"],
-        ["versions", ", ".join(f"{name} {version}" for name, version in versions.items())],
-    ]
-    return ["", "last attempt"], rows
+def _settings(config: str) -> dict[str, Any]:
+    """Tables of the resolved experiment; empty if it is not TOML."""
+    try:
+        return tomli.loads(config)
+    except tomli.TOMLDecodeError:  # a run made by hand
+        return {}
+
+
+def _pairs(table: Mapping[str, Any], names: str) -> str:
+    """`group_size 8, lora.r 16`, in this order, without absent keys."""
+    found: list[str] = []
+    for name in names.split():
+        inner, _, key = name.rpartition(".")
+        value = (_table(table, inner) if inner else table).get(key)
+        if value not in (None, [], ""):
+            found.append(f"{name} {_value(value)}")
+    return ", ".join(found)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {each}" for key, each in value.items())
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def setup_rows(facts: Facts) -> list[list[str]]:
-    """Rows of (name, value), without empty ones."""
-    rows = [
-        ("model", _model(facts.settings)),
-        ("stages", " → ".join(_stage(stage) for stage in facts.stages)),
-        *(
-            (name, _pairs(_table(facts.settings, name), keys.split()))
-            for name, keys in SETTINGS.items()
-        ),
-    ]
-    return [[name, value] for name, value in rows if value]
-
-
-def _model(settings: Mapping[str, Any]) -> str:
-    """`Qwen/Qwen3-0.6B with an adapter`, or `a random model of 2 layers`; empty if unknown."""
-    model = _table(settings, "model")
-    if path := model.get("path"):
-        words = str(path)
-    elif model.get("init") == "tiny":
-        words = f"a random model of {_table(model, 'tiny').get('num_layers', '?')} layers"
-    else:
-        return "a served model" if model else ""
-    return f"{words} with an adapter" if _table(model, "lora") else words
-
-
-def _stage(stage: Mapping[str, Any]) -> str:
-    """`sft (1,600 steps, learning rate 0.003)`."""
-    inside = [f"{stage[name]:,} {name}" for name in ("steps", "epochs") if _is_number(stage, name)]
-    if _is_number(stage, "learning_rate"):
-        inside.append(f"learning rate {grouped(float(stage['learning_rate']))}")
-    kind = str(stage.get("kind", "?"))
-    return f"{kind} ({', '.join(inside)})" if inside else kind
-
-
-def _is_number(table: Mapping[str, Any], name: str) -> bool:
-    return isinstance(table.get(name), int | float) and bool(table[name])
-
-
-def _pairs(table: Mapping[str, Any], names: Sequence[str]) -> str:
-    """`group_size 8, max_turns 3`, in this order, without absent keys."""
-    found = [(name, table[name]) for name in names if table.get(name) not in (None, [], "")]
-    return ", ".join(f"{name} {_shown(value)}" for name, value in found)
-
-
-def _shown(value: Any) -> str:
-    return "/".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return "/".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _table(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -11,14 +11,12 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forge.records import Status
-from forge.views.report.asking import ask
 from forge.views.report.charts import spread
 from forge.views.run_state import stage_name
-from forge.views.text.numbers import NONE, percent
+from forge.views.text.numbers import NONE, percent, without_empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,21 +39,18 @@ BEGINNING = 0.25
 """Share of a cut text that is its beginning. Code is at the end of an answer."""
 
 GROUPS = """
-SELECT group_id FROM groups WHERE stage = :stage AND step = :step AND purpose = 'eval'
+SELECT group_id FROM groups WHERE stage = :stage_index AND step = :step AND purpose = 'eval'
     AND group_id NOT IN (SELECT group_id FROM v_replayed) ORDER BY group_id LIMIT 2000
 """
-
 TRAINED = """
 SELECT problem_id, num_rollouts, correct_share FROM v_problems WHERE purpose = 'train'
 ORDER BY correct_share, problem_id
 """
-
 LAST_GROUPS = """
 SELECT (SELECT max(group_id) FROM groups g WHERE g.problem_id = j.value AND g.purpose = 'train'
     AND g.num_rollouts > 0) AS group_id
 FROM json_each(:problems) j
 """
-
 PLAYED = """
 SELECT g.problem_id, p.family, p.level, r.group_id, r.rollout, v.status
 FROM json_each(:groups) j CROSS JOIN groups g ON g.group_id = j.value
@@ -64,7 +59,6 @@ LEFT JOIN verdicts v ON v.group_id = r.group_id AND v.rollout = r.rollout
 LEFT JOIN problems p ON p.problem_id = g.problem_id
 ORDER BY g.problem_id, r.group_id, r.rollout, v.turn LIMIT 20000
 """
-
 TURNS = """
 SELECT turn_id, stage, step, purpose, is_greedy, problem_id, status, reason, reward, speedup,
     num_completion_tokens, finish, min_version, prompt_id, prompt, completion, detail, feedback
@@ -88,18 +82,13 @@ class PageLink(str):
 class PlayedRollout:
     """A rollout, without its texts."""
 
-    group_id: int
-    rollout: int
+    name: str
+    """Its place in the store: `g12.r3`."""
     problem: str
     family: str | None
     level: int | None
     statuses: tuple[str, ...]
     """Verdict of each turn."""
-
-    @property
-    def name(self) -> str:
-        """Its place in the store: `g12.r3`."""
-        return f"g{self.group_id}.r{self.rollout}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,19 +102,6 @@ class RolloutSet:
     """Rollouts of each problem in all of training, and the share of correct turns among them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownRollout:
-    """A rollout that is shown whole."""
-
-    name: str
-    title: str
-    place: tuple[str, int, int]
-    """Its problem, group and number: the order on the page."""
-    prompt: str
-    """Id of its prompt on the page."""
-    turns: Sequence[Mapping[str, Any]]
-
-
 class Samples:
     """The sets, the rollouts that are shown whole, and the links to both."""
 
@@ -133,7 +109,7 @@ class Samples:
         self,
         reader: RunReader,
         *,
-        stages: Sequence[Mapping[str, Any]],
+        stages: Sequence[Any],
         evaluations: Sequence[Mapping[str, Any]],
         turns: Iterable[str],
     ) -> None:
@@ -143,45 +119,39 @@ class Samples:
             turns: names of turns whose rollouts come first: g12.r3.t1.
         """
         self._reader, self._stages = reader, stages
-        self.shown: dict[str, ShownRollout] = {}
         self.prompts: dict[str, str] = {}
         """Prompts of first turns by their ids on the page."""
+        self._shown: dict[str, dict[str, Any]] = {}
         self._num_characters = 0
         placed = [row for row in evaluations if row["stage_index"] is not None]
-        self._evaluations = {
-            (row["stage_index"], row["step"]): RolloutSet(
-                anchor=f"rollouts-{row['stage_index']}-{row['step']}",
-                title=str(row["stage"]),
-                played=self._load_played(ask(reader, GROUPS, _at(row))),
-                shares={},
+        found = [
+            RolloutSet(
+                anchor=f"rollouts-{row['stage_index']}-{row['step']}", title=str(row["stage"]),
+                played=self._load_played(reader.query(GROUPS, dict(row)).rows), shares={},
             )
             for row in spread(placed, MOST_SETS)
-        }
-        self.trained = self._load_trained()
+        ]  # fmt: skip
+        found.append(self._load_trained())
+        self.sets = [each for each in found if each.played]
+        """All sets with rollouts, in the order of the page."""
+        self._anchors = {each.title.partition(",")[0]: each.anchor for each in self.sets}
         first = [name.rpartition(".")[0] for name in turns]
         chosen = [one.name for each in self.sets[::-1] for one in _choose(each.played)]
         for name in dict.fromkeys([*first, *chosen]):
             if self._num_characters < MOST_CHARACTERS:
                 self._show(name)
 
-    @cached_property
-    def sets(self) -> list[RolloutSet]:
-        """All sets with rollouts, in the order of the page."""
-        trained = [] if self.trained is None else [self.trained]
-        return [each for each in (*self._evaluations.values(), *trained) if each.played]
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """The rollouts that are shown whole: name, title, prompt, turns; by problem and group."""
+        return sorted(self._shown.values(), key=lambda each: each["place"])
 
-    def of_evaluation(self, text: str, row: Mapping[str, Any]) -> str:
-        """The text, as a link to the rollouts of an evaluation if they are listed."""
-        found = self._evaluations.get((row["stage_index"], row["step"]))
-        return PageLink(text, found.anchor) if found and found.played and text != NONE else text
-
-    def of_training(self, text: str) -> str:
-        """The text, as a link to the rollouts of training if they are listed."""
-        return PageLink(text, self.trained.anchor) if self.trained in self.sets else text
-
-    def of_turn(self, text: str, turn: str) -> str:
-        """The text, as a link to a turn, g12.r3.t1, if its rollout is shown."""
-        return PageLink(text, turn) if turn.rpartition(".")[0] in self.shown else text
+    def link(self, text: str, place: str) -> str:
+        """The text, as a link to a turn, g12.r3.t1, or to the set of an evaluation, if it is on the
+        page."""
+        if place.rpartition(".")[0] in self._shown:
+            return PageLink(text, place)
+        return PageLink(text, self._anchors[place]) if place in self._anchors else text
 
     def verdicts(self, of: RolloutSet) -> tuple[list[str], list[list[str]]]:
         """Table of a set: turns by verdict, each linked to one."""
@@ -190,20 +160,21 @@ class Samples:
         for one in of.played:
             for turn, status in enumerate(one.statuses):
                 counts[status, turn] += 1
-                if one.name in self.shown:
+                if one.name in self._shown:
                     example.setdefault((status, turn), f"{one.name}.t{turn}")
-        num_turns = max((turn + 1 for _, turn in counts), default=0)
+        turns = range(max((turn + 1 for _, turn in counts), default=0))
         found = {status for status, _ in counts}
         rows = [
             [status, *(
-                self.of_turn(f"{counts[at]:,}", example.get(at, "")) if counts[at] else NONE
-                for at in ((status, turn) for turn in range(num_turns))
+                self.link(f"{counts[status, turn]:,}", example.get((status, turn), ""))
+                if counts[status, turn] else NONE
+                for turn in turns
             )]
             for status in sorted(found, key=[*Status, *found].index)
         ]  # fmt: skip
-        return ["verdict", *(f"turn {turn + 1}" for turn in range(num_turns))], rows
+        return ["verdict", *(f"turn {turn + 1}" for turn in turns)], rows
 
-    def problems(self, of: RolloutSet) -> tuple[list[str], list[list[str | list[str]]]]:
+    def problems(self, of: RolloutSet) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
         """Table of a set: its problems, with links to rollouts."""
         by_problem: dict[str, list[PlayedRollout]] = defaultdict(list)
         for one in of.played:
@@ -213,8 +184,8 @@ class Samples:
             first = sum(one.statuses[:1] == (Status.CORRECT,) for one in played)
             anywhere = sum(Status.CORRECT in one.statuses for one in played)
             links = [
-                self.of_turn(_outcome(one), f"{one.name}.t0")
-                for one in played if one.name in self.shown
+                self.link(" → ".join(one.statuses) or "no turn", f"{one.name}.t0")
+                for one in played if one.name in self._shown
             ]  # fmt: skip
             rows.append([
                 problem, played[0].family or NONE,
@@ -223,60 +194,57 @@ class Samples:
                 f"{anywhere} of {len(played)}", links or [f"{played[0].name}, in the store"],
             ])  # fmt: skip
         head = ["problem", "family", "level", "correct of all turns", "correct at first"]
-        return [*head, "in any turn", "rollouts"], rows
+        return without_empty([*head, "in any turn", "rollouts"], rows)
 
-    def _load_played(self, groups: Sequence[Mapping[str, Any]]) -> list[PlayedRollout]:
-        ids = json.dumps([row["group_id"] for row in groups if row["group_id"] is not None])
-        turns: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
-        for row in ask(self._reader, PLAYED, {"groups": ids}):
-            turns[row["group_id"], row["rollout"]].append(row)
+    def _load_played(self, groups: Iterable[Sequence[Any]]) -> list[PlayedRollout]:
+        ids = json.dumps([group_id for (group_id,) in groups if group_id is not None])
+        turns: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for row in self._reader.rows(PLAYED, {"groups": ids}):
+            turns[f"g{row['group_id']}.r{row['rollout']}"].append(row)
         return [
             PlayedRollout(
-                group_id=place[0], rollout=place[1], problem=rows[0]["problem_id"],
-                family=rows[0]["family"], level=rows[0]["level"],
+                name=name, problem=rows[0]["problem_id"], family=rows[0]["family"],
+                level=rows[0]["level"],
                 statuses=tuple(row["status"] for row in rows if row["status"] is not None),
             )
-            for place, rows in turns.items()
+            for name, rows in turns.items()
         ]  # fmt: skip
 
-    def _load_trained(self) -> RolloutSet | None:
-        every = ask(self._reader, TRAINED)
+    def _load_trained(self) -> RolloutSet:
+        every = self._reader.rows(TRAINED)
         rows = spread(every, MOST_TRAINED)
         problems = json.dumps([row["problem_id"] for row in rows])
-        groups = ask(self._reader, LAST_GROUPS, {"problems": problems})
-        if not rows:
-            return None
-        title = f"training, the last group of {len(rows):,} of {len(every):,} problems"
+        groups = self._reader.query(LAST_GROUPS, {"problems": problems}).rows
         shares = {
             row["problem_id"]: f"{percent(row['correct_share'])}, {row['num_rollouts']:,} rollouts"
             for row in rows
         }
-        played = self._load_played(groups)
-        return RolloutSet(anchor="rollouts-train", title=title, played=played, shares=shares)
+        return RolloutSet(
+            anchor="rollouts-train", played=self._load_played(groups), shares=shares,
+            title=f"training, the last group of {len(rows):,} of {len(every):,} problems",
+        )  # fmt: skip
 
     def _show(self, name: str) -> None:
         """Loads a rollout with its texts."""
-        group_id, _, rollout = name.removeprefix("g").partition(".r")
-        place = {"group_id": int(group_id), "rollout": int(rollout)}
-        rows = ask(self._reader, TURNS, place)
+        group_id, rollout = (int(part[1:]) for part in name.split("."))
+        rows = self._reader.rows(TURNS, {"group_id": group_id, "rollout": rollout})
         if not rows or rows[0]["stage"] is None:
             return  # lost rows
-        prompt = f"prompt-{rows[0]['prompt_id']}"
+        first = rows[0]
+        prompt = f"prompt-{first['prompt_id']}"
         if prompt not in self.prompts:
-            self.prompts[prompt] = self._cut(rows[0]["prompt"], LONGEST_PROMPT)
-        turns = [
-            {**row, "answer": self._cut(row["completion"], LONGEST_ANSWER),
-             "said": self._cut(row["feedback"] or row["detail"], LONGEST_FEEDBACK)}
-            for row in rows
-        ]  # fmt: skip
+            self.prompts[prompt] = self._cut(first["prompt"], LONGEST_PROMPT)
+        for row in rows:
+            row["answer"] = self._cut(row["completion"], LONGEST_ANSWER)
+            row["said"] = self._cut(row["feedback"] or row["detail"], LONGEST_FEEDBACK)
         statuses = " → ".join(str(row["status"]) for row in rows)
-        where = f"{stage_name(self._stages, rows[0]['stage'])}, step {rows[0]['step']}"
-        greedy = ", greedy" if rows[0]["is_greedy"] else ""
-        title = f"{rows[0]['problem_id']}: {statuses} ({name} in {where}{greedy})"
-        at = (str(rows[0]["problem_id"]), place["group_id"], place["rollout"])
-        self.shown[name] = ShownRollout(
-            name=name, title=title, place=at, prompt=prompt, turns=turns
-        )
+        where = f"{stage_name(self._stages, first['stage'])}, step {first['step']}"
+        greedy = ", greedy" if first["is_greedy"] else ""
+        self._shown[name] = {
+            "name": name, "prompt": prompt, "turns": rows,
+            "title": f"{first['problem_id']}: {statuses} ({name} in {where}{greedy})",
+            "place": (str(first["problem_id"]), group_id, rollout),
+        }  # fmt: skip
 
     def _cut(self, text: str | None, most: int) -> str:
         """The text, or the beginning and the end of a long one."""
@@ -289,10 +257,6 @@ class Samples:
         return text
 
 
-def _at(row: Mapping[str, Any]) -> dict[str, int]:
-    return {"stage": row["stage_index"], "step": row["step"]}
-
-
 def _choose(played: Sequence[PlayedRollout]) -> list[PlayedRollout]:
     """One rollout for each verdict of each turn, then one for each problem and last verdict: at
     most MOST_SHOWN of these, spread evenly."""
@@ -303,8 +267,3 @@ def _choose(played: Sequence[PlayedRollout]) -> list[PlayedRollout]:
             by_verdict.setdefault(verdict, one)
         by_problem.setdefault((one.problem, one.statuses[-1:]), one)
     return [*by_verdict.values(), *spread(list(by_problem.values()), MOST_SHOWN)]
-
-
-def _outcome(one: PlayedRollout) -> str:
-    """Verdicts of its turns: `wrong → correct`."""
-    return " → ".join(one.statuses) or "no turn"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.store.layout import RunPaths
-    from forge.views.report.facts import Facts
+    from forge.views.report.contents import Contents
 
 FILE_NAME = "report.html"
 MARK = b'<meta name="generator" content="forge report">'
@@ -32,8 +32,8 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
     Args:
         plots: a directory for each picture as SVG and PNG; created if absent.
     """
-    from forge.views.report.draw import draw_svg
-    from forge.views.report.facts import Facts
+    from forge.views.report.charts import draw_svg
+    from forge.views.report.contents import Contents
     from forge.views.report.page import render_page
 
     target = out or paths.root / FILE_NAME
@@ -43,14 +43,14 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
         raise ConfigError(f"--out {target}: exists and is not a report; name another file")
     try:
         with open_run(paths) as reader:
-            facts = Facts(reader)
+            contents = Contents(reader)
     except sqlite3.Error as error:  # half copied, or not the expected tables
         raise ConfigError(f"{paths.run_db}: cannot be read: {error}") from error
-    svgs = {chart.name: draw_svg(chart) for chart in facts.charts}
-    page = render_page(facts, name=paths.name, svgs=svgs)
+    svgs = {chart.name: draw_svg(chart) for chart in contents.drawn}
+    page = render_page(contents, name=paths.name, svgs=svgs)
     _write(target, page)
     if plots is not None:
-        _write_plots(plots, facts, svgs)
+        _write_plots(plots, contents, svgs)
     return target
 
 
@@ -76,12 +76,12 @@ def _write(target: Path, page: str) -> None:
         raise MachineError(words) from error
 
 
-def _write_plots(folder: Path, facts: Facts, svgs: Mapping[str, str]) -> None:
-    from forge.views.report.draw import draw_png
+def _write_plots(folder: Path, contents: Contents, svgs: Mapping[str, str]) -> None:
+    from forge.views.report.charts import draw_png
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for chart in facts.charts:
+        for chart in contents.drawn:
             (folder / f"{chart.name}.svg").write_text(svgs[chart.name], encoding="utf-8")
             (folder / f"{chart.name}.png").write_bytes(draw_png(chart))
     except OSError as error:
