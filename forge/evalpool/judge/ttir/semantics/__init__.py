@@ -1,8 +1,7 @@
 """Semantics of Triton's operations: pure functions over numpy arrays.
 
 Called by the evaluator of `ttir`; `values.py` there says how values are represented, and has the
-types of what is exported here. Sums, products and functions are rounded once, as torch's are;
-`approximate` has the errors of the functions that a kernel asks for by an approximate name.
+types of what is exported here. Sums, products and functions are rounded once, as torch's are.
 """
 
 from forge.evalpool.judge.ttir.semantics.operations import OPERATIONS

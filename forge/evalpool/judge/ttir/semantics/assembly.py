@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.semantics.approximate import INSTRUCTIONS, approximated
 from forge.evalpool.judge.ttir.semantics.formats import scalar_of
 from forge.evalpool.judge.ttir.tree import shape_of
 from forge.evalpool.judge.ttir.values import Array, Operation, Unsupported, dtype_of
@@ -59,10 +58,7 @@ def inline_asm(
     is_one = len(operands) == len(signature.results) == 1 and kinds == {"f32"}
     if found is None or not is_one or found[1] not in FUNCTIONS:
         raise Unsupported(f"inline assembly needs a card: {' '.join(text.split())[:80]!r}")
-    exact = FUNCTIONS[found[1]](operands[0].astype(np.float64))
-    if found[1] in INSTRUCTIONS:
-        exact = approximated(INSTRUCTIONS[found[1]], exact, list(operands))
-    return [exact.astype(np.float32)]
+    return [FUNCTIONS[found[1]](operands[0].astype(np.float64)).astype(np.float32)]
 
 
 ASSEMBLY: Mapping[str, Operation] = {"tt.elementwise_inline_asm": inline_asm}
