@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     Handler = Callable[[dict[str, Any]], Awaitable[Response]]
     MoreRoutes = Callable[[Pool, "PoolApp"], Sequence[BaseRoute]]
 
-MAX_CONNECTIONS = 512
-"""Open connections. Beyond them idle ones are closed, and if none is idle, a client gets 503."""
 RETRY_AFTER_S = 1
 WAITING_PER_JUDGE = 4
 """Requests in flight per request that is being judged; the others wait."""
@@ -102,12 +100,7 @@ async def _serve(
 ) -> None:
     is_local = token is None and listener.family != sockets.AF_UNIX
     front = Opening(_starting_app(token=token, is_local=is_local))
-    serve = partial(
-        serve_listener,
-        max_connections=MAX_CONNECTIONS,
-        keep_alive_s=PUBLIC_KEEP_ALIVE_S,
-        has_websockets=has_websockets,
-    )
+    serve = partial(serve_listener, keep_alive_s=PUBLIC_KEEP_ALIVE_S, has_websockets=has_websockets)
     async with anyio.create_task_group() as tg:
         tg.start_soon(cancel_on_signal, tg.cancel_scope)
         await tg.start(serve, front, listener)

@@ -22,7 +22,7 @@ from starlette.routing import Route, WebSocketRoute
 from forge.process.ask import open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
-from forge.process.server import connections, door
+from forge.process.server import door
 from forge.process.server.door import Door, NetworkGuard, read_body
 from forge.process.server.listening import bind_network, open_listener, port_file
 from forge.process.server.serving import serve_listener
@@ -247,26 +247,15 @@ async def echo(websocket: WebSocket) -> None:
     await websocket.receive()
 
 
-async def health(_request: Request) -> Response:
-    return JSONResponse(None)
-
-
-async def test_a_websocket_outlives_the_limits_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_websocket_is_served_behind_the_same_listener() -> None:
     from websockets.asyncio.client import connect
 
-    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.05)
-    app = Starlette(routes=[WebSocketRoute("/ws", echo), Route("/health", health)])
-    serve = partial(serve_listener, max_connections=3, has_websockets=True)
+    app = Starlette(routes=[WebSocketRoute("/ws", echo)])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         at = f"127.0.0.1:{listener.getsockname()[1]}"
         async with anyio.create_task_group() as tasks:
-            await tasks.start(serve, app, listener)
-            async with connect(f"ws://{at}/ws") as client, httpx.AsyncClient() as http:
-                await anyio.sleep(0.15)  # longer than a head may take
-                for _ in range(4):  # more connections than the maximum: idle ones make room
-                    async with httpx.AsyncClient() as other:
-                        assert (await other.get(f"http://{at}/health")).status_code == 200
-                assert (await http.get(f"http://{at}/health")).status_code == 200
+            await tasks.start(partial(serve_listener, has_websockets=True), app, listener)
+            async with connect(f"ws://{at}/ws") as client:
                 await client.send("hello")
                 assert await client.recv() == "hello"
             tasks.cancel_scope.cancel()

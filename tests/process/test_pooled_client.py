@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 from forge.errors import ChildDied, Stalled
 from forge.process import answers
 from forge.process.ask import open_client, open_url_client, send
 from forge.process.client import IDLE_CONNECTIONS, PooledClient
+from forge.process.server.serving import serve_task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     import httpx
+    from starlette.requests import Request
 
     from forge.process.answers import Answer
 
@@ -26,12 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-
-@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Both loops: Ray's actors run on uvloop where it is installed, and so do web servers."""
-    return "asyncio", {"use_uvloop": request.param}
 
 
 class Server:
@@ -264,3 +263,19 @@ async def test_an_absent_server_is_an_error_that_says_so(tmp_path: Path) -> None
     async with open_client(tmp_path / "none", timeout_s=5) as client:
         with pytest.raises(ChildDied, match=r"it hung up; asked: POST /x: cannot connect"):
             await ask(client)
+
+
+def test_it_works_on_uvloop_as_in_actors_of_ray(tmp_path: Path) -> None:
+    async def echo(request: Request) -> Response:
+        return Response(await request.body())
+
+    async def main() -> None:
+        app = Starlette(routes=[Route("/x", echo, methods=["POST"])])
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve_task, app, tmp_path / "s")
+            async with open_client(tmp_path / "s", timeout_s=5) as client:
+                for _ in range(2):
+                    assert (await ask(client)).content == b'{"a": 1}'
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main, backend_options={"use_uvloop": True})

@@ -7,9 +7,10 @@ Promises: a request without the token gets 401; on loopback without a token no w
 since a browser here may act for it: 403 for another host name and for a page's WebSocket, 415 for
 what a page may send without permission; a body has a maximum size (413) and time (408), and is
 strict JSON (`read_object`); a refusal is sent at once, and read by clients that send all first; a
-client that hangs up causes no error. `connections.py` bounds
-connections and heads. Not covered: on loopback without a token, every user of this machine is
-served.
+client that hangs up causes no error. uvicorn bounds heads (64 kB) and the number of connections; it
+reads no further request before the one ahead is answered. Not covered: a client that sends its head
+slowly or keeps idle connections (a public server belongs after a proxy); and on loopback without a
+token, every user of this machine is served.
 
 Starlette's TrustedHostMiddleware is not used: it compares names, so it knows neither 127.0.0.2 nor
 other forms of ::1, and it answers in plain text, which no client of ours or of OpenAI's reads.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -30,7 +31,6 @@ from forge.process.strict_json import BadJson, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from contextlib import AbstractContextManager
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -46,8 +46,6 @@ DRAIN_TIMEOUT_S = 5.0
 CLIENT_CLOSED = 499
 """Status of a request whose client hung up, as in nginx. It is never read."""
 TOO_SLOW = 408
-CONNECTION = "forge.connection"
-"""Key of the connection in the state of a request."""
 
 T = TypeVar("T")
 
@@ -235,16 +233,9 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-class _HangingUp(Protocol):
-    """A connection that calls back at its end: a task that waits for it costs as much as the rest
-    of a short request."""
-
-    def telling(self, hang_up: Callable[[], None]) -> AbstractContextManager[None]: ...
-
-
 async def unless_hung_up(request: Request, work: Callable[[], Awaitable[T]]) -> T:
     """The result of `work` for a request whose body has been read; `work` is cancelled if the
-    client hangs up first. Behind a server that is not forge's, `work` goes on.
+    client hangs up first.
 
     Raises:
         ClientDisconnect: the client hung up; the door answers it.
@@ -252,17 +243,26 @@ async def unless_hung_up(request: Request, work: Callable[[], Awaitable[T]]) -> 
     """
     from starlette.requests import ClientDisconnect
 
-    connection = _connection_of(request)
-    if connection is None:
-        return await work()
-    with anyio.CancelScope() as scope, connection.telling(scope.cancel):
-        return await work()
-    raise ClientDisconnect
+    found: list[T] = []
+    failures: list[Exception] = []
 
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        tasks.cancel_scope.cancel()
 
-def _connection_of(request: Request) -> _HangingUp | None:
-    """The connection of a request; None behind a server that is not forge's."""
-    return request.scope.get("state", {}).get(CONNECTION)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        try:
+            found.append(await work())
+        except Exception as error:  # raised below, outside of the task group
+            failures.append(error)
+        tasks.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+    if not found:
+        raise ClientDisconnect
+    return found[0]
 
 
 def _names_loopback(host: str) -> bool:

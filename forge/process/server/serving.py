@@ -1,8 +1,7 @@
 # pyright: strict
 """HTTP servers: the one that a child's `main` ends in, and those inside a running event loop.
 
-Clients are in `ask.py`; `door.py` guards requests, `connections.py` connections, `listening.py`
-opens sockets. `serve` returns
+Clients are in `ask.py`; `door.py` guards requests, `listening.py` opens sockets. `serve` returns
 after SIGTERM, so a child that ends in it exits with 0. uvicorn is imported on first use.
 """
 
@@ -38,7 +37,8 @@ PUBLIC_KEEP_ALIVE_S = 75
 """Keep-alive for other programs: longer than their own (httpx: 5 s), so that no connection closes
 during a request."""
 MAX_CONNECTIONS = 4096
-"""Open connections of a server, if half of its descriptors are as many."""
+"""Open connections of a server, if half of its descriptors are as many; beyond them a client gets
+503."""
 MAX_MESSAGE_BYTES = 16 << 20
 """Maximum size of a message on a WebSocket; a larger one ends its connection."""
 GRACEFUL_S = 2
@@ -87,20 +87,13 @@ async def serve_listener(
     app: ASGIApp,
     listener: socket.socket,
     *,
-    max_connections: int | None = None,
     keep_alive_s: int = KEEP_ALIVE_S,
     has_websockets: bool = False,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `app` on a socket that listens already, until cancelled. Beyond `max_connections` idle
-    ones are closed, and if none is idle, a client gets 503. With `has_websockets`, the package
-    websockets must be installed."""
-    server = _make_server(
-        app,
-        max_connections=max_connections,
-        keep_alive_s=keep_alive_s,
-        has_websockets=has_websockets,
-    )
+    """Serve `app` on a socket that listens already, until cancelled. With `has_websockets`, the
+    package websockets must be installed."""
+    server = _make_server(app, keep_alive_s=keep_alive_s, has_websockets=has_websockets)
     async with anyio.create_task_group() as tg:
         tg.start_soon(server.serve, [listener])
         try:
@@ -147,13 +140,24 @@ def _make_server(
     app: ASGIApp,
     *,
     signals: tuple[signal.Signals, ...] = (),
-    max_connections: int | None = None,
     keep_alive_s: int = KEEP_ALIVE_S,
     has_websockets: bool = False,
 ) -> uvicorn.Server:
+    import h11
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from forge.process.server.connections import GuardedConnection
+    class Connection(H11Protocol):
+        """A connection whose client may send bytes that are no HTTP at any time: it is closed, with
+        400 if no answer has begun. uvicorn's own would raise an error."""
+
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            self.transport.close()
+            if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                self.cycle.disconnected = True  # its handler must not send into this connection
+                self.cycle.message_event.set()
 
     class UvicornServer(uvicorn.Server):
         """A server that handles `signals` only. uvicorn's handlers would restore SIGINT, and raise
@@ -168,9 +172,9 @@ def _make_server(
     return UvicornServer(
         uvicorn.Config(
             app,
-            http=GuardedConnection,
+            http=Connection,
             timeout_keep_alive=keep_alive_s,
-            limit_concurrency=max_connections or _most_connections(),
+            limit_concurrency=_most_connections(),
             timeout_graceful_shutdown=GRACEFUL_S,
             log_config=None,  # the process configures logging, never to a terminal
             log_level="error",  # warnings are faults of clients: a line each, without end

@@ -252,7 +252,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events as they come, until the client hangs up."""
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await unless_hung_up(HttpRequest(scope), partial(self._produce, send))
+        await unless_hung_up(HttpRequest(scope, receive), partial(self._produce, send))
 
     async def _produce(self, send: Send) -> None:
         offer, chunks = anyio.create_memory_object_stream[Chunk](float("inf"))
