@@ -1,21 +1,38 @@
 """`forge kernels export`: the best correct kernel of each problem of a run, as files.
 
-Called by the command line. Reads a run, writes a directory (`kernels_layouts` has its contents),
-which is complete or absent: it is written beside its place and renamed. Starts nothing.
+    files         NAME/kernel.py, problem.py, verdict.json, test_kernel.py; README.md, NOTICE.md
+    kernels-hub   a project for Hugging Face's kernel-builder, and its build:
+        build.toml  flake.nix  CARD.md  README.md  NOTICE.md
+        torch-ext/<module>/   __init__.py  NAME.py
+        tests/                test_<module>.py  problems/NAME.py
+        verdicts/             NAME.json
+        build/torch-cuda/     __init__.py  NAME.py  metadata.json
+
+The project follows the documentation of `kernels` 0.17 (kernel-requirements, writing-kernels):
+build.toml of edition 5 with a `torch-noarch` section, since Triton compiles at run time; Python in
+torch-ext/<module>; build/torch-cuda with the same files and their digest in metadata.json. So the
+directory can be uploaded as it is, and built again. Texts are templates in `kernels_templates/`.
+The directory is complete or absent: it is written beside its place and renamed.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 import re
 import shutil
 import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.commands.kernels_layouts import check_license, hub_files, plain_files
+import tomli_w
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
 from forge.errors import ConfigError, MachineError
 from forge.store.reader import open_run
 from forge.views.kernels import load_kernel
@@ -27,6 +44,14 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 MAX_NAME = 60
+LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}")
+EDITION = 5
+VERSION = 0
+"""Version 0 is for kernels that are not yet recommended for production."""
+VARIANT = "build/torch-cuda"
+TOLERANCES = {"fp16": 2e-2, "bf16": 2e-2}
+"""rtol and atol of an exported test; of any other precision 0.01. The judge's own bounds are
+stricter and by row; a tensor core may round fp32 products to TF32."""
 LEFT_OUT = ("group_id", "rollout", "turn", "code_id", "reward")
 """Columns of a turn that mean nothing outside its run."""
 
@@ -82,15 +107,17 @@ def export_kernels(
     """
     if layout not in tuple(KernelLayout):
         raise ConfigError(f"--layout {layout}: one of {', '.join(KernelLayout)}")
-    check_license(license)
+    if not LICENSE.fullmatch(license):
+        raise ConfigError(
+            f"--license {license}: an identifier of the hub, such as apache-2.0, mit or other"
+        )
     target = (out or Path(f"{paths.name}-kernels")).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"--out {target}: is not empty; a new or an empty directory")
     with open_run(paths) as reader:
         kernels, origin = load_best(reader), load_origin(reader, license=license)
-    is_hub = layout == KernelLayout.HUB
-    files = hub_files(kernels, origin) if is_hub else plain_files(kernels, origin)
-    _write(files, target)
+    write = hub_files if layout == KernelLayout.HUB else plain_files
+    _write(write(kernels, origin), target)
     return ExportedKernels(path=target, kernels=kernels)
 
 
@@ -109,6 +136,16 @@ class BestKernel:
     precision: str
     verdict: dict[str, Any]
     """Status, times and device of its judgement, and every other time of the same code."""
+
+    @property
+    def tolerance(self) -> float:
+        """rtol and atol of its test."""
+        return TOLERANCES.get(self.precision, 1e-2)
+
+    def to_json(self, origin: Origin) -> str:
+        """Its verdict as a file."""
+        verdict = {**self.verdict, "problem_id": self.problem_id, "run": origin.run}
+        return json.dumps(verdict, indent=1) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +216,81 @@ def _name(problem_id: str, taken: set[str]) -> str:
         name, number = f"{plain}_{number}", number + 1
     taken.add(name)
     return name
+
+
+def plain_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]:
+    """Contents of the layout `files` by path."""
+    found = {name: _render(name, kernels, origin) for name in ("README.md", "NOTICE.md")}
+    for each in kernels:
+        found |= {
+            f"{each.name}/kernel.py": each.code,
+            f"{each.name}/problem.py": each.problem,
+            f"{each.name}/verdict.json": each.to_json(origin),
+            f"{each.name}/test_kernel.py": _render("test_kernel.py", kernels, origin, kernel=each),
+        }
+    return found
+
+
+def hub_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]:
+    """Contents of the project by path."""
+    name = project_name(origin.run)
+    names = {"name": name, "module": name.replace("-", "_"), "version": VERSION}
+    card = _render("CARD.md", kernels, origin, **names)
+    package = {"__init__.py": _render("__init__.py", kernels, origin)}
+    package |= {f"{each.name}.py": each.code for each in kernels}
+    general = {
+        "name": name, "version": VERSION, "edition": EDITION, "license": origin.license,
+        "backends": ["cuda"],
+    }  # fmt: skip
+    module = names["module"]
+    return {
+        "build.toml": tomli_w.dumps({"general": general, "torch-noarch": {}}),
+        "flake.nix": _template("flake.nix"),
+        "CARD.md": card,
+        "README.md": card,
+        "NOTICE.md": _render("NOTICE.md", kernels, origin),
+        **{f"torch-ext/{module}/{path}": content for path, content in package.items()},
+        "tests/__init__.py": "",
+        f"tests/test_{module}.py": _render("test_hub.py", kernels, origin, **names),
+        **{f"tests/problems/{each.name}.py": each.problem for each in kernels},
+        **{f"verdicts/{each.name}.json": each.to_json(origin) for each in kernels},
+        **{f"{VARIANT}/{path}": content for path, content in package.items()},
+        f"{VARIANT}/metadata.json": _metadata(package, name, module, origin.license),
+    }
+
+
+def project_name(run: str) -> str:
+    """Name of the project: lower-case letters, digits and dashes, at both ends no dash."""
+    plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    return plain if plain[:1].isalpha() and len(plain) > 1 else f"kernels-{plain or 'run'}"
+
+
+def _metadata(package: Mapping[str, str], name: str, module: str, license: str) -> str:
+    """metadata.json of the build, with the digest of each of its files."""
+    digests = {path: hashlib.sha256(package[path].encode()).digest() for path in sorted(package)}
+    whole = hashlib.sha256(b"".join(digests.values())).hexdigest()
+    metadata: dict[str, object] = {
+        "name": name, "id": f"_{module}_cuda_{whole[:7]}", "version": VERSION, "license": license,
+        "python-depends": [], "backend": {"type": "cuda"},
+        "digest": {
+            "algorithm": "sha256",
+            "files": {path: base64.b64encode(each).decode() for path, each in digests.items()},
+        },
+    }  # fmt: skip
+    return json.dumps(metadata, indent=2) + "\n"
+
+
+def _render(template: str, kernels: Sequence[BestKernel], origin: Origin, **more: Any) -> str:
+    environment = Environment(
+        loader=FunctionLoader(_template), undefined=StrictUndefined, trim_blocks=True,
+        keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+    page = environment.get_template(f"{template}.jinja")
+    return page.render(kernels=kernels, origin=origin, **more)
+
+
+def _template(name: str) -> str:
+    return files("forge.commands").joinpath("kernels_templates", name).read_text(encoding="utf-8")
 
 
 def _write(files: Mapping[str, str], target: Path) -> None:

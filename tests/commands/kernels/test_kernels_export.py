@@ -15,8 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from forge.commands.kernels import export_kernels
-from forge.commands.kernels_layouts import project_name
+from forge.commands.kernels import export_kernels, project_name
 from forge.errors import ConfigError
 from forge.records import Group, Problem, Status
 from forge.store.layout import RunPaths
