@@ -3,7 +3,7 @@
     ├─ imports: here, of each engine in serve.python ─────┐
     ├─ sandbox                                            ├──▶ findings, by pure functions
     ├─ a kernel on each free GPU, or on the CPU           │
-    └─ copies between GPUs, a sum by NCCL ────────────────┘
+    └─ a sum over all GPUs by NCCL ───────────────────────┘
 
 Each probe is a child process with a deadline, so this takes as long as the slowest.
 """

@@ -1,4 +1,4 @@
-"""The GPUs, and what the probes find on them: kernels, copies between GPUs, a sum over all.
+"""The GPUs, and what the probes find on them: a kernel on each, a sum over all.
 
 A GPU that a run has claimed, or that another process uses, is left alone. On the others the probes
 share the GPU's lease, so that no judge times a kernel meanwhile.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from forge.process.devices import Gpu, GpuUser
 
-ON_CPU, PEERS, SUM = "kernel on the CPU", "peer access", "all-reduce"
+ON_CPU, SUM = "kernel on the CPU", "all-reduce"
 """Names of findings."""
 WITHOUT_PEERS = "all-reduce without peer access"
 """The same sum with NCCL_P2P_DISABLE=1, if it failed."""
@@ -116,7 +116,6 @@ async def try_gpus(facts: GpuFacts, folder: Path) -> GpuFacts:
         if not facts.gpus:
             tasks.start_soon(try_one, ON_CPU, "kernel", (), {"uuid": ""})
         if len(uuids) > 1:
-            tasks.start_soon(try_one, PEERS, "peers", uuids, together)
             tasks.start_soon(add_up, SUM)
     if SUM in found and found[SUM].fault:
         await add_up(WITHOUT_PEERS, NCCL_P2P_DISABLE="1")
@@ -124,7 +123,7 @@ async def try_gpus(facts: GpuFacts, folder: Path) -> GpuFacts:
 
 
 def check_gpus(facts: GpuFacts) -> Iterator[Finding]:
-    """Each GPU with its users, the kernels, and the pairs."""
+    """Each GPU with its users, the kernels, and the sum."""
     if not facts.gpus:
         yield Finding(name="GPUs", found="none: everything runs on the CPU")
     for gpu in facts.gpus:
@@ -139,8 +138,6 @@ def check_gpus(facts: GpuFacts) -> Iterator[Finding]:
     for name, outcome in sorted(facts.outcomes.items()):
         if busy := outcome.get("busy"):
             yield Finding(name=name, found=f"{busy}: not tried")
-        elif name == PEERS:
-            yield check_peers(outcome, gpus=facts.tried())
         elif name == SUM:
             without_peers = facts.outcomes.get(WITHOUT_PEERS)
             yield check_allreduce(outcome, without_peers, num_gpus=len(facts.tried()))
@@ -157,24 +154,6 @@ def check_kernel(name: str, outcome: Outcome) -> Finding:
         return error(name, found, fix=f'"make setup" for versions that fit; {RESET}')
     how = "evaluated" if name == ON_CPU else "compiled and run"
     return Finding(name=name, found=f"{how} in {outcome.get('seconds'):.1f} s, the result is right")
-
-
-def check_peers(outcome: Outcome, *, gpus: Sequence[Gpu]) -> Finding:
-    """All pairs copy correctly, and directly."""
-    name, pairs = PEERS, [answer for answer in outcome.answers if "pair" in answer]
-    label = {pair: f"GPU {gpus[pair].index}" for pair in range(len(gpus))}
-    wrong = [answer["pair"] for answer in pairs if not answer["is_right"]]
-    if wrong:
-        listed = ", ".join(f"from {label[a]} to {label[b]}" for a, b in wrong)
-        return error(name, f"copies arrive damaged {listed}", fix=BROKEN_PEERS)
-    if outcome.fault:
-        return error(name, outcome.fault, fix=f"{BROKEN_PEERS}; {RESET}")
-    indirect = [answer["pair"] for answer in pairs if not answer["is_direct"]]
-    if indirect:
-        listed = ", ".join(f"{label[a]} → {label[b]}" for a, b in indirect)
-        found = f"none for {listed}: copies go through the CPU's memory, and are right"
-        return warning(name, found, fix="nvidia-smi topo -p2p r says why; runs work, but slower")
-    return Finding(name=name, found=f"between all {len(gpus)} GPUs; copies are right")
 
 
 def check_allreduce(outcome: Outcome, without_peers: Outcome | None, *, num_gpus: int) -> Finding:

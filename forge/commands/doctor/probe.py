@@ -21,7 +21,7 @@ from forge.process.logtail import read_ending
 if TYPE_CHECKING:
     from pathlib import Path
 
-DEADLINES_S = {"imports": 120.0, "sandbox": 60.0, "kernel": 90.0, "peers": 90.0, "allreduce": 60.0}
+DEADLINES_S = {"imports": 120.0, "sandbox": 60.0, "kernel": 90.0, "allreduce": 60.0}
 """Maximum time of each probe. On a machine in good order each takes seconds, mostly of imports,
 which take a minute on a cold network disk."""
 LOG_LINES = 40

@@ -20,7 +20,6 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from importlib import metadata
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ LEASE_S = 20.0
 MAX_ERROR = 300
 """Characters of an error that are reported; the log has all."""
 NUM_VALUES = 1 << 20
-"""Numbers that are copied between GPUs, and added up over them."""
+"""Numbers that are added up over the GPUs."""
 SIZE = 64
 """Rows and columns of the matrices that the kernel multiplies."""
 KERNEL = """
@@ -176,23 +175,6 @@ def _multiply_as_judged(path: Path, a: Any, b: Any) -> Any:
     return executor.read(program.outputs[0]).view(np.float32)
 
 
-def copy_between_all(config: Mapping[str, Any], answer: AnswerFile) -> None:
-    """Copy from each GPU to each other one; report peer access and the comparison. With a wrong
-    IOMMU or ACS setting such copies arrive damaged, without an error."""
-    answer.begin("importing torch")
-    import torch
-
-    uuids = config["uuids"]
-    with gpus_held(uuids):
-        expected = torch.arange(NUM_VALUES)
-        for source, target in permutations(range(len(uuids)), 2):
-            answer.begin(f"copying from {uuids[source]} to {uuids[target]}")
-            is_direct = torch.cuda.can_device_access_peer(source, target)
-            copied = expected.to(f"cuda:{source}").to(f"cuda:{target}")
-            is_right = torch.equal(copied.cpu(), expected)
-            answer.say(pair=[source, target], is_direct=is_direct, is_right=is_right)
-
-
 def add_up(config: Mapping[str, Any], answer: AnswerFile) -> None:
     """A sum over all GPUs by NCCL. Like a trainer (`forge/train/trainer/__main__.py`): this
     process, which holds the leases, starts one rank for each GPU in its own process group, under
@@ -237,7 +219,6 @@ PROBES = {
     "imports": import_all,
     "sandbox": find_sandbox,
     "kernel": run_kernel,
-    "peers": copy_between_all,
     "allreduce": add_up,
 }
 

@@ -1,4 +1,4 @@
-"""`forge doctor` on real GPUs: kernels, copies between GPUs, a sum by NCCL; claims are respected.
+"""`forge doctor` on real GPUs: kernels, a sum by NCCL; claims are respected.
 
 Run on a machine with one or two GPUs: `python -m pytest tests/commands/doctor -m gpu` (a minute).
 """
@@ -44,12 +44,9 @@ def test_a_kernel_is_compiled_and_run_on_each_gpu_which_is_free_afterwards(tmp_p
         time.sleep(0.2)
 
 
-def test_two_gpus_copy_and_add_up_correctly(tmp_path: Path) -> None:
+def test_two_gpus_add_up_correctly(tmp_path: Path) -> None:
     need_two_gpus()
     found = examined(tmp_path)
-    peers = found["peer access"]
-    assert peers.severity in (Severity.OK, Severity.WARNING), peers  # a warning: no direct access
-    assert "are right" in peers.found
     expected = f"gloo and NCCL add up correctly over {len(inventory())} GPUs"
     assert found["all-reduce"] == Finding(name="all-reduce", found=expected)
 

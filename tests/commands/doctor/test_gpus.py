@@ -1,5 +1,4 @@
-"""Findings of `forge doctor` on GPUs: users, builds of torch, kernels, copies between GPUs, the sum
-over all."""
+"""Findings of `forge doctor` on GPUs: users, builds of torch, kernels, the sum over all."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from forge.commands.doctor.gpus import (
     check_allreduce,
     check_gpus,
     check_kernel,
-    check_peers,
     find_fix,
     try_gpus,
 )
@@ -75,7 +73,7 @@ def test_a_kernel_with_a_wrong_result_is_an_error() -> None:
     assert (found.severity, "differs from torch's" in found.found) == (Severity.ERROR, True)
 
 
-@pytest.mark.parametrize("name", ["kernel on GPU 0", "peer access", "all-reduce"])
+@pytest.mark.parametrize("name", ["kernel on GPU 0", "all-reduce"])
 def test_a_probe_that_waited_for_a_judge_is_not_an_error(name: str) -> None:
     busy = Outcome(answers=({"busy": "not free"},), fault="exit 1")
     found = check(gpus=CARDS, outcomes={name: busy})[name]
@@ -118,39 +116,14 @@ def test_probes_run_on_free_gpus_and_a_sum_that_fails_is_tried_without_peer_acce
     facts = anyio.run(try_gpus, GpuFacts(gpus=cards), tmp_path)
     both = ["GPU-0", "GPU-2"]
     assert asked == [
-        ("kernel", ["GPU-0"], ""), ("kernel", ["GPU-2"], ""), ("peers", both, ""),
+        ("kernel", ["GPU-0"], ""), ("kernel", ["GPU-2"], ""),
         ("allreduce", both, ""), ("allreduce", both, "1"),
     ]  # fmt: skip
     assert set(facts.outcomes) == {
-        "kernel on GPU 0", "kernel on GPU 2", "peer access", "all-reduce",
-        "all-reduce without peer access",
+        "kernel on GPU 0", "kernel on GPU 2", "all-reduce", "all-reduce without peer access",
     }  # fmt: skip
     asked.clear()
     assert set(anyio.run(try_gpus, GpuFacts(), tmp_path).outcomes) == {"kernel on the CPU"}
-
-
-def pairs(*, is_direct: bool = True, is_right: bool = True) -> tuple[dict[str, Any], ...]:
-    return tuple(
-        {"pair": [a, b], "is_direct": is_direct, "is_right": is_right} for a, b in ((0, 1), (1, 0))
-    )
-
-
-def test_peer_access_has_three_outcomes() -> None:
-    found = check_peers(Outcome(answers=pairs()), gpus=CARDS)
-    assert found == Finding(name="peer access", found="between all 2 GPUs; copies are right")
-    found = check_peers(Outcome(answers=pairs(is_direct=False)), gpus=CARDS)
-    assert found.severity is Severity.WARNING
-    assert "none for GPU 0 → GPU 1, GPU 1 → GPU 0" in found.found
-    found = check_peers(Outcome(answers=pairs(is_right=False)), gpus=CARDS)
-    assert found.severity is Severity.ERROR
-    assert found.found.startswith("copies arrive damaged from GPU 0 to GPU 1")
-    assert "iommu" in found.fix
-
-
-def test_copies_that_hang_are_an_error_with_the_pair() -> None:
-    fault = "no end within 90 s while copying from GPU-0 to GPU-1"
-    found = check_peers(Outcome(fault=fault), gpus=CARDS)
-    assert (found.severity, found.found) == (Severity.ERROR, fault)
 
 
 def sums(value: float, *, backend: str = "NCCL") -> tuple[dict[str, Any], ...]:
