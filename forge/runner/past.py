@@ -3,8 +3,8 @@ of its checkpoints (--from).
 
 Called by `run.py` before a run is resumed, by `fork.py` and by `forge doctor RUN`. Rows of run.db
 are held against what proves that more were recorded: the acknowledged counts, the batch files and
-the checkpoints. A run.db without its WAL, with a damaged one (`store.durable`), or copied back from
-an earlier day has fewer rows than were acknowledged. The run continues from its checkpoints and
+the checkpoints. A run.db without its WAL, with a damaged one, or copied back from
+an earlier day has fewer commits than were acknowledged. The run continues from its checkpoints and
 batches, and no id is given out again.
 """
 
@@ -19,7 +19,6 @@ from forge.errors import ConfigError, MachineError
 from forge.records import Event
 from forge.runner.weights.resume import check_there, load_stage_weights, on_model
 from forge.store.acknowledged import read_acknowledged
-from forge.store.durable import count_unread_commits
 from forge.store.reader import open_run
 from forge.store.resume import LastState, events, last_state
 from forge.train.batch import BadBatch, SampleHeader, read_headers
@@ -128,27 +127,21 @@ class HeldRows:
     """Number of turns that are missing."""
     samples: int
     """Number of samples that are missing."""
-    policies: int
-    """Number of published versions of the policy that are missing."""
     steps: dict[int, range]
     """Stage index to trained steps that a checkpoint contains and no row mentions."""
     commits: int = 0
-    """Number of commits in a damaged WAL that SQLite does not read, at least."""
+    """Number of commits that are missing."""
 
     @property
     def is_whole(self) -> bool:
         """True if nothing is missing that was not reported by an earlier attempt."""
-        return not (self.turns or self.samples or self.policies or self.steps or self.commits)
+        return not (self.turns or self.samples or self.steps or self.commits)
 
     def describe(self) -> str:
         """The missing rows, as the subject of a sentence."""
-        counts = {
-            "turns": self.turns, "samples": self.samples, "policy versions": self.policies
-        }  # fmt: skip
+        counts = {"turns": self.turns, "samples": self.samples, "commits": self.commits}
         parts = [f"{number} {name}" for name, number in counts.items() if number]
         parts += [f"{name_steps(steps)} of grpo-{stage}" for stage, steps in self.steps.items()]
-        if self.commits:
-            parts.append(f"at least {self.commits} of the commits in run.db-wal")
         return ", ".join(parts)
 
     def to_event(self, run_db: Path) -> Event:
@@ -162,7 +155,6 @@ class HeldRows:
             data={
                 "turns": self.turns,
                 "samples": self.samples,
-                "policies": self.policies,
                 "commits": self.commits,
                 "steps": {stage: steps[-1] for stage, steps in self.steps.items()},
                 "group_id": state.group_id,
@@ -182,9 +174,8 @@ def hold_rows(reader: RunReader, stages: Sequence[Stage]) -> HeldRows:
     offered = {each.sample_id for each in headers if each.sample_id > last_reported}
     if offered:
         offered -= {row[0] for row in reader.query(_PRESENT, (last_reported,)).rows}
-    num_samples: int = reader.value("SELECT count(*) FROM samples")
-    num_turns: int = reader.value("SELECT count(*) FROM turns")
-    num_policies: int = reader.value("SELECT count(*) FROM policies")
+    num_turns: int = reader.value("SELECT coalesce(max(turn_row), 0) FROM turns")
+    num_commits: int = reader.value("SELECT num_commits FROM runs") or 0
     return HeldRows(
         state=replace(
             state,
@@ -193,10 +184,9 @@ def hold_rows(reader: RunReader, stages: Sequence[Stage]) -> HeldRows:
             policy_version=max([state.policy_version, *(each.policy_version for each in headers)]),
         ),
         turns=max(0, known.turns - num_turns),
-        samples=max(0, known.samples - num_samples, len(offered)),
-        policies=max(0, known.policies - num_policies),
+        samples=len(offered),
         steps=_missing_steps(reader, stages, reported),
-        commits=count_unread_commits(paths.run_db),
+        commits=max(0, known.commits - num_commits),
     )
 
 

@@ -54,7 +54,7 @@ from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import Work
-from forge.store.durable import refuse_damage, restore_wals
+from forge.store.acknowledged import refuse_damage
 from forge.store.layout import RunPaths, create_run, next_attempt, write_file
 from forge.store.ownership import open_run_lock
 from forge.store.write.writer import open_writer
@@ -130,7 +130,6 @@ def resume_run(
     console = Console(quiet=quiet)
     # The lock first: another process may still write the state that is read here.
     with report_at_end(console) as begun, open_run_lock(paths):
-        restore_wals(paths)
         refuse_damage(paths)
         experiment = load_experiment(paths.experiment)
         store = experiment.store.model_copy(update={"dir": paths.root.parent})

@@ -1,9 +1,11 @@
-"""Acknowledged rows: number of rows and highest ids that were committed, in a file beside run.db.
+"""Acknowledged rows stay: what was committed is counted beside run.db, and a run.db that lacks some
+of it, or is damaged, is noticed before a run goes on.
 
-The writer counts the rows of each commit and writes the numbers, and the ids before the commit, to
-the file `acknowledged`; it syncs them at each step end. So numbers never exceed what was committed,
-and no id that anyone has seen is given out again. A run.db with fewer rows has lost its WAL, or is
-an older copy (`runner.prepare` compares them).
+The writer counts commits and turns in the file `acknowledged`, and writes the highest ids there
+before the commit; it syncs them at each step end. So the counts never exceed what was committed,
+and no id that anyone has seen is given out again. run.db has the number of its commits too
+(`runs.num_commits`): one with fewer has lost its WAL, or is an older copy (`runner.past` compares
+them). A resume and `forge doctor RUN` also check the pages and indexes of a database.
 
     acknowledged    two slots of 256 bytes, written in turn: {"turns": 25, ...} and its CRC-32
 """
@@ -13,28 +15,46 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import threading
 import zlib
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from forge.errors import ConfigError, MachineError
+from forge.store.read_only import is_damage, open_read_only
+from forge.store.schema.create import check_version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from forge.store.layout import RunPaths
 
 SLOT_BYTES = 256
 """Length of a slot, padded with spaces. If a power cut tears one, the other is whole."""
 NUM_SLOTS = 2
+MAX_FAULTS = 5
+"""Maximum number of faults that are listed."""
+QUICK_S = 3.0
+"""Maximum delay of a resume; 2 GB of a database are read in that time."""
+
+_COUNTS = "SELECT num_commits, (SELECT coalesce(max(turn_row), 0) FROM turns) FROM runs"
+_IDS = """
+SELECT max((SELECT coalesce(max(group_id), -1) FROM turns),
+    (SELECT coalesce(max(group_id), -1) FROM groups)),
+    (SELECT coalesce(max(sample_id), -1) FROM samples),
+    max((SELECT coalesce(max(max_version), -1) FROM turns WHERE turn_row > ?),
+        (SELECT coalesce(max(version), -1) FROM policies))
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
     """Rows that were committed at one moment, and ids used by then."""
 
+    commits: int = 0
+    """Number of commits."""
     turns: int = 0
-    """Number of rows."""
-    samples: int = 0
-    """Number of rows."""
-    policies: int = 0
     """Number of rows."""
     group_id: int = -1
     """Highest id ever used, as the next two; -1 for none. Lost rows do not lower it."""
@@ -42,39 +62,66 @@ class Acknowledged:
     policy_version: int = -1
 
 
-class _Slot(NamedTuple):
-    number: int
-    """Number of the write: the highest is the newest."""
-    value: Acknowledged
-
-
 def read_acknowledged(path: Path) -> Acknowledged:
     """The newest whole slot of the file; without one, nothing is acknowledged."""
     return _newest(path).value
 
 
-class AcknowledgedFile:
-    """The file, open for the writer of the run."""
+class Acknowledger:
+    """The file, open for the writer of a run, and the counts in it."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError if it cannot be written."""
-        self._number = _newest(path).number
+    def __init__(self, run: sqlite3.Connection, path: Path) -> None:
+        """The file is left as it is until the next commit. Raises OSError if it cannot be
+        written."""
+        self._run = run
+        self._number, self._written = _newest(path)
+        self._turns = 0
+        """Number of turns whose versions were looked at."""
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
-    def write(self, value: Acknowledged) -> None:
-        """Replaces the older slot. It survives the process at once, a power cut after `sync`."""
-        self._number += 1
-        body = json.dumps({"number": self._number, **asdict(value)})
-        line = f"{body} {_checksum(body)}".ljust(SLOT_BYTES - 1) + "\n"
-        os.pwrite(self._descriptor, line.encode(), self._number % NUM_SLOTS * SLOT_BYTES)
+    def reserve(self) -> None:
+        """Call before a commit, in its transaction, which this counts. From then on the ids of its
+        rows are not given out again, whatever becomes of the rows: a reader may see them before
+        `acknowledge`."""
+        self._run.execute("UPDATE runs SET num_commits = num_commits + 1")
+        used = self._written
+        group_id, sample_id, version = self._run.execute(_IDS, (self._turns,)).fetchone()
+        self._write(
+            replace(
+                used,
+                group_id=max(used.group_id, group_id),
+                sample_id=max(used.sample_id, sample_id),
+                policy_version=max(used.policy_version, version),
+            )
+        )
+
+    def acknowledge(self) -> None:
+        """Call after the commit."""
+        commits, self._turns = self._run.execute(_COUNTS).fetchone()
+        self._write(replace(self._written, commits=commits, turns=self._turns))
 
     def sync(self) -> None:
-        """Returns when the last slot is on disk."""
+        """Returns when what was acknowledged survives a power cut."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
         """Closes the file."""
         os.close(self._descriptor)
+
+    def _write(self, value: Acknowledged) -> None:
+        """Replaces the older slot. It survives the process at once, a power cut after `sync`."""
+        if value == self._written:
+            return
+        self._number, self._written = self._number + 1, value
+        body = json.dumps({"number": self._number, **asdict(value)})
+        line = f"{body} {_checksum(body)}".ljust(SLOT_BYTES - 1) + "\n"
+        os.pwrite(self._descriptor, line.encode(), self._number % NUM_SLOTS * SLOT_BYTES)
+
+
+class _Slot(NamedTuple):
+    number: int
+    """Number of the write: the highest is the newest."""
+    value: Acknowledged
 
 
 def _newest(path: Path) -> _Slot:
@@ -96,80 +143,51 @@ def _checksum(body: str) -> str:
     return f"{zlib.crc32(body.encode()):08x}"
 
 
-_ADDED = """
-SELECT (SELECT count(*) FROM turns WHERE turn_row > :turn_row),
-    (SELECT count(*) FROM samples WHERE sample_id > :sample_id),
-    (SELECT count(*) FROM policies WHERE version > :version),
-    (SELECT coalesce(max(turn_row), 0) FROM turns),
-    (SELECT coalesce(max(sample_id), -1) FROM samples),
-    (SELECT coalesce(max(group_id), -1) FROM turns),
-    (SELECT coalesce(max(group_id), -1) FROM groups),
-    (SELECT coalesce(max(max_version), -1) FROM turns WHERE turn_row > :turn_row),
-    (SELECT coalesce(max(version), -1) FROM policies)
-"""
+def find_faults(path: Path) -> list[str]:
+    """The first faults of a database: `PRAGMA integrity_check` and `foreign_key_check`."""
+    try:
+        with closing(open_read_only(path)[0]) as connection:
+            found = _check(connection, "integrity_check")
+            broken = connection.execute("PRAGMA foreign_key_check").fetchmany(MAX_FAULTS)
+            return found + [f"{table} row {row}: refers to nothing" for table, row, *_ in broken]
+    except sqlite3.DatabaseError as error:
+        if is_damage(error):
+            return [str(error)]
+        raise
 
 
-class _Counted(NamedTuple):
-    value: Acknowledged
-    last: dict[str, int]
-    """The highest ids, behind which the next count begins."""
+def refuse_damage(paths: RunPaths) -> None:
+    """Looks for damage in run.db for at most QUICK_S.
 
-
-class Acknowledger:
-    """The acknowledged rows of one run, kept in their file."""
-
-    def __init__(self, run: sqlite3.Connection, path: Path) -> None:
-        """Counts the rows that are there; the highest ids are those of the file, if higher.
-
-        Raises OSError if the file cannot be written.
-        """
-        self._run = run
-        self._last = {"turn_row": 0, "sample_id": -1, "version": -1}
-        self._written = read_acknowledged(path)
-        self._counted = self._count(replace(self._written, turns=0, samples=0, policies=0))
-        self._value, self._last = self._counted.value, self._counted.last
-        self._file = AcknowledgedFile(path)
-
-    def reserve(self) -> None:
-        """Call before a commit. From then on the ids of its rows are not given out again, whatever
-        becomes of the rows: a reader may see them before `acknowledge`."""
-        self._counted = self._count(self._value)
-        old = self._value
-        numbers = {"turns": old.turns, "samples": old.samples, "policies": old.policies}
-        self._write(replace(self._counted.value, **numbers))
-
-    def acknowledge(self) -> None:
-        """Call after the commit."""
-        self._value, self._last = self._counted.value, self._counted.last
-        self._write(self._value)
-
-    def sync(self) -> None:
-        """Returns when what was acknowledged survives a power cut."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """Syncs and closes the file."""
-        self._file.sync()
-        self._file.close()
-
-    def _write(self, value: Acknowledged) -> None:
-        if value != self._written:
-            self._file.write(value)
-            self._written = value
-
-    def _count(self, old: Acknowledged) -> _Counted:
-        """The old value and the rows added since it was counted, also in an open transaction. Ids
-        of a transaction that was rolled back stay used."""
-        used = self._written
-        row: tuple[int, ...] = self._run.execute(_ADDED, self._last).fetchone()
-        turns, samples, policies, turn_row, sample_id, *groups, sampled, published = row
-        value = Acknowledged(
-            turns=old.turns + turns,
-            samples=old.samples + samples,
-            policies=old.policies + policies,
-            group_id=max(used.group_id, *groups),
-            sample_id=max(used.sample_id, sample_id),
-            policy_version=max(used.policy_version, sampled, published),
+    Raises:
+        ConfigError: run.db is absent or has another schema.
+        MachineError: it is damaged.
+    """
+    if not paths.run_db.exists():
+        raise ConfigError(f"{paths.root}: no run.db in it, so nothing was recorded")
+    connection, _ = open_read_only(paths.run_db)
+    timer = threading.Timer(QUICK_S, connection.interrupt)
+    with closing(connection):
+        timer.start()
+        try:
+            check_version(connection, path=paths.run_db)
+            faults = _check(connection, "quick_check")
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):  # interrupted: found none in time
+                return
+            faults = [str(error)]
+        finally:
+            timer.cancel()
+            timer.join()
+    if faults:
+        raise MachineError(
+            f"{paths.run_db}: damaged: {faults[0]}; put a copy of it there, without a run.db-wal: "
+            f'"forge resume {paths.name}" says what the copy lacks. "forge doctor {paths.name}" '
+            "lists the damage"
         )
-        last = {"turn_row": turn_row, "sample_id": sample_id, "version": published}
-        return _Counted(value, last)
+
+
+def _check(connection: sqlite3.Connection, name: str) -> list[str]:
+    rows = connection.execute(f"PRAGMA {name}({MAX_FAULTS})").fetchall()
+    lines = [line for (text,) in rows for line in str(text).splitlines()]
+    return [line for line in lines if line != "ok" and not line.startswith("*** in database")]

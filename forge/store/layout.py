@@ -6,7 +6,7 @@ or absent.
 
     runs/<name>-<n>/
         run.db  tokens.db          everything recorded (store.schema.tables)
-        acknowledged               number of rows and highest ids in run.db (store.acknowledged)
+        acknowledged               commits, turns and highest ids in run.db (store.acknowledged)
         experiment.toml            the resolved experiment
         logs/attempt-<k>/          <process>.log
         checkpoints/ weights/ batches/
@@ -56,7 +56,7 @@ class RunPaths:
 
     @property
     def acknowledged(self) -> Path:
-        """Number of rows and highest ids that were committed."""
+        """Number of commits and turns, and highest ids."""
         return self.root / "acknowledged"
 
     @property

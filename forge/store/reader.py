@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.store.acknowledged import read_acknowledged
-from forge.store.codec import Body, Lookup, decode_text
+from forge.store.codec import Body, decode_text
 from forge.store.layout import RunPaths, find_run
 from forge.store.read_only import (
     DAMAGED,
@@ -57,7 +57,6 @@ class RunReader:
         # Python handles Ctrl-C between two of its instructions only; a statement may take hours.
         self._connection.set_progress_handler(lambda: 0, INTERRUPT_STEPS)
         self._lookup = open_read_only(paths.run_db)[0]
-        self._bodies = _body_lookup(self._lookup)
         self._connection.create_function("text", 1, self._text, deterministic=True)
         self._connection.set_authorizer(_authorize)
 
@@ -131,19 +130,12 @@ class RunReader:
         return self._connection.execute("PRAGMA data_version").fetchone()[0]
 
     def _text(self, value: Any) -> str | None:
-        body = self._bodies(value) if isinstance(value, int) else value
-        return decode_text(body, self._bodies)
+        return decode_text(self._body(value) if isinstance(value, int) else value, self._body)
 
-
-def _body_lookup(connection: sqlite3.Connection) -> Lookup:
-    """A lookup of stored bodies by text_id, for `decode_text`."""
-
-    def lookup(text_id: int) -> Body | None:
+    def _body(self, text_id: int) -> Body | None:
         query = "SELECT body FROM main.texts WHERE text_id = ?"
-        row = connection.execute(query, (text_id,)).fetchone()
+        row = self._lookup.execute(query, (text_id,)).fetchone()
         return None if row is None else row[0]
-
-    return lookup
 
 
 def open_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> RunReader:

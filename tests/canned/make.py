@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from forge.store.schema.rollups import REOPEN_ALL, settle_while
+from forge.store.schema.rollups import COLUMNS, settle_while
 from tests.canned import ARCHIVE
 
 MAX_BYTES = 700_000
@@ -53,6 +53,18 @@ DELETE FROM texts WHERE text_id NOT IN (
     UNION SELECT detail_id FROM verdicts WHERE detail_id IS NOT NULL
     UNION SELECT source_id FROM problems);
 """
+REOPEN_ALL = (
+    "".join(f"DELETE FROM rolled_{name};\n" for name in COLUMNS)
+    + "DELETE FROM rolled_noise;\nDELETE FROM open_kernels;\nDELETE FROM open_groups;\n"
+    + "DELETE FROM open_steps;\n"
+    + """
+INSERT INTO open_steps (stage, step)
+    SELECT stage, step FROM groups UNION SELECT stage, step FROM sample_uses ORDER BY 1, 2;
+INSERT INTO open_groups SELECT DISTINCT group_id FROM turns t
+    WHERE NOT EXISTS (SELECT 1 FROM groups g WHERE g.group_id = t.group_id);
+"""
+)
+"""Makes every roll-up again from the rows."""
 LAST_STEP = """
 SELECT group_id FROM groups WHERE purpose = 'train' AND (stage, step) = (
     SELECT stage, step FROM groups WHERE purpose = 'train' ORDER BY stage DESC, step DESC LIMIT 1)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.store.codec import LEAST_PART_BYTES, PART_MAGIC, Encoder, decode_text, find_part
+from forge.store.codec import LEAST_PART_BYTES, PART_MAGIC, Encoder, decode_text, utf8
 from forge.store.reader import open_run
 from tests.store.storefactory import attempt, turn, write_run
 
@@ -45,24 +45,6 @@ def test_a_candidate_is_stored_as_part_of_its_completion(root: Path) -> None:
         assert reader.value("SELECT count(*) FROM v_turns WHERE code LIKE '%größer%'") == 1
 
 
-def test_plain_texts_are_stored_whole(tmp_path: Path) -> None:
-    anyio.run(write_run, tmp_path / "toy-1", [turn(0, code=CODE, completion=COMPLETION)])
-    assert stored(tmp_path / "toy-1", "code_id") == CODE
-
-
-def test_a_completion_stored_as_a_part_can_contain_other_parts(tmp_path: Path) -> None:
-    shorter = CODE[2:]
-    turns = [
-        turn(0, code=CODE, completion=COMPLETION),
-        turn(1, code=shorter, completion=CODE),  # its completion is stored as a part itself
-    ]
-    root = anyio.run(write_zstd, tmp_path / "toy-1", *turns)
-    with open_run(root) as reader:
-        assert reader.rows("SELECT completion, code FROM v_turns WHERE group_id = 1") == [
-            {"completion": CODE, "code": shorter}
-        ]
-
-
 def test_a_part_of_another_run_is_not_decoded_with_this_runs_texts(
     root: Path, tmp_path: Path
 ) -> None:
@@ -76,12 +58,7 @@ def test_a_part_of_another_run_is_not_decoded_with_this_runs_texts(
 
 @given(st.text(), st.text(min_size=LEAST_PART_BYTES), st.text())
 def test_any_part_is_read_back(before: str, part: str, after: str) -> None:
-    encoder = Encoder(texts="zstd")
-    whole = before + part + after
-    found = find_part(part.encode("utf-8", errors="replace"), whole)
-    assert found is not None
-    body, lookup = found.body(7), {7: encoder.text(whole)}.get
-    assert decode_text(body, lookup) == part.encode("utf-8", errors="replace").decode()
-    assert decode_text(body) is None
-    assert decode_text(body, {7: encoder.text("something else")}.get) is None
-    assert find_part((part + "?").encode("utf-8", errors="replace"), part) is None
+    encoder, whole, raw = Encoder(texts="zstd"), utf8(before + part + after), utf8(part)
+    body = encoder.text(raw, whole=whole, whole_id=7)
+    assert decode_text(body, {7: encoder.text(whole)}.get) == raw.decode()
+    assert decode_text(body, {7: encoder.text(b"something else")}.get) is None

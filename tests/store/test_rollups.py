@@ -35,7 +35,6 @@ from forge.store.schema.create import TOKEN_SCHEMA, create, create_run
 from forge.store.schema.rollups import BY_STEP, noise_of, settle_oldest
 from forge.store.schema.views import summed_views, view_names
 from forge.store.write.rows import Record, RowWriter
-from forge.store.write.texts import TurnEncoder
 from forge.store.write.writer import open_writer
 from tests.examples import examples
 from tests.store.storefactory import (
@@ -71,8 +70,7 @@ class Store:
         self.tokens = sqlite3.connect(":memory:", isolation_level=None)
         create_run(self.run, path=Path("run.db"))
         create(self.tokens, path=Path("tokens.db"), tables=TOKEN_SCHEMA)
-        encoder = TurnEncoder(texts="plain")
-        self.rows = RowWriter(self.run, tokens=self.tokens, encoder=encoder, clock=lambda: 1.0)
+        self.rows = RowWriter(self.run, tokens=self.tokens, texts="plain", clock=lambda: 1.0)
 
     def close(self) -> None:
         self.run.close()

@@ -18,7 +18,7 @@ from forge.store.schema import rollups
 from forge.store.schema.create import (
     APPLICATION_ID,
     RUN_SCHEMA,
-    UNRELEASED_ID,
+    UNRELEASED_IDS,
     VERSION,
     create,
     create_run,
@@ -93,7 +93,7 @@ def test_a_run_from_before_the_first_release_is_refused_in_one_line(
     command: str, canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     connection = connect(canned_run.run_db)
-    connection.execute(f"PRAGMA application_id = {UNRELEASED_ID}")
+    connection.execute(f"PRAGMA application_id = {UNRELEASED_IDS[0]}")
     connection.close()
     with canned_run.experiment.open("a") as file:
         file.write("[gone]\nkey = 1\n")
@@ -158,7 +158,7 @@ def scans(run: sqlite3.Connection, sql: str, params: dict[str, object]) -> list[
     return [line for line in plan if line.startswith("SCAN") and not BOUNDED.match(line)]
 
 
-@pytest.mark.parametrize("sql", [*rollups._SETTLE, *rollups._SETTLE_NOISE], ids=range(15))
+@pytest.mark.parametrize("sql", [*rollups._SETTLE, *rollups._SETTLE_NOISE])
 def test_settling_a_step_reads_no_other_step(run: sqlite3.Connection, sql: str) -> None:
     assert scans(run, sql, {"stage": 1, "step": 2}) == []
 

@@ -19,7 +19,7 @@ from forge.errors import ConfigError, ForgeError, MachineError
 from forge.runner.past import hold_rows, name_steps
 from forge.runner.weights.resume import find_starting_weights, load_stage_weights
 from forge.serve.weights import Weights
-from forge.store.durable import find_faults
+from forge.store.acknowledged import find_faults
 from forge.store.ownership import is_owned
 from forge.store.reader import open_run
 from forge.train.batch import BadBatch, read_headers

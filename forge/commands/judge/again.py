@@ -31,7 +31,7 @@ from forge.evalpool.targets import require_target
 from forge.records import Status, Verdict
 from forge.records.judged_again import JudgedAgain, Judging
 from forge.records.problem import ReferenceModule
-from forge.store.durable import refuse_damage, restore_wals
+from forge.store.acknowledged import refuse_damage
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
@@ -104,7 +104,6 @@ def judge_again(
         MachineError: its store is damaged or incomplete, or no sandbox works on this machine.
     """
     with open_run_lock(paths):
-        restore_wals(paths)
         refuse_damage(paths)
         experiment = load_experiment(paths.experiment, is_here=False)
         table, gpus = _table(experiment, settings, given), settings.gpus()

@@ -16,9 +16,9 @@ from forge.store.schema.rollups import ROLLUP_TABLES
 from forge.store.schema.tables import RUN_TABLES, TOKEN_TABLES
 from forge.store.schema.views import VIEWS
 
-APPLICATION_ID = 0x66726765
-"""`frge`, as `file run.db` and `PRAGMA application_id` show it."""
-UNRELEASED_ID = 0x666F7267
+APPLICATION_ID = 0x46524745
+"""`FRGE`, as `file run.db` and `PRAGMA application_id` show it."""
+UNRELEASED_IDS = (0x666F7267, 0x66726765)
 """The same of runs recorded before the first release, whose schemas had numbers of their own."""
 VERSION = 1
 
@@ -40,7 +40,7 @@ def check_version(connection: sqlite3.Connection, *, path: Path) -> int:
         MachineError: its version is 0, but it has tables.
     """
     found, owner, num_tables = connection.execute(_VERSION).fetchone()
-    if owner == UNRELEASED_ID:
+    if owner in UNRELEASED_IDS:
         raise ConfigError(
             f"{path}: found a run recorded before the first release of forge (application_id "
             f"{owner:#x}); allowed: {APPLICATION_ID:#x}. Read it with the version that wrote it, "

@@ -322,19 +322,6 @@ ROLLUP_TABLES = (
 )
 """Tables, indexes and triggers, after `tables`."""
 
-REOPEN_ALL = (
-    "".join(f"DELETE FROM rolled_{name};\n" for name in COLUMNS)
-    + "DELETE FROM rolled_noise;\nDELETE FROM open_kernels;\nDELETE FROM open_groups;\n"
-    + "DELETE FROM open_steps;\n"
-    + """
-INSERT INTO open_steps (stage, step)
-    SELECT stage, step FROM groups UNION SELECT stage, step FROM sample_uses ORDER BY 1, 2;
-INSERT INTO open_groups SELECT DISTINCT group_id FROM turns t
-    WHERE NOT EXISTS (SELECT 1 FROM groups g WHERE g.group_id = t.group_id);
-"""
-)
-"""Makes every roll-up again from the rows."""
-
 MAX_OPEN_STEPS = 4
 """Steps that stay open: one being played, one being trained, an evaluation, and a spare. Every view
 computes these afresh."""
@@ -349,8 +336,13 @@ _ONE_STEP = {
     "replayed": "v_replayed WHERE stage = :stage AND step = :step",
 }
 _SETTLE = tuple(
-    f"INSERT INTO rolled_{name} ({COLUMNS[name]}) {sql.format(**_ONE_STEP)}"
+    statement
     for name, sql in BY_STEP.items()
+    for statement in (
+        # None is there, unless a damaged WAL put older pages beside newer ones.
+        f"DELETE FROM rolled_{name} WHERE stage = :stage AND step = :step",
+        f"INSERT INTO rolled_{name} ({COLUMNS[name]}) {sql.format(**_ONE_STEP)}",
+    )
 )
 _SETTLE_NOISE = (
     f"""INSERT OR IGNORE INTO open_kernels SELECT code_id FROM live_turns
@@ -359,25 +351,6 @@ _SETTLE_NOISE = (
     f"INSERT INTO rolled_noise {noise_of('open_kernels')}",
     "DELETE FROM open_kernels",
 )
-
-
-_IS_TORN = "SELECT " + " OR ".join(
-    f"EXISTS (SELECT 1 FROM open_steps o JOIN rolled_{name} r USING (stage, step))"
-    for name in COLUMNS
-)
-
-
-def reopen_if_torn(run: sqlite3.Connection) -> bool:
-    """Opens all steps if one of them is open and settled at once, which no transaction leaves: a
-    damaged WAL put older pages beside newer ones. Roll-ups are made from rows, so none is lost.
-
-    Returns:
-        True if it was so.
-    """
-    (is_torn,) = run.execute(_IS_TORN).fetchone()
-    if is_torn:
-        run.executescript(f"BEGIN IMMEDIATE;\n{REOPEN_ALL}COMMIT;")
-    return bool(is_torn)
 
 
 def settle_oldest(run: sqlite3.Connection, *, max_open: int = MAX_OPEN_STEPS) -> bool:

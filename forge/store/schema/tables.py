@@ -15,7 +15,8 @@ CREATE TABLE runs (
     created_at REAL NOT NULL,
     experiment TEXT NOT NULL,        -- experiment.toml as resolved
     forge_version TEXT NOT NULL,
-    texts TEXT NOT NULL              -- plain or zstd: how texts.body is stored
+    texts TEXT NOT NULL,             -- plain or zstd: how texts.body is stored
+    num_commits INTEGER NOT NULL     -- commits so far: the file acknowledged has them too
 );
 
 CREATE TABLE attempts (

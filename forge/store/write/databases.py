@@ -1,5 +1,5 @@
-"""run.db and tokens.db opened read-write: schema, pragmas, transactions over both, free space; and
-the thread that copies their WALs.
+"""run.db and tokens.db opened read-write: schema, pragmas, transactions over both, copies of their
+WALs, free space.
 
 Used on the writer's thread. Tokens are committed before the rows that name them, so each turn in
 run.db has its tokens, also after a power cut; then the commit is `acknowledged`.
@@ -9,9 +9,8 @@ Retention of token arrays, `[store] keep_tokens`: `all` keeps every turn's while
 offered and not yet used. `last:N` keeps those and the groups of the last N steps. Tokens of an
 unused sample are never dropped.
 
-A passive checkpoint runs while others write and read; on the writer's thread its fsync would delay
-commits. The WAL is emptied in a moment without a transaction: from copied pages that stay in it, a
-damaged WAL would put old ones back over newer ones. Nothing waits for that moment.
+A checkpoint empties the WAL too, unless a reader still needs it: what stays in a WAL can be lost
+with it. It waits for no reader.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ import logging
 import os
 import shutil
 import sqlite3
-import threading
-import time
 import tomllib
 from collections.abc import Generator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +29,9 @@ from forge.errors import MachineError
 from forge.store.acknowledged import Acknowledger
 from forge.store.read_only import is_corrupt
 from forge.store.schema.create import TOKEN_SCHEMA, create, create_run
-from forge.store.schema.rollups import reopen_if_torn
 from forge.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forge.store.layout import RunPaths
 
 logger = logging.getLogger(__name__)
@@ -50,6 +44,8 @@ KEEP_ALL_BYTES = 20_000_000_000
 CACHE_KIB = 2048
 """Page cache of each connection, SQLite's default size. SQLite fills it whatever the use: one of
 64 MB saves 15 % of the time of a turn at full speed, and grows for hours."""
+
+BUSY_TIMEOUT = "PRAGMA busy_timeout = 5000"
 
 _HELD = "SELECT json_group_array(group_id) FROM (SELECT DISTINCT group_id FROM tokens)"
 _SPENT = """
@@ -88,13 +84,8 @@ class Databases:
                 self.tokens = _connect(paths.tokens_db)
                 opened.callback(self.tokens.close)
                 create(self.tokens, path=paths.tokens_db, tables=TOKEN_SCHEMA)
-            if reopen_if_torn(self.run):
-                logger.warning("%s: its roll-ups contradicted its rows: made again", paths.run_db)
             self._put_run(texts=texts, now=now)
             self._acknowledger = Acknowledger(self.run, paths.acknowledged)
-            self._checkpointer = Checkpointer(
-                paths.tokens_db, paths.run_db, after=self._acknowledger.sync
-            )
             opened.pop_all()
         self.checkpoint()
 
@@ -116,9 +107,20 @@ class Databases:
             if connection.in_transaction:
                 connection.rollback()
 
-    def checkpoint(self) -> None:
-        """Starts copying the WALs into the databases."""
-        self._checkpointer.request()
+    def checkpoint(self) -> bool:
+        """Copies the WALs into the databases, outside of a transaction; logs what fails. False if
+        one of them is not empty then."""
+        is_busy = False
+        try:
+            for connection in (self.tokens, self.run):
+                connection.execute("PRAGMA busy_timeout = 0")
+                row = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                connection.execute(BUSY_TIMEOUT)
+                is_busy |= bool(row[0])
+            self._acknowledger.sync()
+        except (sqlite3.Error, OSError) as error:  # full disk: readers still read the WAL
+            logger.warning("%s: checkpoint: %s", self._paths.root, error)
+        return not is_busy
 
     def drop_spent_tokens(self, keep_tokens: str) -> None:
         """Deletes the token arrays that `keep_tokens` need not keep, after a commit."""
@@ -133,15 +135,11 @@ class Databases:
         self.tokens.execute("COMMIT")
 
     def close(self) -> None:
-        """Copies the WALs into the databases and closes them; logs a checkpoint that fails."""
-        self._checkpointer.end()
+        """Copies the WALs into the databases and closes them."""
+        self.checkpoint()
         with suppress(OSError):  # full disk
             self._acknowledger.close()
         for connection in (self.tokens, self.run):
-            try:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            except sqlite3.Error as error:  # full disk: readers still read the WAL
-                logger.warning("%s: checkpoint at close: %s", self._paths.root, error)
             connection.close()
 
     def _token_bytes(self) -> int:
@@ -155,7 +153,7 @@ class Databases:
         if self._paths.experiment.exists():
             experiment = self._paths.experiment.read_text(encoding="utf-8")
         self.run.execute(
-            "INSERT INTO runs SELECT ?, ?, ?, '', ?, '' WHERE NOT EXISTS (SELECT 1 FROM runs)",
+            "INSERT INTO runs SELECT ?, ?, ?, '', ?, '', 0 WHERE NOT EXISTS (SELECT 1 FROM runs)",
             (self._paths.name, _kind_of(experiment), now, __version__),
         )
         self.run.execute(
@@ -186,8 +184,8 @@ def _explained(path: Path, *, advice: str) -> Generator[None]:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=True)
+    connection.execute(BUSY_TIMEOUT)
     for pragma in (
-        "busy_timeout = 5000",
         "journal_mode = WAL",
         "synchronous = FULL",
         "temp_store = MEMORY",
@@ -201,61 +199,3 @@ def _connect(path: Path) -> sqlite3.Connection:
 def free_bytes(path: Path) -> int:
     """Bytes available to this user; 0 for a missing directory."""
     return shutil.disk_usage(path).free if os.path.isdir(path) else 0
-
-
-EMPTY_TRIES = 20
-EMPTY_PAUSE_S = 0.01
-"""A WAL that is never free is emptied at the next request, or grows to its limit."""
-END_S = 60.0
-"""Maximum wait for a copy that is under way."""
-
-
-class Checkpointer:
-    """The thread. A request while it copies makes it copy once more."""
-
-    def __init__(self, *databases: Path, after: Callable[[], None]) -> None:
-        """`after` is called on the thread after each copy."""
-        self._databases, self._after = databases, after
-        self._wanted = threading.Event()
-        self._is_ending = False
-        self._thread = threading.Thread(target=self._main, name="store-checkpointer", daemon=True)
-        self._thread.start()
-
-    def request(self) -> None:
-        """Copies what is committed by now, soon. Returns at once."""
-        self._wanted.set()
-
-    def end(self) -> None:
-        """Ends the thread."""
-        self._is_ending = True
-        self._wanted.set()
-        self._thread.join(END_S)
-
-    def _main(self) -> None:
-        with ExitStack() as opened:
-            # Kept open, as those of the writer: the directory may be moved.
-            connections = [opened.enter_context(closing(_open_to_copy(p))) for p in self._databases]
-            while self._wanted.wait() and not self._is_ending:
-                self._wanted.clear()
-                try:
-                    for connection in connections:
-                        self._copy(connection)
-                    self._after()
-                except (sqlite3.Error, OSError) as error:  # full disk: the WAL keeps what it has
-                    logger.warning("checkpoint: %s", error)
-
-    def _copy(self, connection: sqlite3.Connection) -> None:
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        for _ in range(EMPTY_TRIES):
-            if not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                return
-            if self._is_ending:
-                return
-            time.sleep(EMPTY_PAUSE_S)
-
-
-def _open_to_copy(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # finds the WAL
-    return connection

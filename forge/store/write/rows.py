@@ -7,6 +7,7 @@ functions can read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -38,11 +39,10 @@ from forge.records import (
 )
 from forge.records.judged_again import JudgedAgain, Judging
 from forge.records.verdict import TIMING_FIELDS
-from forge.store.write.texts import HashedTable, TextTable
+from forge.store.codec import Body, Encoder, utf8
 
 if TYPE_CHECKING:
     from forge.records import Timing, Verdict
-    from forge.store.write.texts import EncodedTurn, TurnEncoder
 
 Record = (
     Attempt
@@ -82,21 +82,24 @@ class RowWriter:
         run: sqlite3.Connection,
         *,
         tokens: sqlite3.Connection,
-        encoder: TurnEncoder,
+        texts: str,
         clock: Callable[[], float] = time.time,
         record_path: Callable[[str], str] = str,
     ) -> None:
         """
         Args:
+            texts: `plain` or `zstd`.
             record_path: a path as the store has it (`RunPaths.record`).
         """
         self._run = run
         self._tokens = tokens
-        self._encoder = encoder
+        self._encoder = Encoder(texts=texts)
         self._clock = clock
         self._record_path = record_path
-        self._texts = TextTable(run, encoder=encoder)
-        self._programs = HashedTable(
+        self._texts = _HashedTable(
+            run, table="texts", key="text_id", columns="sha256, num_bytes, body"
+        )
+        self._programs = _HashedTable(
             run, table="programs", key="program_id", columns="sha256, body"
         )
         self._ended: dict[tuple[int, int], Trajectory] = {}
@@ -124,16 +127,22 @@ class RowWriter:
             Turn: self._turn,
         }
 
-    def write(self, record: Record, *, encoded: EncodedTurn | None = None) -> None:
-        """Writes one record. Raises sqlite3.Error; the caller rolls the transaction back.
+    def write(self, record: Record) -> None:
+        """Writes one record. Raises sqlite3.Error; the caller rolls the transaction back."""
+        self._writers[type(record)](record)
 
-        Args:
-            encoded: texts and tokens of a turn, if another thread has encoded them already.
-        """
-        if encoded is not None and isinstance(record, Turn):
-            self._turn(record, encoded)
-        else:
-            self._writers[type(record)](record)
+    def _text(self, value: str, *, whole: str = "", whole_id: int | None = None) -> int | None:
+        """The text_id of a text, inserted if it is new; None for an empty one. `whole`: a stored
+        text that may contain it."""
+        if not value:
+            return None
+        raw = utf8(value)
+
+        def rest() -> tuple[int, Body]:
+            body = self._encoder.text(raw, whole=utf8(whole), whole_id=whole_id)
+            return len(raw), body
+
+        return self._texts.put(raw, rest)
 
     def _put(
         self,
@@ -155,7 +164,7 @@ class RowWriter:
             "split": str(record.split),
             "entry_point": record.entry_point,
             "precision": record.precision,
-            "source_id": self._texts.put(self._encoder.text(record.source)) or 0,
+            "source_id": self._text(record.source) or 0,
         }
         self._put("problems", ("problem_id",), row)
 
@@ -206,11 +215,10 @@ class RowWriter:
         )
         return cursor.rowcount == 1
 
-    def _turn(self, record: Turn, encoded: EncodedTurn | None = None) -> None:
-        encoded = self._encoder.turns([record])[0] if encoded is None else encoded
-        key, completion = _turn_key(record), record.completion
-        completion_id = self._texts.put(encoded.completion)
-        feedback_id = self._texts.put(encoded.feedback)
+    def _turn(self, record: Turn) -> None:
+        key, completion, verdict = _turn_key(record), record.completion, record.verdict
+        text, feedback = record.completion_text, record.feedback
+        completion_id, feedback_id = self._text(text), self._text(feedback)
         row = key | {
             "attempt": self._attempt,
             "recorded_at": self._clock(),
@@ -223,32 +231,36 @@ class RowWriter:
             "reward_terms": _json(record.reward_terms),
             "generate_s": record.generate_s,
             "judge_s": record.judge_s,
-            "prompt_id": self._texts.put(encoded.prompt),
+            "prompt_id": self._text(record.prompt_text),
             "completion_id": completion_id,
-            "code_id": self._texts.put(encoded.code, within_id=completion_id),
+            "code_id": self._text(record.code, whole=text, whole_id=completion_id),
             "feedback_id": feedback_id,
             "prompt_hash": record.prompt_hash or None,
         }
         self._put("turns", _TURN_KEY, row)
-        detail_id = self._texts.put(encoded.detail, within_id=feedback_id)
-        row = key | _of_verdict(record.verdict) | {"detail_id": detail_id}
+        detail_id = self._text(verdict.detail, whole=feedback, whole_id=feedback_id)
+        row = key | _of_verdict(verdict) | {"detail_id": detail_id}
         self._put("verdicts", _TURN_KEY, row)
-        program = encoded.program
+        program = verdict.program
         if program is not None:
-            program_id = self._programs.put(program.digest, lambda: (program.body,))
-            row = key | {"program_id": program_id}
+            row = key | {"program_id": self._programs.put(program, lambda: (program,))}
             self._put("turn_programs", _TURN_KEY, row)
-        for name, other in record.verdict.also.items():
+        for name, other in verdict.also.items():
             row = key | _of_fields(other) | {"protocol": name, "status": str(other.status)}
             self._put("turn_protocols", (*_TURN_KEY, "protocol"), row)
-        for number, shape in enumerate(record.verdict.shapes):
+        for number, shape in enumerate(verdict.shapes):
             row = key | {"shape": number, "name": shape.name, "status": str(shape.status)}
             self._put("turn_shapes", (*_TURN_KEY, "shape"), row | _of_timing(shape.timing))
-        self._token_row(record, encoded.tokens)
+        self._token_row(record, completion.token_ids, completion.logprobs)
 
-    def _token_row(self, record: Turn | Sample, tokens: tuple[bytes, bytes, bytes]) -> None:
-        names = ("prompt_ids", "completion_ids", "logprobs")
-        row = _turn_key(record) | dict(zip(names, tokens, strict=True))
+    def _token_row(
+        self, record: Turn | Sample, ids: Sequence[int], logprobs: Sequence[float]
+    ) -> None:
+        row = _turn_key(record) | {
+            "prompt_ids": self._encoder.ids(record.prompt_ids),
+            "completion_ids": self._encoder.ids(ids),
+            "logprobs": self._encoder.logprobs(logprobs),
+        }
         self._put("tokens", _TURN_KEY, row, db=self._tokens)
 
     def _sample(self, record: Sample) -> None:
@@ -258,7 +270,7 @@ class RowWriter:
         key = (record.group_id, record.rollout, record.turn)
         query = "SELECT 1 FROM tokens WHERE group_id = ? AND rollout = ? AND turn = ?"
         if self._tokens.execute(query, key).fetchone() is None:
-            self._token_row(record, self._encoder.tokens(record))
+            self._token_row(record, record.completion_ids, record.logprobs)
 
     def _sample_use(self, record: SampleUse) -> None:
         row = _of_fields(record) | {"attempt": self._attempt}
@@ -337,6 +349,42 @@ class RowWriter:
         self._run.execute(
             "UPDATE sample_uses SET step = step WHERE stage = ? AND step > ? AND attempt < ?", place
         )
+
+
+CACHE_SIZE = 4096
+"""Maximum number of remembered hashes. A group's prompt occurs G times."""
+
+
+class _HashedTable:
+    """A table whose rows are found by the hash of their content, each stored once."""
+
+    def __init__(self, run: sqlite3.Connection, *, table: str, key: str, columns: str) -> None:
+        """
+        Args:
+            key: the column with a row's id.
+            columns: the others, the first of which is the hash.
+        """
+        marks = ", ".join("?" for _ in columns.split(","))
+        self._run = run
+        self._insert = f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})"
+        self._find = f"SELECT {key} FROM {table} WHERE sha256 = ?"
+        self._ids: dict[bytes, int] = {}
+
+    def put(self, content: bytes, rest: Callable[[], tuple[Any, ...]]) -> int:
+        """The id of a row, inserted if it is new. `rest` makes the columns after the hash, where
+        the content was not put recently."""
+        digest = hashlib.sha256(content).digest()
+        known = self._ids.get(digest)
+        if known is not None:
+            return known
+        cursor = self._run.execute(self._insert, (digest, *rest()))
+        found = cursor.lastrowid
+        if not cursor.rowcount or found is None:
+            found = self._run.execute(self._find, (digest,)).fetchone()[0]
+        if len(self._ids) >= CACHE_SIZE:
+            self._ids.clear()
+        self._ids[digest] = found
+        return found
 
 
 @cache

@@ -6,12 +6,10 @@ change the state of the run. Guarantees: a row whose flush returned survives kil
 (WAL, synchronous=FULL); the event loop never waits for the disk; after a full disk or an I/O error
 every later put and flush raises MachineError, and committed rows stay.
 
-    put ──queue (bounded)──▶ encoder thread ──bounded──▶ writer thread ──▶ tokens.db, then run.db
+    put ──queue (bounded)──▶ writer thread ──▶ tokens.db, then run.db
 
-All SQLite work happens on the writer's thread: it batches puts into transactions, commits, answers
-flushes, settles steps and has the WAL copied at each step end. All hashing and compression happens
-on the encoder's, in order; zstd and SHA-256 release Python's lock, so it runs in parallel with the
-event loop and with SQLite.
+All work happens on that thread: it hashes and compresses texts, batches puts into transactions,
+commits, answers flushes, settles steps and copies the WAL at each step end.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -52,7 +49,6 @@ from forge.store.read_only import is_corrupt
 from forge.store.schema.rollups import settle_oldest, settle_while
 from forge.store.write.databases import Databases, free_bytes
 from forge.store.write.rows import RECORD_TYPES, Record, RowWriter
-from forge.store.write.texts import EncodedTurn, TurnEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +179,6 @@ class WriterThread:
         self.failure: Exception | None = None
         self._table = table
         self._clock = clock
-        self._encoder = EncoderThread(self.queue, texts=table.texts)
         self._thread = threading.Thread(target=self._main, name="store-writer", daemon=True)
         self._disk_problem: str | None = None
         self._disk_checked_at = 0.0
@@ -194,8 +189,7 @@ class WriterThread:
         """Monotonic time at which the WALs are copied, at the latest."""
 
     def start(self) -> None:
-        """Starts both threads; `opened` gets the result of opening the databases."""
-        self._encoder.start()
+        """Starts the thread; `opened` gets the result of opening the databases."""
         self._thread.start()
 
     def end(self) -> None:
@@ -237,7 +231,6 @@ class WriterThread:
         try:
             self._open()
         except Exception as error:  # boundary: the opener raises it
-            self.queue.put(None)  # ends the encoder's thread
             self.opened.set_exception(self._explain(error))
             return
         self.opened.set_result(None)
@@ -256,28 +249,26 @@ class WriterThread:
         self._rows = RowWriter(
             self._databases.run,
             tokens=self._databases.tokens,
-            encoder=TurnEncoder(texts=texts),
+            texts=texts,
             clock=self._clock,
             record_path=self.paths.record,
         )
 
     def _step(self) -> bool:
-        """Writes one batch of the queue, or commits if that is due; False at the end."""
+        """Writes one item of the queue, or commits if that is due; False at the end."""
         self._measure_disk()
         try:
-            batch = self._encoder.encoded.get(timeout=self._max_wait_s())
+            item = self.queue.get(timeout=self._max_wait_s())
         except queue.Empty:
             self._commit() if self._num_pending else self._use_idle_time()
             return True
-        for item in batch:
-            if isinstance(item, Encoded):
-                self._write(item)
-                continue
-            self._commit()
-            if item is None:
-                return False
+        if isinstance(item, tuple):
+            self._write(item)
+            return True
+        self._commit()
+        if item is not None:
             item.set_exception(self.failure) if self.failure else item.set_result(None)
-        return True
+        return item is not None
 
     def _measure_disk(self) -> None:
         if time.monotonic() - self._disk_checked_at < DISK_CHECK_S:
@@ -298,19 +289,16 @@ class WriterThread:
             return DISK_CHECK_S
         return max(0.0, self._first_pending + COMMIT_AFTER_S - time.monotonic())
 
-    def _write(self, put: Encoded) -> None:
-        records = put.records
+    def _write(self, records: tuple[Record, ...]) -> None:
         if self.failure is not None or not records:
             return
         try:
-            if put.error is not None:
-                raise put.error
             if not self._num_pending:
                 self._databases.begin()
                 self._first_pending = time.monotonic()
             self._num_pending += len(records)
-            for record, encoded in zip(records, put.turns, strict=True):
-                self._rows.write(record, encoded=encoded)
+            for record in records:
+                self._rows.write(record)
         except Exception as error:  # boundary: raised by the next put or flush
             self._fail(error)
             return
@@ -335,7 +323,8 @@ class WriterThread:
     def _checkpoint_if_due(self) -> None:
         if self._trained_something or time.monotonic() >= self._checkpoint_at:
             self._trained_something, self._checkpoint_at = False, math.inf
-            self._databases.checkpoint()
+            if not self._databases.checkpoint():
+                self._checkpoint_at = time.monotonic() + CHECKPOINT_AFTER_S
 
     def _use_idle_time(self) -> None:
         self._settle_all(for_s=IDLE_SETTLE_S)
@@ -349,7 +338,7 @@ class WriterThread:
             if self.failure is None:
                 settle_while(
                     self._databases.run,
-                    is_wanted=lambda: time.monotonic() < deadline and self._encoder.is_idle,
+                    is_wanted=lambda: time.monotonic() < deadline and self.queue.empty(),
                 )
         except Exception as error:  # boundary: raised by the next put or flush
             self._fail(error)
@@ -378,72 +367,3 @@ class WriterThread:
                 f'what was recorded is kept, "forge resume {self.paths.name}" continues'
             )
         return error
-
-
-BATCH_PUTS = 64
-"""Maximum number of puts encoded together: 5 ms of work, most of it without Python's lock."""
-AHEAD_BATCHES = 3
-"""Encoded batches queued for the writer, so that neither thread waits for the other. A queue entry
-is a batch, since waking the writer for each put would cost more than the put."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """One put, ready to be written."""
-
-    records: tuple[Record, ...]
-    turns: tuple[EncodedTurn | None, ...]
-    """One entry per record, None for a record that is not a turn."""
-    error: Exception | None = None
-    """Failure of the encoder; the writer fails as if the write had failed."""
-
-
-class EncoderThread:
-    """Moves items from the queue of puts to `encoded`, in the same order."""
-
-    def __init__(self, items: queue.Queue[Item], *, texts: str) -> None:
-        self._items = items
-        self._encoder = TurnEncoder(texts=texts)
-        self._thread = threading.Thread(target=self._main, name="store-encoder", daemon=True)
-        self.encoded: queue.Queue[list[Encoded | Future[None] | None]] = queue.Queue(AHEAD_BATCHES)
-
-    def start(self) -> None:
-        """Starts the thread, which ends at a None in the queue."""
-        self._thread.start()
-
-    @property
-    def is_idle(self) -> bool:
-        """True if both queues are empty."""
-        return self._items.empty() and self.encoded.empty()
-
-    def _main(self) -> None:
-        is_open = True
-        while is_open:
-            items = [self._items.get()]
-            while len(items) < BATCH_PUTS and items[-1] is not None:
-                try:
-                    items.append(self._items.get_nowait())
-                except queue.Empty:
-                    break
-            is_open = items[-1] is not None
-            self._encode(items)
-
-    def _encode(self, items: list[Item]) -> None:
-        """Encodes the puts of all items together and queues the result as one batch."""
-        puts = [item for item in items if isinstance(item, tuple)]
-        turns = [record for put in puts for record in put if isinstance(record, Turn)]
-        error, done = None, iter(())
-        try:
-            done = iter(self._encoder.turns(turns))
-        except Exception as found:  # boundary: the writer's thread reports it
-            error = found
-        batch: list[Encoded | Future[None] | None] = []
-        for item in items:
-            if not isinstance(item, tuple):
-                batch.append(item)
-            elif error is not None:
-                batch.append(Encoded(records=item, turns=(), error=error))
-            else:
-                own = tuple(next(done) if isinstance(each, Turn) else None for each in item)
-                batch.append(Encoded(records=item, turns=own))
-        self.encoded.put(batch)
