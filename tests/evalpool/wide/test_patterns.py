@@ -91,9 +91,6 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
     ),
     "a transposed operand": (X @ Y, X @ Y.T, [X, Y], ["input 1 transposed"]),
     "a transposed output": (X @ Y, (X @ Y).T, [X, Y], ["dimensions 0 and 1 exchanged"]),
-    "strides of another shape": (
-        X[:30] @ Y, (X[:30] @ Y).T.reshape(30, 40), [X, Y], ["dimensions 0 and 1 exchanged"],
-    ),
     "a remainder lost in a sum": (X.sum(1), X[:, :32].sum(1), [X], ["first 32 of 40"]),
     "a sum along another axis": (X.sum(1), X.sum(0), [X], ["sum of input 0", "dimension 0"]),
     "a mean by the block": (X.mean(1), X.sum(1) / 64, [X], ["0.625", "40 elements", "64"]),
@@ -150,14 +147,10 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
     "an exclusive scan": (np.cumsum(X, 1), np.cumsum(X, 1) - X, [X], ["minus input 0"]),
     "shifted by one": (X @ Y, np.roll(X @ Y, 1, 1), [X, Y], ["shifted by one", "dimension 1"]),
     "a scan along another axis": (
-        np.cumsum(X, 1), np.cumsum(X, 0), [X], ["running sum along dimension 0"],
+        np.cumsum(X, 1), np.cumsum(X, 0), [X], ["running sum of input 0 along dimension 0"],
     ),
-    "reversed": (X @ Y, (X @ Y)[:, ::-1], [X, Y], ["reverse along dimension 1"]),
+    "reversed": (X @ Y, (X @ Y)[:, ::-1], [X, Y], ["another order"]),
     "accumulated": (X @ Y, 3 * (X @ Y), [X, Y], ["3 · expected", "not reset"]),
-    "a sum that goes on": (
-        X @ Y, np.cumsum((X @ Y).reshape(5, 8, 40), 0).reshape(40, 40), [X, Y],
-        ["8 rows before", "not reset"],
-    ),
     "no scale": (X @ Y / 40**0.5, X @ Y, [X, Y], ["6.32456", "the root of 40"]),
     "another base": (np.log(X**2), np.log2(X**2), [X], ["log2 e"]),
     "sign": (X @ Y, -(X @ Y), [X, Y], ["other sign"]),
