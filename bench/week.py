@@ -59,7 +59,7 @@ path = "{model}"
 group_size = 2
 groups_per_step = 1
 max_turns = 1
-sampler = "curriculum"
+sampler = "priority"
 [eval]
 every = 100
 num_problems = 4

@@ -26,10 +26,10 @@ from forge.records import (
     Verdict,
 )
 from forge.rollout import sampling
-from forge.rollout.sampling import CurriculumSampler, PrioritySampler, Sampler, make_sampler
+from forge.rollout.sampling import PrioritySampler, make_sampler
 from tests.examples import examples
 
-Kind = Literal["uniform", "curriculum", "priority"]
+Kind = Literal["uniform", "priority"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 kinds = st.sampled_from(KINDS)
 
@@ -77,8 +77,7 @@ def test_every_problem_returns_whatever_the_results(
     draw = chance.random  # type: ignore[attr-defined]
     all_problems = problems(count)
     sampler = make_sampler(kind, all_problems, seed=seed)
-    bound = {"uniform": 2, "priority": 2 * sampling.MAX_AGE}.get(kind, 40) * count
-    bound += 3 * sampling.PATIENCE * (kind == "curriculum") * 2
+    bound = {"uniform": 2, "priority": 2 * sampling.MAX_AGE}[kind] * count
     for _ in range(2):
         seen: Counter[str] = Counter()
         for _ in range(bound):
@@ -133,31 +132,6 @@ def test_two_seeds_give_two_orders_and_an_empty_list_is_an_error(kind: Kind) -> 
     assert orders[0] != orders[1]
     with pytest.raises(ValueError, match="at least one problem"):
         make_sampler(kind, [], seed=0)
-
-
-def play(sampler: Sampler, *, rounds: int, solved: list[bool], end: End | None = None) -> None:
-    for _ in range(rounds):
-        sampler.observe(group(sampler.next(), solved, end=end))
-
-
-def test_the_next_level_opens_once_half_of_the_frontier_is_solved() -> None:
-    sampler = CurriculumSampler(problems(30), seed=0)
-    assert {sampler.next().level for _ in range(50)} == {1}
-    play(sampler, rounds=sampling.WINDOW - 1, solved=[True, False])
-    assert sampler.frontier == 1
-    play(sampler, rounds=1, solved=[True, False])
-    assert sampler.frontier == 2
-    levels = Counter(sampler.next().level for _ in range(400))
-    assert set(levels) == {1, 2}, "level 1 is rehearsed, level 3 is closed"
-    assert 0.65 < levels[2] / 400 < 0.85
-
-
-def test_a_level_that_is_too_hard_finally_opens_the_next_and_infra_errors_do_not_count() -> None:
-    sampler = CurriculumSampler(problems(30), seed=0)
-    play(sampler, rounds=2 * sampling.PATIENCE, solved=[True, True], end=End.INFRA)
-    assert sampler.frontier == 1
-    play(sampler, rounds=sampling.PATIENCE, solved=[False, False])
-    assert sampler.frontier == 2
 
 
 def test_problems_whose_returns_vary_are_drawn_more_often() -> None:

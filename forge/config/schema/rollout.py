@@ -111,9 +111,9 @@ class RolloutTable(Table):
     max_staleness: Annotated[int, Field(ge=0, le=8)] = 1
     """Maximum number of steps that generation may run ahead of training. 0: synchronous, on-policy.
     1: the next batch is generated while the trainer steps."""
-    sampler: Literal["uniform", "curriculum", "priority"] = "uniform"
-    """Order of problems. uniform: each equally often. curriculum: by level, easy ones first.
-    priority: by the variance of their recent rewards."""
+    sampler: Literal["uniform", "priority"] = "uniform"
+    """Order of problems. uniform: each equally often. priority: by the variance of their recent
+    rewards."""
     replay: Positive = 1
     """Maximum uses of a group in training, within max_staleness."""
     groups_in_flight: Positive | Literal["auto"] = "auto"
