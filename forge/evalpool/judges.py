@@ -28,7 +28,7 @@ from forge.records.reason import Reason, Status
 from forge.records.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Mapping
 
     import httpx
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-REFERENCE_PHASE = "reference"
 MAX_DETAIL = 500
 """Maximum length of the detail of a verdict that no judge gave."""
 SLACK_S = 60.0
@@ -51,13 +50,10 @@ SLACK_S = 60.0
 class Judges:
     """The judges of a pool, for one request at a time. Made by `Pool`."""
 
-    def __init__(
-        self, table: JudgeTable, seating: Seating, *, finishes_started: bool,
-        say: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        """Judges at these seats; the other arguments are those of `Pool`."""
+    def __init__(self, table: JudgeTable, seating: Seating, *, finishes_started: bool) -> None:
+        """Judges at these seats. `finishes_started`: as of `Pool`."""
         self._table, self._seating = table, seating
-        self._finishes_started, self._say = finishes_started, say
+        self._finishes_started = finishes_started
         self.num_infra = 0
         """Infra faults, retried ones included."""
 
@@ -129,29 +125,12 @@ class Judges:
         except NoJudge as error:
             return infra_error(Reason.NO_JUDGE, str(error)), None
         try:
-            num_running, began = seat.num_running, time.monotonic()
             with seat.busy.running():
                 verdict = await self._to_its_end(self._ask(seat, request))
-            seconds = time.monotonic() - began
             self._seating.record_verdict(seat, verdict)
-            self._record_time(seat, request, verdict, seconds, num_running=num_running)
         finally:
             self._seating.give_back(seat)
         return await self._confirmed(seat, verdict), seat
-
-    def _record_time(
-        self, seat: Seat, request: JudgeRequest, verdict: Verdict, seconds: float, *,
-        num_running: int,
-    ) -> None:  # fmt: skip
-        """Compares judges by the times of verdicts that they gave themselves, without the time of
-        a reference, which only a problem's first candidate needs."""
-        if not verdict.status.is_scored or verdict.status is Status.TIMEOUT or not verdict.phase_s:
-            return
-        seconds -= verdict.phase_s.get(REFERENCE_PHASE, 0.0)
-        kind = hash((request.problem.source, verdict.status, request.options))
-        line = self._seating.record_time(seat, kind, seconds, num_running=num_running)
-        if line is not None:
-            self._say(line)
 
     async def _confirmed(self, seat: Seat, verdict: Verdict) -> Verdict:
         """The verdict, once the judge's card is known to work; else an infra error."""

@@ -19,7 +19,6 @@ stops at once, so that a run ends quickly.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
     from forge.records.problem import ReferenceModule
 
-
-logger = logging.getLogger(__name__)
 
 OpenElsewhere = Callable[[str], AbstractAsyncContextManager[Link]]
 """Opens a judge on another machine, by name."""
@@ -105,19 +102,13 @@ class Pool:
     """Judges behind one call. Opened by `open_pool`."""
 
     def __init__(
-        self,
-        table: JudgeTable,
-        seating: Seating,
-        *,
-        finishes_started: bool = False,
-        say: Callable[[str], None] = logger.warning,
+        self, table: JudgeTable, seating: Seating, *, finishes_started: bool = False
     ) -> None:
         """Judges at these seats. `finishes_started`: a judgement that has begun goes on when its
-        caller is cancelled. `say` reports that a judge has become slow, or has
-        ceased to be."""
+        caller is cancelled."""
         self._table = table
         self.seating = seating
-        self._judges = Judges(table, seating, finishes_started=finishes_started, say=say)
+        self._judges = Judges(table, seating, finishes_started=finishes_started)
         self._cache = VerdictCache()
         self._running: dict[tuple[bytes, JudgeOptions], _Running] = {}
         capacity = sum(seat.capacity for seat in seating.seats)
@@ -270,7 +261,6 @@ async def open_pool(
     elsewhere: Sequence[OpenElsewhere] = (),
     finishes_started: bool = False,
     harvests: str = "",
-    say: Callable[[str], None] = logger.warning,
 ) -> AsyncGenerator[Pool]:
     """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`,
     or one for each of `elsewhere`.
@@ -281,7 +271,6 @@ async def open_pool(
         elsewhere: opens a judge on another machine under the name of its seat. Those that raise
             NoRoom may come later, if at least one is up.
         harvests: `problems` or `answers`: judges of this machine do the work of a harvest, too.
-        say: reports that a judge has become slow, or has ceased to be.
 
     Raises:
         MachineError: this machine has no usable sandbox, a URL does not answer, or no other machine
@@ -316,7 +305,7 @@ async def open_pool(
                     starting.start_soon(keepers.start, Keeper(seating, seat, open_link).run)
         try:
             _require_judge(seating)
-            yield Pool(table, seating, finishes_started=finishes_started, say=say)
+            yield Pool(table, seating, finishes_started=finishes_started)
         finally:
             keepers.cancel_scope.cancel()
 

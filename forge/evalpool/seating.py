@@ -13,9 +13,8 @@ gone, the verdicts are discarded and the candidates are judged again. The judge 
 meanwhile: one candidate in eight faults while a model learns, and each pause costs as much as a
 judgement. A failed canary is also a fault.
 
-A judge whose verdicts take longer than the others' (`pace.py`), or with recent faults or restarts,
-is taken where the expected time is least: it gets fewer requests, and one in `MAX_PASSED` for each
-judge at least, which show whether it has recovered.
+A request goes to the judge with the smallest share of its capacity in use. A slow judge stays busy
+for longer, so it gets fewer requests.
 
 A reference is drawn and captured once in each judge that is given its problem, which takes as long
 as the judgement of a candidate. So a judge that becomes free takes the first waiting request whose
@@ -40,11 +39,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.errors import Stalled
-from forge.evalpool.pace import Paces, work
 from forge.process.busy import BusyClock
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     import httpx
 
@@ -107,12 +105,6 @@ class Seat:
     num_taken: int = 0
     num_faults: int = 0
     """Infra faults in a row."""
-    trouble: float = 0.0
-    """Recent faults and restarts. Each verdict makes them count less."""
-    slowness: float = 1.0
-    """Time of its verdicts relative to the others' while it counts as slow; else 1."""
-    taken_at: int = 0
-    """Number of the request of all judges that it took last."""
     num_failed_canaries: int = 0
     """Failed canaries in a row."""
     why: str = ""
@@ -157,12 +149,6 @@ class Seat:
         return self.is_remote or any(kind.device != "cpu" for kind in self.kinds)
 
     @property
-    def next_work(self) -> float:
-        """Expected time of one more request here, relative to one that is alone at an equal judge
-        without faults."""
-        return self.slowness * (1.0 + self.trouble) * work(self.num_running + 1, self.capacity)
-
-    @property
     def has_room(self) -> bool:
         """True if it can take one more request."""
         return self.state is State.UP and self.num_running < self.capacity
@@ -176,12 +162,6 @@ QUARANTINE_PATIENCE_S = 10.0
 """Maximum wait while every judge is quarantined: one that recovers is back within seconds."""
 MAX_OVERTAKEN = 8
 """Later requests, for each judge, that may be served before a waiting one: about a group."""
-MAX_PASSED = 16
-"""Requests, for each judge, that may go to others while one has room."""
-RELIEF = 15 / 16
-"""Factor of a judge's recent faults and restarts at each of its verdicts."""
-LEAST_TROUBLE = 0.1
-"""Trouble below which it is forgotten, so that equal judges have equal ranks again."""
 LOOK_AHEAD = 64
 """Waiting requests that are compared for a free judge."""
 
@@ -206,8 +186,6 @@ class Seating:
     def __init__(self, seats: Iterable[Seat]) -> None:
         self.seats = tuple(seats)
         self._waiters: deque[_Waiter] = deque()
-        self._paces = Paces()
-        self._num_taken = 0
 
     @property
     def num_waiting(self) -> int:
@@ -220,8 +198,8 @@ class Seating:
         return {kind for seat in self.seats for kind in seat.kinds}
 
     async def take(self, *, avoid: Seat | None = None, problem: str = "") -> Seat:
-        """The judge with the least expected time, of equals the one that has the problem; not
-        `avoid` while another judge is up.
+        """The judge with the smallest share of its capacity in use, of equals the one that has the
+        problem; not `avoid` while another judge is up.
 
         Args:
             problem: key of the problem of a candidate.
@@ -258,8 +236,6 @@ class Seating:
         policy = verdict.policy
         if verdict.status.is_scored:
             seat.num_faults = 0
-            trouble = RELIEF * seat.trouble
-            seat.trouble = trouble if trouble >= LEAST_TROUBLE else 0.0
         if policy.is_blamed(others_run=seat.num_running > 1):
             self._fault(seat, why=verdict.reason)
         elif policy.needs_canary and verdict.device != "cpu" and not seat.is_remote:
@@ -268,27 +244,6 @@ class Seating:
             if seat.client is None:
                 self._drop_doubts(seat)
             seat.news.set()
-
-    def record_time(
-        self, seat: Seat, kind: Hashable, seconds: float, *, num_running: int
-    ) -> str | None:
-        """Records the time of a verdict. Returns a line if the judge has become slow, or has ceased
-        to be.
-
-        Args:
-            kind: equal for requests that take the same time at equal judges.
-            num_running: requests at the judge when this one began.
-        """
-        alone_s = seconds / work(num_running, seat.capacity)
-        has_changed = self._paces.record(seat.name, kind, alone_s)
-        is_slow, slowness = self._paces.is_slow(seat.name), self._paces.slowness(seat.name)
-        seat.slowness = slowness if is_slow else 1.0
-        if not has_changed:
-            return None
-        name = f"{seat.name} on {seat.host}" if seat.host else seat.name
-        if not is_slow:
-            return f"{name} is as fast as the other judges again"
-        return f"{name} is slow: {slowness:.1f} times the others' time; it gets fewer requests"
 
     async def wait_for_canary(self, seat: Seat) -> bool:
         """True if the card is known to work after all verdicts so far. Waits for the canaries that
@@ -310,12 +265,9 @@ class Seating:
         """A judge answers at a seat. `is_trusted`: it needs no canary, as at the first start."""
         seat.client, seat.is_lost, seat.doubt = client, False, None
         seat.problems.clear()
-        self._paces.forget(seat.name)
-        seat.slowness = 1.0
         if is_trusted:
             self._set(seat, State.UP)
             return
-        seat.trouble += 1
         if seat.state is not State.QUARANTINED:
             self._set(seat, State.SUSPECT)
 
@@ -371,7 +323,6 @@ class Seating:
         """Counts one fault at a time: requests that ran beside the first say nothing new."""
         if seat.state is State.UP:
             seat.num_faults += 1
-            seat.trouble += 1
             self._distrust(seat, why=why, is_last=seat.num_faults >= STRIKES)
 
     def _distrust(self, seat: Seat, *, why: str, is_last: bool) -> None:
@@ -394,8 +345,6 @@ class Seating:
             waiter, seat = choice
             seat.num_running += 1
             seat.num_taken += 1
-            self._num_taken += 1
-            seat.taken_at = self._num_taken
             if waiter.problem:
                 seat.note_problem(waiter.problem)
             waiter.seat = seat
@@ -429,10 +378,9 @@ class Seating:
         """The best of the seats with room; None if the request must wait for another one than the
         seat to avoid."""
 
-        def rank(seat: Seat) -> tuple[bool, float, bool, int]:
-            was_passed = self._num_taken - seat.taken_at >= MAX_PASSED * len(self.seats)
+        def rank(seat: Seat) -> tuple[float, bool, int]:
             is_new = waiter.problem not in seat.problems
-            return not was_passed, seat.next_work, is_new, seat.num_taken
+            return seat.num_running / seat.capacity, is_new, seat.num_taken
 
         avoid = waiter.avoid
         is_alone = avoid is not None and avoid.state is State.UP and num_living == 1

@@ -148,7 +148,6 @@ class Work:
                 observer=run.observer,
                 gpus=run.placement.judge,
                 elsewhere=judges_elsewhere(run.cluster, cluster, table) if run.cluster else (),
-                say=self._note_pace,
             ) as pool,
             anyio.create_task_group() as tasks,
         ):
@@ -159,11 +158,6 @@ class Work:
             finally:
                 run.ending = ("judge",)
                 tasks.cancel_scope.cancel()
-
-    def _note_pace(self, message: str) -> None:
-        """Report and record that a judge has become slow, or has ceased to be."""
-        self.run.console.say(message)
-        self.run.observer.happened("judge_pace", message)
 
     def _open_cluster(self) -> AbstractAsyncContextManager[Cluster]:
         run = self.run

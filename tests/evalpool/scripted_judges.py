@@ -20,7 +20,7 @@ from forge.records.problem import ReferenceModule
 from forge.records.verdict import Status, Timing, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 PROBLEM = ReferenceModule(problem_id="p", source="s")
 CORRECT = Verdict(
@@ -83,12 +83,10 @@ class Script:
 
 
 @asynccontextmanager
-async def kept(
-    *scripts: Script, finishes_started: bool = False, say: Callable[[str], None] = print
-) -> AsyncIterator[Pool]:
+async def kept(*scripts: Script, finishes_started: bool = False) -> AsyncIterator[Pool]:
     seats = Seating(Seat(f"judge-{number}") for number in range(len(scripts)))
     async with anyio.create_task_group() as tg:
         for seat, script in zip(seats.seats, scripts, strict=True):
             await tg.start(Keeper(seats, seat, script.open).run)
-        yield Pool(JudgeTable(), seats, finishes_started=finishes_started, say=say)
+        yield Pool(JudgeTable(), seats, finishes_started=finishes_started)
         tg.cancel_scope.cancel()

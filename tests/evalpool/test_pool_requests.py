@@ -14,8 +14,8 @@ import pytest
 
 from forge.config.schema import JudgeTable
 from forge.errors import Stalled
+from forge.evalpool import keeper, seating, verdict_cache
 from forge.evalpool import pool as pool_module
-from forge.evalpool import seating, verdict_cache
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import JudgeKind, Seat, Seating, State
 from forge.evalpool.verdict_cache import VerdictCache
@@ -336,3 +336,33 @@ def test_the_cache_keeps_a_bounded_number_of_the_last_verdicts(
     assert len({id(each.harness) for each in found if each}) == 1
     assert len({id(each.phase_s) for each in found if each}) == 1
     assert cache.find(bytes([91]), kinds=[kind]) is None
+
+
+class Breaking(Script):
+    """A judge that breaks the connection at some requests."""
+
+    def __init__(self, *broken: int) -> None:
+        super().__init__()
+        self._broken = broken
+
+    async def answer_soon(self, request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(0.001)
+        if len(self.asked) in self._broken:
+            self.asked.append("broken")
+            raise httpx.ReadError("the node is gone")
+        return self.answer(request)
+
+
+async def test_judgements_of_a_lost_judge_are_answered_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "FIRST_BACKOFF_S", 0.001)
+    monkeypatch.setattr(keeper, "END_NOTICE_S", 0.001)
+    pool = kept(Breaking(0, 1, 7, 20), Script(), Script())
+    async with pool as judges, anyio.create_task_group() as tasks:
+
+        async def judge(number: int) -> None:
+            assert (await judges.judge(PROBLEM, f"code {number}")).is_correct
+
+        for number in range(60):
+            tasks.start_soon(judge, number)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.records import Event, ProcessEnd, ProcessStart
+from forge.records import ProcessEnd, ProcessStart
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ class StoreObserver:
         self._alive: set[int] = set()
         self.seen: dict[str, Seen] = {}
         """Every child of this attempt, by name."""
-        self._rows: deque[ProcessStart | ProcessEnd | Event] = deque()
+        self._rows: deque[ProcessStart | ProcessEnd] = deque()
         self._added = anyio.Event()
 
     def started(self, name: str, *, pid: int, devices: str, log_path: Path, node: str = "") -> None:
@@ -81,10 +81,6 @@ class StoreObserver:
             ProcessEnd(attempt=self._attempt, name=name, pid=pid, ended_at=at, reason=reason)
         )
 
-    def happened(self, kind: str, message: str) -> None:
-        """Something happened that is an event of the run."""
-        self._note(Event(at=time.time(), kind=kind, message=message))
-
     async def drain(self) -> None:
         """Store rows as they arrive until cancelled, which happens after the last child has ended;
         then the remaining ones."""
@@ -101,7 +97,7 @@ class StoreObserver:
         while self._rows:
             await self._sink.put(self._rows.popleft())
 
-    def _note(self, row: ProcessStart | ProcessEnd | Event) -> None:
+    def _note(self, row: ProcessStart | ProcessEnd) -> None:
         self._rows.append(row)
         self._added.set()
 

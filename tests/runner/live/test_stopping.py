@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -17,12 +16,10 @@ import pytest
 from forge.config.schema import LimitsTable
 from forge.config.schema.experiment import NotifyTable
 from forge.errors import MachineError, Stopped
-from forge.records import Event
 from forge.runner.live import stopping
 from forge.runner.live.held_directory import hold_directory
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.stopping import StopRequest, limit_reached, watch_signals
-from forge.runner.work import Work
 from forge.store.layout import RunPaths
 from forge.store.ownership import read_status
 from forge.store.reader import open_run
@@ -31,7 +28,8 @@ from tests.runner.supervised import Supervised
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from forge.rollout.ports import Sink
+    from forge.runner.work import Work
+
 
 pytestmark = pytest.mark.anyio
 RESUME = '"forge resume x-1" continues'
@@ -113,26 +111,6 @@ def test_limits_are_reached_by_hours_or_tokens_and_absent_limits_never() -> None
     assert limit_reached(limits, hours=0.49, tokens=99) == ""
     assert limit_reached(limits, hours=0.5, tokens=0) == "limits.hours = 0.5 reached"
     assert limit_reached(limits, hours=0, tokens=100) == "limits.tokens = 100 reached"
-
-
-async def test_a_slow_judge_is_one_event_and_one_line() -> None:
-    rows: list[Any] = []
-    said: list[str] = []
-
-    async def put(row: Any) -> None:
-        rows.append(row)
-
-    observer = StoreObserver(cast("Sink", SimpleNamespace(put=put)), 1)
-    run = SimpleNamespace(observer=observer, console=SimpleNamespace(say=said.append))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(observer.drain)
-        Work(run=cast("Any", run), past=cast("Any", None))._note_pace("judge-3 is slow")
-        await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-    (event,) = rows
-    assert isinstance(event, Event)
-    assert (event.kind, event.message) == ("judge_pace", "judge-3 is slow")
-    assert said == ["judge-3 is slow"]
 
 
 class Rows(list[Any]):
