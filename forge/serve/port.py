@@ -41,7 +41,7 @@ ADAPTER = "adapter"
 MAX_SAMPLES = 4096
 """Maximum samples of one request: bounds the work that one line of JSON can queue."""
 MAX_STOP_IDS = 16
-"""Capacity of a row in the slot table."""
+"""Maximum stop tokens of one request."""
 SEED_MASK = (1 << 64) - 1
 
 

@@ -44,10 +44,6 @@ class Draw:
     """False if the logits held NaN or infinity; the other values of that row are then
     meaningless."""
 
-    def __getitem__(self, rows: np.ndarray) -> Draw:
-        kept = (self.token[rows], self.logprob[rows], self.logprob_t1[rows], self.is_finite[rows])
-        return Draw(*kept)
-
 
 def uniforms(seed: np.ndarray, sample: np.ndarray, position: np.ndarray) -> np.ndarray:
     """Counter-based random numbers in [0, 1): two rounds of splitmix64's finaliser over the mixed

@@ -17,14 +17,15 @@ Shapes: R rows, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from forge.records import Finish
-from forge.serve.engine.draws import Draw, Knobs, uniforms
+from forge.serve.engine.draws import uniforms
+from forge.serve.engine.rows import Row, counters_of, knobs_of, record, tokens_from
 from forge.serve.hf.model import HfModel, RowCache
 from forge.serve.hf.sampler import draw
 from forge.serve.port import (
@@ -32,7 +33,6 @@ from forge.serve.port import (
     FULL,
     LORA,
     SCORE,
-    SEED_MASK,
     SLEEP,
     EngineSample,
     EngineStatus,
@@ -56,67 +56,6 @@ class HfSettings:
     """f32 if true, else bf16."""
     device: str = "cpu"
     version: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """A running sample."""
-
-    sample: EngineSample
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    logprobs_t1: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, sample: EngineSample) -> Row:
-        """A row that continues the sample's tokens."""
-        return cls(
-            sample,
-            tokens=sample.tokens.tolist(),
-            logprobs=sample.logprobs.tolist(),
-            logprobs_t1=sample.logprobs_t1.tolist(),
-            versions=sample.versions.tolist(),
-        )
-
-    def append(self, draw: Draw, place: int, *, version: int) -> bool:
-        """Record one token. Returns True if it finishes the sample, whose finish is then set."""
-        token, request = int(draw.token[place]), self.sample.request
-        self.tokens.append(token)
-        self.logprobs.append(float(draw.logprob[place]))
-        self.logprobs_t1.append(float(draw.logprob_t1[place]))
-        self.versions.append(version)
-        if token in request.stop_token_ids:
-            self.sample.finish = Finish.STOP
-        elif len(self.tokens) >= request.max_tokens:
-            self.sample.finish = Finish.LENGTH
-        return self.sample.finish is not None
-
-    def leave(self) -> EngineSample:
-        """Store the tokens in the sample and return it."""
-        self.sample.tokens = np.array(self.tokens, np.int32)
-        self.sample.logprobs = np.array(self.logprobs, np.float32)
-        self.sample.logprobs_t1 = np.array(self.logprobs_t1, np.float32)
-        self.sample.versions = np.array(self.versions, np.int64)
-        return self.sample
-
-
-def knobs_of(rows: list[Row]) -> Knobs:
-    """Sampling parameters of the rows. [R]"""
-    requests = [row.sample.request for row in rows]
-    return Knobs(
-        temperature=np.array([request.temperature for request in requests]),
-        top_k=np.array([request.top_k for request in requests], np.int64),
-        top_p=np.array([request.top_p for request in requests]),
-    )
-
-
-def counters_of(rows: list[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Seed, sample index and position of each row's next token. [R]"""
-    seeds = [row.sample.request.seed & SEED_MASK for row in rows]
-    indices = [row.sample.index for row in rows]
-    places = [len(row.tokens) for row in rows]
-    return np.array(seeds, np.uint64), np.array(indices, np.int64), np.array(places, np.int64)
 
 
 class HfEngine:
@@ -160,10 +99,7 @@ class HfEngine:
 
     def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
         """Tokens of a sample from an index on, running or not."""
-        for row in self._rows:
-            if row.sample is sample:
-                return row.tokens[start:]
-        return sample.tokens[start:].tolist()
+        return tokens_from(self._rows, sample, start)
 
     def load_weights(self, path: Path, *, version: int) -> str:
         """See EnginePort. Running samples are evaluated again under the new weights."""
@@ -208,19 +144,8 @@ class HfEngine:
             logits += self._start()
         rows = self._rows
         drawn = draw(torch.cat(logits), knobs_of(rows), uniforms(*counters_of(rows)))
-        finished: list[Row] = []
-        for place, row in enumerate(rows):
-            if not drawn.is_finite[place]:
-                row.sample.finish = Finish.ABORT
-                row.sample.request.error = (
-                    f"logits were not finite at policy version {self._version}"
-                )
-                finished.append(row)
-                continue
-            self._generated_tokens += 1
-            if row.append(drawn, place, version=self._version):
-                finished.append(row)
-        return self._drop(finished)
+        self._generated_tokens += int(drawn.is_finite.sum())
+        return self._drop([rows[place] for place in record(rows, drawn, version=self._version)])
 
     def _start(self) -> list[torch.Tensor]:
         """Start the next waiting sample, and others of its request that have the same tokens and a

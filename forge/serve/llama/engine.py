@@ -27,6 +27,7 @@ import numpy as np
 from forge.errors import ConfigError
 from forge.records import Finish
 from forge.serve.engine.draws import uniforms
+from forge.serve.engine.rows import counters_of, knobs_of, record, tokens_from
 from forge.serve.llama.model import (
     BATCH_TOKENS,
     MAX_SEQUENCES,
@@ -36,7 +37,7 @@ from forge.serve.llama.model import (
     score,
 )
 from forge.serve.llama.sampler import TokenSampler
-from forge.serve.llama.slots import Counts, Fork, Prefill, Slots, Starts
+from forge.serve.llama.slots import Fork, Prefill, Slots, Starts
 from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, EngineSample, EngineStatus, Request
 
 MAX_SLOTS = MAX_SEQUENCES - 1
@@ -54,11 +55,11 @@ class LlamaEngine:
         settings = replace(settings, num_sequences=num_slots + 1)
         self.model = LlamaModel(settings)
         self.version = version
-        self.counts = Counts()
+        self._generated_tokens = self._prompt_tokens = 0
         self.num_slots = num_slots
         self.context_tokens = settings.context_tokens
         self._batch = DecodeBatch(self.model.binding, capacity=BATCH_TOKENS)
-        self._slots = Slots(num_slots=num_slots, context_tokens=settings.context_tokens)
+        self._slots = Slots(num_slots)
         self._sampler = TokenSampler(num_vocab=self.model.num_vocab, max_rows=num_slots)
         self._prefills: deque[Prefill] = deque()
         self._forks: deque[Fork] = deque()
@@ -76,8 +77,8 @@ class LlamaEngine:
 
     def abort(self, request: Request) -> None:
         """End the unfinished samples of a request; they keep their tokens."""
-        for slot in self._slots.running.tolist():
-            if self._slots.sample(slot).request is request:
+        for slot in self._slots.running:
+            if self._slots.rows[slot].sample.request is request:
                 self._end(slot)
         for prefill in [p for p in self._prefills if p.samples[0].request is request]:
             self._prefills.remove(prefill)
@@ -91,21 +92,18 @@ class LlamaEngine:
     @property
     def is_active(self) -> bool:
         """True if there is something to step."""
-        return bool(self._slots.running.size or self._prefills or self._forks)
+        return bool(self._slots.rows or self._prefills or self._forks)
 
     def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
         """Tokens of a sample from an index on, running or not."""
-        slot = self._slots.slot_of(sample)
-        if slot is None:
-            return sample.tokens[start:].tolist()
-        return self._slots.tokens_from(slot, start)
+        return tokens_from(self._slots.rows.values(), sample, start)
 
     def load_weights(self, path: Path, *, version: int) -> str:
         """See EnginePort. Running samples are evaluated again under the new weights."""
         kind = self.model.load_weights(path)
         self.version = version
         # All KV is lost: samples that held some return to the front of the queue, oldest first.
-        again = [self._interrupted(slot) for slot in self._slots.running.tolist()]
+        again = [self._interrupted(slot) for slot in self._slots.running]
         again += [fork.prefill for fork in self._forks]
         self._forks.clear()
         for prefill in [*self._prefills, *again]:
@@ -116,10 +114,9 @@ class LlamaEngine:
         return kind
 
     def _interrupted(self, slot: int) -> Prefill:
-        done = int(self._slots.num_cells[slot])
         sample = self._slots.leave(slot)
         tokens = np.concatenate([sample.request.prompt, sample.tokens])
-        return Prefill(tokens=tokens, samples=[sample], done=done, slot=slot)
+        return Prefill(tokens=tokens, samples=[sample], slot=slot)
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
         """See EnginePort. [T]"""
@@ -132,29 +129,30 @@ class LlamaEngine:
         self._start_forks(starts)
         if not self._prefills and not self._forks:
             self._compact()
-        running = self._slots.running
-        if starts.slots:  # they have no token to feed yet
-            running = np.setdiff1d(running, starts.slots, assume_unique=True)
+        # Those that start have no token to feed yet.
+        running = [slot for slot in self._slots.running if slot not in starts.slots]
+        rows = [self._slots.rows[slot] for slot in running]
         self._batch.clear()
         self._batch.add_step(
-            running, self._slots.next_token[running], self._slots.num_cells[running]
+            np.array(running, np.int32),
+            np.array([row.tokens[-1] for row in rows], np.int32),
+            np.array([row.sample.request.prompt.size + len(row.tokens) - 1 for row in rows]),
         )
         evaluated = self._add_prompts()
         logits = (
             self.model.decode(self._batch) if self._batch.size else np.empty((0, 0), np.float32)
         )
-        self._slots.num_cells[running] += 1
-        self._finish_prompts(evaluated, logits[running.size :], starts)
-        self.counts.steps += 1
-        return self._sample(running, logits[: running.size], starts)
+        self._finish_prompts(evaluated, logits[len(running) :], starts)
+        return self._sample(running, logits[: len(running)], starts)
 
     def _compact(self) -> None:
         """Move the highest sequences into holes among the ids, which no waiting sample will
         fill."""
         while (move := self._slots.hole()) is not None:
-            self.model.restore(move.target, self.model.save(move.source))
-            self._slots.move(move)
-            self._vacate(move.source)
+            source, target = move
+            self.model.restore(target, self.model.save(source))
+            self._slots.move(source, target)
+            self._vacate(source)
 
     def _add_prompts(self) -> list[Prefill]:
         """Fill the batch with waiting prompts, in order. Returns those that it completes."""
@@ -169,7 +167,7 @@ class LlamaEngine:
             chunk = prefill.tokens[prefill.done : prefill.done + self._batch.room]
             self._batch.add_run(prefill.slot, chunk, prefill.done)
             prefill.done += chunk.size
-            self.counts.prompt_tokens += chunk.size
+            self._prompt_tokens += chunk.size
             if prefill.done == prefill.tokens.size:
                 self._batch.want_last()
                 complete.append(prefill)
@@ -186,7 +184,7 @@ class LlamaEngine:
                 rest = Prefill(tokens=prefill.tokens, samples=others, done=prefill.done)
                 state = self.model.save(prefill.slot)
                 self._forks.append(Fork(prefill=rest, state=state, logits=row.copy()))
-            self._slots.enter(prefill.slot, first, num_cells=prefill.tokens.size)
+            self._slots.enter(prefill.slot, first)
             starts.slots.append(prefill.slot)
             starts.rows.append(row)
         self._start_forks(starts)
@@ -196,39 +194,23 @@ class LlamaEngine:
             fork = self._forks[0]
             slot = self._slots.hold()
             self.model.restore(slot, fork.state)
-            self._slots.enter(slot, fork.prefill.samples.pop(0), num_cells=fork.prefill.tokens.size)
+            self._slots.enter(slot, fork.prefill.samples.pop(0))
             starts.slots.append(slot)
             starts.rows.append(fork.logits)
             if not fork.prefill.samples:
                 self._forks.popleft()
 
-    def _sample(
-        self, running: np.ndarray, logits: np.ndarray, starts: Starts
-    ) -> list[EngineSample]:
-        slots = running
-        if starts.slots:
-            slots = np.concatenate([running, np.array(starts.slots, np.int64)])
-            started = np.stack(starts.rows)
-            logits = np.concatenate([logits, started]) if running.size else started
-        if not slots.size:
+    def _sample(self, running: list[int], logits: np.ndarray, starts: Starts) -> list[EngineSample]:
+        slots = running + starts.slots
+        if not slots:
             return []
-        uniform = uniforms(*self._slots.counters(slots))
-        draw = self._sampler.draw(logits, self._slots.knobs(slots), uniform)
-        ended: list[EngineSample] = []
-        if not draw.is_finite.all():
-            ended = self._give_up(slots[~draw.is_finite])
-            slots, draw = slots[draw.is_finite], draw[draw.is_finite]
-        self.counts.generated_tokens += slots.size
-        full = self._slots.append(slots, draw, version=self.version)
-        return ended + [self._end(slot) for slot in full]
-
-    def _give_up(self, slots: np.ndarray) -> list[EngineSample]:
-        """End samples whose logits are not finite: no token can be drawn."""
-        ended = [self._end(slot) for slot in slots.tolist()]
-        for sample in ended:
-            sample.finish = Finish.ABORT
-            sample.request.error = f"logits were not finite at policy version {self.version}"
-        return ended
+        if starts.slots:
+            started = np.stack(starts.rows)
+            logits = np.concatenate([logits, started]) if running else started
+        rows = [self._slots.rows[slot] for slot in slots]
+        draw = self._sampler.draw(logits, knobs_of(rows), uniforms(*counters_of(rows)))
+        self._generated_tokens += int(draw.is_finite.sum())
+        return [self._end(slots[place]) for place in record(rows, draw, version=self.version)]
 
     def _end(self, slot: int) -> EngineSample:
         sample = self._slots.leave(slot)
@@ -251,11 +233,11 @@ class LlamaEngine:
         waiting = [*self._prefills, *(fork.prefill for fork in self._forks)]
         return EngineStatus(
             version=self.version,
-            running=int(self._slots.running.size),
+            running=len(self._slots.rows),
             waiting=sum(len(prefill.samples) for prefill in waiting),
             kv_use=1.0 - self._slots.num_free / self.num_slots,
-            generated_tokens=self.counts.generated_tokens,
-            prompt_tokens=self.counts.prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            prompt_tokens=self._prompt_tokens,
         )
 
     def close(self) -> None:
