@@ -39,7 +39,7 @@ ROOMS: dict[str, set[str]] = {
         "data.harvest.sources.compositions", "data.harvest.sources.samples", "data.pairs",
         "data.prompts", "data.sources",
     },
-    "data.harvest.sources": {"data", "data.harvest", "data.sources"},
+    "data.harvest.sources": {"data", "data.harvest", "data.pairs", "data.sources"},
     "data.harvest.sources.compositions": {"data.harvest"},
     "data.harvest.sources.samples": {"data.harvest", "process"},
     "data.inductor": {"data.inductor.kernel"},
@@ -47,7 +47,7 @@ ROOMS: dict[str, set[str]] = {
     "data.inductor.compiler": {"data.harvest", "data.inductor"},
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
     "data.build": {
-        *("config.schema", "data", "data.inductor", "data.pairs", "data.prompts", "data.sources"),
+        *("config.schema", "data", "data.pairs", "data.prompts", "data.sources"),
     },
     "data.prompts": {"config.schema", "data"},
     "data.sources": {"config.schema", "data", "data.pairs"},

@@ -169,9 +169,6 @@ def build(
     strict: Annotated[
         bool, typer.Option("--strict", help="End with the first broken row, as input.strict.")
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes; absent: one per core.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Build training rows from a data set: filter, check, remove duplicates, split."""
@@ -181,9 +178,7 @@ def build(
     from forge.config.load import load_build
 
     given = [*(overrides or ()), *(["input.strict=true"] if strict else [])]
-    built = view.build_rows(
-        load_build(path, overrides=given), workers=workers, is_shown=not as_json
-    )
+    built = view.build_rows(load_build(path, overrides=given), is_shown=not as_json)
     if as_json:
         return print_json(built.manifest)
     print_rich(steps_table(built.manifest["steps"]))
@@ -196,8 +191,8 @@ def harvest(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Checkout of paritybench; directory of modules or problem files; compositions:N; "
-            "package:NAME; torch-samples.",
+            help="Checkout of paritybench; directory of modules or problem files; rows:PATH; "
+            "compositions:N; package:NAME; torch-samples.",
         ),
     ],
     out: Annotated[

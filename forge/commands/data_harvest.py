@@ -15,10 +15,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, get_args
@@ -28,30 +26,26 @@ import anyio.to_thread
 
 from forge.adapters.settings import JudgeSettings
 from forge.commands.counter import open_counter
-from forge.commands.data_build import (
-    OUTPUTS,
-    PACKAGES,
-    find_finished,
-    hash_code,
-    hash_tokenizer,
-    work_folder,
-)
+from forge.commands.data_folder import OUTPUTS, OutputFolder, common_facts
 from forge.config.schema import PromptTable
 from forge.config.schema.build import SplitTable
 from forge.config.schema.rollout import PresetName
 from forge.data.build.choice import HeldoutProblems
-from forge.data.build.output import HELDOUT, MANIFEST, TRAIN, hash_file, open_sinks, output_row
-from forge.data.build.shards import write_whole
+from forge.data.build.left_out import LeftOutRow, counted
+from forge.data.build.output import (
+    HELDOUT,
+    MANIFEST,
+    TRAIN,
+    hash_file,
+    open_sinks,
+    output_row,
+    write_whole,
+)
+from forge.data.build.result_log import ResultLog
 from forge.data.chat import ChatTemplate
 from forge.data.harvest.card import CARD, Summary, write_card
 from forge.data.harvest.closure import TOO_DEEP
-from forge.data.harvest.harvested import (
-    HarvestCounts,
-    Harvested,
-    HarvestLog,
-    key_of,
-    problem_row,
-)
+from forge.data.harvest.harvested import HarvestCounts, Harvested, key_of, problem_row
 from forge.data.harvest.mistakes import broken
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found, Rejected
@@ -63,8 +57,8 @@ from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_private_pool
 from forge.records import Problem, Split, Status
 from forge.records.problem import Shape
+from forge.runner.prepare.hub import locate_data_set
 from forge.runner.prepare.prompt_facts import prompts_for
-from forge.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -102,6 +96,8 @@ MAX_ANSWER_CHARS = 24_000
 MAX_BROKEN = 4
 """Variants that are tried for a repair."""
 REPAIR_EVERY = 10
+MOST_VAIN = 0.5
+"""Share of the problems that a fault of the machine may cost."""
 IN_FLIGHT_A_CORE = 2
 """Problems under way; a judge on a CPU has a core, one with a card all of them."""
 
@@ -152,18 +148,8 @@ def harvest(request: HarvestRequest, *, is_shown: bool = True) -> HarvestDone:
         MachineError: no sandbox works here, a judge failed, or the output cannot be written.
     """
     task = HarvestTask.of(request)
-    key = hashlib.sha256(json.dumps(task.facts, sort_keys=True).encode()).hexdigest()
-    if (done := find_finished(request.out, key, name="--out")) is not None:
-        return HarvestDone(folder=request.out, manifest=done)
-    with work_folder(request.out, key, name="--out", outputs=FILES) as work:
-        try:
-            manifest = {"key": key, **task.facts, **task.run(work, is_shown=is_shown)}
-            text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-            write_whole(request.out / MANIFEST, text.encode())
-        except OSError as error:
-            said = error.strerror or error
-            raise MachineError(f"--out: {request.out}: cannot be written: {said}") from error
-        shutil.rmtree(work)
+    folder = OutputFolder(path=request.out, name="--out", facts=task.facts, outputs=FILES)
+    manifest = folder.made(partial(task.run, is_shown=is_shown))
     return HarvestDone(folder=request.out, manifest=manifest)
 
 
@@ -182,7 +168,8 @@ class HarvestTask:
     @classmethod
     def of(cls, request: HarvestRequest) -> HarvestTask:
         """Raises ConfigError or MachineError."""
-        sources = open_sources(request.sources)
+        locate = partial(locate_data_set, key="SOURCE: rows")
+        sources = open_sources(request.sources, locate=locate)
         heldout = HeldoutProblems(request.heldout, threshold=HELDOUT_SIMILARITY, key="--heldout")
         table = replace(request.judge, policy=request.policy).table()
         table = table.model_copy(
@@ -191,7 +178,7 @@ class HarvestTask:
         if request.preset not in get_args(PresetName):
             allowed = ", ".join(get_args(PresetName))
             raise ConfigError(f"--preset {request.preset}: one of {allowed}")
-        prompt = PromptTable.model_validate({"preset": request.preset})
+        prompt = PromptTable.model_validate({"preset": request.preset, "thinking": ""})
         prompts = prompts_for(prompt, table, request.judge.gpus())
         chat = None
         if request.tokenizer is not None:
@@ -199,15 +186,12 @@ class HarvestTask:
         names = ("policy", "only_problems", "keeps_heldout", "similarity", "heldout_share", "seed",
                  "limit", "preset")  # fmt: skip
         facts = {
-            "forge": __version__,
-            "code": hash_code(),
-            "versions": {name: _version(name) for name in (*PACKAGES, "torch", "triton")},
+            **common_facts("torch", "triton", tokenizer=request.tokenizer),
             "settings": {name: getattr(request, name) for name in names}
             | {"formats": list(request.formats)},
             "prompts": prompts.hash,
             "sources": [one.facts() for one in sources],
             "heldout": hashlib.sha256(json.dumps(heldout.sources).encode()).hexdigest(),
-            "tokenizer": hash_tokenizer(request.tokenizer),
         }
         return cls(
             request=request, sources=sources, heldout=heldout, table=table, prompts=prompts,
@@ -216,8 +200,8 @@ class HarvestTask:
 
     def run(self, work: Path, *, is_shown: bool) -> dict[str, Any]:
         """Harvests, and writes the files. Raises OSError where one cannot be written, and
-        MachineError where problems have no result for the first time."""
-        log, again = HarvestLog(work / RESULTS), work / ASK_AGAIN
+        MachineError where problems have no result for the first time, or where most have none."""
+        log, again = ResultLog(work / RESULTS), work / ASK_AGAIN
         asked = frozenset[str](json.loads(again.read_text()) if again.is_file() else ())
         try:
             state = anyio.run(partial(_harvest_all, self, log, is_shown, asked))
@@ -227,17 +211,16 @@ class HarvestTask:
                     f"{len(state.unlogged)} of {len(state.keys)} problems have no result, for a "
                     "fault of the judges or of the machine; the same command asks for these again"
                 )
+            if len(state.vain) > MOST_VAIN * len(state.keys):
+                raise MachineError(
+                    f"{len(state.vain)} of {len(state.keys)} problems have no result for the "
+                    "second time: `forge doctor` says whether judges work here"
+                )
+            for key, result in state.vain.items():
+                log.add(key, asdict(result))
             return _write(self, state, log)
         finally:
             log.close()
-
-
-def _version(name: str) -> str:
-    """The version of a package by the name of its import; triton's distribution has several."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ", ".join(map(version, packages_distributions().get(name, ())))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -245,21 +228,16 @@ class _State:
     """Everything that the sources gave, in their order; texts are in the log."""
 
     sieve: Sieve
-    counts: HarvestCounts = field(default_factory=HarvestCounts.empty)
+    counts: HarvestCounts = field(default_factory=HarvestCounts)
     keys: list[tuple[str, str]] = field(default_factory=list["tuple[str, str]"])
     """Key and id of each problem that was run, by its number."""
     asked: frozenset[str] = frozenset()
-    """Keys of problems that an earlier run has asked for in vain: their result is now the last."""
+    """Keys of problems that an earlier run has asked for in vain: their result is now the last, if
+    others have one."""
+    vain: dict[str, Harvested] = field(default_factory=dict[str, Harvested])
+    """Results of those that had none again."""
     unlogged: set[str] = field(default_factory=set[str])
     """Keys of problems whose result a fault of the machine gave: another run asks again."""
-    dropped: list[dict[str, str]] = field(default_factory=list["dict[str, str]"])
-
-    def drop(self, origin: str, kind: str, step: str, reason: str, detail: str) -> None:
-        """Leaves out a candidate."""
-        self.counts.add(kind, origin, step, reason, detail)
-        self.dropped.append(
-            {"origin": origin, "step": step, "reason": reason, "detail": detail}
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +252,7 @@ class _Entry:
 
 
 async def _harvest_all(
-    task: HarvestTask, log: HarvestLog, is_shown: bool, asked: frozenset[str]
+    task: HarvestTask, log: ResultLog, is_shown: bool, asked: frozenset[str]
 ) -> _State:
     request = task.request
     sieve = Sieve(
@@ -312,13 +290,17 @@ def _entries(task: HarvestTask, state: _State) -> Iterator[_Entry]:
             for found in source.read(unit):
                 origin = f"{source.name}/{found.origin}"
                 if isinstance(found, Rejected):
-                    said = (found.reason, found.detail)
-                    state.drop(origin, found.kind, "self-contained", *said)
+                    state.counts.drop(
+                        LeftOutRow(
+                            origin=origin, kind=found.kind, step="self-contained",
+                            reason=found.reason, detail=found.detail,
+                        )
+                    )  # fmt: skip
                     continue
                 number = len(state.keys)
                 out = state.sieve.refuse(found, origin=origin, number=number)
                 if out is not None:
-                    state.drop(origin, found.kind, out.step, out.reason, out.detail)
+                    state.counts.drop(out)
                     continue
                 id = re.sub(r"\s+", "_", origin.replace(".py", "").replace(":", "/"))
                 entry = _Entry(found=found, origin=origin, id=id, key=key_of(found, origin))
@@ -331,16 +313,18 @@ def _entries(task: HarvestTask, state: _State) -> Iterator[_Entry]:
 async def _finish(
     task: HarvestTask,
     state: _State,
-    log: HarvestLog,
+    log: ResultLog,
     pool: Pool,
     entry: _Entry,
     advance: Advance,
 ) -> None:
-    result = log.get(entry.key)
+    result = Harvested.of(log.get(entry.key))
     if result is None:
         result, is_certain = await _Work(task, pool, entry).run()
-        if is_certain or entry.key in state.asked:
-            log.add(entry.key, result)
+        if is_certain:
+            log.add(entry.key, asdict(result))
+        elif entry.key in state.asked:
+            state.vain[entry.key] = result
         else:
             state.unlogged.add(entry.key)
     advance("correct" if result.is_pair else result.step and f"not {result.step}")
@@ -522,29 +506,23 @@ def lasting(detail: str) -> str:
     return "\n".join(one for one in lines if _PLACE.match(one) or not _DRAWN.search(one))
 
 
-def _write(task: HarvestTask, state: _State, log: HarvestLog) -> dict[str, Any]:
+def _write(task: HarvestTask, state: _State, log: ResultLog) -> dict[str, Any]:
     """Writes all files but the manifest; returns its part about them."""
     request, out = task.request, task.request.out
     kept: list[int] = []
     for number, (key, _) in enumerate(state.keys):
-        result = log.get(key)
+        result = Harvested.of(log.get(key))
         assert result is not None
-        if result.step:
-            said = (result.step, result.reason, result.detail)
-            state.drop(result.origin, result.kind, *said)
-        else:
-            state.counts.add(result.kind, result.origin, "", "", "")
+        state.counts.add(result)
         if result.is_problem:
             kept.append(number)
     steps = state.counts.steps()
     if not kept:
-        reasons = (f"{num} {why}" for one in steps for why, num in one["reasons"].items())
         words = ", ".join(request.sources)
-        raise ConfigError(f"SOURCE: {words}: no problem; {', '.join(reasons) or 'none found'}")
+        raise ConfigError(f"SOURCE: {words}: no problem; {counted(steps) or 'none found'}")
     split = SplitTable(heldout_share=request.heldout_share, seed=request.seed)
     apart = state.sieve.set_apart(kept, split)
-    lines = "".join(json.dumps(each) + "\n" for each in state.dropped)
-    write_whole(out / DROPPED, lines.encode())
+    write_whole(out / DROPPED, "".join(one.to_line() for one in state.counts.dropped).encode())
     summary = Summary()
     names = [f"{name}{end}" for name in (PROBLEMS, LARGE) for end in ("", "-heldout")]
     if request.keeps_heldout:
@@ -554,7 +532,7 @@ def _write(task: HarvestTask, state: _State, log: HarvestLog) -> dict[str, Any]:
     with open_sinks(out, request.formats, (TRAIN, HELDOUT)) as sinks:
         for number in kept:
             key, id = state.keys[number]
-            result = log.get(key)
+            result = Harvested.of(log.get(key))
             assert result is not None
             is_apart = number in apart
             for name, text in ((PROBLEMS, result.text), (LARGE, result.large)):

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.data.answers import THINKING
-from forge.data.build.output import MANIFEST, explained
-from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
+from forge.data.build.left_out import explained
+from forge.data.build.output import MANIFEST
 from forge.data.build.steps import count_tokens
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.conversations import conversation
-from forge.data.pairs.rows import BadRow, Broken, LeftOut, Unfit
+from forge.data.pairs.rows import BadRow, Broken, LeftOut, Unfit, all_rows, row_files
 from forge.errors import ConfigError
 from forge.views.text.numbers import bar
 from forge.views.text.terminal import printable
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from forge.data.build.rows import RowFile
     from forge.data.pairs.rows import Row
 
 BAR_WIDTH = 40
@@ -67,11 +66,10 @@ def look(path: Path, *, num: int, tokenizer: Path | None) -> Look:
     if not path.exists():
         raise ConfigError(f"{path}: no such file or directory")
     chat = None if tokenizer is None else ChatTemplate.load(tokenizer, thinking=THINKING)
-    files = find_row_files(path)
     found = Look(path=path, unit="characters" if chat is None else "tokens")
-    total = sum(file.num_rows for file in files)
+    total = sum(1 for _ in _rows(path))
     wanted = {index * total // max(num, 1) for index in range(min(num, total))}
-    for number, (place, row) in enumerate(_rows(files)):
+    for number, (place, row) in enumerate(_rows(path)):
         found.num_rows += 1
         if isinstance(row, Broken):
             found.unread.add(f"{row.reason}: {row.detail}", place)
@@ -124,13 +122,12 @@ def steps_table(steps: Sequence[Mapping[str, Any]]) -> RenderableType:
     return Group(table, *(Text(printable(line)) for line in explained(steps)))
 
 
-def _rows(files: list[RowFile]) -> Iterator[tuple[str, Row]]:
-    chunks = plan_chunks(files)
-    for index, file in enumerate(files):
-        own = [chunk for chunk in chunks if chunk.file == index]
-        for chunk, rows in read_chunks(file, own):
-            for number, row in enumerate(rows, chunk.start + 1):
-                yield f"{file.name}:{number}", row
+def _rows(path: Path) -> Iterator[tuple[str, Row]]:
+    root = path if path.is_dir() else path.parent
+    for file in row_files(path):
+        name = file.relative_to(root).as_posix()
+        for number, row in enumerate(all_rows(file), start=1):
+            yield f"{name}:{number}", row
 
 
 def _measure(

@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
 import tomllib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,12 +18,12 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from forge.cli import run_command
-from forge.commands import data_build, data_worker
+from forge.commands import data_build
 from forge.config.load import load_build
 from forge.config.schema import Experiment
 from forge.config.schema.build import DataBuild
-from forge.data.build.rows import find_row_files, plan_chunks, read_chunks
 from forge.data.pairs.files import read_pairs
+from forge.data.pairs.rows import all_rows
 from forge.errors import ConfigError
 from forge.records import Pair, Problem, Split, Status, Verdict
 from forge.runner.prepare.prepare import without_heldout
@@ -35,9 +31,9 @@ from tests.data.build.samples import (
     MODULE,
     build_of,
     example,
-    kernelbook_row,
     likeness,
     make_rows,
+    trinity_row,
     write_jsonl,
     write_tokenizer,
 )
@@ -49,7 +45,7 @@ def build(folder: Path, rows: Sequence[Any], **tables: dict[str, Any]) -> Mappin
     """The manifest of a build of these rows, in one process."""
     folder.mkdir(exist_ok=True)
     write_jsonl(folder / "rows.jsonl", list(rows))
-    return data_build.build_rows(build_of(folder, **tables), workers=1, is_shown=False).manifest
+    return data_build.build_rows(build_of(folder, **tables), is_shown=False).manifest
 
 
 def interrupted(
@@ -58,7 +54,7 @@ def interrupted(
 ) -> None:  # fmt: skip
     """A build that Ctrl-C ends at a step."""
 
-    def interrupt(*_: Any) -> NoReturn:
+    def interrupt(*_: Any, **__: Any) -> NoReturn:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -97,10 +93,10 @@ def test_a_run_refuses_no_row_that_a_build_has_kept(tmp_path: Path) -> None:
     unused = "".join(
         f"\ndef unused_{n}(x):\n    return torch.other_{n}(x) * {n}\n" for n in range(9)
     )
-    planted = kernelbook_row("sin", number=2, name="Other")
-    planted["python_code"] += unused
-    rows = [kernelbook_row("exp"), planted]
-    assert likeness(held, planted["python_code"]) < 0.8, "only its normal form tells"
+    planted = trinity_row("sin", number=2, name="Other")
+    planted["pytorch_code"] += unused
+    rows = [trinity_row("exp"), planted]
+    assert likeness(held, planted["pytorch_code"]) < 0.8, "only its normal form tells"
 
     manifest = build(tmp_path, rows, heldout={"paths": [str(tmp_path / "held.py")]})
     assert manifest["rows"]["train"] == 1
@@ -117,7 +113,7 @@ def test_a_run_refuses_no_row_that_a_build_has_kept(tmp_path: Path) -> None:
     pairs = read_pairs(tmp_path / "out" / "train.jsonl", prompts=PROMPTS)
     assert without_heldout(pairs, [problem], experiment, place="rows") == pairs
 
-    raw = Pair(problem_id="2", messages=example(planted, "kernelbook").messages, num_turns=1)
+    raw = Pair(problem_id="2", messages=example(planted, "trinity").messages, num_turns=1)
     with pytest.raises(ConfigError, match="is held out"):
         without_heldout([raw], [problem], experiment, place="rows")
 
@@ -125,14 +121,14 @@ def test_a_run_refuses_no_row_that_a_build_has_kept(tmp_path: Path) -> None:
 def test_the_manifest_counts_rows_in_and_out_of_each_step(tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text(MODULE.format(name="Model", op="sin", number=2))
     rows = [
-        *make_rows(4), "{broken", {"text": "x"}, "[1]", kernelbook_row(triton_code="x"),
-        kernelbook_row("sin"), make_rows(1)[0], kernelbook_row("exp", name="A"),
-        kernelbook_row("exp", name="B"), "\xff",
+        *make_rows(4), "{broken", {"text": "x"}, "[1]", trinity_row(triton_code="x = 1"),
+        trinity_row("sin"), make_rows(1)[0], trinity_row("exp", name="A"),
+        trinity_row("exp", name="B"), "\xff",
     ]  # fmt: skip
     manifest = build(tmp_path, rows, heldout={"paths": [str(tmp_path / "held.py")]})
     steps = {step["step"]: step for step in manifest["steps"]}
     assert steps["read"]["reasons"] == {"broken JSON": 2, "broken row": 1, "no object": 1}
-    assert steps["convert"]["reasons"] == {"without the class that a judge calls": 1}
+    assert steps["convert"]["reasons"] == {"without ModelNew or triton_kernel_wrapper": 1}
     assert steps["exact duplicates"]["reasons"] == {"the same again": 1}
     assert steps["contamination"]["reasons"] == {"similar to a held-out problem": 1}
     assert steps["near-duplicates"]["reasons"] == {"similar to an earlier row": 1}
@@ -148,9 +144,9 @@ def test_the_manifest_counts_rows_in_and_out_of_each_step(tmp_path: Path) -> Non
 
 
 ROW = st.one_of(
-    st.sampled_from([kernelbook_row(op, number=n) for op in ("relu", "exp") for n in (1, 2)]),
+    st.sampled_from([trinity_row(op, number=n) for op in ("relu", "exp") for n in (1, 2)]),
     st.sampled_from(["{", "[]", "7", '"x"']),
-    st.dictionaries(st.sampled_from(["entry_point", "python_code", "triton_code"]), st.text()),
+    st.dictionaries(st.sampled_from(["result", "pytorch_code", "triton_code"]), st.text()),
 )
 
 
@@ -165,35 +161,13 @@ def test_counted_reasons_sum_to_rows_in_minus_rows_out(
 ) -> None:
     folder = tmp_path_factory.mktemp("build")
     # A good first row, so that some row is left.
-    manifest = build(folder, [kernelbook_row("sqrt"), *rows])
+    manifest = build(folder, [trinity_row("sqrt"), *rows])
     rows_in = len(rows) + 1
     for step in manifest["steps"]:
         assert step["in"] == rows_in
         rows_in = step["out"]
         assert step["in"] - step["out"] == sum(step["reasons"].values())
     assert rows_in == sum(manifest["rows"].values()) == len(written(folder))
-
-
-def test_two_builds_have_the_same_bytes_also_with_several_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = make_rows(300)
-    seen: list[dict[str, bytes]] = []
-    for name, workers in (("one", 1), ("two", 2)):
-        folder = tmp_path / name
-        folder.mkdir()
-        write_jsonl(folder / "rows.jsonl", rows)
-        settings = build_of(folder, split={"heldout_share": 0.1})
-        with monkeypatch.context() as patch:
-            if workers == 1:
-                patch.setattr(data_worker, "FEW", 100)
-            data_build.build_rows(settings, workers=workers, is_shown=False)
-        seen.append(contents(folder / "out"))
-    assert seen[0] == seen[1]
-    assert set(seen[0]) == {
-        "dropped.jsonl", "manifest.json", "heldout.jsonl", "heldout.parquet", "train.jsonl",
-        "train.parquet",
-    }  # fmt: skip
 
 
 def test_a_build_that_is_done_is_not_repeated_and_another_one_is_refused(tmp_path: Path) -> None:
@@ -232,7 +206,7 @@ def test_rows_of_several_formats_are_read_or_named_with_the_reason(
 ) -> None:
     write_jsonl(tmp_path / "rows.jsonl", MIXED)
     settings = settings_file(tmp_path)
-    settings.write_text(settings.read_text().replace("kernelbook", "messages"))
+    settings.write_text(settings.read_text().replace("trinity", "messages"))
     assert run_command(["data", "build", str(settings), "--set", "filters.quality=false"]) == 0
     shown = capsys.readouterr().out
     assert "rows.jsonl:3: broken row: found columns text; a row has messages" in shown
@@ -250,8 +224,8 @@ def test_strict_ends_with_the_first_broken_row(
     write_jsonl(tmp_path / "rows.jsonl", [*make_rows(2), {"text": "x"}, "{"])
     assert run_command(["data", "build", str(settings_file(tmp_path)), "--strict"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f'input.path: {tmp_path}/rows.jsonl:3 ("kernelbook"): broken row: ' in line
-    assert "entry_point: found nothing; a text (columns here: text)" in line
+    assert f'input.path: {tmp_path}/rows.jsonl:3 ("trinity"): broken row: ' in line
+    assert "triton_code: found nothing; a text (columns here: text)" in line
 
 
 class FakePool:
@@ -280,7 +254,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
 
 
 def test_only_answers_that_are_judged_correct_stay(tmp_path: Path, pool: FakePool) -> None:
-    rows = [kernelbook_row(op) for op in ("relu", "exp", "sin")]
+    rows = [trinity_row(op) for op in ("relu", "exp", "sin")]
     manifest = build(tmp_path, rows, filters={"judged": True})
     assert manifest["verdicts"] == {"correct: ok": 2, "wrong: mismatch": 1}
     assert manifest["judges"]["harness"] == ["h"]
@@ -292,7 +266,7 @@ def test_only_answers_that_are_judged_correct_stay(tmp_path: Path, pool: FakePoo
 def test_a_build_that_ended_while_judging_judges_no_answer_twice(
     tmp_path: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [kernelbook_row(op) for op in ("relu", "exp", "sin")]
+    rows = [trinity_row(op) for op in ("relu", "exp", "sin")]
     interrupted(monkeypatch, "open_sinks", tmp_path, rows, filters={"judged": True})
     log = tmp_path / "out/.build/verdicts.jsonl"
     log.write_text(log.read_text()[:-20])  # the last line was cut
@@ -303,70 +277,39 @@ def test_a_build_that_ended_while_judging_judges_no_answer_twice(
 
 @pytest.mark.long
 def test_real_judges_drop_a_wrong_answer(tmp_path: Path) -> None:
-    wrong = kernelbook_row("sigmoid")
+    wrong = trinity_row("sigmoid")
     wrong["triton_code"] = wrong["triton_code"].replace("tl.sigmoid", "tl.exp")
-    rows = [kernelbook_row("relu"), wrong]
+    rows = [trinity_row("relu"), wrong]
     for row in rows:
-        row["python_code"] = row["python_code"].replace("[[], {}]", "[]")
+        row["pytorch_code"] = row["pytorch_code"].replace("[[], {}]", "[]")
     manifest = build(tmp_path, rows, filters={"judged": True})
     assert manifest["verdicts"] == {"correct: ok": 1, "wrong: mismatch": 1}
-
-
-def start(settings: Path, workers: int) -> subprocess.Popen[bytes]:
-    argv = ("data", "build", str(settings), "--workers", str(workers), "--json")
-    return subprocess.Popen(
-        [sys.executable, "-m", "forge", *argv], stdout=subprocess.DEVNULL, start_new_session=True
-    )
 
 
 def settings_file(folder: Path, text: str = "") -> Path:
     path = folder / "build.toml"
     path.write_text(
-        '[input]\npath = "rows.jsonl"\nformat = "kernelbook"\n[filters]\nlength = false\n'
+        '[input]\npath = "rows.jsonl"\nformat = "trinity"\n[filters]\nlength = false\n'
         f'[output]\ndir = "out"\n{text}'
     )
     return path
 
 
-@pytest.mark.long
-def test_a_build_killed_at_any_time_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    rows = make_rows(1296) * 2
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-        write_jsonl(tmp_path / name / "rows.jsonl", rows)
-        settings_file(tmp_path / name)
-    assert start(tmp_path / "whole/build.toml", 2).wait(100) == 0
-    killed = 0
-    for shards in (2, 9, 20, 35):
-        child = start(tmp_path / "killed/build.toml", 2)
-        work = tmp_path / "killed/out/.build"
-        while child.poll() is None and len(list(work.glob("*.facts"))) < shards:
-            time.sleep(0.01)
-        if child.poll() is None:
-            os.kill(child.pid, signal.SIGKILL)
-            killed += 1
-        child.wait()
-    assert killed >= 3
-    assert start(tmp_path / "killed/build.toml", 2).wait(100) == 0
-    assert contents(tmp_path / "whole/out") == contents(tmp_path / "killed/out")
-
-
-def test_a_killed_build_continues_with_its_shards(
+def test_a_build_that_was_interrupted_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = make_rows(150)
-    build(tmp_path / "whole", rows)
+    rows, split = make_rows(150), {"heldout_share": 0.1}
+    build(tmp_path / "whole", rows, split=split)
     folder = tmp_path / "killed"
-    interrupted(monkeypatch, "open_sinks", folder, rows)
-    (folder / "out/.build/000001.facts").unlink()
+    for step in ("find_row_files", "describe_steps", "open_sinks", "output_row"):
+        interrupted(monkeypatch, step, folder, rows, split=split)
     (folder / "out/.train.jsonl.partial").write_text("half")
-    kept = folder / "out/.build/000000.facts"
-    before = kept.stat().st_mtime_ns
-    with monkeypatch.context() as patch:
-        patch.setattr(data_build.shutil, "rmtree", lambda path: None)
-        build(folder, rows)
-    assert kept.stat().st_mtime_ns == before
+    build(folder, rows, split=split)
     assert contents(tmp_path / "whole/out") == contents(folder / "out")
+    assert set(contents(folder / "out")) == {
+        "dropped.jsonl", "manifest.json", "heldout.jsonl", "heldout.parquet", "train.jsonl",
+        "train.parquet",
+    }  # fmt: skip
 
 
 def test_files_of_an_unfinished_build_with_other_settings_are_removed(
@@ -382,10 +325,7 @@ def test_files_of_an_unfinished_build_with_other_settings_are_removed(
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
-@pytest.mark.parametrize("size", [1, 3, 64])
-def test_any_choice_of_chunks_has_the_rows_of_its_place(
-    kind: str, size: int, tmp_path: Path
-) -> None:
+def test_all_rows_of_a_file_are_read_in_order(kind: str, tmp_path: Path) -> None:
     rows = [{"n": n, "text": "é" * n} for n in range(7)]
     path = tmp_path / f"rows.{kind}"
     if kind == "parquet":
@@ -394,12 +334,7 @@ def test_any_choice_of_chunks_has_the_rows_of_its_place(
         path.write_text("\ufeff" + json.dumps(rows, ensure_ascii=False, indent=1))
     else:
         write_jsonl(path, [*rows[:3], "", *rows[3:]])
-    (file,) = find_row_files(path)
-    assert file.num_rows == 7
-    chunks = plan_chunks([file], size=size)
-    for part in (chunks, chunks[1::2], chunks[-1:]):
-        for chunk, found in read_chunks(file, part):
-            assert found == rows[chunk.start : chunk.stop]
+    assert list(all_rows(path)) == rows
 
 
 def errors(folder: Path, text: str) -> list[str]:
@@ -457,17 +392,17 @@ def test_a_tokenizer_without_a_chat_template_is_one_line(tmp_path: Path) -> None
         build(tmp_path, make_rows(1), **tables)
 
 
-def test_an_unreadable_input_found_by_a_worker_is_one_line(
+def test_an_input_that_breaks_off_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "rows.parquet"
-    rows = [kernelbook_row(number=n) for n in range(300)]
+    rows = [trinity_row(number=n) for n in range(300)]
     parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=50, compression="none")
     data = bytearray(path.read_bytes())
     data[200:20_000] = b"\xff" * 19_800
     path.write_bytes(data)
     file = settings_file(tmp_path)
-    argv = ["data", "build", str(file), "--set", f"input.path={path}", "--workers", "2"]
+    argv = ["data", "build", str(file), "--set", f"input.path={path}"]
     assert run_command(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"input.path: {path}: cannot be read: " in line

@@ -17,7 +17,7 @@ from forge.adapters.settings import JudgeSettings
 from forge.commands import data_harvest
 from forge.commands.data_harvest import HarvestRequest, harvest, lasting
 from forge.config.schema import ProblemsTable, PromptTable
-from forge.data.harvest.harvested import HarvestLog
+from forge.data.build.result_log import ResultLog
 from forge.data.pairs.files import read_pairs
 from forge.data.problems import load_problems
 from forge.data.prompts.prompt_set import make_prompts
@@ -201,6 +201,20 @@ def test_a_problem_that_no_judge_answered_is_asked_again_once(
     assert done.manifest["pairs"]["correct"] == 5
 
 
+def test_judges_that_answer_nothing_twice_make_no_harvest(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dead(FakePool):
+        async def harvest(self, work: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
+            return {"failed": data_harvest.NO_JUDGE, "detail": ""}
+
+    out = tmp_path / "out"
+    for words in ("asks for these again", "for the second time", "for the second time"):
+        with pytest.raises(MachineError, match=f"8 of 8 problems .*{words}"):
+            run(source, out, monkeypatch, Dead())
+    assert run(source, out, monkeypatch, FakePool()).manifest["pairs"]["correct"] == 6
+
+
 def test_scored_problems_are_in_no_file_to_train_on(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +245,7 @@ def test_a_full_disk_is_one_line(
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(HarvestLog, "_open", lambda self: Full())
+    monkeypatch.setattr(ResultLog, "_open", lambda self: Full())
     with pytest.raises(ExceptionGroup) as caught:
         run(source, tmp_path / "out", monkeypatch, FakePool())
     assert caught.group_contains(MachineError, match=r"results\.jsonl: .*No space left on device")

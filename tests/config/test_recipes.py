@@ -174,9 +174,18 @@ def test_trinity_in_4_bits_is_planned_for_a_gpu_of_40_gb(tmp_path: Path) -> None
 
 
 TRAINED_ON = {
-    "rows/kernelbook.toml": ["qwen3-8b-full", "qwen3-8b-kernelbook-sft"],
     "rows/trinity.toml": ["trinity-mini-grpo", "trinity-mini-qlora-sft"],
 }
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b-full", "qwen3-8b-kernelbook-sft"])
+def test_a_harvest_has_the_policy_and_the_folder_of_the_recipe_that_trains_on_it(name: str) -> None:
+    text, recipe = (FOLDER / f"{name}.toml").read_text(), load(name)
+    found = re.search(r"forge data harvest \S+ --policy (\S+) --out experiments/(\S+)", text)
+    assert found is not None
+    assert found[1] == recipe.judge.policy
+    assert recipe.data.parts()[0].path == FOLDER / found[2] / "train.parquet"
+    assert not recipe.prompt.thinking, "harvested answers have none"
 
 
 @pytest.mark.parametrize("file", TRAINED_ON)

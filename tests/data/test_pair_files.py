@@ -13,7 +13,7 @@ from forge.data.answers import extract
 from forge.data.pairs.files import read_pairs
 from forge.data.pairs.rows import BadRow, Unfit
 from forge.errors import ConfigError
-from tests.data.build.samples import example, kernelbook_row, write_rows
+from tests.data.build.samples import example, write_rows
 from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
@@ -40,23 +40,6 @@ def said(text: str, **changes: Any) -> dict[str, Any]:
 
 def read(path: Path, rows: Any) -> list[Pair]:
     return read_pairs(write_rows(path, rows), prompts=PROMPTS)
-
-
-def test_a_kernelbook_row_has_the_played_prompt_and_an_answer_that_the_judge_takes() -> None:
-    row = kernelbook_row()
-    pair = example(row, "kernelbook")
-    assert (pair.problem_id, pair.num_turns) == ("kernelbook/relu-1", 1)
-    assert [m.role for m in pair.messages] == ["system", "user", "assistant"]
-    assert "ReluPlus1New" in pair.messages[0].content
-    assert pair.messages[1].content == row["python_code"].strip()
-    found = extract(pair.messages[2].content, entry_point="ReluPlus1")
-    assert found.code.strip() == row["triton_code"].strip()
-
-
-def test_an_answer_without_the_required_class_must_not_be_trained_on() -> None:
-    row = kernelbook_row(triton_code="def call(args): ...")
-    with pytest.raises(Unfit, match="without the class that a judge calls"):
-        example(row, "kernelbook")
 
 
 def test_a_row_that_is_left_out_is_counted_with_its_place(
@@ -129,8 +112,7 @@ def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("format", "row", "words"),
     [
-        ("kernelbook", {"text": "x"}, "entry_point: found nothing; a text"),
-        ("kernelbook", kernelbook_row(python_code=3), "python_code: found int"),
+        ("trinity", trinity_row(pytorch_code=3), "pytorch_code: found int; a text"),
         ("trinity", trinity_row(result={}), "no correctness"),
         ("trinity", trinity_row(result=DEEP), "no correctness"),
         ("trinity", trinity_row(model_reasoning=3), "model_reasoning: found int; a text"),
@@ -147,7 +129,7 @@ def test_a_row_of_other_columns_names_what_was_found(
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([kernelbook_row()], 'row 1: .* `forge data build` with input.format = "kernelbook" makes'),
+        ([{"python_code": "x"}], "row 1: .* `forge data harvest rows:PATH` makes"),
         ([said("a"), trinity_row()], 'row 2: .* input.format = "trinity" makes'),
         ([{"pytorch_code": "", "turns": []}], 'row 1: .* input.format = "traces" makes'),
         ([{"messages": "no json"}], "text that is no JSON"),

@@ -1,4 +1,4 @@
-"""A user's data from end to end: KernelBook-shaped rows that Inductor made are built into training
+"""A user's data from end to end: traces with answers by the compiler are built into training
 rows, and one experiment does SFT on them, an evaluation, GRPO on a directory in KernelBench's
 layout with levels to train on and a level that is held out, and another evaluation."""
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from forge.data.harvest.records import Answered, AnswerTask
 from tests.e2e.commands import forge, opened
 from tests.e2e.experiments import TINY
 
@@ -68,7 +69,7 @@ kind = "eval"
 BUILD = """\
 [input]
 path = "book.parquet"
-format = "kernelbook"
+format = "trinity"
 [prompt]
 preset = "tiny"
 [filters]
@@ -87,7 +88,7 @@ import torch
 
 class Model(torch.nn.Module):
     def forward(self, x):
-        return {result}
+        return torch.{op}(x)
 
 dim = {dim}
 
@@ -95,30 +96,31 @@ def get_inputs():
     return [torch.randn(dim, 8)]
 
 def get_init_inputs():
-    return [[], {{}}]
+    return []
 """
-PRODUCT = "x @ x"
-"""Inductor leaves it to cuBLAS: no kernel, so no row."""
 TRAINED, HELDOUT = ("abs", "exp", "tanh", "sin"), ("cos", "neg")
 
 
 def module(op: str, *, dim: int = 8) -> str:
-    return MODULE.format(result=op if " " in op else f"torch.{op}(x)", dim=dim)
+    return MODULE.format(op=op, dim=dim)
 
 
 def book(*ops: str) -> list[dict[str, object]]:
-    """A row for each operation, with the code that Inductor makes of it."""
+    """A row for each operation, with the compiler's answer."""
     with warnings.catch_warnings(action="ignore"):  # of torch's own imports
-        from forge.data.inductor.compiler.graph import trace
-    return [
-        {
-            "python_code": module(op),
-            "entry_point": "Model",
-            "triton_code": trace(module(op).replace("[[], {}]", "[]"), symbolic=False).code,
-            "uuid": op,
-        }
-        for op in ops
-    ]
+        from forge.data.inductor.compiler.answering import answer
+    rows: list[dict[str, object]] = []
+    for op in ops:
+        answered = answer(AnswerTask(text=module(op)))
+        assert isinstance(answered, Answered)
+        result = {"correctness": True}
+        rows.append(
+            {
+                "sample_key": op, "pytorch_code": module(op), "triton_code": answered.code,
+                "result": result,
+            }
+        )  # fmt: skip
+    return rows
 
 
 @pytest.fixture
@@ -147,14 +149,14 @@ def write_rows(project: Path, rows: list[dict[str, object]]) -> None:
     parquet.write_table(pa.Table.from_pylist(rows), project / "book.parquet")
 
 
-def test_rows_of_inductor_teach_a_model_kernels_in_one_experiment(project: Path) -> None:
-    write_rows(project, book(*TRAINED, HELDOUT[0], PRODUCT))
+def test_rows_of_the_compiler_teach_a_model_kernels_in_one_experiment(project: Path) -> None:
+    write_rows(project, book(*TRAINED, HELDOUT[0]))
     built = forge("data", "build", "build.toml", cwd=project)
     assert built.returncode == 0, built.stderr[-3000:]
     manifest = json.loads((project / "built" / "manifest.json").read_text())
     reasons = {step["step"]: step["reasons"] for step in manifest["steps"] if step["reasons"]}
-    assert list(reasons) == ["rewrite", "contamination"]
-    assert list(reasons["rewrite"].values()) == list(reasons["contamination"].values()) == [1]
+    assert list(reasons) == ["contamination"]
+    assert list(reasons["contamination"].values()) == [1]
     assert manifest["rows"]["train"] == len(TRAINED)
 
     write_experiment(project)
@@ -184,7 +186,7 @@ def test_rows_with_a_heldout_problem_are_refused(project: Path) -> None:
     refused = forge("run", "x.toml", cwd=project)
     assert refused.returncode == 2
     (line,) = [line for line in refused.stderr.splitlines() if "held out" in line]
-    assert "row kernelbook/cos" in line
+    assert "row trinity/cos" in line
     assert "level3/1_cos is held out" in line
 
 

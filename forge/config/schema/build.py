@@ -16,15 +16,11 @@ class InputTable(Table):
 
     path: PathValue
     """File of rows (JSON, JSON lines or Parquet), directory of them, or data set on the hub, such
-    as "GPUMODE/KernelBook"; relative to this file."""
-    format: Literal["messages", "kernelbook", "trinity", "traces"] = "messages"
+    as "owner/traces"; relative to this file."""
+    format: Literal["messages", "trinity", "traces"] = "messages"
     """Columns of the rows. messages: conversations, in the columns that data.path lists.
-    kernelbook, trinity: the columns of these data sets. traces: several turns with results
+    trinity: pytorch_code, triton_code, result and thinking. traces: several turns with results
     (sample_key, pytorch_code, turns, final_triton_code, final_result, full_messages)."""
-    rewrite: bool = True
-    """Rewrite answers that Inductor made into plain Triton modules; for format = "kernelbook". An
-    answer that cannot be rewritten is left out, with its reason. One that needs torch's products or
-    convolutions is correct under judge.policy = "hybrid" alone."""
     strict: bool = False
     """End with the first broken row, instead of counting and skipping it."""
 

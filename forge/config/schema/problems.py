@@ -197,12 +197,12 @@ class DataSourceTable(Table):
     hub; relative to this file or to the working directory; for source = "file". Each row is read by
     its columns: messages (role, content), conversations (from, value: ShareGPT), prompt and
     completion or response, or instruction, input and output (Alpaca). "forge data build" makes
-    such a file of KernelBook or of reasoning traces."""
+    such a file of reasoning traces, "forge data harvest" of KernelBook and of PyTorch code."""
     format: Literal["messages"] = Field(
         default="messages",
         json_schema_extra={
-            "allowed": '"messages"; `forge data build X.toml` makes conversations of KernelBook '
-            "and of traces, with input.format"
+            "allowed": '"messages"; `forge data build X.toml` makes conversations of traces, with '
+            "input.format, `forge data harvest rows:PATH` of KernelBook"
         },
     )
     """Kind of the rows: conversations, the only one."""

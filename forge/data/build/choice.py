@@ -22,9 +22,10 @@ import numpy as np
 import xxhash
 
 from forge.data.answers import parse
+from forge.data.build.left_out import LeftOutRow
 from forge.data.build.near import Families, SignatureIndex, signature, similarity
 from forge.data.build.rows import normalise_text
-from forge.data.build.steps import Dropped, Step
+from forge.data.build.steps import Step
 from forge.data.pairs.rows import SUFFIXES
 from forge.data.sources.loading import read_mixed
 from forge.data.sources.normal_form import normal_digest
@@ -32,7 +33,7 @@ from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from forge.config.schema.build import DuplicatesTable, SplitTable
-    from forge.data.build.shards import Shard
+    from forge.data.build.steps import Prepared
 
 KEY = "heldout.paths"
 
@@ -83,35 +84,42 @@ class HeldoutProblems:
             self._digests.setdefault(digest, name)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Facts of a row by which it is compared."""
+
+    origin: str
+    module: np.ndarray
+    answer: np.ndarray
+    digests: tuple[str, ...]
+
+
+@dataclass(slots=True)
 class Choice:
     """The rows that are still in, and those left out by these steps."""
 
-    shards: Sequence[Shard]
-    dropped: list[Dropped] = field(default_factory=list[Dropped])
+    dropped: list[LeftOutRow] = field(default_factory=list[LeftOutRow])
     kept: list[int] = field(default_factory=list[int])
     """Numbers of the rows that are still in, ascending."""
     heldout: frozenset[int] = frozenset()
     """Numbers of the rows set apart for measuring."""
-    _modules: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
-    _answers: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
-    _digests: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    _rows: list[_Compared] = field(default_factory=list[_Compared])
+    _first: dict[int, str] = field(default_factory=dict[int, str])
+    """Origins by the hash of the conversation."""
 
-    def drop_exact(self) -> None:
-        """Leaves out conversations that occurred before."""
-        seen: dict[int, int] = {}
-        for shard in self.shards:
-            facts = (shard.exact, shard.modules, shard.answers, shard.digests)
-            rows = zip(shard.numbers, *facts, strict=True)
-            for index, exact, module, answer, digests in rows:
-                number = int(index)
-                first = seen.setdefault(exact, number)
-                if first != number:
-                    self._drop(number, Step.EXACT, "the same again", f"row {first + 1}")
-                    continue
-                self.kept.append(number)
-                self._modules[number], self._answers[number] = module, answer
-                self._digests[number] = digests
+    def add(self, row: Prepared) -> bool:
+        """Takes the next row, whose number is that of rows before it; False if its conversation
+        occurred before."""
+        first = self._first.setdefault(row.exact, row.origin)
+        if first != row.origin:
+            made = LeftOutRow(
+                origin=row.origin, step=Step.EXACT, reason="the same again", detail=first
+            )
+            self.dropped.append(made)
+            return False
+        self.kept.append(len(self._rows))
+        self._rows.append(_Compared(row.origin, row.module, row.answer, row.digests))
+        return True
 
     def drop_contaminated(self, problems: HeldoutProblems) -> None:
         """Leaves out rows whose module is similar to a held-out problem, or that ask for its
@@ -119,8 +127,7 @@ class Choice:
         known: dict[tuple[bytes, ...], str | None] = {}
         gone: set[int] = set()
         for number in self.kept:
-            module = self._modules[number]
-            digests = self._digests[number]
+            module, digests = self._rows[number].module, self._rows[number].digests
             key = (module.tobytes(), *(one.encode() for one in digests))
             if key not in known:
                 known[key] = problems.match(module, digests)
@@ -143,14 +150,16 @@ class Choice:
         gone: set[int] = set()
         modules: dict[int, int] = {}
         for number in self.kept:
-            module = index.add(self._modules[number])
-            similar = [each for each, _ in index.similar(self._modules[number])]
+            signed = self._rows[number].module
+            module = index.add(signed)
+            similar = [each for each, _ in index.similar(signed)]
             for each in similar:
                 families.join(module, each)
             first = self._first_similar(number, similar, members, duplicates)
             if first is not None:
                 gone.add(number)
-                self._drop(number, Step.NEAR, "similar to an earlier row", f"row {first + 1}")
+                detail = self._rows[first].origin
+                self._drop(number, Step.NEAR, "similar to an earlier row", detail)
             else:
                 modules[number] = module
                 members[module].append(number)
@@ -168,7 +177,8 @@ class Choice:
         others = sorted(other for module in similar for other in members.get(module, ()))
         if not duplicates.near or not others:
             return None
-        shares = similarity(self._answers[number], np.stack([self._answers[o] for o in others]))
+        answers = np.stack([self._rows[other].answer for other in others])
+        shares = similarity(self._rows[number].answer, answers)
         found = np.flatnonzero(shares >= duplicates.similarity)
         return others[int(found[0])] if len(found) else None
 
@@ -176,7 +186,8 @@ class Choice:
         self.kept = [number for number in self.kept if number not in numbers]
 
     def _drop(self, number: int, step: Step, reason: str, detail: str = "") -> None:
-        self.dropped.append(Dropped(number=number, step=step, reason=reason, detail=detail))
+        origin = self._rows[number].origin
+        self.dropped.append(LeftOutRow(origin=origin, step=step, reason=reason, detail=detail))
 
 
 def choose_heldout(families: dict[int, int], split: SplitTable) -> frozenset[int]:

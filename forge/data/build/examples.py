@@ -2,11 +2,6 @@
 
 `messages`: a conversation in any of the columns of `forge/data/pairs/conversations.py`.
 
-`kernelbook`: a PyTorch module and the Triton code that torch.compile made from it. Columns used:
-`entry_point`, the name of the module; `python_code`, which defines it with `get_inputs` and
-`get_init_inputs`; `triton_code`, which defines `<entry_point>New`; `uuid`. The prompt is the same
-as in a run, so the judge accepts what is trained.
-
 `trinity`: PyTorch code, thinking and a Triton kernel. Columns used: `pytorch_code`,
 `model_reasoning` or another field of thinking, `triton_code`, `result` with `correctness` and
 `fast_0` (an object, or the same as JSON text), `sample_key`. If the kernel's entry point has
@@ -31,12 +26,10 @@ from forge.data.answers import defines, extract, fenced_blocks
 from forge.data.build.rows import normalise_row, normalise_text
 from forge.data.pairs.conversations import thinking_of, with_thinking
 from forge.data.pairs.files import id_of, messages_pair
-from forge.data.pairs.rows import BadRow, Unfit, code_of, columns_of, kind_of, text_of
+from forge.data.pairs.rows import BadRow, Unfit, code_of, columns_of, kind_of
 from forge.records import Message, Pair, Problem, Reason, Split, Status, Timing, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forge.config.schema.build import DataBuild
     from forge.data.prompts.prompt_set import PromptSet
 
@@ -73,13 +66,11 @@ def to_example(
     number: int,
     build: DataBuild,
     prompts: PromptSet,
-    rewrite: Callable[[str, str], str] | None = None,
 ) -> Example:
     """A row of `build.input.format`.
 
     Args:
         number: the row's number among all rows, which names a row without an id.
-        rewrite: makes a plain module of Inductor's code, given it and its entry point.
 
     Raises:
         BadRow: the row does not match the format.
@@ -87,8 +78,6 @@ def to_example(
     """
     row = normalise_row(row)
     match build.input.format:
-        case "kernelbook":
-            found = _kernelbook(row, number, prompts, rewrite)
         case "messages":
             found = _conversation(messages_pair(row, number=number, prompts=prompts))
         case "trinity":
@@ -98,32 +87,6 @@ def to_example(
     # Texts that were JSON inside a column have not been normalised yet.
     messages = tuple(replace(one, content=normalise_text(one.content)) for one in found.messages)
     return replace(found, messages=messages, code=normalise_text(found.code))
-
-
-def _kernelbook(
-    row: Mapping[str, Any],
-    number: int,
-    prompts: PromptSet,
-    rewrite: Callable[[str, str], str] | None,
-) -> Example:
-    """One turn: the module, and its answer without thinking, which the data set lacks."""
-    entry_point, code = text_of(row, "entry_point"), code_of(row, "triton_code")
-    code = code if rewrite is None else rewrite(code, entry_point)
-    if not defines(code, f"{entry_point}New"):
-        raise Unfit("without the class that a judge calls")
-    problem = Problem(
-        problem_id=f"kernelbook/{id_of(row, 'uuid', number)}",
-        source=code_of(row, "python_code"),
-        family="kernelbook",
-        level=1,
-        split=Split.SFT,
-        entry_point=entry_point,
-    )
-    messages = (*prompts.first_messages(problem), _answer(code, (), prompts))
-    return Example(
-        problem_id=problem.problem_id, source=problem.source, answers_to=f"{entry_point}New",
-        messages=messages, num_turns=1, code=code,
-    )  # fmt: skip
 
 
 def _trinity(row: Mapping[str, Any], number: int, wanted: str, prompts: PromptSet) -> Example:

@@ -1,34 +1,18 @@
-"""Rows of input files in chunks of equal numbers, so that processes can share them.
-
-A chunk is named by its file and its first and last row, so the same input has the same chunks in
-every process and after every restart. A row that cannot be read is a `Broken` in its place; a file
-that cannot be read is an error.
-"""
+"""Input files of a build, and their rows in one normal form of text."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from forge.data.pairs.rows import (
-    Row,
-    batch_rows,
-    open_parquet,
-    parquet_batches,
-    parse_row,
-    row_files,
-    stream_rows,
-)
+from forge.data.pairs.rows import row_files
 from forge.errors import ConfigError
 
 KEY = "input.path"
-CHUNK_ROWS = 64
-"""Rows of a chunk. With 200k tokens each they take about 50 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,94 +22,28 @@ class RowFile:
     path: Path
     name: str
     """Path below the input, for people and for the manifest."""
-    num_rows: int
     sha256: str
 
     def to_json(self) -> dict[str, Any]:
         """Its entry in the manifest."""
-        return {"name": self.name, "rows": self.num_rows, "sha256": self.sha256}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowChunk:
-    """Consecutive rows of one file."""
-
-    number: int
-    """Index among all chunks."""
-    file: int
-    """Index of its file."""
-    start: int
-    """Index of its first row in the file, from 0."""
-    stop: int
-    first_row: int
-    """Index of its first row among all rows."""
+        return {"name": self.name, "sha256": self.sha256}
 
 
 def find_row_files(path: Path) -> list[RowFile]:
-    """The input files with their numbers of rows, by path. Raises ConfigError if there is none."""
+    """The input files, by path. Raises ConfigError if there is none or one cannot be read."""
     root = path if path.is_dir() else path.parent
-    files = row_files(path, key=KEY)
-    return [_row_file(file, file.relative_to(root).as_posix()) for file in files]
+    return [
+        RowFile(path=file, name=file.relative_to(root).as_posix(), sha256=_hash(file))
+        for file in row_files(path, key=KEY)
+    ]
 
 
-def plan_chunks(files: Sequence[RowFile], *, size: int = CHUNK_ROWS) -> list[RowChunk]:
-    """All chunks, in the order of the rows."""
-    chunks: list[RowChunk] = []
-    before = 0
-    for index, file in enumerate(files):
-        for start in range(0, file.num_rows, size):
-            stop = min(start + size, file.num_rows)
-            chunks.append(
-                RowChunk(
-                    number=len(chunks), file=index, start=start, stop=stop, first_row=before + start
-                )
-            )
-        before += file.num_rows
-    return chunks
-
-
-def read_chunks(file: RowFile, chunks: Sequence[RowChunk]) -> Iterator[tuple[RowChunk, list[Row]]]:
-    """Some chunks of one file, in their order, with one pass over it. Raises ConfigError."""
-    if file.path.suffix == ".parquet":
-        yield from _parquet_chunks(file.path, chunks)
-        return
-    rows = stream_rows(file.path)
-    done = 0
-    for chunk in chunks:
-        skipped = chunk.start - done
-        next(islice(rows, skipped, skipped), None)
-        done = chunk.stop
-        yield chunk, [parse_row(row) for row in islice(rows, chunk.stop - chunk.start)]
-
-
-def _row_file(path: Path, name: str) -> RowFile:
+def _hash(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if path.suffix == ".parquet":
-            with open_parquet(path, key=KEY) as opened:
-                num_rows: int = opened.metadata.num_rows
-        else:
-            num_rows = sum(1 for _ in stream_rows(path))
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as err:
         raise ConfigError(f"{KEY}: {path}: cannot be read: {err.strerror or err}") from None
-    return RowFile(path=path, name=name, num_rows=num_rows, sha256=sha256)
-
-
-def _parquet_chunks(path: Path, chunks: Sequence[RowChunk]) -> Iterator[tuple[RowChunk, list[Row]]]:
-    batches = parquet_batches(path, size=CHUNK_ROWS, key=KEY)
-    batch, first = None, 0
-    for chunk in chunks:
-        rows: list[Row] = []
-        while len(rows) < chunk.stop - chunk.start:
-            if batch is None or first + batch.num_rows <= chunk.start + len(rows):
-                first += 0 if batch is None else batch.num_rows
-                batch = next(batches)
-                continue
-            at = chunk.start + len(rows) - first
-            part = batch.slice(at, chunk.stop - chunk.start - len(rows))
-            rows += batch_rows(part, path, key=KEY)
-        yield chunk, rows
 
 
 _INDENT = re.compile(r"^[ \t]*\t[ \t]*", re.MULTILINE)

@@ -1,18 +1,17 @@
 """The steps of one row on its own, in their order; each may leave it out with a reason.
 
-read, rewrite, convert, thinking, length, quality. The steps over all rows are in `choice.py`.
+read, convert, thinking, length, quality. The steps over all rows are in `choice.py`.
 Lengths come before anything that parses, so a row of 200k tokens costs one bounded tokenisation.
 
 The quality of an answer is a heuristic, not a judgement: whether the kernel does the work is the
-judge's question. It also understands what Inductor writes: kernels started by `.run`, and kernels
-as text.
+judge's question.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,8 @@ import xxhash
 
 from forge.data.answers import binds, parse
 from forge.data.build.examples import Example, to_example
+from forge.data.build.left_out import LeftOutRow
 from forge.data.build.near import signature
-from forge.data.inductor import NotRewritten, rewrite
 from forge.data.pairs.conversations import BadThinking, retag
 from forge.data.pairs.rows import BadRow, Broken, Row, Unfit, is_unicode
 from forge.data.sources.normal_form import digests_asked
@@ -46,8 +45,6 @@ class Step(StrEnum):
 
     READ = "read"
     """The row is an object in JSON or Parquet, and matches the format."""
-    REWRITE = "rewrite"
-    """Inductor's code becomes a plain module."""
     CONVERT = "convert"
     """The columns become a conversation."""
     THINKING = "thinking"
@@ -67,26 +64,10 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
-    """A row that is left out."""
-
-    number: int
-    """Index among all rows."""
-    step: str
-    reason: str
-    detail: str = ""
-
-    @property
-    def is_broken(self) -> bool:
-        """True if the row itself is faulty, which `input.strict` refuses."""
-        return self.step == Step.READ
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A row that passed the steps of its own."""
 
-    number: int
+    origin: str
     example: Example
     num_tokens: int | None
     exact: int
@@ -98,13 +79,15 @@ class Prepared:
     digests: tuple[str, ...] = ()
     """Normal forms of the code that the conversation asks for; empty without `heldout.paths`."""
 
-
-class NotRewritable(Exception):
-    """Code that a rewriter refuses; the message is the reason."""
-
-
-Rewriter = Callable[[str, str], str]
-"""Makes a plain module of Inductor's code and its entry point; raises NotRewritable."""
+    def to_json(self) -> dict[str, Any]:
+        """Its texts, which wait on disk for the choice among all rows."""
+        example = self.example
+        return {
+            "origin": self.origin, "id": example.problem_id,
+            "messages": [asdict(message) for message in example.messages],
+            "num_turns": example.num_turns, "num_tokens": self.num_tokens,
+            "source": example.source, "entry_point": example.entry_point, "code": example.code,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,22 +98,19 @@ class RowSteps:
     prompts: PromptSet
     chat: ChatTemplate | None
     """The trained model's template; None without `filters.length`."""
-    rewriter: Rewriter | None = None
-    """None: the step is absent."""
 
-    def __call__(self, row: Row, *, number: int) -> Prepared | Dropped:
-        """The row after all steps. Never raises for what a row contains."""
+    def __call__(self, row: Row, *, number: int, origin: str) -> Prepared | LeftOutRow:
+        """The row after all steps. Never raises for what a row contains.
+
+        Args:
+            number: its number among all rows, from 1, which names a row without an id.
+            origin: its file and place.
+        """
         if isinstance(row, Broken):
-            return Dropped(number=number, step=Step.READ, reason=row.reason, detail=row.detail)
+            return LeftOutRow(origin=origin, step=Step.READ, reason=row.reason, detail=row.detail)
         step = Step.CONVERT
         try:
-            example = to_example(
-                row,
-                number=number + 1,
-                build=self.build,
-                prompts=self.prompts,
-                rewrite=self.rewriter,
-            )
+            example = to_example(row, number=number, build=self.build, prompts=self.prompts)
             if not _is_storable(example):
                 raise Unfit("text that is no Unicode")
             messages = retag(
@@ -143,14 +123,12 @@ class RowSteps:
             tree = parse(example.code)
             self._check_quality(example, tree)
         except BadRow as error:
-            return Dropped(number=number, step=Step.READ, reason="broken row", detail=str(error))
-        except NotRewritable as error:
-            return Dropped(number=number, step=Step.REWRITE, reason=str(error))
+            return LeftOutRow(origin=origin, step=Step.READ, reason="broken row", detail=str(error))
         except Unfit as error:
             step = Step.THINKING if isinstance(error, BadThinking) else step
-            return Dropped(number=number, step=step, reason=str(error), detail=error.detail)
+            return LeftOutRow(origin=origin, step=step, reason=str(error), detail=error.detail)
         return Prepared(
-            number=number,
+            origin=origin,
             example=example,
             num_tokens=num_tokens,
             exact=exact_hash(example.messages),
@@ -223,8 +201,6 @@ def _is_storable(example: Example) -> bool:
 
 
 JIT = "jit"
-KERNEL_TEXT = "triton.jit"
-"""In the text of a kernel that Inductor compiles: `async_compile.triton("name", '''...''')`."""
 MAX_NESTING = 200
 """Maximum nesting of blocks that is searched for kernels."""
 
@@ -254,8 +230,6 @@ def _kernels(tree: ast.Module) -> tuple[set[str], set[int]]:
         if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list)):
             names.add(node.name)
             nodes.add(id(node))
-        elif isinstance(node, ast.Assign) and _is_kernel_text(node.value):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names, nodes
 
 
@@ -277,15 +251,6 @@ def _is_jit(node: ast.expr) -> bool:
     return name == JIT
 
 
-def _is_kernel_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and any(
-        isinstance(argument, ast.Constant)
-        and isinstance(argument.value, str)
-        and KERNEL_TEXT in argument.value
-        for argument in node.args
-    )
-
-
 def _is_launched(tree: ast.Module, kernels: set[str], compiled: set[int]) -> bool:
     """True if a kernel's name is used outside of kernels: `kernel[grid]`, `kernel.run`, or as an
     argument."""
@@ -300,21 +265,3 @@ def _is_launched(tree: ast.Module, kernels: set[str], compiled: set[int]) -> boo
             return True
         stack.extend(ast.iter_child_nodes(node))
     return False
-
-
-MARK = "torch._inductor"
-"""Imported by every answer that Inductor made, for its heuristics and helpers."""
-
-
-def rewrite_answer(code: str, entry_point: str) -> str:
-    """A plain module of Inductor's code; other code as it is.
-
-    Raises:
-        NotRewritable: with a `RewriteReason`.
-    """
-    if MARK not in code:
-        return code
-    try:
-        return rewrite(code, entry_point=entry_point).code
-    except NotRewritten as error:
-        raise NotRewritable(str(error.reason)) from None

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from forge.data.harvest.closure import NotSelfContained, copied
+from forge.data.harvest.closure import TOO_DEEP, NotSelfContained, copied, globals_of
+from forge.data.harvest.records import Found, Rejected
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forge.data.harvest.closure import Closure
 
 CONFIG = "SimpleNamespace"
+MOCK = "_mock_config"
+"""Call by which paritybench, and KernelBook, make a configuration object."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +89,25 @@ def forward_call(
     if rest:
         raise NotSelfContained("keyword arguments of forward")
     return ast.List(elts=positions, ctx=ast.Load())
+
+
+def problem_text(closure: Closure, inputs: ast.expr, constructed: Constructed) -> str:
+    """The problem of a class with its arguments. Raises NotSelfContained."""
+    arguments, first = constructed.arguments, constructed.first
+    used = globals_of(ast.Expr(arguments)) | globals_of(ast.Expr(inputs))
+    closure.require(used - {"torch"})
+    text = closure.text(inputs=inputs, arguments=arguments, first=first)
+    return f"from types import {CONFIG}\n{text}" if first else text
+
+
+def tried(make: Callable[..., Found], *args: Any, origin: str, kind: str) -> Found | Rejected:
+    """The problem that a function makes of a candidate, or why it is none."""
+    try:
+        return make(*args, origin=origin, kind=kind)
+    except NotSelfContained as error:
+        return Rejected(origin=origin, kind=kind, reason=str(error), detail=error.detail)
+    except RecursionError:
+        return Rejected(origin=origin, kind=kind, reason=TOO_DEEP)
 
 
 def level_of(tree: ast.Module) -> int:

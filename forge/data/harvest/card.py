@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.data.build.shards import write_whole
+from forge.data.build.output import length_facts, write_whole
 from forge.data.harvest.harvested import STEPS
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ CARD = "README.md"
 MAX_REASONS = 12
 NUM_EXAMPLES = 2
 USE = """```toml
+[prompt]
+thinking = ""                         # the answers have none
+
 [data]
 source = "file"
 path = "{folder}"                     # train.* alone
@@ -82,16 +85,12 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """The counts, for the manifest; an example is in the card alone."""
-        lengths = sorted(self.lengths)
-        tokens = {"total": sum(lengths)}
-        if lengths:
-            tokens |= {"min": lengths[0], "median": lengths[len(lengths) // 2], "max": lengths[-1]}
         return {
             "problems": {"train": 0, "heldout": 0} | dict(self.problems),
             "pairs": {"correct": 0} | dict(self.pairs),
             "rows": {"train": 0, "heldout": 0} | dict(self.rows),
             "licences": dict(sorted(self.licences.items())),
-            "tokens": tokens,
+            "tokens": length_facts(self.lengths),
         }
 
 

@@ -181,15 +181,18 @@ class CodeFile:
 class Library:
     """The files of one tree of Python, each parsed once, when it is first asked for."""
 
-    def __init__(self, root: Path, *, package: str = "") -> None:
+    def __init__(
+        self, root: Path | None, *, package: str = "", files: Mapping[str, CodeFile] | None = None
+    ) -> None:
         """
         Args:
-            root: the directory of the package, or of the tree.
+            root: the directory of the package, or of the tree; None if `files` are all.
             package: its dotted name; empty for a tree, whose modules are named from its root.
+            files: modules that have been parsed.
         """
         self.root = root
         self.package = package
-        self._files: dict[str, CodeFile | None] = {}
+        self._files: dict[str, CodeFile | None] = {**(files or {})}
 
     def file(self, module: str) -> CodeFile | None:
         """A module of the tree; None if there is none, or if it is no Python."""
@@ -198,6 +201,8 @@ class Library:
         return self._files[module]
 
     def _read(self, module: str) -> CodeFile | None:
+        if self.root is None:
+            return None
         inside = module
         if self.package:
             if module != self.package and not module.startswith(f"{self.package}."):

@@ -1,27 +1,21 @@
-"""Results of a harvest's problems on disk: what survives a killed process, and what the files are
-made of.
+"""Results of a harvest's problems, of which its files are made, and their counts.
 
-    .build/results.jsonl   a line for each problem that went through all steps, in any order
-
-A line is complete or cut by a kill, and then ignored. In memory is a problem's line number and what
-is counted; texts and answers stay on disk.
+A result is a line of `.build/results.jsonl`, in any order; in memory is what is counted alone.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from forge.errors import MachineError
+from forge.data.build.left_out import LeftOutRow, describe_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from forge.data.harvest.records import Found
 
@@ -65,6 +59,13 @@ class Harvested:
     device: str = ""
     speedup: float | None = None
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any] | None) -> Harvested | None:
+        """A result as the log has it."""
+        if row is None:
+            return None
+        return cls(**{**row, "literals": tuple(row["literals"]), "words": (*row["words"],)})
+
     @property
     def is_problem(self) -> bool:
         """True if it may be trained on."""
@@ -76,56 +77,6 @@ class Harvested:
         return not self.step and bool(self.code)
 
 
-class HarvestLog:
-    """The file of results, by the hash of what was found."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._places: dict[str, int] = {}
-        if path.is_file():
-            self._read()
-        self._file = self._open()
-
-    def _open(self) -> BinaryIO:
-        return self._path.open("ab")
-
-    def _read(self) -> None:
-        whole = 0
-        with self._path.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._places[json.loads(line)["key"]] = whole
-                whole += len(line)
-        with self._path.open("r+b") as file:
-            file.truncate(whole)
-
-    def get(self, key: str) -> Harvested | None:
-        """The result of a key."""
-        place = self._places.get(key)
-        if place is None:
-            return None
-        with self._path.open("rb") as file:
-            file.seek(place)
-            row = json.loads(file.readline())
-        row.pop("key")
-        return Harvested(**{**row, "literals": tuple(row["literals"]), "words": (*row["words"],)})
-
-    def add(self, key: str, result: Harvested) -> None:
-        """Keeps a result. Raises MachineError where it cannot be written."""
-        try:
-            place = self._file.seek(0, os.SEEK_END)
-            self._file.write(json.dumps({"key": key, **asdict(result)}).encode() + b"\n")
-            self._file.flush()
-        except OSError as error:
-            raise MachineError(f"{self._path}: cannot be written: {error.strerror}") from error
-        self._places[key] = place
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
 def key_of(found: Found, origin: str) -> str:
     """The hash of all that decides a problem's result."""
     return xxhash.xxh3_128_hexdigest(json.dumps([origin, asdict(found)]).encode())
@@ -133,60 +84,42 @@ def key_of(found: Found, origin: str) -> str:
 
 @dataclass(slots=True)
 class HarvestCounts:
-    """Candidates by kind, and those that each step left out, with reasons."""
+    """Candidates by kind, and those that were left out."""
 
-    found: Counter[str]
-    left_out: Counter[tuple[str, str, str]]
-    """By kind, step and reason."""
-    first: dict[tuple[str, str], tuple[str, str]]
-    """Origin and detail of the first, by step and reason."""
+    found: Counter[str] = field(default_factory=Counter[str])
+    dropped: list[LeftOutRow] = field(default_factory=list[LeftOutRow])
 
-    @classmethod
-    def empty(cls) -> HarvestCounts:
-        """Nothing counted."""
-        return cls(Counter(), Counter(), {})
+    def drop(self, one: LeftOutRow) -> None:
+        """Counts a candidate that is left out."""
+        self.found[one.kind] += 1
+        self.dropped.append(one)
 
-    def add(self, kind: str, origin: str, step: str, reason: str, detail: str) -> None:
-        """Counts a candidate; with a step, as left out."""
-        self.found[kind] += 1
-        if step:
-            self.left_out[kind, step, reason] += 1
-            self.first.setdefault((step, reason), (origin, detail))
+    def add(self, result: Harvested) -> None:
+        """Counts a problem that was run."""
+        if not result.step:
+            self.found[result.kind] += 1
+            return
+        self.drop(
+            LeftOutRow(
+                origin=result.origin, kind=result.kind, step=result.step, reason=result.reason,
+                detail=result.detail,
+            )
+        )  # fmt: skip
 
     def steps(self) -> list[dict[str, Any]]:
         """Candidates in and out of each step, with reasons, those of all kinds together."""
-        num = self.found.total()
-        listed: list[dict[str, Any]] = []
-        for step in STEPS:
-            reasons = Counter[str]()
-            for (_, at, reason), count in self.left_out.items():
-                if at == step:
-                    reasons[reason] += count
-            ordered = dict(sorted(reasons.items(), key=lambda each: (-each[1], each[0])))
-            examples = [
-                {"row": origin, "reason": reason, "detail": detail, "rows": count}
-                for reason, count in ordered.items()
-                for origin, detail in [self.first[step, reason]]
-            ]
-            listed.append({
-                "step": step, "in": num, "out": num - reasons.total(), "reasons": ordered,
-                "examples": examples,
-            })  # fmt: skip
-            num -= reasons.total()
-        return listed
+        return describe_steps(self.dropped, STEPS, num=self.found.total())
 
     def by_kind(self) -> dict[str, dict[str, int]]:
         """Candidates that passed each step, by kind."""
-        return {kind: dict(self._passed(kind)) for kind in sorted(self.found)}
-
-    def _passed(self, kind: str) -> Iterator[tuple[str, int]]:
-        num = self.found[kind]
-        yield "found", num
-        for step in STEPS:
-            num -= sum(
-                count for (of, at, _), count in self.left_out.items() if (of, at) == (kind, step)
-            )
-            yield step, num
+        left_out = Counter((one.kind, one.step) for one in self.dropped)
+        listed: dict[str, dict[str, int]] = {}
+        for kind, num in sorted(self.found.items()):
+            listed[kind] = {"found": num}
+            for step in STEPS:
+                num -= left_out[kind, step]
+                listed[kind][step] = num
+        return listed
 
 
 def problem_row(result: Harvested, *, id: str, text: str) -> Mapping[str, Any]:

@@ -8,10 +8,12 @@ Alike problems, and those of one file, are a family, which a split keeps togethe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from forge.data.answers import parse
 from forge.data.build.choice import HeldoutProblems, choose_heldout
+from forge.data.build.left_out import LeftOutRow
 from forge.data.build.near import Families, SignatureIndex, signature
 from forge.data.harvest.checks import fault_of
 from forge.data.harvest.kernelbench import marks, operations_of
@@ -25,15 +27,6 @@ if TYPE_CHECKING:
 
 HELDOUT_SIMILARITY = 0.8
 """As `forge data build` compares with held-out problems by default."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SievedOut:
-    """Why a problem does not stay."""
-
-    step: str
-    reason: str
-    detail: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,15 +47,16 @@ class Sieve:
     def __post_init__(self) -> None:
         self._index = SignatureIndex(self.similarity)
 
-    def refuse(self, found: Found, *, origin: str, number: int) -> SievedOut | None:
+    def refuse(self, found: Found, *, origin: str, number: int) -> LeftOutRow | None:
         """The reason against a problem; None if it stays.
 
         Args:
             origin: its place, with the name of its source.
             number: its number among all that stay.
         """
+        left_out = partial(LeftOutRow, origin=origin, kind=found.kind)
         if (fault := fault_of(found.text)) is not None:
-            return SievedOut(step="self-contained", reason=fault[0], detail=fault[1])
+            return left_out(step="self-contained", reason=fault[0], detail=fault[1])
         digest = normal_digest(found.text)
         tree = parse(found.text)
         signed = signature(found.text, tree)
@@ -71,14 +65,14 @@ class Sieve:
             match = marks().match(digest, operations_of(tree), signed, threshold=HELDOUT_SIMILARITY)
             match = match or self.heldout.match(signed, digests)
             if match is not None:
-                return SievedOut(step="apart", reason="similar to a held-out problem", detail=match)
+                return left_out(step="apart", reason="similar to a held-out problem", detail=match)
         first = self._first.setdefault(digest or origin, origin)
         if first != origin:
-            return SievedOut(step="distinct", reason="the same again", detail=first)
+            return left_out(step="distinct", reason="the same again", detail=first)
         if alike := self._index.similar(signed):
             index, share = max(alike, key=lambda each: (each[1], -each[0]))
             detail = f"{self._names[index]} ({share:.2f})"
-            return SievedOut(step="distinct", reason="similar to an earlier problem", detail=detail)
+            return left_out(step="distinct", reason="similar to an earlier problem", detail=detail)
         self._index.add(signed)
         self._names.append(origin)
         file = origin.rpartition(":")[0] or origin

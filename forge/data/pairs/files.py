@@ -34,17 +34,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LEFT_OUT = "`forge data build` leaves such rows out, and lists them"
-BUILT = {
-    "kernelbook": {"python_code", "triton_code"},
-    "trinity": {"pytorch_code", "triton_code"},
-    "traces": {"pytorch_code", "turns"},
-}
-"""Columns of the formats that only a build reads."""
+MADE = (
+    ({"python_code"}, "`forge data harvest rows:PATH` makes answers and conversations of problems"),
+    *(
+        (columns, f'`forge data build` with input.format = "{name}" makes conversations of them')
+        for name, columns in (
+            ("trinity", {"pytorch_code", "triton_code"}), ("traces", {"pytorch_code", "turns"}),
+        )
+    ),
+)  # fmt: skip
+"""Columns of rows that are no conversations yet, and the command that makes some of them."""
 
 
-def built_format(row: Mapping[str, Any]) -> str | None:
-    """The format of a build that has the columns of a row; None if it is none of `BUILT`."""
-    return next((name for name, columns in BUILT.items() if columns <= row.keys()), None)
+def _maker(row: Mapping[str, Any]) -> str | None:
+    """The command that makes conversations of rows with these columns."""
+    if "messages" in row:
+        return None
+    return next((command for columns, command in MADE if columns <= row.keys()), None)
 
 
 def id_of(row: Mapping[str, Any], name: str, number: int) -> str:
@@ -56,11 +62,8 @@ def id_of(row: Mapping[str, Any], name: str, number: int) -> str:
 def messages_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
     """A row with a conversation. Its id is `id`, or the row's number. It keeps its own messages,
     whatever the prompts of the run."""
-    if "messages" not in row and (format := built_format(row)):
-        raise BadRow(
-            f"found columns {columns_of(row)}, which are no conversation; `forge data build` with "
-            f'input.format = "{format}" makes conversations of them'
-        )
+    if maker := _maker(row):
+        raise BadRow(f"found columns {columns_of(row)}, which are no conversation; {maker}")
     messages = conversation(row, tag=prompts.thinking)
     num_turns = sum(message.role == "assistant" for message in messages)
     return Pair(problem_id=id_of(row, "id", number), messages=messages, num_turns=num_turns)
@@ -94,7 +97,7 @@ def read_pairs(
                 left_out.add(str(reason), place)
                 continue
             except BadRow as err:
-                advice = "" if built_format(row) else f"; {LEFT_OUT}"
+                advice = "" if _maker(row) else f"; {LEFT_OUT}"
                 raise ConfigError(f"{key}: {file}, row {number}: {err}{advice}") from None
             if not prompts.thinking and messages != pair.messages:
                 bare.add("trained without their thinking, as prompt.thinking is empty", place)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ConfigError, MachineError, pip_install
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
     from pyarrow.parquet import ParquetFile
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -29,6 +28,8 @@ DROPPED = "dropped.jsonl"
 MARK = b"\xef\xbb\xbf"
 """Byte order mark that some editors write first."""
 OBJECTS = "a JSON list of objects, or an object a line"
+BATCH_ROWS = 64
+"""Rows of a Parquet file that are in memory at once: about 50 MB with 200k tokens each."""
 MAX_NAMES = 12
 """Columns that a message names."""
 
@@ -151,21 +152,25 @@ def rows_of(file: Path, *, key: str = KEY) -> Iterator[Mapping[str, Any]]:
         ConfigError: the file or a row of it cannot be read; names `key`, and the row.
         MachineError: a Parquet file, and pyarrow is missing.
     """
+    for number, row in enumerate(all_rows(file, key=key), start=1):
+        if isinstance(row, Broken):
+            raise ConfigError(f"{key}: {file}, row {number}: {row.reason}: {row.detail}")
+        yield row
+
+
+def all_rows(file: Path, *, key: str = KEY) -> Iterator[Row]:
+    """Rows as mappings, and in its place each that cannot be read. Raises as `rows_of` for a file
+    that cannot be read."""
     if file.suffix == ".parquet":
-        for batch in parquet_batches(file, size=256, key=key):
-            yield from batch_rows(batch, file, key=key)
+        yield from _parquet_rows(file, key=key)
         return
     try:
-        for number, raw in enumerate(stream_rows(file), start=1):
-            row = parse_row(raw)
-            if isinstance(row, Broken):
-                raise ConfigError(f"{key}: {file}, row {number}: {row.reason}: {row.detail}")
-            yield row
+        yield from map(_parsed, _stream_rows(file))
     except OSError as err:
         raise _unreadable(file, err, key=key) from None
 
 
-def stream_rows(path: Path) -> Iterator[bytes | Any]:
+def _stream_rows(path: Path) -> Iterator[bytes | Any]:
     """The rows of a JSON file: lines that are not parsed yet, or the elements of its list."""
     with path.open("rb") as file:
         head = file.read(1 << 12).removeprefix(MARK)
@@ -179,8 +184,8 @@ def stream_rows(path: Path) -> Iterator[bytes | Any]:
                 yield text
 
 
-def parse_row(raw: Any) -> Row:
-    """The object of a line or element that `stream_rows` gives, or why it is none; never raises."""
+def _parsed(raw: Any) -> Row:
+    """The object of a line or element that `_stream_rows` gives, or why it is none."""
     if isinstance(raw, Broken):
         return raw
     if isinstance(raw, bytes):
@@ -211,23 +216,15 @@ def open_parquet(path: Path, *, key: str = KEY) -> ParquetFile:
         raise ConfigError(f"{key}: {path}: no Parquet file: {err}") from None
 
 
-def parquet_batches(path: Path, *, size: int, key: str = KEY) -> Iterator[RecordBatch]:
-    """The rows of a Parquet file, `size` at a time. Raises as `rows_of`."""
+def _parquet_rows(path: Path, *, key: str) -> Iterator[Any]:
     with open_parquet(path, key=key) as opened:
         from pyarrow import ArrowException
 
         try:
-            yield from opened.iter_batches(batch_size=size)
-        except (ArrowException, OSError) as err:
+            for batch in opened.iter_batches(batch_size=BATCH_ROWS):
+                yield from batch.to_pylist()
+        except (ArrowException, OSError, UnicodeDecodeError) as err:  # the last: no text in UTF-8
             raise _unreadable(path, err, key=key) from None
-
-
-def batch_rows(batch: RecordBatch, path: Path, *, key: str = KEY) -> list[Any]:
-    """Rows of a batch as mappings. Raises ConfigError for bytes that are no text."""
-    try:
-        return batch.to_pylist()
-    except UnicodeDecodeError as err:
-        raise _unreadable(path, err, key=key) from None
 
 
 def _list_elements(path: Path) -> Iterator[Any]:

@@ -185,12 +185,14 @@ def _of_file(file: Path, name: str, *, key: str) -> Iterator[RowProblem]:
     for number, row in enumerate(rows_of(file, key=key), start=1):
         place = f"{key}: {file}, row {number}"
         try:
-            yield _of_row(row, number=number, name=f"{name}:{number}")
+            yield row_problem(row, number=number, name=f"{name}:{number}")
         except (BadRow, Unfit) as err:
             raise ConfigError(f"{place}: {err}") from None
 
 
-def _of_row(row: Mapping[str, Any], *, number: int, name: str) -> RowProblem:
+def row_problem(row: Mapping[str, Any], *, number: int, name: str) -> RowProblem:
+    """The problem of a row by its columns, under this name if they are of no known format. Raises
+    BadRow or Unfit."""
     for format, columns in COLUMNS.items():
         if all(row.get(column) is not None for column in columns):
             return FORMATS[format](row, number=number)

@@ -89,7 +89,9 @@ def locate_rows(experiment: Experiment, *, say: Callable[[str], None] | None = N
 def locate_build(build: DataBuild) -> DataBuild:
     """The build with directories in the local cache in place of hub names. Raises as
     `locate_rows`."""
-    rows = build.input.model_copy(update={"path": _locate(build.input.path, key="input.path")})
+    rows = build.input.model_copy(
+        update={"path": locate_data_set(build.input.path, key="input.path")}
+    )
     tokenizer = build.tokenizer
     if tokenizer.path is not None and not tokenizer.path.is_dir():
         path = fetch_snapshot(
@@ -107,7 +109,7 @@ def _located(
         part
         if part.source != "file" or part.path is None
         else part.model_copy(
-            update={"path": _locate(part.path, key=f"{table.key_of(index)}path", say=say)}
+            update={"path": locate_data_set(part.path, key=f"{table.key_of(index)}path", say=say)}
         )
         for index, part in enumerate(table.parts())
     ]
@@ -115,7 +117,8 @@ def _located(
     return table.model_copy(update=update)
 
 
-def _locate(path: Path, *, key: str, say: Callable[[str], None] | None = None) -> Path:
+def locate_data_set(path: Path, *, key: str, say: Callable[[str], None] | None = None) -> Path:
+    """A path as it is, or the directory of a data set on the hub. Raises as `locate_rows`."""
     name = str(path)
     if path.exists() or not is_hub_name(name):
         return path

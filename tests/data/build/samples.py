@@ -62,14 +62,14 @@ OPS = {
 """A torch function, and its value in a kernel."""
 
 
-def kernelbook_row(op: str = "relu", *, number: int = 1, **changes: Any) -> dict[str, Any]:
-    """A row of KernelBook: a module that applies `op` and adds a number, and its kernel."""
-    name = changes.pop("name", f"{op.title()}Plus{number}")
+def trinity_row(op: str = "relu", *, number: int = 1, **changes: Any) -> dict[str, Any]:
+    """A row of traces: a module that applies `op` and adds a number, and its kernel."""
+    name = changes.pop("name", "Model")
     row = {
-        "entry_point": name,
-        "python_code": MODULE.format(name=name, op=op, number=number),
-        "triton_code": ANSWER.format(name=name, value=OPS[op], number=number),
-        "uuid": f"{op}-{number}",
+        "sample_key": f"{op}-{number}",
+        "pytorch_code": MODULE.format(name=name, op=op, number=number),
+        "triton_code": ANSWER.format(name="Model", value=OPS[op], number=number),
+        "result": {"correctness": True},
     }
     return row | changes
 
@@ -84,9 +84,9 @@ def make_rows(num: int) -> list[dict[str, Any]]:
     """Rows that differ from each other in all operations, which only their names have."""
     rows: list[dict[str, Any]] = []
     for number in range(num):
-        row = kernelbook_row("relu", name=f"Chain{number}", number=number)
+        row = trinity_row("relu", number=number)
         calls = [f"    value = tl.step_{number}_{place}(value)\n" for place in range(6)]
-        row["python_code"] = row["python_code"].replace("torch.relu", f"torch.chain_{number}")
+        row["pytorch_code"] = row["pytorch_code"].replace("torch.relu", f"torch.chain_{number}")
         row["triton_code"] = row["triton_code"].replace(
             "    tl.store", f"{''.join(calls)}    tl.store"
         )
@@ -97,7 +97,7 @@ def make_rows(num: int) -> list[dict[str, Any]]:
 def build_of(folder: Path = Path("/nowhere"), **tables: dict[str, Any]) -> DataBuild:
     """Settings without lengths, with tables replaced."""
     values: dict[str, Any] = {
-        "input": {"path": str(folder / "rows.jsonl"), "format": "kernelbook"},
+        "input": {"path": str(folder / "rows.jsonl"), "format": "trinity"},
         "output": {"dir": str(folder / "out")},
         "filters": {"length": False},
     }

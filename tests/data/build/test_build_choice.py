@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from forge.config.schema.build import DuplicatesTable, SplitTable
 from forge.data.build.choice import Choice, HeldoutProblems
 from forge.data.build.near import PERMUTATIONS, Families, SignatureIndex, signature, similarity
-from forge.data.build.shards import ShardFolder
 from forge.data.build.steps import Prepared, RowSteps, Step, parse
 from forge.errors import ConfigError
 from tests.data.build.samples import (
     MODULE,
     build_of,
-    kernelbook_row,
     likeness,
     make_rows,
+    trinity_row,
     write_jsonl,
 )
 from tests.examples import examples
@@ -104,45 +103,42 @@ def test_families_are_the_connected_components(pairs: list[tuple[int, int]]) -> 
     assert {n: families.of(n) for n in groups} == {n: min(group) for n, group in groups.items()}
 
 
-def choice_of(rows: list[dict[str, Any]], folder: Path) -> Choice:
-    """The choice among rows, through a shard on disk."""
-    steps = RowSteps(build=build_of(), prompts=PROMPTS, chat=None)
-    outcomes = [steps(row, number=number) for number, row in enumerate(rows)]
-    assert all(isinstance(each, Prepared) for each in outcomes), outcomes
-    shards = ShardFolder(path=folder)
-    shards.write(0, outcomes)
-    return Choice(shards=[shards.facts(0)])
+def choice_of(rows: list[dict[str, Any]]) -> Choice:
+    """The choice among rows."""
+    steps, choice = RowSteps(build=build_of(), prompts=PROMPTS, chat=None), Choice()
+    for number, row in enumerate(rows):
+        found = steps(row, number=number + 1, origin=str(number))
+        assert isinstance(found, Prepared), found
+        choice.add(found)
+    return choice
 
 
-def reasons(choice: Choice) -> list[tuple[int, str]]:
-    return [(each.number, each.step) for each in choice.dropped]
+def reasons(choice: Choice) -> list[tuple[str, str]]:
+    return [(each.origin, each.step) for each in choice.dropped]
 
 
-def test_the_first_of_equal_rows_stays(tmp_path: Path) -> None:
-    rows = [kernelbook_row(), kernelbook_row("exp"), kernelbook_row(uuid="another")]
-    choice = choice_of(rows, tmp_path)
-    choice.drop_exact()
+def test_the_first_of_equal_rows_stays() -> None:
+    rows = [trinity_row(), trinity_row("exp"), trinity_row(sample_key="another")]
+    choice = choice_of(rows)
     assert choice.kept == [0, 1]
-    assert reasons(choice) == [(2, Step.EXACT)]
-    assert choice.dropped[0].detail == "row 1"
+    assert reasons(choice) == [("2", Step.EXACT)]
+    assert choice.dropped[0].detail == "0"
 
 
-def test_a_similar_module_with_a_similar_answer_is_left_out(tmp_path: Path) -> None:
-    renamed = kernelbook_row(name="Renamed", number=5)
-    other_answer = kernelbook_row(name="Third", number=3)
-    other_answer["triton_code"] = kernelbook_row("sigmoid", name="Third")["triton_code"].replace(
+def test_a_similar_module_with_a_similar_answer_is_left_out() -> None:
+    renamed = trinity_row(name="Renamed", number=5)
+    other_answer = trinity_row(name="Third", number=3)
+    other_answer["triton_code"] = trinity_row("sigmoid")["triton_code"].replace(
         "value + 1", "value / 7 - tl.exp(value) * tl.where(value > 0, value, tl.cos(value))"
     ).replace("tl.sigmoid", "tl.erf")  # fmt: skip
-    choice = choice_of([kernelbook_row(), renamed, other_answer, kernelbook_row("exp")], tmp_path)
-    choice.drop_exact()
+    choice = choice_of([trinity_row(), renamed, other_answer, trinity_row("exp")])
     choice.drop_near_and_split(DuplicatesTable(similarity=0.95), SplitTable())
-    assert reasons(choice) == [(1, Step.NEAR)]
+    assert reasons(choice) == [("1", Step.NEAR)]
     assert choice.kept == [0, 2, 3]
 
 
-def test_near_duplicates_stay_if_asked(tmp_path: Path) -> None:
-    choice = choice_of([kernelbook_row(), kernelbook_row(name="Renamed")], tmp_path)
-    choice.drop_exact()
+def test_near_duplicates_stay_if_asked() -> None:
+    choice = choice_of([trinity_row(), trinity_row(name="Renamed")])
     choice.drop_near_and_split(DuplicatesTable(near=False), SplitTable())
     assert choice.kept == [0, 1]
 
@@ -151,9 +147,8 @@ def test_a_planted_copy_of_a_heldout_problem_is_left_out(tmp_path: Path) -> None
     problems = tmp_path / "level1"
     problems.mkdir()
     (problems / "19_ReLU.py").write_text(MODULE.format(name="Model", op="relu", number=4))
-    rows = [kernelbook_row("exp"), kernelbook_row(name="Hidden", number=9)]
-    choice = choice_of(rows, tmp_path)
-    choice.drop_exact()
+    rows = [trinity_row("exp"), trinity_row(name="Hidden", number=9)]
+    choice = choice_of(rows)
     choice.drop_contaminated(HeldoutProblems([str(problems)], threshold=0.8))
     assert choice.kept == [0]
     assert choice.dropped[0].detail == "19_ReLU.py (1.00)"
@@ -170,15 +165,14 @@ def test_heldout_problems_may_be_rows_and_must_have_code(tmp_path: Path) -> None
         HeldoutProblems([str(tmp_path / "none")], threshold=0.8)
 
 
-def test_a_split_keeps_similar_modules_together_and_follows_its_seed(tmp_path: Path) -> None:
+def test_a_split_keeps_similar_modules_together_and_follows_its_seed() -> None:
     rows = make_rows(30)
-    copies = [row | {"uuid": f"copy-{n}"} for n, row in enumerate(rows)]
+    copies = [row | {"sample_key": f"copy-{n}"} for n, row in enumerate(rows)]
     for n, copy in enumerate(copies):
         copy["triton_code"] = copy["triton_code"].replace("BLOCK=16", f"BLOCK={n + 32}")
     chosen: dict[int, frozenset[int]] = {}
     for seed in (0, 1):
-        choice = choice_of([*rows, *copies], tmp_path)
-        choice.drop_exact()
+        choice = choice_of([*rows, *copies])
         split = SplitTable(heldout_share=0.3, seed=seed)
         choice.drop_near_and_split(DuplicatesTable(near=False), split)
         assert all((number + 30) % 60 in choice.heldout for number in choice.heldout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,37 +13,24 @@ from hypothesis import strategies as st
 
 from forge.data.answers import extract
 from forge.data.build.examples import passes
+from forge.data.build.left_out import LeftOutRow
 from forge.data.build.rows import normalise_text
-from forge.data.build.steps import (
-    Dropped,
-    NotRewritable,
-    Prepared,
-    RowSteps,
-    Step,
-    find_fault,
-    parse,
-    rewrite_answer,
-)
+from forge.data.build.steps import Prepared, RowSteps, Step, find_fault, parse
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.rows import Broken
 from forge.data.prompts.prompt_set import make_prompts
 from forge.records import Message
-from tests.data.build.samples import ANSWER, build_of, kernelbook_row, write_tokenizer
+from tests.data.build.samples import ANSWER, build_of, trinity_row, write_tokenizer
 from tests.examples import examples
 from tests.prompting import PROMPTS
 
-if TYPE_CHECKING:
-    from forge.data.build.steps import Rewriter
-
-GOLDENS = Path(__file__).parents[1] / "inductor"
 KERNEL = ANSWER.format(name="Model", value="value", number=1)
 
 
-def prepare(row: Any, *, rewriter: Rewriter | None = None, **tables: Any) -> Prepared | Dropped:
+def prepare(row: Any, **tables: Any) -> Prepared | LeftOutRow:
     build = build_of(**tables)
-    return RowSteps(build=build, prompts=make_prompts(build.prompt), chat=None, rewriter=rewriter)(
-        row, number=0
-    )
+    steps = RowSteps(build=build, prompts=make_prompts(build.prompt), chat=None)
+    return steps(row, number=1, origin="rows.jsonl:1")
 
 
 def prepared(row: Any, **tables: Any) -> Prepared:
@@ -54,7 +41,7 @@ def prepared(row: Any, **tables: Any) -> Prepared:
 
 def dropped(row: Any, **tables: Any) -> tuple[str, str]:
     found = prepare(row, **tables)
-    assert isinstance(found, Dropped)
+    assert isinstance(found, LeftOutRow)
     return found.step, found.reason
 
 
@@ -78,44 +65,9 @@ def test_line_ends_marks_and_tabs_become_one_form(text: str, wanted: str) -> Non
 
 
 def test_a_row_with_crlf_is_the_same_row() -> None:
-    plain = kernelbook_row()
-    crlf = {k: v.replace("\n", "\r\n") for k, v in plain.items()}
+    plain = trinity_row()
+    crlf = {k: v.replace("\n", "\r\n") if isinstance(v, str) else v for k, v in plain.items()}
     assert prepared(crlf).exact == prepared(plain).exact
-
-
-def test_a_rewriter_gets_the_code_and_the_entry_point_and_may_refuse_a_row() -> None:
-    seen: list[str] = []
-
-    def rewrite(code: str, entry_point: str) -> str:
-        seen.append(entry_point)
-        if "sigmoid" in code:
-            raise NotRewritable("a reason")
-        return code.replace("BLOCK=16", "BLOCK=32")
-
-    found = prepare(kernelbook_row(), rewriter=rewrite)
-    assert isinstance(found, Prepared)
-    assert "BLOCK=32" in found.example.messages[-1].content
-    refused = prepare(kernelbook_row("sigmoid"), rewriter=rewrite)
-    assert isinstance(refused, Dropped)
-    assert (refused.step, refused.reason) == (Step.REWRITE, "a reason")
-    assert seen == ["ReluPlus1", "SigmoidPlus1"]
-
-
-def test_an_answer_of_inductor_becomes_plain_triton_and_other_code_stays() -> None:
-    row = kernelbook_row()
-    plain = prepare(row, rewriter=rewrite_answer)
-    assert isinstance(plain, Prepared)
-    assert plain.example == prepared(row).example
-    entry_point = row["entry_point"]
-    answer = (GOLDENS / "convolution_and_indices.before.txt").read_text()
-    code = re.sub(r"class \w+New\b", f"class {entry_point}New", answer)
-    found = prepare({**row, "triton_code": code}, rewriter=rewrite_answer)
-    assert isinstance(found, Prepared)
-    assert "torch._inductor" not in found.example.code
-    assert "@triton.jit" in found.example.code
-    lost = prepare({**row, "triton_code": code + "\nx = ("}, rewriter=rewrite_answer)
-    assert isinstance(lost, Dropped)
-    assert (lost.step, lost.reason) == (Step.REWRITE, "not_python")
 
 
 MESSAGES: dict[str, Any] = {"input": {"format": "messages"}, "filters": {"quality": False}}
@@ -235,8 +187,8 @@ def test_the_final_code_counts_if_no_turn_has_it() -> None:
 
 def test_columns_that_are_missing_are_named_with_what_was_found() -> None:
     found = prepare({"pytorch_code": "x"}, **TRACES)
-    assert isinstance(found, Dropped)
-    assert found.is_broken
+    assert isinstance(found, LeftOutRow)
+    assert found.step == Step.READ
     assert found.detail == "turns: found nothing; a list (columns here: pytorch_code)"
 
 
@@ -258,33 +210,20 @@ def test_rows_outside_the_lengths_are_left_out(size: int, reason: str, tmp_path:
     lengths = {"length": True, "min_tokens": 100, "max_tokens": 800, "quality": False}
     build = build_of(input={"format": "messages"}, filters=lengths)
     steps = RowSteps(build=build, prompts=PROMPTS, chat=chat)
-    found = steps(conversation("ask", "x" * size), number=0)
-    assert isinstance(found, Dropped)
+    found = steps(conversation("ask", "x" * size), number=1, origin="a:1")
+    assert isinstance(found, LeftOutRow)
     assert (found.step, found.reason) == (Step.LENGTH, reason)
     assert re.search(r"\d tokens$", found.detail)
-    kept = steps(conversation("ask", "x" * 400), number=0)
+    kept = steps(conversation("ask", "x" * 400), number=1, origin="a:1")
     assert isinstance(kept, Prepared)
     assert kept.num_tokens is not None
     assert 400 < kept.num_tokens < 500
-
-
-INDUCTOR = """\
-async_compile = AsyncCompile()
-triton_poi = async_compile.triton("triton_poi", '''
-@triton.jit
-def triton_poi(x): ...
-''')
-def call(args):
-    triton_poi.run(args[0], grid=grid(4))
-class ModelNew: ...
-"""
 
 
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
         (KERNEL, None),
-        (INDUCTOR, None),
         (KERNEL.replace("@triton.jit", "@triton.autotune([], [])\n@triton.jit()"), None),
         (KERNEL.replace("class ", "clas "), "no Python"),
         ("x = 1\0", "no Python"),
@@ -302,15 +241,15 @@ def test_an_answer_is_python_with_an_entry_point_that_launches_a_kernel(
 
 
 def test_rows_that_cannot_be_stored_are_left_out() -> None:
-    row = kernelbook_row(uuid="\ud800")
+    row = trinity_row(sample_key="\ud800")
     assert dropped(row) == (Step.CONVERT, "text that is no Unicode")
 
 
 def test_a_row_without_code_is_left_out() -> None:
-    assert dropped(kernelbook_row(triton_code="")) == (
+    assert dropped(trinity_row(triton_code="")) == (
         Step.CONVERT, "without code in triton_code",
     )  # fmt: skip
-    assert dropped(kernelbook_row(python_code=" ")) == (Step.CONVERT, "without code in python_code")
+    assert dropped(trinity_row(pytorch_code=" ")) == (Step.CONVERT, "without code in pytorch_code")
     assert dropped(Broken(reason="broken JSON")) == (Step.READ, "broken JSON")
 
 
@@ -320,7 +259,7 @@ JUNK = st.recursive(
     max_leaves=8,
 )
 COLUMNS = (
-    "messages", "id", "entry_point", "python_code", "triton_code", "uuid", "pytorch_code",
+    "messages", "id", "entry_point", "python_code", "triton_code", "sample_key", "pytorch_code",
     "result", "turns", "final_triton_code", "final_result", "full_messages", "role", "content",
     "correctness", "speedup", "reasoning", "sample_key",
 )  # fmt: skip
@@ -328,13 +267,13 @@ TEXTS = st.sampled_from((KERNEL, "[]", "[{}]", '{"correctness": true}', "class A
 VALUES = JUNK | TEXTS | st.dictionaries(st.sampled_from(COLUMNS), JUNK | TEXTS, max_size=4)
 
 
-@pytest.mark.parametrize("form", ["messages", "kernelbook", "trinity", "traces"])
+@pytest.mark.parametrize("form", ["messages", "trinity", "traces"])
 @given(row=st.dictionaries(st.sampled_from(COLUMNS), VALUES | st.lists(VALUES, max_size=3)))
 @settings(max_examples=examples(30), deadline=None)
 def test_no_row_ever_raises(form: str, row: dict[str, Any]) -> None:
     steps = RowSteps(build=build_of(input={"format": form}), prompts=PROMPTS, chat=None)
-    found = steps(row, number=3)
-    assert found.number == 3
-    if isinstance(found, Dropped):
+    found = steps(row, number=3, origin="rows.jsonl:3")
+    assert found.origin == "rows.jsonl:3"
+    if isinstance(found, LeftOutRow):
         assert found.step in list(Step)
         assert found.reason

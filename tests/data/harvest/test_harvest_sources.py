@@ -19,6 +19,7 @@ from forge.data.harvest.records import Found, Rejected
 from forge.data.harvest.sieve import Sieve
 from forge.data.harvest.sizes import replaced, size_groups
 from forge.errors import ConfigError
+from tests.data.build.samples import write_jsonl
 
 LAYERS = """
 import torch.nn.functional as F
@@ -147,6 +148,61 @@ def test_arguments_come_from_tests_before_names(tmp_path: Path) -> None:
     assert "return [24]" in one.text
     assert any("return [16]" in text for text in one.alternatives)
     assert one.licence == "MIT"
+
+
+BOOK = """
+import torch
+from _paritybench_helpers import _mock_config
+import torch.nn as nn
+
+class Scaled(nn.Module):
+    def __init__(self, config, bias=True):
+        super().__init__()
+        self.fc = nn.Linear(config.dim, 3, bias=bias)
+    def forward(self, x):
+        return self.fc(x) * 2
+
+def get_inputs():
+    return [torch.rand([4, 4, 4, 4])]
+
+def get_init_inputs():
+    return [[], {'config': _mock_config(dim=4), 'bias': False}]
+"""
+PLAIN = """import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.sin(x)
+
+def get_inputs():
+    return [torch.rand(4)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_rows_of_any_format_become_problems(tmp_path: Path) -> None:
+    rows = [
+        {"entry_point": "Scaled", "python_code": BOOK, "uuid": 5, "repo_name": "a/b",
+         "licenses": ["MIT"], "triton_code": "x"},
+        {"id": "p", "code": PLAIN, "kind": "sines", "level": 1},
+        {"text": "x"},
+        {"entry_point": "Gone", "python_code": BOOK},
+    ]  # fmt: skip
+    write_jsonl(tmp_path / "book.jsonl", rows)
+    (source,) = open_sources([f"rows:{tmp_path / 'book.jsonl'}"])
+    first, second, *others = [one for unit in source.units() for one in source.read(unit)]
+    assert isinstance(first, Found)
+    assert (first.origin, first.kind, first.licence) == ("a/b:1", "kernelbook", "MIT")
+    assert "return [{'dim': 4}, False]" in first.text
+    assert "class Model(nn.Module):" in first.text
+    assert "_paritybench" not in first.text
+    assert fault_of(first.text) is None
+    assert isinstance(second, Found)
+    assert (second.text, second.kind) == (PLAIN, "sines")
+    reasons = [one.reason for one in others if isinstance(one, Rejected)]
+    assert reasons == ["broken row", "unresolved name"]
 
 
 def test_a_problem_file_is_a_problem_as_it_is(tmp_path: Path) -> None:

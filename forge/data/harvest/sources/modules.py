@@ -11,15 +11,8 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from forge.data.harvest.arguments import CONFIG, level_of
-from forge.data.harvest.closure import (
-    TOO_DEEP,
-    CodeFile,
-    Library,
-    NotSelfContained,
-    globals_of,
-    read_code,
-)
+from forge.data.harvest.arguments import level_of, problem_text, tried
+from forge.data.harvest.closure import CodeFile, Library, read_code
 from forge.data.harvest.guesses import Calls, calls_in, guesses
 from forge.data.harvest.records import Found, Rejected
 from forge.data.problem_files import level_of as level_of_path
@@ -110,30 +103,19 @@ class ModuleTree:
         library = Library(self._root, package=self._package)
         for node in file.classes():
             origin = f"{unit}:{node.name}"
-            try:
-                yield self._problem(library, file, node.name, origin)
-            except NotSelfContained as error:
-                yield Rejected(
-                    origin=origin, kind=self.name, reason=str(error), detail=error.detail
-                )
-            except RecursionError:
-                yield Rejected(origin=origin, kind=self.name, reason=TOO_DEEP)
+            yield tried(self._problem, library, file, node.name, origin=origin, kind=self.name)
 
-    def _problem(self, library: Library, file: CodeFile, name: str, origin: str) -> Found:
+    def _problem(
+        self, library: Library, file: CodeFile, name: str, *, origin: str, kind: str
+    ) -> Found:
         closure = library.closure(file.module, name)
-        texts: list[str] = []
-        for one in guesses(closure, calls=self._calls):
-            used = globals_of(ast.Expr(one.constructed.arguments)) - {"torch"}
-            closure.require(used)
-            text = closure.text(
-                inputs=one.inputs,
-                arguments=one.constructed.arguments,
-                first=one.constructed.first,
-            )
-            texts.append(f"from types import {CONFIG}\n{text}" if one.constructed.first else text)
+        texts = [
+            problem_text(closure, one.inputs, one.constructed)
+            for one in guesses(closure, calls=self._calls)
+        ]
         first, *others = dict.fromkeys(texts)
         return Found(
-            text=first, alternatives=tuple(others), origin=origin, name=name, kind=self.name,
+            text=first, alternatives=tuple(others), origin=origin, name=name, kind=kind,
             level=level_of(ast.parse(first)), licence=self._licence,
         )  # fmt: skip
 

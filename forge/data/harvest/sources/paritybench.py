@@ -13,8 +13,15 @@ import ast
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from forge.data.harvest.arguments import CONFIG, constructor_call, forward_call, level_of
-from forge.data.harvest.closure import TOO_DEEP, Library, NotSelfContained, globals_of
+from forge.data.harvest.arguments import (
+    MOCK,
+    constructor_call,
+    forward_call,
+    level_of,
+    problem_text,
+    tried,
+)
+from forge.data.harvest.closure import Library, NotSelfContained
 from forge.data.harvest.records import Found, Rejected
 
 if TYPE_CHECKING:
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
     from forge.data.harvest.closure import CodeFile
 
 FOLDER = "generated"
-MOCK = "_mock_config"
 KIND = "paritybench"
 
 
@@ -62,13 +68,7 @@ class Paritybench:
             yield Rejected(origin=unit, kind=KIND, reason="no Python")
             return
         for number, case in enumerate(_cases(file)):
-            origin = f"{unit}:{number}"
-            try:
-                yield _problem(library, file, case, origin)
-            except NotSelfContained as error:
-                yield Rejected(origin=origin, kind=KIND, reason=str(error), detail=error.detail)
-            except RecursionError:
-                yield Rejected(origin=origin, kind=KIND, reason=TOO_DEEP)
+            yield tried(_problem, library, file, case, origin=f"{unit}:{number}", kind=KIND)
 
 
 def _cases(file: CodeFile) -> list[ast.expr]:
@@ -78,7 +78,7 @@ def _cases(file: CodeFile) -> list[ast.expr]:
     return []
 
 
-def _problem(library: Library, file: CodeFile, case: ast.expr, origin: str) -> Found:
+def _problem(library: Library, file: CodeFile, case: ast.expr, *, origin: str, kind: str) -> Found:
     match case:
         case ast.Tuple(
             elts=[
@@ -96,13 +96,9 @@ def _problem(library: Library, file: CodeFile, case: ast.expr, origin: str) -> F
         raise NotSelfContained("no forward of its own")
     called = forward_call(closure.method("forward"), inputs, _keywords(keywords))
     constructed = constructor_call(closure.method("__init__"), given, _keywords(named), config=MOCK)
-    used = globals_of(ast.Expr(constructed.arguments)) | globals_of(ast.Expr(called))
-    closure.require(used - {"torch"})
-    text = closure.text(inputs=called, arguments=constructed.arguments, first=constructed.first)
-    if constructed.first:
-        text = f"from types import {CONFIG}\n{text}"
+    text = problem_text(closure, called, constructed)
     return Found(
-        text=text, origin=origin, name=name, kind=KIND, level=level_of(ast.parse(text))
+        text=text, origin=origin, name=name, kind=kind, level=level_of(ast.parse(text))
     )  # fmt: skip
 
 

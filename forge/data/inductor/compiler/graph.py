@@ -200,9 +200,19 @@ def _subject(problem: str) -> tuple[Any, Sequence[Any]]:
     torch.manual_seed(0)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return module.Model(*module.get_init_inputs()), module.get_inputs()
+            return _model(module), module.get_inputs()
     except Exception:
-        return module.Model(*module.get_init_inputs()), module.get_inputs()
+        return _model(module), module.get_inputs()
+
+
+def _model(module: types.ModuleType) -> Any:
+    """The model of constructor arguments in a list, or of `[[...], {...}]`, of which some are
+    named."""
+    match module.get_init_inputs():
+        case [list() as given, dict() as named]:
+            return module.Model(*given, **named)
+        case given:
+            return module.Model(*given)
 
 
 def _forget_statistics(model: torch.nn.Module) -> None:

@@ -1,0 +1,164 @@
+"""The output directory of `forge data build` and `forge data harvest`: made once, by one process.
+
+    .build/          work under way, with the key that it belongs to
+    manifest.json    settings, hashes, counts: written last, so that its presence means "whole"
+
+The key is a hash of all that decides the files. A directory with the same key is found done or
+continued; one with another key, or with files of somebody else, is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.data.build.output import HELDOUT, MANIFEST, TRAIN, hash_file, write_whole
+from forge.data.pairs.rows import DROPPED
+from forge.errors import ConfigError, MachineError
+from forge.runner.prepare.hub import TOKENIZER_FILES
+from forge.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+WORK = ".build"
+OUTPUTS = (f"{TRAIN}.*", f"{HELDOUT}.*", ".*.partial", DROPPED)
+"""Files of a build; another one that was not finished leaves some of them."""
+PACKAGES = ("numpy", "pyarrow", "tokenizers", "xxhash", "jinja2")
+"""Packages whose version may change the bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFolder:
+    """A directory to fill."""
+
+    path: Path
+    name: str
+    """Key or option that messages name."""
+    facts: Mapping[str, Any]
+    """All that decides the files."""
+    outputs: Sequence[str] = OUTPUTS
+    """Its files, as patterns."""
+
+    @property
+    def key(self) -> str:
+        """Hash of the facts."""
+        return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()
+
+    def made(self, make: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The manifest of the finished directory, which `make` fills if it is not done yet.
+
+        Args:
+            make: gets the folder of work, writes the files, and returns its part of the manifest.
+
+        Raises:
+            ConfigError: the directory has another build, or files of somebody else.
+            MachineError: it cannot be written.
+        """
+        if (done := self._finished()) is not None:
+            return done
+        with self._work() as work:
+            try:
+                manifest = {"key": self.key, **self.facts, **make(work)}
+                text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+                write_whole(self.path / MANIFEST, text.encode())
+            except OSError as error:
+                said = error.strerror or error
+                raise MachineError(
+                    f"{self.name}: {self.path}: cannot be written: {said}"
+                ) from error
+            shutil.rmtree(work)
+        return manifest
+
+    def _finished(self) -> Mapping[str, Any] | None:
+        """The manifest of the same work if it is done and its files are unchanged."""
+        folder, path = self.path, self.path / MANIFEST
+        if path.is_file():
+            try:
+                found: dict[str, Any] = json.loads(path.read_text())
+            except ValueError:
+                found = dict[str, Any]()
+            if found.get("key") != self.key:
+                raise ConfigError(
+                    f"{self.name}: {folder}: holds a build of other settings, inputs or code; name "
+                    "another directory, or delete this one"
+                )
+            hashes: dict[str, str] = found["outputs"]
+            if all(
+                (folder / n).is_file() and hash_file(folder / n) == h for n, h in hashes.items()
+            ):
+                return found
+            path.unlink()
+        elif not (folder / WORK).is_dir() and folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(
+                f"{self.name}: {folder}: is not empty, and no build made what is in it; name "
+                "another"
+            )
+        return None
+
+    @contextmanager
+    def _work(self) -> Generator[Path]:
+        """The folder of work under way, for one process; files of another key are deleted."""
+        folder, work = self.path, self.path / WORK
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY)
+        except (NotADirectoryError, FileExistsError):
+            raise ConfigError(f"{self.name}: {folder}: found a file; a directory") from None
+        except OSError as error:
+            raise MachineError(f"{self.name}: {work}: cannot be made: {error.strerror}") from error
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{self.name}: {folder}: another build is writing to it"
+                ) from None
+            mark = work / "key"
+            if not mark.is_file() or mark.read_text() != self.key:
+                shutil.rmtree(work)
+                for old in (path for pattern in self.outputs for path in folder.glob(pattern)):
+                    old.unlink()
+                work.mkdir()
+                write_whole(mark, self.key.encode())
+            yield work
+        finally:
+            os.close(lock)
+
+
+def common_facts(*packages: str, tokenizer: Path | None) -> dict[str, Any]:
+    """Facts that decide the files of any build: versions, code, tokenizer."""
+    files = [] if tokenizer is None else [tokenizer / name for name in TOKENIZER_FILES]
+    return {
+        "forge": __version__,
+        "code": _hash_code(),
+        "versions": {name: _version(name) for name in (*PACKAGES, *packages)},
+        "tokenizer": {path.name: hash_file(path) for path in files if path.is_file()},
+    }
+
+
+def _version(name: str) -> str:
+    """The version of a package by the name of its import; triton's distribution has several."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ", ".join(map(version, packages_distributions().get(name, ())))
+
+
+def _hash_code() -> str:
+    """Hash of the code that makes rows, with its tables and templates."""
+    root = Path(__file__).parents[1] / "data"
+    kinds = (".py", ".jinja", ".toml", ".txt")
+    paths = sorted(path for path in root.rglob("*") if path.suffix in kinds)
+    hasher = hashlib.sha256()
+    for path in paths:
+        hasher.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return hasher.hexdigest()

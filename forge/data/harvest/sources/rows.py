@@ -1,0 +1,136 @@
+"""The source `rows:PATH` of a harvest: problems of KernelBook and of all other rows that
+`[problems] format` reads.
+
+A row whose class is not `Model`, or whose arguments are named, becomes a problem in KernelBench's
+layout; any other stays as it is. What else a row has, such as an answer, is not read.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from forge.data.harvest.arguments import (
+    MOCK,
+    constructor_call,
+    forward_call,
+    level_of,
+    problem_text,
+    tried,
+)
+from forge.data.harvest.closure import CodeFile, Library, NotSelfContained
+from forge.data.harvest.records import Found, Rejected
+from forge.data.pairs.rows import BadRow, Unfit, row_files, rows_of
+from forge.data.sources.loading import row_problem
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from forge.data.sources.loading import RowProblem
+
+KEY = "SOURCE: rows"
+LICENCES = ("licenses", "licence", "license")
+"""Columns with the licences of a row's code."""
+
+
+class ProblemRows:
+    """Files of rows. A unit is a file."""
+
+    def __init__(self, path: Path, *, name: str) -> None:
+        """Raises ConfigError for a path without rows."""
+        self.name = name
+        root = path if path.is_dir() else path.parent
+        files = row_files(path, key=KEY)
+        self._files = {file.relative_to(root).as_posix(): file for file in files}
+
+    def facts(self) -> dict[str, Any]:
+        """A hash of the files. Raises ConfigError for one that cannot be read."""
+        hasher = hashlib.sha256()
+        for unit, path in self._files.items():
+            try:
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256")
+            except OSError as error:
+                raise ConfigError(f"{KEY}: {path}: cannot be read: {error.strerror}") from error
+            hasher.update(unit.encode() + b"\0" + digest.digest())
+        return {"source": self.name, "files": len(self._files), "sha256": hasher.hexdigest()}
+
+    def units(self) -> Sequence[str]:
+        """Paths of the files."""
+        return list(self._files)
+
+    def read(self, unit: str) -> Iterator[Found | Rejected]:
+        """The problems of a file. Raises ConfigError for a file that is not whole."""
+        for number, row in enumerate(rows_of(self._files[unit], key=KEY), start=1):
+            origin = f"{unit.rpartition('.')[0]}/{number}"
+            try:
+                problem = row_problem(row, number=number, name=origin)
+            except (BadRow, Unfit) as error:
+                detail = str(error)
+                yield Rejected(origin=origin, kind=self.name, reason="broken row", detail=detail)
+                continue
+            if repository := row.get("repo_name"):  # its rows stay on one side of a split
+                origin = f"{repository}:{number}"
+            yield tried(_problem, row, problem, origin=origin, kind=problem.family or self.name)
+
+
+def _problem(row: Mapping[str, Any], problem: RowProblem, *, origin: str, kind: str) -> Found:
+    try:
+        file = CodeFile(problem.source, module="row")
+    except (SyntaxError, ValueError, MemoryError):
+        raise NotSelfContained("no Python") from None
+    text, name = problem.source, problem.entry_point
+    given, inputs = _returned(file, "get_init_inputs"), _returned(file, "get_inputs")
+    if name != "Model" or _pair(given) or "_paritybench_helpers" in text:
+        if not isinstance(inputs, ast.List):
+            raise NotSelfContained("unknown form of get_inputs")
+        positions, named = _pair(given) or (getattr(given, "elts", []), {})
+        closure = Library(None, files={"row": file}).closure("row", name)
+        called = forward_call(closure.method("forward"), inputs.elts, {})
+        method = closure.method("__init__")
+        constructed = constructor_call(method, positions, named, config=MOCK)
+        text = problem_text(closure, called, constructed)
+    return Found(
+        text=text, origin=origin, name=name, kind=kind, level=level_of(ast.parse(text)),
+        licence=_licence(row),
+    )  # fmt: skip
+
+
+def _returned(file: CodeFile, function: str) -> ast.expr | None:
+    """The expression that a function of one statement returns."""
+    match file.definitions.get(function):
+        case ast.FunctionDef(body=[ast.Return(value=value)]):
+            return value
+        case _:
+            return None
+
+
+def _pair(node: ast.expr | None) -> tuple[list[ast.expr], dict[str, ast.expr]] | None:
+    """Positional and named arguments of `[[...], {...}]`; None for any other expression."""
+    match node:
+        case ast.List(elts=[ast.List(elts=given), ast.Dict(keys=keys, values=values)]):
+            names = [one.value for one in keys if isinstance(one, ast.Constant)]
+            return given, dict(zip(map(str, names), values, strict=True))
+        case _:
+            return None
+
+
+def _licence(row: Mapping[str, Any]) -> str:
+    found = next((row[name] for name in LICENCES if row.get(name)), "")
+    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+
+
+def open_rows(rest: str, locate: Callable[[Path], Path]) -> ProblemRows:
+    """The source that `rows:REST` names. Raises ConfigError for a path without rows.
+
+    Args:
+        locate: gives the directory of a data set on the hub; any other path as it is.
+    """
+    from pathlib import Path
+
+    if not rest:
+        raise ConfigError("rows: expected rows:PATH, a file, directory or data set on the hub")
+    return ProblemRows(locate(Path(rest)), name=Path(rest).stem)
