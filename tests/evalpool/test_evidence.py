@@ -8,7 +8,7 @@ import os
 import random
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from forge.evalpool.judge.reference import delivery
 from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.trial.checks import Checks
 from forge.evalpool.judge.trial.draws.build import parse_starts
+from forge.evalpool.judge.trial.results import Left, Results
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, problem
 
@@ -117,40 +118,19 @@ def test_the_first_calls_are_not_the_judged_one(bench: Any) -> None:
         assert bench.judge(code.replace("{}", most), problem=RELU).reason == "mismatch"
 
 
-class Sets:
-    """Memory of three input sets with right outputs; remembers which were loaded."""
-
-    num_sets, is_sequence, nesting = 3, False, ""
-
-    def __init__(self) -> None:
-        self.loaded: list[int] = []
-
-    def load(self, number: int) -> None:
-        self.loaded.append(number)
-
-    def take(self) -> None: ...
-
-    def forms(self, number: int) -> list[Any]:
-        return []
-
-    def is_unwritten(self, number: int) -> bool:
-        return False
-
-    def mismatch(self, number: int) -> str | None:
-        return None
-
-    def are_inputs_kept(self, number: int) -> bool:
-        return True
-
-
 def test_every_order_asks_each_set_and_one_twice() -> None:
-    orders = set()
+    orders, none = set(), cast("Any", None)
     for seed in range(60):
-        memory = Sets()
         calls: list[int] = []
-        finding: Any = None
-        Checks(memory=memory, call=calls.append, finding=finding, draw=random.Random(seed)).run()
-        assert calls == memory.loaded
+
+        def call(number: int, calls: list[int] = calls) -> Left:
+            calls.append(number)
+            return Left(number, (), is_kept=True, is_right=True)
+
+        Checks(
+            results=Results(content=none), call=call, finding=none, numbers=range(3),
+            draw=random.Random(seed),
+        ).run()  # fmt: skip
         assert calls[0] == 0
         assert len(calls) == 4
         assert set(calls) == {0, 1, 2}

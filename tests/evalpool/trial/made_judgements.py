@@ -14,12 +14,11 @@ from forge.evalpool.judge.execute.executor import Executor
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
+from forge.evalpool.judge.trial.draws.build import Builder
+from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, spec_of
+from forge.evalpool.judge.trial.gpu.card_results import CardResults
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
-from forge.evalpool.judge.trial.gpu.layout import Changed, GpuReference, Set
 from forge.evalpool.judge.trial.trial import Candidate, Finding
-from forge.evalpool.judge.wide.card import CardWanted
-from forge.evalpool.judge.wide.compare import SAME_FUNCTION, real_question
 from tests.evalpool.benches import make_problem
 from tests.evalpool.execute.host_card import Block, HostCard
 from tests.evalpool.execute.host_judge import Thread, launched
@@ -44,7 +43,7 @@ def reference(
     left: float | None = None,
     is_wide: bool = True,
     is_on_host: bool = False,
-) -> GpuReference:
+) -> CardDraw:
     """A problem of one input: x * factor + weight, with results in float64.
 
     Args:
@@ -54,46 +53,40 @@ def reference(
     """
     generator = torch.Generator().manual_seed(1)
     tensors: list[torch.Tensor] = [torch.tensor([weight])]
-    sets: list[Set] = []
-    state: tuple[tuple[str, int], ...] = ()
+    sets: list[dict[str, Any]] = []
+    state: list[tuple[str, int]] = []
     if left is not None:
         tensors.append(torch.tensor([left]))
-        state = ((name, 1),)
+        state = [(name, 1)]
     for _ in range(num_sets):
         x = torch.randn(NUM, generator=generator)
         right = x.double() * factor + weight
+        first = len(tensors)
         tensors += [x, right.float(), right]
-        first = len(tensors) - 3
-        changed = (Changed(number=0, output=first + 1),) if is_in_place else ()
-        outputs = () if is_in_place else (first + 1,)
-        made = Set(
-            inputs=(first,),
-            outputs=outputs,
-            changed=changed,
-            state=state,
-            wide=(first + 2,) if is_wide else (),
-            is_planted=bool(sets),
-        )
-        sets.append(made)
-    question = real_question("float32", "fp32")
-    exact = [index for one in sets for index in one.wide]
+        sets.append({
+            "inputs": ["tensor", first],
+            "outputs": [] if is_in_place else [first + 1],
+            "changed": [(0, first + 1)] if is_in_place else [],
+            "state": state,
+            "wide": [first + 2] if is_wide else [],
+            "plants": [(0, 0, "sign")] if sets else [],
+        })  # fmt: skip
+    layout = {
+        "init": ["list", []],
+        "state": [(name, 0)],
+        "sets": sets,
+        "order": [],
+        "held": [],
+        "form": "tensor",
+        "names": [],
+        "flops": 0,
+        "kinds": ["float32"] if is_wide else [],
+    }
     none: Any = None
-    return GpuReference(
-        request={"sets": [["tensor", 0]] * num_sets},
-        flops=0,
-        precision="fp32",
-        block=none,
-        tensors=tensors,
-        sets=sets,
-        named={name: 0},
-        is_sequence=False,
-        kinds=frozenset({"float32"}) if is_wide else frozenset(),
-        wanted={
-            index: CardWanted(tensor=one, question=SAME_FUNCTION if index in exact else question)
-            for index, one in enumerate(tensors)
-        },
-        is_on_host=is_on_host,
-    )
+    draw = Builder([spec_of(one) for one in tensors], precision="fp32").build(layout)
+    made = CardDraw(draw, tensors, none)
+    made.is_on_host = is_on_host
+    return made
 
 
 class NoCapture:
@@ -138,25 +131,24 @@ class Bench:
         self,
         made: Made,
         *outputs: int,
-        problem: GpuReference | None = None,
+        problem: CardDraw | None = None,
         protocol: str = "forge",
         **options: Any,
     ) -> GpuJudgement:
         program, problem = made.done(*outputs), problem or reference()
         captured = Captured(program=program, data=data_of(program))
         other = PROTOCOLS.get(protocol)
-        memory = CardMemory(problem, other)
         task = make_problem("class Model: ...")
         found = GpuJudgement(
             candidate=Candidate(problem=task, code=CODE, uid=None, protocol=other),
             table=JudgeTable(**{"correct_timeout_s": 30.0, "timing_timeout_s": 30.0, **options}),
-            request=problem.request,
-            memory=memory,
-            card=memory,
-            problem=ProblemFacts(num_bytes=problem.num_bytes),
+            draw=problem.draw,
+            content=problem,
+            results=CardResults(content=problem, protocol=other),
+            is_timed=True,
+            problem=ProblemFacts(num_bytes=problem.draw.num_bytes),
             captures=cast("Any", NoCapture(captured)),
             compiler=cast("Any", Compiled(made.binaries)),
-            reference=problem,
             taken=lambda: nullcontext(self.executor),
             shared=nullcontext,
             alone=nullcontext,

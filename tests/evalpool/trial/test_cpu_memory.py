@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.draws.build import Builder
+from forge.evalpool.judge.trial.draws.host import HostDraw
+from forge.evalpool.judge.trial.results import Left, Results
 from forge.evalpool.judge.wide.compare import agrees
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SPECS = [
     TensorSpec("float32", (4,)),
@@ -55,10 +60,17 @@ def layout_of(*, state: dict[str, int] | None = None, **changes: Any) -> dict[st
     }
 
 
-def memory_of(layout: dict[str, Any], *, is_wide: bool) -> CpuMemory:
-    reference = Builder(SPECS, DATA, precision="fp32").build(layout)
-    found = CpuMemory(reference, mmap.mmap(-1, reference.memory_bytes))
+def content_of(
+    layout: dict[str, Any], specs: Sequence[TensorSpec] = SPECS, data: Sequence[Any] = DATA
+) -> HostDraw:
+    return HostDraw(Builder(specs, precision="fp32").build(layout), data)
+
+
+def memory_of(content: HostDraw, *, is_wide: bool = False) -> CpuMemory:
+    found = CpuMemory(content, mmap.mmap(-1, content.memory_bytes))
     found.lay(is_wide=is_wide)
+    found.memory[:] = b"\7" * len(found.memory)
+    found.load(0)
     return found
 
 
@@ -66,37 +78,41 @@ def part(memory: CpuMemory, place: int) -> bytes:
     return bytes(memory.layout.part(memoryview(memory.memory), place))
 
 
+def left_by(memory: CpuMemory, place: int, content: bytes = b"") -> Left:
+    """The result of a call that writes to a place."""
+    start = memory.layout.starts[place]
+    memory.memory[start : start + len(content)] = content
+    return memory.left(0, returned=())
+
+
 @pytest.mark.parametrize("is_wide", [False, True])
 def test_a_set_lies_in_both_layouts_under_the_same_numbers(is_wide: bool) -> None:
-    memory = memory_of(layout_of(), is_wide=is_wide)
-    memory.memory[:] = b"\7" * len(memory.memory)
-    memory.load(0)
-    (x, n), (slot,) = memory.reference.sets[0].places, memory.reference.sets[0].slots
-    (_, scale) = memory.reference.request["state"][0]
+    memory = memory_of(content_of(layout_of()), is_wide=is_wide)
+    one = memory.content.draw.sets[0]
+    (x, n), (slot,) = one.places, one.slots
+    (_, scale) = memory.content.draw.request["state"][0]
     real = struct.unpack("4f", DATA[X])
     wanted = struct.pack("4d", *real) if is_wide else DATA[X]
     assert part(memory, x) == wanted
     assert part(memory, n) == DATA[N]
     assert part(memory, scale) == (struct.pack("4d", *[2.0] * 4) if is_wide else DATA[STATE])
     assert set(part(memory, slot)) == {0xFF}
-    assert memory.are_inputs_kept(0)
-    memory.memory[memory.layout.starts[x]] ^= 1
-    assert not memory.are_inputs_kept(0)
+    assert left_by(memory, slot).is_kept
+    assert not left_by(memory, x, b"\1").is_kept
 
 
 @pytest.mark.parametrize(("is_wide", "lost", "is_right"), [
     (True, 1e-9, True), (True, 1e-5, False), (False, 1e-5, True), (False, 1e-3, False),
 ])  # fmt: skip
 def test_each_layout_has_its_own_comparison(is_wide: bool, lost: float, is_right: bool) -> None:
-    memory = memory_of(layout_of(), is_wide=is_wide)
-    memory.load(0)
-    (slot,) = memory.reference.sets[0].slots
-    left = struct.pack("4d" if is_wide else "4f", *[one * (1 + lost) for one in (1, 2, 3, 4)])
-    start = memory.layout.starts[slot]
-    memory.memory[start : start + len(left)] = left
-    memory.take()
-    assert (memory.mismatch(0) is None) == is_right
-    assert not memory.is_unwritten(0)
+    memory = memory_of(content_of(layout_of()), is_wide=is_wide)
+    results = Results(content=memory.content, is_wide=is_wide)
+    (slot,) = memory.content.draw.sets[0].slots
+    assert results.is_unwritten(left_by(memory, slot))
+    written = struct.pack("4d" if is_wide else "4f", *[one * (1 + lost) for one in (1, 2, 3, 4)])
+    left = left_by(memory, slot, written)
+    assert (results.mismatch(left) is None) == is_right
+    assert not results.is_unwritten(left)
 
 
 @pytest.mark.parametrize("name", ["bn.running_mean", "keys"])
@@ -105,17 +121,12 @@ def test_a_changed_parameter_is_left_as_by_the_reference_and_statistics_may_stay
     name: str, left: float
 ) -> None:
     halves = [*DATA, struct.pack("4f", *[0.5] * 4)]
-    specs = [*SPECS, SPECS[X]]
     layout = layout_of(state={name: len(SPECS)}, outputs=[], wide=[])
-    reference = Builder(specs, halves, precision="fp32").build(layout)
-    memory = CpuMemory(reference, mmap.mmap(-1, reference.memory_bytes))
-    memory.load(0)
-    (_, place) = reference.request["state"][0]
-    start = memory.layout.starts[place]
-    memory.memory[start : start + 16] = struct.pack("4f", *[left] * 4)
-    memory.take()
+    memory = memory_of(content_of(layout, [*SPECS, SPECS[X]], halves))
+    (_, place) = memory.content.draw.request["state"][0]
     is_right = left == 0.5 or (left == 2.0 and name != "keys")
-    assert (memory.mismatch(0) is None) == is_right
+    found = left_by(memory, place, struct.pack("4f", *[left] * 4))
+    assert (Results(content=memory.content).mismatch(found) is None) == is_right
 
 
 @pytest.mark.parametrize("changes", [
@@ -123,17 +134,15 @@ def test_a_changed_parameter_is_left_as_by_the_reference_and_statistics_may_stay
     {"plants": [[0, 4, "sign"]]}, {"plants": [["0", 0, "sign"]]},
 ])  # fmt: skip
 def test_a_layout_with_other_results_or_plants_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises((LayoutError, ValueError)):
-        Builder(SPECS, DATA, precision="fp32").build(layout_of(**changes))
+    with pytest.raises(LayoutError):
+        content_of(layout_of(**changes))
 
 
 def test_an_integer_may_be_that_of_float64_though_none_is_asked_in_it() -> None:
     made = layout_of(outputs=[N], wide=[], exact=[len(SPECS)]) | {"kinds": []}
     exact = struct.pack("2q", 7, 9)
-    built = Builder([*SPECS, SPECS[N]], [*DATA, exact], precision="bf16").build(made)
-    assert agrees(built.sets[0].expected[0], exact)
-    assert not agrees(built.sets[0].expected[0], struct.pack("2q", 7, 10))
+    content = content_of(made, [*SPECS, SPECS[N]], [*DATA, exact])
+    assert agrees(content.wanted[N], exact)
+    assert not agrees(content.wanted[N], struct.pack("2q", 7, 10))
     with pytest.raises(LayoutError):
-        Builder(SPECS, DATA, precision="bf16").build(
-            layout_of(outputs=[N], wide=[], exact=[WIDE]) | {"kinds": []}
-        )
+        content_of(layout_of(outputs=[N], wide=[], exact=[WIDE]) | {"kinds": []})

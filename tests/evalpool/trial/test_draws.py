@@ -15,6 +15,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import call
 from forge.evalpool.judge.reference import reports
 from forge.evalpool.judge.trial import references
+from forge.evalpool.judge.trial.draws.draw import MAX_USES
 from forge.evalpool.judge.trial.draws.failures import (
     FAILED_S,
     MAX_FAILURES,
@@ -22,14 +23,13 @@ from forge.evalpool.judge.trial.draws.failures import (
     ProblemTooLarge,
     ReferenceFailed,
 )
-from forge.evalpool.judge.trial.draws.reference import MAX_USES
 from forge.evalpool.judge.trial.references import receive_answer
 from tests.evalpool.benches import RELU, make_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forge.evalpool.judge.trial.draws.reference import Reference
+    from forge.evalpool.judge.trial.draws.host import HostDraw
     from forge.records.problem import ReferenceModule
     from tests.evalpool.benches import Bench
 
@@ -129,7 +129,7 @@ def test_draws_that_have_no_room_beside_a_new_one_are_dropped_before_it_is_made(
     made, left = bench.references, list[int]()
     draw = made._draw
 
-    def counted(problem: ReferenceModule) -> Reference:
+    def counted(problem: ReferenceModule) -> HostDraw:
         left.append(len(made._cache))
         return draw(problem)
 

@@ -21,18 +21,19 @@ from forge.evalpool.judge.channel.shm import LayoutError
 from forge.evalpool.judge.children.spawner import SandboxedChild
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.reference.delivery import Delivery
+from forge.evalpool.judge.trial.draws.build import Builder
 from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 from forge.evalpool.judge.trial.gpu import references as module
-from forge.evalpool.judge.trial.gpu.card_memory import CardMemory, LeftByCall
-from forge.evalpool.judge.trial.gpu.layout import arrange
+from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, spec_of
+from forge.evalpool.judge.trial.gpu.card_results import CardResults
 from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, GpuReferences
 from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
+from forge.evalpool.judge.trial.results import Left
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from forge.evalpool.judge.trial.gpu.layout import GpuReference
 
 BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
 
@@ -68,20 +69,19 @@ def tensors() -> list[torch.Tensor]:
     return [four, four, empty, four.clone(), four.clone(), torch.ones(2)]
 
 
+def arrange(layout: dict[str, Any], tensors: list[torch.Tensor]) -> CardDraw:
+    draw = Builder([spec_of(one) for one in tensors], precision="fp32").build(layout)
+    return CardDraw(draw, tensors, BLOCK)
+
+
 def test_sets_share_one_place_for_the_candidate() -> None:
-    made = arrange(layout(), tensors(), block=BLOCK, precision="fp32")
+    made = arrange(layout(), tensors()).draw
     assert made.request["sets"] == [["list", [["tensor", 0]]]] * 2
-    assert made.request["state"] == [["w", 1]]
-    assert made.request["tensors"] == [["float32", [4]], ["float32", [2]], ["float32", [4]]]
+    assert made.request["state"] == [["w", 2]]
+    assert made.request["tensors"] == [["float32", [4]], ["float32", [4]], ["float32", [2]]]
     assert (made.named, made.num_bytes) == ({"w": 5}, 40)
     assert (made.input_bytes, made.output_bytes, made.flops) == (16, 16, 7)
     assert made.unseen == [1]
-
-
-def test_two_large_sets_are_one_for_correctness_and_one_for_timing() -> None:
-    sets = layout()["sets"]
-    made = arrange(layout(sets=sets * 2), tensors(), block=BLOCK, precision="fp32")
-    assert CardMemory(reference=made).numbers == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -102,76 +102,73 @@ def test_two_large_sets_are_one_for_correctness_and_one_for_timing() -> None:
 )
 def test_a_malformed_layout_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(LayoutError):
-        arrange(layout(**changes), tensors(), block=BLOCK, precision="fp32")
+        arrange(layout(**changes), tensors())
 
 
 def test_inputs_that_change_their_shape_from_call_to_call_are_refused() -> None:
     changed = tensors()
     changed[3] = torch.zeros(5)
     with pytest.raises(LayoutError, match="other shapes"):
-        arrange(layout(), changed, block=BLOCK, precision="fp32")
+        arrange(layout(), changed)
 
 
 def test_a_set_with_other_arguments_has_a_program_of_its_own() -> None:
     one, two = layout()["sets"]
     sets = [one, {**two, "inputs": ["list", [["tensor", 3], ["value", 7]]]}, two]
-    made = arrange(layout(sets=sets), tensors(), block=BLOCK, precision="fp32")
-    assert made.request["sets"][1] == ["list", [["tensor", 0], ["value", 7]]]
+    made = arrange(layout(sets=sets), tensors()).draw
+    assert made.request["sets"][1] == ["list", [["tensor", 2], ["value", 7]]]
     assert made.timed == [0, 2]
 
 
 def test_outputs_may_have_other_shapes_and_no_other_types() -> None:
     other = tensors()
     other[4] = torch.zeros(7)
-    made = arrange(layout(), other, block=BLOCK, precision="fp32")
-    memory = CardMemory(reference=made)
-    assert [memory.forms(number) for number in (0, 1)] == [
+    made = arrange(layout(), other)
+    assert [made.draw.forms(number) for number in (0, 1)] == [
         [("float32", (4,))], [("float32", (7,))],
     ]  # fmt: skip
-    call = LeftByCall(number=1, outputs=(torch.zeros(4),), parameters=None, is_kept=True)
-    assert memory.are_near([call]) == [False]
-    memory.left(call)
-    assert memory.mismatch(1) == "output shape is [4], expected [7]"
+    results = CardResults(content=made)
+    call = Left(number=1, outputs=(torch.zeros(4),), parameters=None, is_kept=True)
+    assert [one.is_right for one in results.compared([call])] == [False]
+    assert results.mismatch(call) == "output shape is [4], expected [7]"
     other[4] = torch.zeros(4, dtype=torch.int32)
     with pytest.raises(LayoutError, match="number or types"):
-        arrange(layout(), other, block=BLOCK, precision="fp32")
+        arrange(layout(), other)
 
 
 def test_the_last_sets_are_first_seen_when_timed() -> None:
     sets = layout()["sets"]
-    many = arrange(layout(sets=sets * 2), tensors(), block=BLOCK, precision="fp32")
+    many = arrange(layout(sets=sets * 2), tensors()).draw
     assert many.unseen == [2, 3]
-    two = arrange(layout(), tensors(), block=BLOCK, precision="fp32")
+    two = arrange(layout(), tensors()).draw
     assert two.unseen == [1]
     plant = [[0, 3, "sign"]]
     planted = [sets[0], *({**one, "plants": plant} for one in [*sets, sets[1]])]
-    made = arrange(layout(sets=planted), tensors(), block=BLOCK, precision="fp32")
+    made = arrange(layout(sets=planted), tensors()).draw
     assert made.unseen == [2, 3]
     assert made.sets[1].plants[0].kind == "sign"
     planted[2] = {**planted[2], "wide": [6], "asks_real": False}
     made = arrange(
         layout(sets=planted, kinds=["float32"]),
         [*tensors(), torch.zeros(4, dtype=torch.float64)],
-        block=BLOCK,
-        precision="fp32",
-    )
+    ).draw
     assert (made.unseen, made.timed) == ([3], [0, 1, 3])
 
 
 def test_tensors_among_the_constructors_arguments_are_named() -> None:
     init = ["list", [["tensor", 5], ["value", 3]]]
-    made = arrange(layout(init=init, state=[]), tensors(), block=BLOCK, precision="fp32")
-    assert made.request["init"] == ["list", [["tensor", 1], ["value", 3]]]
+    made = arrange(layout(init=init, state=[]), tensors()).draw
+    assert made.request["init"] == ["list", [["tensor", 0], ["value", 3]]]
     assert made.named == {"init.0": 5}
-    assert made.request["tensors"][1] == ["float32", [2]]
+    assert made.request["tensors"][0] == ["float32", [2]]
 
 
 def test_a_parameter_that_forward_changes_is_expected_as_it_leaves_it() -> None:
     one, two = layout()["sets"]
     sets = [{**one, "state": [["w", 6]]}, two]
-    made = arrange(layout(sets=sets), [*tensors(), torch.zeros(2)], block=BLOCK, precision="fp32")
-    assert made.changed_parameters == ("w",)
-    assert [one.state for one in made.sets] == [(("w", 6),), ()]
+    made = arrange(layout(sets=sets), [*tensors(), torch.zeros(2)])
+    assert made.draw.changed_parameters == ("w",)
+    assert [one.state for one in made.draw.sets] == [{"w": 6}, {}]
     assert {5, 6} <= made.wanted.keys()
 
 
@@ -291,7 +288,7 @@ def open_references(
     )
 
 
-def held(references: GpuReferences) -> GpuReference:
+def held(references: GpuReferences) -> CardDraw:
     return references.hold(PROBLEM, shared=contextlib.nullcontext)
 
 
@@ -361,7 +358,7 @@ def test_any_other_problem_is_drawn_on_the_card_and_not_tried_again(
     for _ in range(2):
         made = references.hold(problem, shared=contextlib.nullcontext)
         assert not made.is_on_host
-        made.num_uses = 1 << 20  # the next one needs another draw
+        made.draw.num_uses = 1 << 20  # the next one needs another draw
     assert there.asked == asked * 2
 
 
@@ -447,7 +444,7 @@ def test_large_draws_make_room_for_each_other_and_not_for_a_small_one(
     monkeypatch.setattr(module, "SMALL_BYTES", 1000)
     monkeypatch.setattr(module, "CACHE_SHARE", 9000 / (80 << 30))
 
-    def draw(name: str) -> GpuReference:
+    def draw(name: str) -> CardDraw:
         problem = replace(PROBLEM, problem_id=name, source=f"import os  # {name}")
         return references.hold(problem, shared=contextlib.nullcontext)
 

@@ -358,7 +358,7 @@ def test_a_program_for_one_set_runs_on_that_set_alone(
     assert set(loaded) == {0}
     loaded.clear()
     timed(judgement, is_profiled=True)
-    assert set(loaded) == {judgement.reference.unseen[0]}
+    assert set(loaded) == {judgement.draw.unseen[0]}
 
 
 def test_each_unseen_set_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +372,7 @@ def test_each_unseen_set_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch)
         lambda self, calls: (numbers.extend(one.number for one in calls), check(self, calls)),
     )
     timed(judgement)
-    assert set(judgement.reference.unseen) <= set(numbers)
+    assert set(judgement.draw.unseen) <= set(numbers)
 
 
 def test_no_deadline_of_checked_calls_outlasts_them(bench: Bench) -> None:

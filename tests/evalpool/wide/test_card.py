@@ -95,7 +95,7 @@ def test_an_element_may_be_as_near_to_float64_as_to_eager() -> None:
     eager = (exact * (1 + 3e-4)).float()
     got = exact.float()
     question = real("float32", "fp32")
-    near = CardWanted(tensor=exact, question=SAME_FUNCTION)
+    near = CardWanted(tensor=exact, question=question)
     assert agree([(got, CardWanted(tensor=eager, question=question))]) == [False]
     wanted = CardWanted(tensor=eager, question=question, exact=near)
     assert agree([(got, wanted), (eager, wanted), (exact.float() * 1.001, wanted)]) == [
@@ -104,7 +104,7 @@ def test_an_element_may_be_as_near_to_float64_as_to_eager() -> None:
         False,
     ]
     eager, exact = torch.arange(400), torch.arange(400) + 5
-    near = CardWanted(tensor=exact, question=SAME_FUNCTION)
+    near = CardWanted(tensor=exact, question=question)
     assert agree([(exact, CardWanted(tensor=eager, question=question))]) == [False]
     wanted = CardWanted(tensor=eager, question=question, exact=near)
     assert agree([(exact, wanted), (eager, wanted), (exact + 1, wanted)]) == [True, True, False]

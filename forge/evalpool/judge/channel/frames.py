@@ -186,3 +186,8 @@ def _take(sock: socket.socket, most: int, fds: list[int] | None) -> bytes:
     if len(fds) > MAX_FDS:
         raise FrameError(f"more than {MAX_FDS} descriptors with one frame")
     return data
+
+
+def count(value: object) -> int:
+    """A number as a child sent it; 0 for anything else."""
+    return value if type(value) is int and 0 <= value < 1 << 31 else 0

@@ -35,6 +35,7 @@ from forge.evalpool.judge.trial.evaluations import Evaluator, Narrowed
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.references import References
+from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trial import Decided, Finding, Trials
 from forge.evalpool.judge.wide.look import are_far
 from forge.records.reason import Reason, Status
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.captures import Captured
-    from forge.evalpool.judge.trial.draws.reference import InputSet, Reference
+    from forge.evalpool.judge.trial.draws.draw import InputSet
+    from forge.evalpool.judge.trial.results import Left
     from forge.evalpool.judge.trial.trial import Candidate, Stamp
 
 
@@ -163,36 +165,37 @@ class CpuTrials(Trials):
 
     def _run(self, candidate: Candidate) -> Finding:
         problem, protocol, phases = candidate.problem, candidate.protocol, candidate.phases
-        references, close = self.references, None
-        if protocol is not None:
-            references, close = self.given, protocol.tolerances[problem.precision]
+        references = self.references if protocol is None else self.given
         with phases.timed("reference"):
             reference = references.get(problem)
+            draw = reference.draw
             facts = self.facts.of(
                 problem,
-                reference.request,
-                io_bytes=reference.io_bytes,
-                names=reference.names,
+                draw.request,
+                io_bytes=draw.io_bytes,
+                names=draw.names,
                 uid=candidate.uid,
             )
-        if reference.is_constant:
+        if draw.is_constant:
             return Finding(status=Status.UNJUDGEABLE, reason=Reason.CONSTANT, detail=CONSTANT_WORDS)
         with shared_memory(reference.memory_bytes) as (fd, memory):
-            mapped = CpuMemory(reference, memory, close)
+            mapped = CpuMemory(reference, memory)
             evaluator = Evaluator(
                 code=candidate.code,
                 evaluators=self.evaluators,
                 phases=phases,
                 table=self.table,
-                request=_evaluator_request(reference, is_tf32=self.table.tf32),
+                # TF32 is allowed to kernels where the reference has products.
+                request=reference.request
+                | {"has_tf32": not (self.table.tf32 and draw.has_products)},
                 memory_fd=fd,
                 restore=mapped.restore,
             )
             judgement = CpuJudgement(
                 candidate=candidate,
                 table=self.table,
-                request=reference.request,
-                reference=reference,
+                draw=draw,
+                results=Results(content=reference, protocol=protocol),
                 memory=mapped,
                 problem=facts,
                 captures=self.captures,
@@ -247,19 +250,6 @@ def _turns(program: Program) -> Sequence[int]:
     return (0, *others)
 
 
-def _evaluator_request(reference: Reference, *, is_tf32: bool) -> dict[str, Any]:
-    """A draw as the evaluator knows it: both layouts, and whether products lose what TF32 lacks,
-    which is allowed to kernels where the reference has products."""
-    wide = {} if reference.wide is None else {"wide_tensors": reference.wide.rows()}
-    return {
-        **reference.request,
-        **wide,
-        "num_bytes": reference.memory_bytes,
-        "kinds": sorted(reference.kinds),
-        "has_tf32": not (is_tf32 and reference.has_products),
-    }
-
-
 def _asked_real(sets: Sequence[InputSet]) -> list[int]:
     """Sets of question 2: given ones, NUM_REAL quiet ones, and a loud one for what overflows. (In
     another loud one a variance in one pass loses what no kernel need keep.)"""
@@ -283,7 +273,7 @@ def insensitive(inputs: Sequence[str], *, is_planted: bool) -> str:
 class CpuJudgement(Judgement):
     """One candidate whose programs an evaluator runs."""
 
-    reference: Reference
+    memory: CpuMemory
     evaluator: Evaluator
     _tried: dict[bytes, _Tried] = field(default_factory=dict[bytes, "_Tried"], init=False)
     """By the data of each program that ran."""
@@ -301,7 +291,6 @@ class CpuJudgement(Judgement):
 
     def finding(self) -> Finding:
         """The verdict's content. Raises Decided for a candidate that fails."""
-        self.memory.load(0)
         self.first()
         try:
             found = self._checked()
@@ -316,8 +305,8 @@ class CpuJudgement(Judgement):
         """Asks both questions. Raises Decided for a candidate that fails."""
         if self.candidate.protocol is not None:
             return Judgement.check(self)
-        sets, asked, terms = self.reference.sets, range(self.memory.num_sets), dict[str, Any]()
-        self.evidence = f"narrow: the reference: {self.reference.why_narrow or NO_RESULTS}"
+        sets, asked, terms = self.draw.sets, range(len(self.draw.sets)), dict[str, Any]()
+        self.evidence = f"narrow: the reference: {self.draw.why_narrow or NO_RESULTS}"
         if any(one.wide for one in sets):
             try:
                 self._ask_wide()
@@ -327,15 +316,16 @@ class CpuJudgement(Judgement):
                 asked = _asked_real(sets)
                 terms = PRECISION_TERMS
         self._lay(is_wide=False)
-        self._memory.is_narrow = self.reference.wide is not None and self.evidence != WIDE
+        has_wide = any(one.wide for one in sets)
+        self.results.is_narrow = has_wide and self.evidence != WIDE
         self._run_checks(numbers=asked, **{"is_repeated": self._is_kept(), **terms})
         is_planted = any(one.is_planted for one in sets)
-        words = insensitive(self.reference.insensitive, is_planted=is_planted)
+        words = insensitive(self.draw.insensitive, is_planted=is_planted)
         return self.report(Status.CORRECT, "ok", words)
 
     def _ask_wide(self) -> None:
         """Asks in float64 whether it is the same function. Raises Decided or Narrowed."""
-        numbers = [number for number, one in enumerate(self.reference.sets) if one.wide]
+        numbers = [number for number, one in enumerate(self.draw.sets) if one.wide]
         self.evidence = WIDE
         self._lay(is_wide=True)
         self._run_checks(numbers=numbers, is_repeated=self._is_kept())
@@ -349,17 +339,13 @@ class CpuJudgement(Judgement):
 
     def _lay(self, *, is_wide: bool) -> None:
         """Takes a layout for the calls to come. Alternatives have run on none of their sets."""
-        self._memory.lay(is_wide=is_wide)
+        self.memory.lay(is_wide=is_wide)
+        self.results.is_wide = is_wide
         self._again = None
         for data, one in [*self._tried.items()]:
             if one.captured.reads_values:
                 del self._tried[data]
             one.ran.clear()
-
-    @property
-    def _memory(self) -> CpuMemory:
-        assert isinstance(self.memory, CpuMemory)
-        return self.memory
 
     def _checked(self) -> Finding:
         """Runs every checked call. Raises Decided.
@@ -377,21 +363,19 @@ class CpuJudgement(Judgement):
             if is_known or decided.finding.status not in (Status.WRONG, Status.RUNTIME_ERROR):
                 raise
             self._follows, self._again = True, (tried, turn)
-            self.memory.load(number)
-            self._call(number)
-            self.memory.take()
-            if self.memory.mismatch(number):
+            if self.results.mismatch(self._call(number)):
                 raise
         self._again = None
         self._tried.clear()
         return self.check()
 
     def _values(self, prefix: Program, *, number: int) -> list[Any]:
-        """Answers the capture child, on the set that lies in the memory. Nothing that the prefix
-        wrote stays there, for another question or for the program."""
+        """Answers the capture child. Nothing that the prefix wrote stays in the memory, for another
+        question or for the program."""
+        self.memory.load(number)
         try:
             with self._doubting(prefix):
-                is_wide = self._memory.is_wide
+                is_wide = self.results.is_wide
                 return self.evaluator.values(prefix, number=number, is_wide=is_wide)
         finally:
             self.evaluator.restore(number)
@@ -407,11 +391,8 @@ class CpuJudgement(Judgement):
                 self.require_binaries(program, self.binaries(program))
             raise
 
-    def has_elements(self, number: int) -> bool:
-        """True if a call on an input set has something to compute."""
-        return self.reference.has_elements(number)
-
-    def _call(self, number: int) -> None:
+    def _call(self, number: int) -> Left:
+        self.memory.load(number)
         if self._again is not None:
             tried, turn = self._again
         else:
@@ -422,29 +403,25 @@ class CpuJudgement(Judgement):
             tried.ran.append((turn, number))
         self._last = tried, turn, number
         captured, turn = self._of_turn(tried, turn, number)
-        self._memory.returned = returned_inputs(captured.program)
         with self._doubting(captured.program):
-            self._num_bytes = self._evaluated(captured, turn, number)
+            return self._evaluated(captured, turn, number)
 
-    def _call_once(self, captured: Captured, turn: int) -> None:
+    def _call_once(self, captured: Captured, turn: int) -> Left:
         """Runs a program once on set 0. Raises Decided."""
-        self._evaluated(captured, turn, 0)
+        self.memory.load(0)
+        return self._evaluated(captured, turn, 0)
 
-    def _evaluated(self, captured: Captured, turn: int, number: int) -> int:
-        """Runs a program once on a set. Returns the bytes that its launches load and store. Raises
-        Decided or Narrowed."""
-        return self.evaluator.call(
+    def _evaluated(self, captured: Captured, turn: int, number: int) -> Left:
+        """Runs a program once on a set that lies in the memory. Raises Decided or Narrowed."""
+        self._num_bytes = self.evaluator.call(
             captured,
             number=number,
             turn=(turn, self._shift),
-            slots=self.reference.sets[number].slots,
+            slots=self.draw.sets[number].slots,
             finding=self.report,
-            is_wide=self._memory.is_wide,
+            is_wide=self.results.is_wide,
         )
-
-    def _is_first(self, number: int) -> bool:
-        """`first` is captured with values in the problem's types."""
-        return number == 0 and not self._memory.is_wide
+        return self.memory.left(number, returned=returned_inputs(captured.program))
 
     def _of_turn(self, tried: _Tried, turn: int, number: int) -> tuple[Captured, int]:
         """The program of a turn, and the alternatives that run of what is open in it: captured with
@@ -470,9 +447,9 @@ class CpuJudgement(Judgement):
     def _further(self) -> Iterator[int]:
         """Sets on which the alternatives run that have not run yet. In the second question, each
         runs once."""
-        most = self._num_further() if self._memory.is_wide or self.evidence != WIDE else 0
+        most = self._num_further() if self.results.is_wide or self.evidence != WIDE else 0
         left = [(one, pair) for one in self._tried.values() for pair in one.left(most=most)]
-        share = min(len(left) / self.memory.num_sets, MAX_FURTHER_SHARE)
+        share = min(len(left) / len(self.draw.sets), MAX_FURTHER_SHARE)
         with self.evaluator.allowing(share):
             for tried, (turn, number) in left:
                 self._again = tried, turn

@@ -17,7 +17,6 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.numbers.protocols import Tf32
-from forge.evalpool.judge.trial.trial import count
 from forge.evalpool.site_packages import with_advice
 from forge.process.gpu_locks import GpuLease
 from forge.records.examination import Examination, Flag
@@ -69,7 +68,7 @@ class _Report:
         if isinstance(shapes, list):
             self.shapes = tuple(_short(str(one)) for one in shapes[:MAX_SHAPES])
         self.forward_s = _number(facts.get("forward_s"), or_else=self.forward_s)
-        self.num_unchecked += count(facts.get("num_unchecked"))
+        self.num_unchecked += frames.count(facts.get("num_unchecked"))
 
 
 class Examiners:

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.trial.captures import Answers, Captures
-    from forge.evalpool.judge.trial.checks import Memory
+    from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.results import Left, Results
     from forge.evalpool.judge.trial.trial import Candidate, Phases
 
 
@@ -65,13 +66,12 @@ OF_OUTPUT = re.compile(r"\A(?!line ).*\boutput(?: (\d+))?(?:\[[\d, ]*\])?: expec
 
 @dataclass(slots=True, kw_only=True)
 class Judgement(ABC):
-    """One candidate: its programs, and the memory that they run on."""
+    """One candidate: its programs, and what they are asked."""
 
     candidate: Candidate
     table: JudgeTable
-    request: Mapping[str, Any]
-    """`request` of the problem's draw."""
-    memory: Memory
+    draw: Draw
+    results: Results[Any]
     problem: ProblemFacts
     captures: Captures
     compiler: Compiler
@@ -99,14 +99,14 @@ class Judgement(ABC):
 
     def check(self) -> Finding:
         """Runs every checked call. Raises Decided for a candidate that fails."""
-        self._run_checks(is_repeated=self.candidate.protocol is None)
+        self._run_checks(numbers=range(len(self.draw.sets)), is_repeated=False)
         self._require_draws()
         return self.report(Status.CORRECT, "ok")
 
     def _run_checks(self, **terms: Any) -> None:
         """Runs checked calls under the terms of `Checks`. Raises Decided."""
         self._checks = Checks(
-            memory=self.memory,
+            results=self.results,
             call=self._call,
             finding=self.report,
             announce=self._announce,
@@ -120,7 +120,7 @@ class Judgement(ABC):
         """Raises Decided where another protocol gives a right program other parameters than Model.
         The child that says so is the candidate's own: it can only do itself harm."""
         name = self.first().drawn_otherwise
-        if self.candidate.protocol is not None and name in (self.request.get("drawn") or {}):
+        if self.candidate.protocol is not None and name in (self.draw.request.get("drawn") or {}):
             detail = (
                 f"{self.candidate.protocol.name} constructs Model and ModelNew from one seed and "
                 f"loads nothing: here {name} is not drawn as Model draws it. Make the random "
@@ -161,11 +161,7 @@ class Judgement(ABC):
         """The elements of the prefix's outputs on an input set. Raises Decided."""
 
     @abstractmethod
-    def has_elements(self, number: int) -> bool:
-        """True if a call on an input set has something to compute."""
-
-    @abstractmethod
-    def _call(self, number: int) -> None:
+    def _call(self, number: int) -> Left:
         """Runs the program of an input set once. Raises Decided."""
 
     def _announce(self, numbers: Sequence[int]) -> None:
@@ -176,7 +172,7 @@ class Judgement(ABC):
         """Sets for further calls, after every set."""
         return ()
 
-    def require_first_call(self, call: Callable[[Captured, int], None]) -> None:
+    def require_first_call(self, call: Callable[[Captured, int], Left]) -> None:
         """Raises Decided for a tuned kernel that reads what its benchmarks left in its output.
 
         Args:
@@ -185,18 +181,15 @@ class Judgement(ABC):
         captured = self.first()
         accesses = accesses_of(captured.program, finding=self.report)
         first = first_call(captured.program, accesses)
-        if first is None or not self.has_elements(0):
+        if first is None or not self.draw.has_elements(0):
             return
         one = Captured(
             program=first.program, data=wire.dumps(first.program), questions=captured.questions
         )
         widest = max(len(open_alternatives(node)) for node in first.program.forward)
         for turn in range(min(widest, MAX_FIRST_CALLS)):
-            self.memory.load(0)
             try:
-                call(one, turn)
-                self.memory.take()
-                wrong = self.memory.mismatch(0)
+                wrong = self.results.mismatch(call(one, turn))
             except Decided as decided:
                 found = decided.finding
                 if found.reason == Reason.OUT_OF_RESOURCES or found.status is Status.COMPILE_ERROR:
@@ -208,7 +201,7 @@ class Judgement(ABC):
                 detail = self.at_line(first.line, f"{first.words}\n{wrong}")
                 raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
 
-    def require_others(self, call: Callable[[Captured], None]) -> None:
+    def require_others(self, call: Callable[[Captured], Left]) -> None:
         """Raises Decided for a candidate whose other programs are wrong: streams in another order
         of their work, and the first call where it differs from later ones.
 
@@ -216,7 +209,7 @@ class Judgement(ABC):
             call: runs a program once on set 0.
         """
         captured = self.first()
-        if not self.has_elements(0):
+        if not self.draw.has_elements(0):
             return
         for program in other_orders(captured.program):
             one = replace(captured, program=program, data=wire.dumps(program))
@@ -224,18 +217,15 @@ class Judgement(ABC):
         keys = [node.key for node in captured.program.forward if isinstance(node, Choice)]
         if captured.program.stateful or any(key.startswith(BENCHMARK) for key in keys):
             one = self._capture(0, answers=self, is_first=True)
-            require_form(one.program, self.memory, self.report, number=0)
+            require_form(one.program, self.draw, self.report, number=0)
             words = f"right later, wrong in its first call\n{STATEFUL_WORDS}"
             self._require_right(one, call, Reason.STATEFUL, words)
 
     def _require_right(
-        self, captured: Captured, call: Callable[[Captured], None], reason: Reason, words: str
+        self, captured: Captured, call: Callable[[Captured], Left], reason: Reason, words: str
     ) -> None:
-        self.memory.load(0)
         try:
-            call(captured)
-            self.memory.take()
-            wrong = self.memory.mismatch(0)
+            wrong = self.results.mismatch(call(captured))
         except Decided as decided:
             if decided.finding.status not in (Status.WRONG, Status.RUNTIME_ERROR):
                 raise
@@ -274,19 +264,15 @@ class Judgement(ABC):
     def program(self, number: int) -> Captured:
         """The program for an input set: captured again where the arguments differ from those of
         set 0, or the host reads values. Raises Decided."""
-        kept, sets = self.first(), self.request["sets"]
-        is_same = sets[number] == sets[0]
-        if is_same and (self._is_first(number) or not kept.reads_values):
+        kept, is_same = self.first(), self.draw.is_like_first(number)
+        is_first = number == 0 and not self.results.is_wide  # captured with values of its own types
+        if is_same and (is_first or not kept.reads_values):
             return kept
         found = self._captured(number)
         if is_same and (words := deviation(kept.program, found.program)):
             detail = f"values that the host reads change more than sizes: {words}"
             raise Decided(self.report(Status.REJECTED, "unsupported", detail))
         return found
-
-    def _is_first(self, number: int) -> bool:
-        """True if `first` is what a call on a set would be captured as."""
-        return number == 0
 
     def binaries(self, program: Program) -> list[Binary | Failure]:
         """The compiled kernels of a program, in order."""
@@ -318,7 +304,7 @@ class Judgement(ABC):
             return self._captured_once(number)
         except Decided as decided:
             is_drawn = decided.finding.reason == Reason.PARAMS_CACHED_IN_INIT
-            if self._gives_held or not is_drawn or not self.request["held"]:
+            if self._gives_held or not is_drawn or not self.draw.request["held"]:
                 raise
         self._gives_held = True
         self.phases.program = None
@@ -331,12 +317,12 @@ class Judgement(ABC):
         with self.phases.timed("structure"):
             self.num_launches = num_launches(program)
             self.torch_share = torch_share(program)
-            require_form(program, self.memory, self.report, number=number)
+            require_form(program, self.draw, self.report, number=number)
             if detail := concealed(program, captured.questions):
                 raise Decided(self.report(Status.REJECTED, "unsupported", detail))
-            if self.has_elements(number):
+            if self.draw.has_elements(number):
                 self._require_structure(program, counts_checks=found != known)
-        if self._kept is None and found and self.has_elements(number):
+        if self._kept is None and found and self.draw.has_elements(number):
             self._require_checks(captured)
         return captured
 
@@ -378,7 +364,7 @@ class Judgement(ABC):
         return self.captures.capture(
             self.code,
             {
-                **self.request,
+                **self.draw.request,
                 "choices": self._choices,
                 "gives_held": self._gives_held,
                 "is_first": is_first,

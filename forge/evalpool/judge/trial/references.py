@@ -1,9 +1,9 @@
 """The draws of each problem, asked of oracles and kept for a few candidates.
 
 Called by `trial.py`. Keeps the draws of a bounded number of problems, and has them made anew with
-fresh OS-random seeds after `draws.reference.MAX_USES` candidates. All that comes from one judgement
+fresh OS-random seeds after `draws.draw.MAX_USES` candidates. All that comes from one judgement
 to the next is the feedback, so sharing inputs among a few candidates tells them a few expected
-numbers each, which is too much only where there are few (`max_uses`).
+numbers each, which is too much only where there are few (`Draw.is_used_up`).
 """
 
 from __future__ import annotations
@@ -17,27 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.shm import LARGE_BYTES, LayoutError, returned_memory, taken
+from forge.evalpool.judge.channel.shm import LARGE_BYTES, LayoutError, returned_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
-from forge.evalpool.judge.trial.draws.build import (
-    Builder,
-    parse_rounding,
-    parse_specs,
-    parse_starts,
-)
 from forge.evalpool.judge.trial.draws.failures import (
     KnownFailures,
     ProblemTooLarge,
     ReferenceFailed,
 )
+from forge.evalpool.judge.trial.draws.host import Delivered, HostDraw
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
 if TYPE_CHECKING:
     import socket
 
-    from forge.evalpool.judge.channel.shm import Data
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
-    from forge.evalpool.judge.trial.draws.reference import Reference
     from forge.records.problem import ReferenceModule
 
 
@@ -75,17 +68,17 @@ class References:
         self._max_bytes = max_bytes
         self._is_varied = is_varied
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, Reference] = OrderedDict()
+        self._cache: OrderedDict[str, HostDraw] = OrderedDict()
         self._failures = KnownFailures()
         self._ahead = ThreadPoolExecutor(1, "scales")
 
-    def get(self, problem: ReferenceModule) -> Reference:
+    def get(self, problem: ReferenceModule) -> HostDraw:
         """Raises ReferenceFailed, or ZygoteGone."""
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:
             cached = self._cache.get(key)
-            if cached is None or cached.num_uses >= cached.max_uses:
+            if cached is None or cached.draw.is_used_up:
                 self._failures.require_unknown(key)
                 self._make_room(key)
                 with self._failures.noted(key):
@@ -98,7 +91,7 @@ class References:
                 len(self._cache) > 1 and self._size() > MAX_CACHED_BYTES
             ):
                 self._cache.popitem(last=False)
-            cached.num_uses += 1
+            cached.draw.num_uses += 1
             return cached
 
     def end_idle(self) -> None:
@@ -117,7 +110,7 @@ class References:
     def _size(self) -> int:
         return sum(one.memory_bytes * 4 for one in self._cache.values())
 
-    def _draw(self, problem: ReferenceModule) -> Reference:
+    def _draw(self, problem: ReferenceModule) -> HostDraw:
         """Draws inputs as the problem gives them alone, if any others end its oracle, and without
         results in float64 where there is no memory for them."""
         is_wide = self._is_varied
@@ -142,14 +135,14 @@ class References:
             words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
             raise ReferenceFailed(clean(without_paths(words))) from error
 
-    def _asked(self, problem: ReferenceModule, *, is_plain: bool, is_wide: bool) -> Reference:
+    def _asked(self, problem: ReferenceModule, *, is_plain: bool, is_wide: bool) -> HostDraw:
         """A draw of an oracle's."""
         with self._oracles.lent(problem) as oracle:
             return self._ask(oracle, problem, is_plain=is_plain, is_wide=is_wide)
 
     def _ask(
         self, oracle: SandboxedChild, problem: ReferenceModule, *, is_plain: bool, is_wide: bool
-    ) -> Reference:
+    ) -> HostDraw:
         body = {
             "source": problem.source,
             "entry_point": problem.entry_point,
@@ -171,13 +164,8 @@ class References:
             )
             if answer.kind is Kind.FAILED:
                 raise self._failed(problem, answer.body)
-            parts = self._parts(answer.body, fd)
-        try:
-            specs = parse_specs(answer.body["tensors"])
-            rounding = parse_rounding(answer.body.get("rounding"), problem.precision)
-            return Builder(specs, parts, precision=rounding).build(answer.body)
-        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
-            raise LayoutError(f"{type(error).__name__}: {error}") from error
+            found = Delivered.taken(answer.body, fd, max_bytes=self._max_bytes)
+        return HostDraw(found.draw(problem), found.parts)
 
     def _failed(self, problem: ReferenceModule, body: dict[str, Any]) -> Exception:
         """The error of a FAILED frame."""
@@ -188,14 +176,6 @@ class References:
             return OutOfMemory()
         words = f"the reference of {problem.problem_id} fails: {kind}: {message}"
         return ReferenceFailed(clean(without_paths(words)))
-
-    def _parts(self, body: dict[str, Any], fd: int) -> list[Data]:
-        """Bytes of each tensor of a draw. Raises LayoutError."""
-        specs = parse_specs(body.get("tensors"))
-        starts = parse_starts(body.get("starts"), specs, max_bytes=self._max_bytes)
-        ends = [start + spec.num_bytes for start, spec in zip(starts, specs, strict=True)]
-        data = taken(fd, max(ends, default=0))
-        return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def receive_answer(sock: socket.socket, *, timeout_s: float, draw_timeout_s: float) -> frames.Frame:

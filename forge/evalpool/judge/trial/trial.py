@@ -451,8 +451,3 @@ def _packed(program: bytes) -> bytes | None:
     """The program, compressed; None if it is too large even so."""
     packed = zstandard.compress(program, level=PROGRAM_LEVEL)
     return packed if len(packed) <= MAX_PROGRAM_BYTES else None
-
-
-def count(value: object) -> int:
-    """A number as a child sent it; 0 for anything else."""
-    return value if type(value) is int and 0 <= value < 1 << 31 else 0

@@ -116,8 +116,8 @@ class Wanted:
     data: Data
     """As the oracle wrote it. Nobody else may write to it."""
     question: Question
-    exact: Data | None = None
-    """Integers of question 1, which are right under question 2, too."""
+    exact: Wanted | None = None
+    """The same output by float64: an element may be as near to it, or the same integer."""
     _scales: tuple[Part, Part] | None = None
     """The scale of each row, and of each column."""
     _allowed: Part | None = None
@@ -171,22 +171,12 @@ class Wanted:
 
 def agrees(wanted: Wanted, data: Data) -> bool:
     """True if an output is the reference's under the question."""
-    if wanted.question.is_close:
-        return not _not_close(wanted, data).any()
-    if wanted.spec.dtype not in FLOATING:
-        return is_same(data, wanted.data) or bool(wanted.question.allows(*_differing(wanted, data)))
-    wanted.prepare()
-    scratch = _scratch(wanted), _scratch(wanted)
-    with np.errstate(invalid="ignore"):
-        return all(
-            _is_near(wanted, block, got, expected, scratch)
-            for block, got, expected in _pairs(wanted, data)
-        )
+    return differing(wanted, data) is None
 
 
 def differing(wanted: Wanted, data: Data) -> Mask | None:
     """[shape] True for each element that differs; None where the output agrees."""
-    if agrees(wanted, data):
+    if _agrees(wanted, data):
         return None
     if wanted.question.is_close:
         return _not_close(wanted, data)
@@ -198,7 +188,27 @@ def differing(wanted: Wanted, data: Data) -> Mask | None:
             near = np.abs(got - expected) <= wanted.allowed(block, expected)
             is_special = ~np.isfinite(expected)
             found[block] = ~np.where(is_special, _is_equal(got, expected), near)
-    return found.reshape(wanted.spec.shape)
+    found = found.reshape(wanted.spec.shape)
+    if wanted.exact is not None:
+        others = differing(wanted.exact, decode(wanted.spec, data).data.cast("B"))
+        if others is None or not (found := found & others).any():
+            return None
+    return found
+
+
+def _agrees(wanted: Wanted, data: Data) -> bool:
+    """True if it is what the reference gives in the same types."""
+    if wanted.question.is_close:
+        return not _not_close(wanted, data).any()
+    if wanted.spec.dtype not in FLOATING:
+        return is_same(data, wanted.data) or bool(wanted.question.allows(*_differing(wanted, data)))
+    wanted.prepare()
+    scratch = _scratch(wanted), _scratch(wanted)
+    with np.errstate(invalid="ignore"):
+        return all(
+            _is_near(wanted, block, got, expected, scratch)
+            for block, got, expected in _pairs(wanted, data)
+        )
 
 
 def parts(wanted: Wanted, data: Data) -> Iterator[tuple[Block, Part]]:
@@ -260,7 +270,7 @@ def _differing(wanted: Wanted, data: Data) -> tuple[Mask, Mask]:
     got, expected = integers(spec, data), integers(spec, wanted.data)
     differs: Mask = got != expected
     if wanted.exact is not None:
-        differs &= got != integers(spec, wanted.exact)
+        differs &= got != integers(spec, wanted.exact.data)
     if spec.dtype not in QUANTISED:
         return differs, np.zeros_like(differs)
     steps: Mask = np.abs(got.astype(np.int64) - expected.astype(np.int64)) <= 1

@@ -6,29 +6,19 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from forge.evalpool.judge.channel.frames import count
 from forge.evalpool.judge.channel.nesting import parse_form
 from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, FLOATING, LayoutError, TensorSpec
 from forge.evalpool.judge.channel.words import clean
-from forge.evalpool.judge.trial.draws.reference import (
-    WIDE,
-    InputSet,
-    Layout,
-    Reference,
-    widened,
-)
-from forge.evalpool.judge.wide.compare import (
-    DOUBLE_FUNCTION,
-    SAME_FUNCTION,
-    Wanted,
-    real_question,
-)
+from forge.evalpool.judge.trial.draws.draw import WIDE, Asked, Draw, InputSet, widened
+from forge.evalpool.judge.wide.compare import DOUBLE_FUNCTION, SAME_FUNCTION, real_question
 from forge.evalpool.judge.wide.look import Plant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from forge.evalpool.judge.channel.shm import Data
-    from forge.evalpool.judge.trial.draws.reference import Tree
+    from forge.evalpool.judge.trial.draws.draw import Tree
+    from forge.evalpool.judge.wide.compare import Question
 
 MAX_TENSORS = 20_000
 MAX_PLANTS = 64
@@ -38,57 +28,67 @@ ROUGH = 0.1
 
 
 class Builder:
-    """Arranges an oracle's tensors into a candidate's memory: inputs, parameters, slots."""
+    """Numbers an oracle's tensors for a candidate: inputs, parameters, slots."""
 
-    def __init__(self, specs: list[TensorSpec], parts: list[Data], *, precision: str) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], *, precision: str) -> None:
         """
         Args:
-            precision: the coarsest that the reference rounds to.
+            specs: of the oracle's tensors.
+            precision: the problem's.
         """
         self._specs = specs
-        self._parts = parts
         self._precision = precision
+        self._rounding = precision
         self._kinds = frozenset[str]()
-        self._slack, self._least = 1.0, 0.0
+        self._named: dict[str, int] = {}
+        self._contents: list[int | None] = []
         self._chosen: list[TensorSpec] = []
-        self._contents: list[Data | None] = []
         self._places: dict[str, tuple[int, ...]] = {}
+        self._asked: dict[int, Asked] = {}
 
-    def build(self, layout: dict[str, Any]) -> Reference:
-        """The draw. Raises LayoutError, or as Python does for a layout of other types."""
+    def build(self, layout: dict[str, Any]) -> Draw:
+        """The draw. Raises LayoutError."""
+        try:
+            return self._build(layout)
+        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+            raise LayoutError(f"{type(error).__name__}: {error}") from error
+
+    def _build(self, layout: dict[str, Any]) -> Draw:
         if not layout["sets"]:
             raise LayoutError("no input set")
         init_parts: list[int] = []
         init = self._tree(layout["init"], init_parts)
         init = _placed(init, self._take("init", init_parts))
         self._kinds = parse_kinds(layout.get("kinds", ()))
+        self._rounding = parse_rounding(layout.get("rounding"), self._precision)
+        state = self._state(layout["state"])
+        self._named = {**state, **{f"init.{k}": index for k, index in enumerate(init_parts)}}
         sets = [self._set(one) for one in layout["sets"]]
-        state_names = [str(name) for name, _ in layout["state"]]
-        state_places = self._take("state", [index for _, index in layout["state"]])
-        real = Layout.of(self._chosen)
+        places = self._take("state", list(state.values()))
         request = {
             "init": init,
-            "state": [list(pair) for pair in zip(state_names, state_places, strict=True)],
+            "state": [list(pair) for pair in zip(state, places, strict=True)],
             "order": [str(name) for name in layout["order"]],
             "held": [str(name) for name in layout["held"]],
             "drawn": parse_drawn(layout.get("drawn")),
             "sets": [one.tree for one in sets],
-            "tensors": real.rows(),
-            "num_bytes": real.num_bytes,
-            "slots": list(sets[0].slots),
+            "tensors": [[spec.dtype, list(spec.shape)] for spec in self._chosen],
         }
         is_sequence, nesting = parse_form(layout["form"])
-        return Reference(
+        return Draw(
             request=request,
+            precision=self._precision,
+            specs=self._specs,
             contents=self._contents,
-            real=real,
-            wide=real.wide(self._kinds) if any(one.wide for one in sets) else None,
-            kinds=self._kinds,
             sets=sets,
+            named=self._named,
+            asked=self._asked,
             is_sequence=is_sequence,
             nesting=nesting,
             names=frozenset(str(name) for name in layout["names"]),
+            flops=count(layout["flops"]),
             has_products=layout.get("products") is not False,
+            kinds=self._kinds,
             why_narrow=parse_words(layout.get("narrow") or ""),
             insensitive=tuple(parse_words(one) for one in layout.get("insensitive", ())),
             is_constant=layout.get("constant") is True,
@@ -99,44 +99,67 @@ class Builder:
         form = self._tree(one["inputs"], parts)
         specs = [self._specs[part] for part in parts]
         places = self._take(f"inputs {form} {specs}", parts)
-        exact = one.get("wide") or one.get("exact") or [None] * len(one["outputs"])
-        is_sure = bool(one.get("wide")) and one.get("is_open") is False
-        self._slack = max(1.0, float(one.get("slack", 1.0)))
-        self._least = ROUGH if one.get("rough") is True and one.get("wide") else 0.0
-        expected = tuple(
-            self._wanted(output, is_sure=is_sure, exact=exact[number])
-            for number, output in enumerate(one["outputs"])
-        )
-        changed = {
-            position: self._wanted(output)
-            for position, output, *_ in one["changed"]
-            if type(position) is int and 0 <= position < len(parts)
-        }
-        return InputSet(
+        outputs = self._indices(one["outputs"])
+        changed = {_within(n, len(parts)): index for n, index, *_ in one["changed"]}
+        made = InputSet(
             tree=_placed(form, places),
             places=places,
-            contents=tuple(self._parts[part] for part in parts),
-            slots=self._slots(expected),
-            expected=expected,
-            changed=changed,
-            state={str(name): self._wanted(part, is_sure=is_sure) for name, part in one["state"]},
-            wide=self._wide(one.get("wide", ()), [*expected, *changed.values()]),
-            plants=parse_plants(
-                one.get("plants", ()), [math.prod(self._specs[part].shape) for part in parts]
-            ),
+            slots=self._slots([self._specs[index] for index in outputs]),
+            inputs=tuple(parts),
+            outputs=outputs,
+            changed=dict(zip(changed, self._indices(changed.values()), strict=True)),
+            state=self._state(one["state"]),
+            wide=self._indices(one.get("wide", ())),
+            plants=parse_plants(one.get("plants", ()), [math.prod(one.shape) for one in specs]),
             is_planted=bool(one.get("plants")),
             asks_real=one.get("asks_real", True) is True,
             is_rough=one.get("rough") is True,
         )
+        self._ask(made, one)
+        return made
+
+    def _ask(self, made: InputSet, one: dict[str, Any]) -> None:
+        """Puts the results of a set under their questions."""
+        same = DOUBLE_FUNCTION if self._kinds == {WIDE} else SAME_FUNCTION
+        self._asked |= {index: Asked(same) for index in made.wide}
+        exact = made.wide or self._indices(one.get("exact", ())) or (None,) * len(made.results)
+        for index, other in zip(made.results, exact, strict=True):
+            form = widened(self._specs[index], self._kinds)
+            if other is not None and self._specs[other] != form:
+                raise LayoutError(f"{self._specs[other]} in place of {form}")
+            self._asked[index] = Asked(self._question(index, made, one), other)
+        for name, index in made.state.items():
+            if self._specs[index] != self._specs[self._named[name]]:
+                raise LayoutError(f"parameter {name[:40]} has another shape after a call")
+            for each in (index, self._named[name]):
+                self._asked[each] = Asked(self._question(each, made, one))
+
+    def _question(self, index: int, made: InputSet, one: dict[str, Any]) -> Question:
+        """The question of a result in its own type."""
+        dtype = self._specs[index].dtype
+        if dtype not in FLOATING and made.wide and one.get("is_open") is False:
+            return SAME_FUNCTION  # no integer of it is left to a rounding
+        question = real_question(dtype, self._rounding)
+        tolerance = question.tolerance * max(1.0, float(one.get("slack", 1.0)))
+        least = ROUGH if made.is_rough and made.wide else 0.0
+        return replace(question, tolerance=max(tolerance, least), is_alone=not self._kinds)
+
+    def _state(self, pairs: Any) -> dict[str, int]:
+        found = {str(name): index for name, index in pairs}
+        self._indices(found.values())
+        if self._named and not found.keys() <= self._named.keys():
+            raise LayoutError(f"no parameters {sorted(found)[:4]}")
+        return found
+
+    def _indices(self, data: Iterable[Any]) -> tuple[int, ...]:
+        return tuple(_within(index, len(self._specs)) for index in data)
 
     def _tree(self, tree: Any, parts: list[int]) -> Tree:
         """The same tree with tensors numbered as they come; the oracle's indices go to `parts`.
         Refuses one that is not well-formed."""
         kind, value = tree
         if kind == "tensor":
-            if type(value) is not int or not 0 <= value < len(self._specs):
-                raise LayoutError(f"no tensor {str(value)[:40]}")
-            parts.append(value)
+            parts.append(_within(value, len(self._specs)))
             return ["tensor", len(parts) - 1]
         if kind == "permuted":
             tensor = self._tree(value[0], parts)
@@ -149,61 +172,30 @@ class Builder:
             return [kind, value]
         raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
 
-    def _take(self, key: str, parts: list[int]) -> tuple[int, ...]:
+    def _take(self, key: str, parts: Sequence[int]) -> tuple[int, ...]:
         """Places for these, the same ones for the same key."""
         if key not in self._places:
-            taken = [self._append(self._specs[part], self._parts[part]) for part in parts]
+            taken = [self._append(self._specs[part], part) for part in parts]
             self._places[key] = tuple(taken)
         return self._places[key]
 
-    def _append(self, spec: TensorSpec, content: Data | None) -> int:
-        self._chosen.append(spec)
-        self._contents.append(content)
-        return len(self._chosen) - 1
-
-    def _wanted(self, part: int, *, is_sure: bool = False, exact: int | None = None) -> Wanted:
-        """A result in its own type.
-
-        Args:
-            is_sure: no integer of it is left to a rounding.
-            exact: the same result in float64.
-        """
-        spec = self._specs[part]
-        question = real_question(spec.dtype, self._precision)
-        tolerance = max(question.tolerance * self._slack, self._least)
-        question = replace(question, tolerance=tolerance)
-        question = question if self._kinds else replace(question, is_alone=True)
-        if spec.dtype in FLOATING:
-            return Wanted(spec=spec, data=self._parts[part], question=question)
-        if exact is not None and self._specs[exact] != spec:
-            raise LayoutError(f"{self._specs[exact]} in place of {spec}")
-        return Wanted(
-            spec=spec,
-            data=self._parts[part],
-            question=SAME_FUNCTION if is_sure else question,
-            exact=None if exact is None else self._parts[exact],
-        )
-
-    def _wide(self, parts: Sequence[int], real: Sequence[Wanted]) -> tuple[Wanted, ...]:
-        """The float64 results of a set, of the forms of the `real` ones."""
-        question = DOUBLE_FUNCTION if self._kinds == {WIDE} else SAME_FUNCTION
-        found = [
-            Wanted(spec=self._specs[part], data=self._parts[part], question=question)
-            for part in parts
-        ]
-        if not found:
-            return ()
-        for one, other in zip(found, real, strict=True):
-            if one.spec != (spec := widened(other.spec, self._kinds)):
-                raise LayoutError(f"{one.spec} in place of {spec}")
-        return tuple(found)
-
-    def _slots(self, expected: tuple[Wanted, ...]) -> tuple[int, ...]:
-        specs = [one.spec for one in expected]
+    def _slots(self, specs: Sequence[TensorSpec]) -> tuple[int, ...]:
         key = f"slots {specs}"
         if key not in self._places:
             self._places[key] = tuple(self._append(spec, None) for spec in specs)
         return self._places[key]
+
+    def _append(self, spec: TensorSpec, content: int | None) -> int:
+        self._chosen.append(spec)
+        self._contents.append(content)
+        return len(self._contents) - 1
+
+
+def _within(value: Any, num: int) -> int:
+    """A number from a layout. Raises LayoutError."""
+    if type(value) is not int or not 0 <= value < num:
+        raise LayoutError(f"no tensor {str(value)[:40]}")
+    return value
 
 
 def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:
@@ -235,11 +227,8 @@ def parse_plants(data: Sequence[Any], sizes: Sequence[int]) -> tuple[Plant, ...]
     Raises LayoutError."""
     found: list[Plant] = []
     for position, index, kind in data[:MAX_PLANTS]:
-        if type(position) is not int or not 0 <= position < len(sizes):
-            raise LayoutError(f"no input {str(position)[:40]}")
-        if type(index) is not int or not 0 <= index < sizes[position]:
-            raise LayoutError(f"no element {str(index)[:40]}")
-        found.append(Plant(position, index, parse_words(kind)))
+        size = sizes[_within(position, len(sizes))]
+        found.append(Plant(position, _within(index, size), parse_words(kind)))
     return tuple(found)
 
 

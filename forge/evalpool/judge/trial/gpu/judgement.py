@@ -34,7 +34,6 @@ from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS
 from forge.evalpool.judge.trial.cpu_trial import NO_RESULTS, PRECISION_TERMS, WIDE, insensitive
 from forge.evalpool.judge.trial.evaluations import Narrowed
-from forge.evalpool.judge.trial.gpu.layout import spec_of
 from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
 from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
 from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
@@ -52,11 +51,12 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.executor import ChoiceReport, Executor, NodeTime
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
-    from forge.evalpool.judge.trial.gpu.card_memory import CardMemory, LeftByCall
-    from forge.evalpool.judge.trial.gpu.layout import GpuReference
+    from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
+    from forge.evalpool.judge.trial.gpu.card_results import CardResults
     from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
     from forge.evalpool.judge.trial.gpu.program_run import Choices
     from forge.evalpool.judge.trial.gpu.turns import Turn
+    from forge.evalpool.judge.trial.results import Left
     from forge.evalpool.judge.trial.trial import Finding
 
 NUM_FURTHER, FURTHER_S = 16, 0.5
@@ -80,9 +80,11 @@ what fails in them too is a failure there."""
 class GpuJudgement(Judgement):
     """One candidate on a card."""
 
-    card: CardMemory
-    """The same object as `memory`."""
-    reference: GpuReference
+    results: CardResults  # pyright: ignore[reportIncompatibleVariableOverride]
+    content: CardDraw
+    is_timed: bool
+    """True if the candidate is timed after its checked calls, also on the sets that are kept for
+    that."""
     taken: Callable[[], AbstractContextManager[Executor]]
     """Holds an executor."""
     shared: Turn
@@ -100,10 +102,8 @@ class GpuJudgement(Judgement):
     _run: ProgramRun | None = field(default=None, init=False)
     """The program that is loaded there."""
     _loaded: Captured | None = field(default=None, init=False)
-    _ahead: list[LeftByCall] = field(default_factory=list["LeftByCall"], init=False)
+    _ahead: list[Left] = field(default_factory=list["Left"], init=False)
     """Checked calls that were made together, but those that were judged."""
-    _are_near: list[bool] = field(default_factory=list[bool], init=False)
-    """For each of them, True if it is known to be right."""
     _kept_turn: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
     """Decides which call is on what the one before left, where calls are made one by one."""
     _wide: dict[bytes, Captured] = field(default_factory=dict[bytes, Captured], init=False)
@@ -116,6 +116,13 @@ class GpuJudgement(Judgement):
     """Calls in float64 so far: each takes the next alternative of every choice."""
     _deadline: float | None = field(default=None, init=False)
     """For all checked calls together, monotonic; None before they begin."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """Sets for checked calls in the problem's types; the others are first seen when timed."""
+        is_all = not self.is_timed and self.candidate.protocol is None
+        unseen = [] if is_all else self.draw.unseen
+        return [number for number in range(len(self.draw.sets)) if number not in unseen]
 
     @property
     def tf32(self) -> Tf32:
@@ -144,17 +151,17 @@ class GpuJudgement(Judgement):
         Raises Decided."""
         if self.candidate.protocol is not None or self.evidence not in ("", WIDE):
             return
-        sets, reference = self.reference.sets, self.reference
+        sets = self.draw.sets
         numbers = [number for number, one in enumerate(sets) if one.wide]
         numbers = [number for number in numbers if sets[number].is_planted] or numbers
         if not numbers:
-            self.evidence = f"narrow: the reference: {reference.why_narrow or NO_RESULTS}"
+            self.evidence = f"narrow: the reference: {self.draw.why_narrow or NO_RESULTS}"
             return
         self.evidence, self._turn_of_call = WIDE, 0
         captured = self.first()
         if len(captured.program.kernels) <= NUM_AHEAD:
             self.compiler.begin(captured.program.kernels, captured.program.target)
-        self.card.lay(is_wide=True)
+        self.results.lay(is_wide=True)
         try:
             self._able_of(self._of_layout(captured))  # compiled while others have the executor
             with self.held(), self._turn(self.shared):
@@ -170,14 +177,14 @@ class GpuJudgement(Judgement):
             self._narrow(decided.finding.detail.split("\n")[0])
         finally:
             self._deadline, self._ahead = None, []
-            self.card.lay(is_wide=False)
+            self.results.lay(is_wide=False)
 
     def _narrow(self, why: str) -> None:
-        self.evidence, self.card.is_narrow, self._checks = f"narrow: {why}", True, None
+        self.evidence, self.results.is_narrow, self._checks = f"narrow: {why}", True, None
 
     def _of_layout(self, captured: Captured) -> Captured:
         """The program as it runs now: in float64, or in its own types. Raises Narrowed."""
-        if not self.card.is_wide:
+        if not self.results.is_wide:
             return captured
         if captured.data not in self._wide:
             program = self._widened(captured.program)
@@ -186,17 +193,13 @@ class GpuJudgement(Judgement):
         return self._wide[captured.data]
 
     def _widened(self, program: Program) -> Program:
-        reference = self.reference
-
-        def kind(index: int) -> str:
-            return spec_of(reference.tensors[index]).dtype
-
+        draw = self.draw
         try:
             found = widened(
                 program,
-                reference.kinds,
-                inputs=[kind(index) for index in reference.sets[0].inputs],
-                parameters={name: kind(index) for name, index in reference.named.items()},
+                draw.kinds,
+                inputs=[draw.specs[index].dtype for index in draw.sets[0].inputs],
+                parameters={name: draw.specs[index].dtype for name, index in draw.named.items()},
             )
         except Narrow as narrow:
             raise Narrowed(str(narrow)) from None
@@ -232,7 +235,7 @@ class GpuJudgement(Judgement):
     def _next_choices(self, captured: Captured) -> Choices:
         """Alternatives of the next call of a program in float64: each in its turn, unless the
         host's part belongs to the first."""
-        if not self.card.is_wide:
+        if not self.results.is_wide:
             return ()
         able, turn = self._able_of(captured), self._turn_of_call
         self._turn_of_call += 1
@@ -243,7 +246,7 @@ class GpuJudgement(Judgement):
     def _further(self) -> Iterator[int]:
         """Sets for the alternatives that have not run in float64."""
         captured = self.first()
-        if not self.card.is_wide or captured.follows_winner or captured.reads_values:
+        if not self.results.is_wide or captured.follows_winner or captured.reads_values:
             return
         able = self._able_of(self._of_layout(captured))
         widest = min(MAX_TURNS, max((len(found) for _, found in able), default=0))
@@ -254,38 +257,33 @@ class GpuJudgement(Judgement):
     def check(self) -> Finding:
         """Asks the second question, or the only one of a program that is narrow. Raises Decided."""
         if self.candidate.protocol is not None:
-            self._run_checks(numbers=self.card.numbers, is_repeated=False)
+            self._run_checks(numbers=self.numbers, is_repeated=False)
             self._require_draws()
             return self.report(Status.CORRECT, "ok")
         numbers = self._numbers_of_real()
         terms = dict(PRECISION_TERMS) if self.evidence == WIDE else dict[str, Any]()
         terms |= {"numbers": random.SystemRandom().sample(numbers, len(numbers))}
         self._run_checks(**terms | {"is_repeated": True})
-        is_planted = any(one.plants for one in self.reference.sets)
-        words = insensitive(self.reference.insensitive, is_planted=is_planted)
+        is_planted = any(one.plants for one in self.draw.sets)
+        words = insensitive(self.draw.insensitive, is_planted=is_planted)
         return self.report(Status.CORRECT, "ok", words)
 
     def _numbers_of_real(self) -> list[int]:
         """Sets that the program answers in its own types: all of them where they are the only
         ones."""
-        is_wide, sets = self.evidence == WIDE, self.reference.sets
-        return [n for n in self.card.numbers if not is_wide or sets[n].is_asked_real]
+        is_wide, sets = self.evidence == WIDE, self.draw.sets
+        return [n for n in self.numbers if not is_wide or sets[n].is_quiet]
 
     def binaries(self, program: Program) -> list[Binary | Failure]:
         """The compiled kernels of a program, in order."""
         with self.phases.timed("compile"):
             return self.compiler.compile(
-                program.kernels, program.target, is_rewritten=self.card.is_wide
+                program.kernels, program.target, is_rewritten=self.results.is_wide
             )
 
     def _alike(self, numbers: Sequence[int]) -> list[int]:
         """Sets among these that the program of set 0 serves."""
-        sets = self.request["sets"]
-        return [number for number in numbers if sets[number] == sets[0]]
-
-    def _is_first(self, number: int) -> bool:
-        """`first` is captured with values in the problem's types."""
-        return number == 0 and not self.card.is_wide
+        return [number for number in numbers if self.draw.is_like_first(number)]
 
     def checked(self) -> Finding:
         """Runs every checked call. Raises Decided for a candidate that fails."""
@@ -297,7 +295,7 @@ class GpuJudgement(Judgement):
                     with self.phases.timed("correct"):
                         self._require_forgetful()
                 self.require_others(self._call_alone)
-                if not self.card.is_timed:
+                if not self.is_timed:
                     self._unload()
                 return found
             finally:
@@ -315,8 +313,8 @@ class GpuJudgement(Judgement):
         Raises:
             Decided: a timed call failed or was wrong.
         """
-        numbers: Sequence[int] = self.reference.timed
-        unseen = self.reference.unseen
+        numbers: Sequence[int] = self.draw.timed
+        unseen = self.draw.unseen
         if self.first().reads_values:  # such a program holds for one set alone
             numbers = unseen = unseen[:1] or [0]
         with self.held():
@@ -341,7 +339,7 @@ class GpuJudgement(Judgement):
 
     def _values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads."""
-        prefix = self._widened(prefix) if self.card.is_wide else prefix
+        prefix = self._widened(prefix) if self.results.is_wide else prefix
         binaries = self.binaries(prefix)
         self.require_binaries(prefix, binaries)
         with self.held(), self._turn(self.shared):
@@ -354,10 +352,6 @@ class GpuJudgement(Judgement):
             finally:
                 run.close()
 
-    def has_elements(self, number: int) -> bool:
-        """True if a call on an input set has something to compute."""
-        return self.reference.has_elements
-
     def _scalar(self, tensor: torch.Tensor) -> Any:
         if tensor.numel() != 1:
             detail = f"a tensor of {tensor.numel()} elements is read as one value"
@@ -366,28 +360,26 @@ class GpuJudgement(Judgement):
 
     def _announce(self, numbers: Sequence[int]) -> None:
         """Makes the calls to come at once, if one program serves all sets and has places enough."""
-        sets, captured = self.request["sets"], self.first()
-        is_same = not captured.reads_values and all(sets[one] == sets[0] for one in numbers)
+        captured = self.first()
+        is_same = not captured.reads_values and self._alike(numbers) == list(numbers)
         run = self._run_for(self._of_layout(captured)) if is_same else None
         if run is None or len(numbers) > run.memory.num_places:
             return
         choices = [self._next_choices(self._of_layout(captured)) for _ in numbers]
         kept = {secrets.randbelow(len(numbers))} if numbers and self._has_kept_call else set[int]()
-        self._ahead = run.calls(numbers, kept=kept, choices=choices)
-        self._are_near = self.card.are_near(self._ahead)
+        self._ahead = self.results.compared(run.calls(numbers, kept=kept, choices=choices))
 
-    def _call(self, number: int) -> None:
+    def _call(self, number: int) -> Left:
         if self._ahead:
             found = self._ahead.pop(0)
             assert found.number == number
-            self.card.left(found, is_near=self._are_near.pop(0), is_stable=True)
-            return
+            return found
         captured = self._of_layout(self.program(number))
         run, choices = self._run_for(captured), self._next_choices(captured)
         (found,) = run.calls(
             [number], kept={0} if self._is_kept_turn() else set(), choices=[choices]
         )
-        self.card.left(found)
+        return found
 
     @property
     def _has_kept_call(self) -> bool:
@@ -398,13 +390,13 @@ class GpuJudgement(Judgement):
         """True for one call of those after the first."""
         if not self._has_kept_call or self._checks is None:
             return False
-        num = len(self._checks.numbers or self.card.numbers)
+        num = len(self._checks.numbers)
         return len(self._checks.judged) == 1 + self._kept_turn % num
 
     def _require_forgetful(self) -> None:
         """Raises Decided for a program that answers with what an earlier call left in memory."""
         captured = self.first()
-        numbers = self._alike(self.card.numbers)
+        numbers = self._alike(self.numbers)
         if captured.reads_values or len(numbers) < 2:
             return
         run = self._run_for(captured)
@@ -425,35 +417,32 @@ class GpuJudgement(Judgement):
         those of the reference do not."""
         draw, compared = random.SystemRandom(), self._alike(self._numbers_of_real())
         first = draw.choice(compared)
-        second = draw.choice([n for n in self._alike(self.card.numbers) if n != first])
+        second = draw.choice([n for n in self._alike(self.numbers) if n != first])
         calls = [call for call in run.lasting(first, second) if call.number in compared]
-        for call, is_near in zip(calls, self.card.are_near(calls), strict=True):
-            self.card.left(call, is_near=is_near)
-            if found := self.card.mismatch(call.number):
+        for call in self.results.compared(calls):
+            if found := self.results.mismatch(call):
                 detail = f"right once, not when called again: {found}\n{STATEFUL_WORDS}"
                 raise Decided(self.report(Status.WRONG, Reason.STATEFUL, detail))
 
-    def _check_timed(self, calls: Sequence[LeftByCall]) -> None:
+    def _check_timed(self, calls: Sequence[Left]) -> None:
         """Raises Decided unless every timed call left what the reference does. An output that
         equals a right one of its set to the last bit needs no comparison of its own."""
-        firsts = {call.number: call for call in reversed(calls) if not self.card.knows(call.number)}
-        are_near = self.card.are_near(list(firsts.values()))
-        for call, is_near in zip(firsts.values(), are_near, strict=True):
-            self._check_one(call, is_near=is_near)
-        are_same = self.card.are_verified(calls)
+        firsts = {
+            call.number: call for call in reversed(calls) if not self.results.knows(call.number)
+        }
+        for call in self.results.compared(list(firsts.values())):
+            self._check_one(call)
+        are_same = self.results.are_verified(calls)
         for call, is_same in zip(calls, are_same, strict=True):
             if not is_same and firsts.get(call.number) is not call:
                 self._check_one(call)
-            self.card.left(call)
-            if not self.card.are_inputs_kept(call.number):
+            if not call.is_kept:
                 detail = "forward changes its inputs; write to a new tensor"
                 raise Decided(self.report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
 
-    def _check_one(self, call: LeftByCall, *, is_near: bool = False) -> None:
-        memory = self.card
-        memory.left(call, is_near=is_near)
-        if found := memory.mismatch(call.number):
-            if memory.is_unwritten(call.number):
+    def _check_one(self, call: Left) -> None:
+        if found := self.results.mismatch(call):
+            if self.results.is_unwritten(call):
                 detail = "a timed call left its output unwritten"
                 raise Decided(self.report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
             detail = f"right in checked calls, wrong in a timed one: {found}"
@@ -475,7 +464,7 @@ class GpuJudgement(Judgement):
             self.require_first_call(self._call_once)
         return winners
 
-    def _call_once(self, captured: Captured, turn: int) -> None:
+    def _call_once(self, captured: Captured, turn: int) -> Left:
         """Runs a program once on set 0, with this alternative of each choice. Raises Decided."""
         steps = enumerate(places(captured.program), 1)
         chosen = tuple(
@@ -485,12 +474,12 @@ class GpuJudgement(Judgement):
         )
         with self._turn(self.shared), self.phases.timed("tune"):
             (left,) = self._run_for(captured).calls([0], choices=[chosen])
-            self.card.left(left)
+            return left
 
-    def _call_alone(self, captured: Captured) -> None:
+    def _call_alone(self, captured: Captured) -> Left:
         """Runs a program once on set 0, while this candidate has its turn. Raises Decided."""
         (left,) = self._run_for(captured).calls([0])
-        self.card.left(left)
+        return left
 
     def _winners(self, program: Program, found: Sequence[ChoiceReport]) -> dict[str, str]:
         choices = named_choices(program)
@@ -530,16 +519,14 @@ class GpuJudgement(Judgement):
 
     def _own_sets(self) -> list[int]:
         """Sets with plants that the program of set 0 serves; set 0 where there is none."""
-        sets, reads_values = self.request["sets"], self.first().reads_values
-        ours = [n for n in self._numbers_of_real() if self.reference.sets[n].is_planted]
-        return [n for n in ours if sets[n] == sets[0] and not reads_values] or [0]
+        ours = [n for n in self._numbers_of_real() if self.draw.sets[n].is_planted]
+        return ([] if self.first().reads_values else self._alike(ours)) or [0]
 
-    def _first_wrong(self, left: Sequence[LeftByCall]) -> tuple[int, str]:
+    def _first_wrong(self, left: Sequence[Left]) -> tuple[int, str]:
         """The first call of an alternative that left something else than the reference, and what;
         "" if there is none."""
-        for place, (call, is_near) in enumerate(zip(left, self.card.are_near(left), strict=True)):
-            self.card.left(call, is_near=is_near)
-            if wrong := self.card.mismatch(call.number):
+        for place, call in enumerate(self.results.compared(left)):
+            if wrong := self.results.mismatch(call):
                 return place, f"{ALTERNATIVE_WORDS}: {wrong}"
         return 0, ""
 
@@ -643,10 +630,10 @@ class GpuJudgement(Judgement):
         try:
             memory = ProgramMemory(
                 program,
-                self.reference,
+                self.content,
                 create=self.create,
                 written=self.problem.written_parameters,
-                kinds=self.reference.kinds if self.card.is_wide else (),
+                kinds=self.draw.kinds if self.results.is_wide else (),
             )
         except InvalidProgram as error:
             detail = f"no program of this problem: {error}"

@@ -19,15 +19,15 @@ from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
 from forge.evalpool.judge.numbers.blocks import CHUNK
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
 from forge.evalpool.judge.program.walk import returned_inputs
-from forge.evalpool.judge.trial.checks import may_stay
-from forge.evalpool.judge.trial.draws.reference import widened
-from forge.evalpool.judge.trial.gpu.layout import spec_of, view
+from forge.evalpool.judge.trial.draws.draw import widened
+from forge.evalpool.judge.trial.gpu.card_draw import spec_of, view
+from forge.evalpool.judge.trial.results import may_stay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.trial.gpu.layout import GpuReference
+    from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
 
 BUDGET_BYTES = 1 << 30
 """Memory that the places of one program may take; it has one place at least."""
@@ -112,7 +112,7 @@ class ProgramMemory:
     def __init__(
         self,
         program: Program,
-        reference: GpuReference,
+        content: CardDraw,
         *,
         create: Callable[[int], SharedBlock],
         written: Collection[str] = (),
@@ -129,12 +129,15 @@ class ProgramMemory:
             InvalidProgram: the program has other inputs or parameters than the reference.
             GpuMemoryError: there is no room.
         """
-        named = reference.named
+        self._draw, self._tensors = content.draw, content.tensors
+        self.is_small = content.is_on_host
+        """True if a call's tensors are copied at once."""
+        draw, named = content.draw, content.draw.named
         self._written = frozenset(named[name] for name in written if name in named)
         self._statistics = frozenset(
-            named[name] for name in written if name in named and may_stay(name, reference.names)
+            named[name] for name in written if name in named and may_stay(name, draw.names)
         )
-        self._program, self._reference, self._kinds = program, reference, kinds
+        self._program, self._kinds = program, kinds
         self._end = 0
         self._sources = [
             self._source(number)
@@ -146,8 +149,8 @@ class ProgramMemory:
         outputs = [program.tensors[number] for number in program.outputs]
         self._specs = [TensorSpec(one.dtype, one.shape) for one in outputs]
         self._slots = [self._next(spec.num_bytes) for spec in self._specs]
-        self._changed = [self._changed_slot(one.number) for one in reference.sets[0].changed]
-        self._states = [self._state_slot(name) for name in reference.changed_parameters]
+        self._changed = [self._changed_slot(position) for position in draw.sets[0].changed]
+        self._states = [self._state_slot(name) for name in draw.changed_parameters]
         self.num_places = min(MAX_PLACES, max(1, budget_bytes // max(self._end, 1)))
         self.block = create(self._end * self.num_places)
         self._bytes: torch.Tensor | None = self.block.bytes()
@@ -160,13 +163,13 @@ class ProgramMemory:
             self.block.fill(start + first, self._end - first, POISON)
         for source in self._sources:
             content = self._content(source, number)
-            if content.numel() and self._spec(content) == spec_of(content):
+            spec = widened(spec_of(content), self._kinds)
+            if content.numel() and spec == spec_of(content):
                 self.block.put(start + source.offset, content)
             elif content.numel():
-                target = view(self._memory(place), self._spec(content), source.offset)
-                target.copy_(content)
+                view(self._memory(place), spec, source.offset).copy_(content)
         for state in self._states:
-            content = self._reference.tensors[state.tensor]
+            content = self._tensors[state.tensor]
             if state.storage < 0 and content.numel():
                 self.block.put(start + state.slot, content)
 
@@ -188,11 +191,6 @@ class ProgramMemory:
                 part.copy_(torch.where(is_new, news[start : start + CHUNK], part))
 
     @property
-    def is_small(self) -> bool:
-        """True if a call's tensors are copied at once."""
-        return self._reference.is_on_host
-
-    @property
     def has_statistics(self) -> bool:
         """True if the program has statistics of a norm that the reference writes to."""
         return any(source.tensor in self._statistics for source in self._sources)
@@ -204,7 +202,7 @@ class ProgramMemory:
             is_lasting: statistics of a norm stay as the call before left them.
         """
         start = self._start(place)
-        changing = {change.number for change in self._reference.sets[0].changed}
+        changing = self._draw.sets[0].changed
         returned = returned_inputs(self._program)
         fills = tuple(
             (source.storage, start + source.offset)
@@ -231,26 +229,24 @@ class ProgramMemory:
     def outputs(self, place: int) -> list[torch.Tensor]:
         """Outputs of the last call in a place, then the inputs that the reference changes, as the
         program left them. Views of the block, or of a copy where they are compared on the host."""
-        reference, memory = self._reference, self._left(place)
-        first = reference.sets[0]
+        memory, first = self._left(place), self._draw.sets[0]
         found = [
             view(memory, spec, slot - self._first)
             for spec, slot in zip(self._specs, self._slots, strict=True)
         ]
-        for change, (_, slot) in zip(first.changed, self._changed, strict=True):
-            like = reference.tensors[first.inputs[change.number]]
-            found.append(view(memory, self._spec(like), slot - self._first))
+        for position, (_, slot) in zip(first.changed, self._changed, strict=True):
+            spec = self._spec(first.inputs[position])
+            found.append(view(memory, spec, slot - self._first))
         return found
 
     def parameters(self, place: int) -> list[torch.Tensor]:
-        """`GpuReference.changed_parameters` as the last call in a place left them; those that the
+        """`Draw.changed_parameters` as the last call in a place left them; those that the
         program does not have, as they were. As `outputs`."""
         if not self._states:
             return []
-        tensors, memory = self._reference.tensors, self._left(place)
+        memory = self._left(place)
         return [
-            view(memory, self._spec(tensors[one.tensor]), one.slot - self._first)
-            for one in self._states
+            view(memory, self._spec(one.tensor), one.slot - self._first) for one in self._states
         ]
 
     def close(self) -> None:
@@ -261,7 +257,7 @@ class ProgramMemory:
     def _left(self, place: int) -> torch.Tensor:
         """Memory of a place from `_first` on."""
         found = self._memory(place)[self._first :]
-        return found.cpu() if self._reference.is_on_host else found
+        return found.cpu() if self.is_small else found
 
     def _memory(self, place: int) -> torch.Tensor:
         assert self._bytes is not None
@@ -273,13 +269,12 @@ class ProgramMemory:
         return place * self._end
 
     def _content(self, source: _Source, number: int) -> torch.Tensor:
-        reference = self._reference
-        index = source.tensor if source.input < 0 else reference.sets[number].inputs[source.input]
-        return reference.tensors[index]
+        inputs = self._draw.sets[number].inputs
+        return self._tensors[source.tensor if source.input < 0 else inputs[source.input]]
 
-    def _spec(self, tensor: torch.Tensor) -> TensorSpec:
+    def _spec(self, index: int) -> TensorSpec:
         """Type and shape of a tensor of the reference as the program has it."""
-        return widened(spec_of(tensor), self._kinds)
+        return widened(self._draw.specs[index], self._kinds)
 
     def _next(self, num_bytes: int) -> int:
         start = self._end
@@ -287,18 +282,18 @@ class ProgramMemory:
         return start
 
     def _source(self, number: int) -> _Source:
-        storage, reference = self._program.storages[number], self._reference
+        storage, named = self._program.storages[number], self._draw.named
         if storage.origin is Origin.INPUT:
-            inputs = reference.sets[0].inputs
+            inputs = self._draw.sets[0].inputs
             if storage.index >= len(inputs):
                 raise InvalidProgram(f"storages[{number}]: the problem has {len(inputs)} inputs")
             place, tensor, index = storage.index, -1, inputs[storage.index]
         else:
-            if storage.name not in reference.named:
+            if storage.name not in named:
                 raise InvalidProgram(f"storages[{number}]: Model has no {storage.name[:80]}")
-            place, tensor = -1, reference.named[storage.name]
+            place, tensor = -1, named[storage.name]
             index = tensor
-        num_bytes = self._spec(reference.tensors[index]).num_bytes
+        num_bytes = self._spec(index).num_bytes
         if num_bytes != storage.num_bytes:
             raise InvalidProgram(f"storages[{number}]: {storage.num_bytes} bytes for {num_bytes}")
         return _Source(storage=number, offset=self._next(num_bytes), input=place, tensor=tensor)
@@ -306,12 +301,12 @@ class ProgramMemory:
     def _changed_slot(self, position: int) -> tuple[int, int]:
         """(storage of an input, -1 where the program does not have it; slot for its content)."""
         found = [one.storage for one in self._sources if one.input == position]
-        index = self._reference.sets[0].inputs[position]
-        slot = self._next(self._spec(self._reference.tensors[index]).num_bytes)
+        index = self._draw.sets[0].inputs[position]
+        slot = self._next(self._spec(index).num_bytes)
         return (found[0] if found else -1), slot
 
     def _state_slot(self, name: str) -> _State:
-        tensor = self._reference.named[name]
+        tensor = self._draw.named[name]
         found = [one.storage for one in self._sources if one.tensor == tensor]
-        slot = self._next(self._spec(self._reference.tensors[tensor]).num_bytes)
+        slot = self._next(self._spec(tensor).num_bytes)
         return _State(tensor=tensor, storage=found[0] if found else -1, slot=slot)

@@ -20,7 +20,7 @@ from forge.evalpool.judge.execute.executor import (
     ProgramRefused,
 )
 from forge.evalpool.judge.timing.samples import Time
-from forge.evalpool.judge.trial.gpu.card_memory import LeftByCall
+from forge.evalpool.judge.trial.results import Left
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided
 from forge.records.reason import Reason, Status
 
@@ -119,7 +119,7 @@ class ProgramRun:
         *,
         kept: Collection[int] = (),
         choices: Sequence[Choices] = (),
-    ) -> list[LeftByCall]:
+    ) -> list[Left]:
         """Checked calls, one after the other, each on an input set in a place of its own.
 
         Args:
@@ -136,9 +136,7 @@ class ProgramRun:
             calls = [replace(call, choices=chosen) for call, chosen in pairs]
         return self._ran(numbers, calls)
 
-    def remembered(
-        self, first: int, second: int, *, mixture: Mixture
-    ) -> tuple[LeftByCall, LeftByCall]:
+    def remembered(self, first: int, second: int, *, mixture: Mixture) -> tuple[Left, Left]:
         """Two calls on the same inputs, which mix two sets: one on what a call on set `first` left,
         and one on memory that is poisoned. Takes three places."""
         calls = [self._checked(place, first, is_kept=place == 1) for place in range(3)]
@@ -148,7 +146,7 @@ class ProgramRun:
         _, on_left, alone = self._ran([first] * 3, calls)
         return on_left, alone
 
-    def lasting(self, first: int, second: int) -> list[LeftByCall]:
+    def lasting(self, first: int, second: int) -> list[Left]:
         """Calls on two sets by turns, as many as there are places, each on what the one before
         left, also in the statistics of a norm that the reference writes to. What they leave in
         parameters is not theirs alone."""
@@ -159,7 +157,7 @@ class ProgramRun:
             calls[place] = replace(calls[place], fills=fills)
         return [replace(one, parameters=None) for one in self._ran(numbers, calls)]
 
-    def _ran(self, numbers: Sequence[int], calls: Sequence[Call]) -> list[LeftByCall]:
+    def _ran(self, numbers: Sequence[int], calls: Sequence[Call]) -> list[Left]:
         self.synchronize()
         reports = self._ask(
             "correct",
@@ -174,10 +172,9 @@ class ProgramRun:
             for place, (number, report) in enumerate(zip(numbers, reports, strict=True))
         ]
 
-    def _left(self, place: int, number: int, *, is_kept: bool) -> LeftByCall:
-        return LeftByCall(
-            number, self.memory.outputs(place), is_kept, parameters=self.memory.parameters(place)
-        )
+    def _left(self, place: int, number: int, *, is_kept: bool) -> Left:
+        parameters = self.memory.parameters(place)
+        return Left(number, self.memory.outputs(place), is_kept, parameters=parameters)
 
     def _checked(self, place: int, number: int, *, is_kept: bool) -> Call:
         """A checked call on a set whose contents are on their way to a place."""
@@ -197,7 +194,7 @@ class ProgramRun:
     def timed(
         self,
         numbers: Sequence[int],
-        check: Callable[[Sequence[LeftByCall]], None],
+        check: Callable[[Sequence[Left]], None],
         *,
         unseen: Sequence[int] = (),
         shared: Turn,
@@ -287,7 +284,7 @@ class ProgramRun:
             deadline=deadline,
         )
 
-    def _left_by(self, numbers: Sequence[int], found: TimeReport) -> list[LeftByCall]:
+    def _left_by(self, numbers: Sequence[int], found: TimeReport) -> list[Left]:
         return [
             self._left(place, number, is_kept=not call.changed)
             for place, number, call in zip(

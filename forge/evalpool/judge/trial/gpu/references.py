@@ -23,14 +23,15 @@ from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.channel.shm import LayoutError, offsets
 from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.numbers.protocols import Tf32
-from forge.evalpool.judge.trial.draws.build import parse_specs
+from forge.evalpool.judge.trial.draws.build import Builder, parse_specs
 from forge.evalpool.judge.trial.draws.failures import (
     KnownFailures,
     ProblemTooLarge,
     ReferenceFailed,
 )
-from forge.evalpool.judge.trial.gpu.layout import GpuReference, arrange, view
-from forge.evalpool.judge.trial.gpu.small import SmallDraw, SmallDraws
+from forge.evalpool.judge.trial.draws.host import Delivered
+from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, view
+from forge.evalpool.judge.trial.gpu.small import SmallDraws
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.channel.shm import TensorSpec
@@ -85,7 +86,7 @@ class GpuReferences:
         self._is_tf32 = is_tf32
         self._lock = threading.Lock()
         self._drawing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-        self._cache: OrderedDict[str, GpuReference] = OrderedDict()
+        self._cache: OrderedDict[str, CardDraw] = OrderedDict()
         self._failures = KnownFailures()
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
         self._oracles = oracles
@@ -93,7 +94,7 @@ class GpuReferences:
             small, num_sets=num_sets, timeout_s=timeout_s, is_tf32=is_tf32
         )
 
-    def hold(self, problem: ReferenceModule, *, shared: Turn) -> GpuReference:
+    def hold(self, problem: ReferenceModule, *, shared: Turn) -> CardDraw:
         """A draw that stays until `let_go`.
 
         Args:
@@ -110,7 +111,7 @@ class GpuReferences:
         with drawing:  # two candidates of one problem wait for one oracle; two problems do not
             with self._lock:
                 cached = self._cache.get(key)
-                if cached is not None and cached.num_uses < cached.max_uses:
+                if cached is not None and not cached.draw.is_used_up:
                     return self._held(key, cached)
                 self._retire(key)
             self._failures.require_unknown(key)
@@ -120,7 +121,7 @@ class GpuReferences:
                 self._cache[key] = drawn
                 return self._held(key, drawn)
 
-    def let_go(self, reference: GpuReference) -> None:
+    def let_go(self, reference: CardDraw) -> None:
         """Ends one hold; a retired draw without holders is freed."""
         with self._lock:
             reference.num_holders -= 1
@@ -136,8 +137,8 @@ class GpuReferences:
         if self._small is not None:
             self._small.clear()
 
-    def _held(self, key: str, reference: GpuReference) -> GpuReference:
-        reference.num_uses += 1
+    def _held(self, key: str, reference: CardDraw) -> CardDraw:
+        reference.draw.num_uses += 1
         reference.num_holders += 1
         self._cache.move_to_end(key)
         while len(self._cache) > MAX_PROBLEMS:
@@ -165,15 +166,13 @@ class GpuReferences:
             reference.is_retired = True
             self._free_unheld(reference)
 
-    def _free_unheld(self, reference: GpuReference) -> None:
+    def _free_unheld(self, reference: CardDraw) -> None:
         if reference.is_retired and reference.num_holders == 0:
-            reference.tensors.clear()
-            reference.wanted.clear()
-            reference.block.close()
+            reference.free()
 
-    def _draw(self, problem: ReferenceModule, shared: Turn) -> GpuReference:
+    def _draw(self, problem: ReferenceModule, shared: Turn) -> CardDraw:
         found = 0 if self._small is None else self._small.draw(problem)
-        if isinstance(found, SmallDraw):
+        if isinstance(found, Delivered):
             try:
                 return _put(found, problem, shared)
             except LayoutError as error:
@@ -181,7 +180,7 @@ class GpuReferences:
         with shared():
             return self._drawn_there(problem, is_large=found > SMALL_SHARE * self._memory_bytes)
 
-    def _drawn_there(self, problem: ReferenceModule, *, is_large: bool) -> GpuReference:
+    def _drawn_there(self, problem: ReferenceModule, *, is_large: bool) -> CardDraw:
         try:
             if is_large:
                 raise NoRoom
@@ -199,7 +198,7 @@ class GpuReferences:
 
     def _draw_within(
         self, problem: ReferenceModule, *, memory_share: float, is_wide: bool = True
-    ) -> GpuReference:
+    ) -> CardDraw:
         """Draws from the reference's own inputs alone, if it fails on any others."""
         left_s = self._timeout_s
         for is_plain in (False, True) if self._is_varied else (True,):
@@ -228,7 +227,7 @@ class GpuReferences:
         problem: ReferenceModule,
         *,
         deadline: float,
-    ) -> GpuReference:
+    ) -> CardDraw:
         try:
             return self._ask(oracle, asked, problem, deadline=deadline)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
@@ -243,7 +242,7 @@ class GpuReferences:
         problem: ReferenceModule,
         *,
         deadline: float,
-    ) -> GpuReference:
+    ) -> CardDraw:
         body = {
             **asked,
             "source": problem.source,
@@ -272,15 +271,14 @@ class GpuReferences:
             frames.receive(oracle.sock, deadline=deadline, expected=(Kind.DONE,))
             memory = block.bytes()
             tensors = [view(memory, spec, at) for spec, at in zip(specs, starts, strict=True)]
-            return arrange(answer.body, tensors, block=block, precision=problem.precision)
-        except BaseException as error:
+            draw = Builder(specs, precision=problem.precision).build(answer.body)
+            return CardDraw(draw, tensors, block)
+        except BaseException:
             block.close()
-            if isinstance(error, KeyError | TypeError | ValueError | IndexError | RecursionError):
-                raise LayoutError(f"{type(error).__name__}: {error}") from error
             raise
 
 
-def _put(found: SmallDraw, problem: ReferenceModule, shared: Turn) -> GpuReference:
+def _put(found: Delivered, problem: ReferenceModule, shared: Turn) -> CardDraw:
     """A draw of the CPU's with its inputs on the card. Raises GpuMemoryError or LayoutError."""
     content = bytearray(found.data) or bytearray(1)
     data = torch.frombuffer(content, dtype=torch.uint8)
@@ -291,7 +289,7 @@ def _put(found: SmallDraw, problem: ReferenceModule, shared: Turn) -> GpuReferen
         memory = block.bytes()
         memory[: len(data)].copy_(data)
     try:
-        made = arrange(found.layout, tensors, block=block, precision=problem.precision)
+        made = CardDraw(found.draw(problem), tensors, block)
         made.put_inputs(lambda index: view(memory, found.specs[index], found.starts[index]))
     except BaseException:
         block.close()

@@ -13,17 +13,15 @@ from __future__ import annotations
 import re
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.shm import LayoutError, returned_memory, taken
-from forge.evalpool.judge.trial.draws.build import parse_specs, parse_starts
+from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
+from forge.evalpool.judge.trial.draws.host import Delivered
 from forge.evalpool.judge.trial.oracles import OutOfMemory
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.channel.shm import Data, TensorSpec
     from forge.evalpool.judge.children.spawner import SandboxedChild
     from forge.evalpool.judge.trial.oracles import Oracles
     from forge.records.problem import ReferenceModule
@@ -37,16 +35,6 @@ ROOM_BYTES = 512 << 20
 ON_CARD = re.compile(r"\bcuda\b")
 """In a source that names the card."""
 MAX_REMEMBERED = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallDraw:
-    """Sets of a problem that an oracle has laid out in host memory."""
-
-    layout: dict[str, Any]
-    specs: list[TensorSpec]
-    starts: list[int]
-    data: Data
 
 
 class SmallDraws:
@@ -66,7 +54,7 @@ class SmallDraws:
         self._others: dict[int, int] = {}
         """Bytes that problems need which are drawn on the card, by hash of their sources."""
 
-    def draw(self, problem: ReferenceModule) -> SmallDraw | int:
+    def draw(self, problem: ReferenceModule) -> Delivered | int:
         """A draw of a small problem; for another one the bytes that it needs, 0 if unknown.
         Raises ZygoteGone."""
         key = hash((problem.source, problem.precision, problem.entry_point))
@@ -76,7 +64,7 @@ class SmallDraws:
         try:
             with self._oracles.lent(problem) as oracle:
                 found = self._ask(oracle, problem)
-                if isinstance(found, SmallDraw):
+                if isinstance(found, Delivered):
                     return found
         except _Other as other:
             needed = other.needed_bytes
@@ -94,7 +82,7 @@ class SmallDraws:
         """Ends oracles that wait for a problem."""
         self._oracles.clear()
 
-    def _ask(self, oracle: SandboxedChild, problem: ReferenceModule) -> SmallDraw | None:
+    def _ask(self, oracle: SandboxedChild, problem: ReferenceModule) -> Delivered | None:
         body = {
             "source": problem.source,
             "entry_point": problem.entry_point,
@@ -119,11 +107,7 @@ class SmallDraws:
                 raise _Other(int(answer.body["message"]) if is_large else 0)
             if not answer.body.get("kinds"):
                 return None
-            specs = parse_specs(answer.body.get("tensors"))
-            starts = parse_starts(answer.body.get("starts"), specs, max_bytes=ROOM_BYTES)
-            ends = [start + spec.num_bytes for start, spec in zip(starts, specs, strict=True)]
-            data = taken(fd, max(ends, default=0))
-        return SmallDraw(layout=answer.body, specs=specs, starts=starts, data=data)
+            return Delivered.taken(answer.body, fd, max_bytes=ROOM_BYTES)
 
 
 class _Other(Exception):

@@ -41,10 +41,10 @@ from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.timing.samples import speedup
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_trial import CONSTANT_WORDS
+from forge.evalpool.judge.trial.draws.draw import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.facts import Facts
-from forge.evalpool.judge.trial.gpu.card_memory import CardMemory
+from forge.evalpool.judge.trial.gpu.card_results import CardResults
 from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
-from forge.evalpool.judge.trial.gpu.layout import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.gpu.references import GpuReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.oracles import Oracles
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.timing.baseline import Baseline
     from forge.evalpool.judge.timing.samples import Time
-    from forge.evalpool.judge.trial.gpu.layout import GpuReference
+    from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.trial import Candidate, Phases, Stamp
 
@@ -201,20 +201,21 @@ class GpuTrials(Trials):
         references = self.references if candidate.protocol is None else self.given
         with phases.timed("reference"):
             reference = references.hold(problem, shared=self._to_draw)
+        draw = reference.draw
         try:
-            if reference.is_constant:
+            if draw.is_constant:
                 status, reason = Status.UNJUDGEABLE, Reason.CONSTANT
                 return Finding(status=status, reason=reason, detail=CONSTANT_WORDS)
             with phases.timed("reference"):
                 facts = self.facts.of(
                     problem,
-                    reference.request,
-                    io_bytes=reference.input_bytes + reference.output_bytes,
-                    names=reference.names,
+                    draw.request,
+                    io_bytes=draw.io_bytes,
+                    names=draw.names,
                     uid=candidate.uid,
                 )
             judged = partial(self._judged, candidate, reference, facts)
-            num_bytes = reference.num_bytes * (2 if reference.kinds else 1)  # in float64
+            num_bytes = draw.num_bytes * (2 if draw.kinds else 1)  # in float64
             is_large = num_bytes > LARGE_SHARE * self.device.memory_bytes
             try:
                 return judged(shared=partial(self._shared, phases), is_alone=is_large)
@@ -231,7 +232,7 @@ class GpuTrials(Trials):
     def _judged(
         self,
         candidate: Candidate,
-        reference: GpuReference,
+        content: CardDraw,
         facts: ProblemFacts,
         *,
         shared: Turn,
@@ -246,18 +247,16 @@ class GpuTrials(Trials):
         Raises:
             Decided: the candidate fails.
         """
-        is_timed = self._is_timed(candidate)
-        memory = CardMemory(reference, candidate.protocol, is_timed)
         judgement = GpuJudgement(
             candidate=candidate,
             table=self.table,
-            request=reference.request,
-            memory=memory,
-            card=memory,
+            draw=content.draw,
+            content=content,
+            results=CardResults(content=content, protocol=candidate.protocol),
+            is_timed=self._is_timed(candidate),
             problem=facts,
             captures=self.captures,
             compiler=self.compiler,
-            reference=reference,
             taken=partial(self._taken, candidate.phases, is_alone=is_alone),
             shared=shared,
             alone=partial(self._alone, candidate.phases),
@@ -295,11 +294,11 @@ class GpuTrials(Trials):
         return self.table.timing and candidate.options.timing
 
     def _timing(self, judgement: GpuJudgement, time: Time, baseline: Baseline) -> Timing:
-        reference = judgement.reference
+        draw = judgement.draw
         kept = baseline.time()
         found = speedup(time, kept, min_us=self.table.min_us, rng=np.random.default_rng())
-        num_bytes = reference.input_bytes + reference.output_bytes
-        flops = reference.flops
+        num_bytes = draw.io_bytes
+        flops = draw.flops
         return Timing(
             speedup=found.ratio,
             speedup_low=found.low,
@@ -313,7 +312,7 @@ class GpuTrials(Trials):
                 us=time.us,
                 num_bytes=num_bytes,
                 flops=flops,
-                precision=reference.precision,
+                precision=draw.precision,
                 is_tf32=judgement.tf32.products,
             ),
         )
