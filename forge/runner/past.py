@@ -55,7 +55,7 @@ class EarlierAttempts:
 
     def on_model(self, model: ModelTable, *, paths: RunPaths) -> EarlierAttempts:
         """The same on the experiment's model where it is now. Raises MachineError if a model that
-        the run did not publish is not there; `find_lost_weights` looks for the others."""
+        the run did not publish is not there; `require_weights` looks at the others."""
         done = self.state.finished_stages if self.state else ()
         found = {
             index: on_model(weights, model)

@@ -6,7 +6,6 @@ run_experiment / resume_run          decide what to do, own the run directory; a
    ├─ control.sock                   trainer, `forge status`, `forge stop`
    ├─ notifier, sinks                follow the store; neither can delay a run or fail it
    ├─ signals, console, STATUS.json  background tasks that the work never waits for
-   ├─ held directory                 ends a run whose directory is moved
    ├─ components                     health of each process, for `forge status` and the TUI
    └─ prepare → stages in order      `work.py`
       ├─ pool       judges           from the first need (pairs, eval, grpo) to the end
@@ -34,7 +33,6 @@ from forge.runner.attempt import describe_attempt, keep_status, log_to, record_e
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.from_run import with_run
 from forge.runner.live.console import Console
-from forge.runner.live.held_directory import hold_directory
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest, watch_signals
@@ -196,17 +194,9 @@ async def _supervise(
     log_to(paths.logs(attempt) / SUPERVISOR_LOG)
     console.say(str(paths.root))
     async with (
-        hold_directory(paths) as home,
         open_writer(paths, experiment.store) as writer,
         open_sinks(experiment.sinks, paths, attempt=attempt, writer=writer, console=console),
-        open_notifier(
-            experiment.notify,
-            paths,
-            attempt=attempt,
-            writer=writer,
-            console=console,
-            find=lambda: home.paths,
-        ),
+        open_notifier(experiment.notify, paths, attempt=attempt, writer=writer, console=console),
     ):
         run = RunContext(
             experiment=experiment,
@@ -215,7 +205,6 @@ async def _supervise(
             placement=placement,
             writer=writer,
             observer=StoreObserver(writer, attempt),
-            home=home,
             progress=Progress(run=paths.name, num_stages=len(experiment.stage)),
             console=console,
             stop=StopRequest(resume=f'"forge resume {paths.root}" continues'),
@@ -233,24 +222,35 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
     )
     await run.writer.put(description, *filter(None, [past.missing]))
     try:
-        with open_socket_dir() as run.socket_dir, run.home.explaining():
+        with open_socket_dir() as run.socket_dir:
             await _work(run, past)
-    except BaseException as error:
+    except BaseException as found:
+        error = found if run.paths.root.is_dir() else _moved(run.paths)
         ending = ending_of(error)
         if ending.is_stop:
             log.info("exit %d: %s", ending.code, ending.message)
         else:
             log.error("exit %d", ending.code, exc_info=error)
-        run.paths = run.home.paths
         with suppress(MachineError):  # its cause is among the errors, or comes at the next write
             record_status(run, state="stopped" if ending.is_stop else "failed")
         try:
             await record_end(run, ending)
         except ForgeError as failure:  # the store failed, and may be the cause
             raise BaseExceptionGroup("", [error, failure]) from None
-        raise
+        if error is found:
+            raise
+        raise error from found
     await record_end(run, Ending(code=0, message="done"))
     record_status(run, state="done")
+
+
+def _moved(paths: RunPaths) -> MachineError:
+    """The error of a run whose directory is gone, whatever else that led to."""
+    return MachineError(
+        f"{paths.root}: moved or deleted while its run wrote to it; what was recorded is at its "
+        'new place, where "forge resume" continues it; training since the last checkpoint is done '
+        "again"
+    )
 
 
 async def _work(run: RunContext, past: EarlierAttempts) -> None:
@@ -275,7 +275,6 @@ async def _work(run: RunContext, past: EarlierAttempts) -> None:
         background(run.console.follow, run.progress)
         background(keep_status, run)
         background(components.watch)
-        background(run.home.watch, run.observer.kill_all)
         with working:
             await Work(run=run, past=past).run_to_end()
         tasks.cancel_scope.cancel()

@@ -10,7 +10,7 @@ import shutil
 import socket
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -32,7 +32,7 @@ from forge.runner.reward_function import open_run_scorer
 from forge.runner.stages.evaluate import run_eval_stage
 from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.sft import run_sft_stage
-from forge.runner.weights.resume import find_lost_weights, without_stages
+from forge.runner.weights.resume import require_weights
 from forge.serve.replicas import open_replicas
 from forge.version import __version__
 from forge.views.run_state import judged_label, parts_label, trained_label
@@ -62,8 +62,10 @@ class Work:
         run = self.run
         await self._check_servers()
         await self._load_problems()
-        await self._publish_lost_weights_again()
-        done = set(self.past.state.finished_stages) if self.past.state else set[int]()
+        past = self.past
+        if past.state is not None and past.stage_weights is not None:
+            await anyio.to_thread.run_sync(require_weights, past.state, past.stage_weights)
+        done = set(past.state.finished_stages) if past.state else set[int]()
         stages = [(i, s) for i, s in enumerate(run.experiment.stage) if i not in done]
         last_served = max((i for i, s in stages if not isinstance(s, SftStage)), default=-1)
         async with AsyncExitStack() as opened:
@@ -114,19 +116,6 @@ class Work:
             if engines is not None:
                 return engines
         return await serving.enter_async_context(self._open_replicas())
-
-    async def _publish_lost_weights_again(self) -> None:
-        """Count stages as unfinished whose weights are needed and lost."""
-        past = self.past
-        if past.state is None or past.stage_weights is None:
-            return
-        lost = await anyio.to_thread.run_sync(
-            find_lost_weights, past.state, past.stage_weights, self.run.paths
-        )
-        for each in lost:
-            await self._record("weights_lost", each.message, stage=each.stage)
-            self.run.console.say(each.message)
-        self.past = replace(past, state=without_stages(past.state, lost))
 
     async def _load_problems(self) -> None:
         run = self.run

@@ -139,28 +139,17 @@ WHERE g.stage = ? AND g.purpose = 'train' AND g.num_rollouts > 0 AND NOT g.is_fl
 ORDER BY t.group_id, t.rollout, t.turn
 """
 
-_WITHOUT_TOKENS = f"""
-SELECT DISTINCT u.group_id FROM ({_UNTRAINED}) u JOIN groups g USING (group_id)
-WHERE u.prompt_ids IS NULL AND g.attempt = (SELECT max(attempt) FROM groups)
-"""
-
 
 def untrained_groups(reader: RunReader, *, stage: int) -> list[Group]:
     """Complete training groups of a stage that were never trained, oldest first.
 
     Some may be in offered batches. Left out are flat groups, which train nothing and may be flat
-    for a reason that is fixed by now; groups without tokens (`[store] keep_tokens`); and groups
+    for a reason that is fixed by now; groups without tokens, which are played again; and groups
     from before rows were lost: the row that says that they were trained may be among those.
     """
     rows = reader.rows(_UNTRAINED, (stage,))
     groups = [list(turns) for _, turns in groupby(rows, key=itemgetter("group_id"))]
     return [_group(turns) for turns in groups if all(row["prompt_ids"] for row in turns)]
-
-
-def groups_without_tokens(reader: RunReader, *, stage: int) -> set[int]:
-    """Groups of the last attempt that `untrained_groups` leaves out because tokens.db was damaged
-    or deleted: retention keeps the tokens of all of them."""
-    return {group_id for (group_id,) in reader.query(_WITHOUT_TOKENS, (stage,)).rows}
 
 
 def _group(rows: list[dict[str, Any]]) -> Group:

@@ -65,7 +65,7 @@ def card_of(index: int) -> Gpu:
 
 def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> Work:
     """The work of a run without a supervisor."""
-    absent: Any = dict.fromkeys(("writer", "observer", "stop", "home"))
+    absent: Any = dict.fromkeys(("writer", "observer", "stop"))
     run = RunContext(
         experiment=experiment, paths=paths, attempt=1, placement=placement,
         progress=Progress(run="x-1", num_stages=1), console=Console(quiet=True), **absent,

@@ -109,16 +109,14 @@ async def open_notifier(
     attempt: int,
     writer: Writer,
     console: Console,
-    find: Callable[[], RunPaths] | None = None,
 ) -> AsyncGenerator[None]:
-    """Notifies of new bests while open, and of the ending. Does nothing without `[notify]`. `find`
-    gives the run directory after a move."""
+    """Notifies of new bests while open, and of the ending. Does nothing without `[notify]`."""
     if not table.is_configured:
         yield
         return
     notifier = Notifier(
-        table=table, find=find or (lambda: paths), attempt=attempt, writer=writer,
-        console=console, bests=Bests(paths),
+        table=table, paths=paths, attempt=attempt, writer=writer, console=console,
+        bests=Bests(paths),
     )  # fmt: skip
     try:
         async with anyio.create_task_group() as tasks:
@@ -137,7 +135,7 @@ class Notifier:
     """Sends the notifications of one attempt."""
 
     table: NotifyTable
-    find: Callable[[], RunPaths]
+    paths: RunPaths
     attempt: int
     writer: Writer
     console: Console
@@ -164,7 +162,7 @@ class Notifier:
 
     async def send(self, event: str, message: str, data: Mapping[str, Any]) -> None:
         """Runs the command and posts to the webhook. Never raises if they fail."""
-        paths = self.find()
+        paths = self.paths
         notice = Notice(
             run=paths.name, event=event, message=printable(message)[:LONGEST_MESSAGE],
             run_dir=str(paths.root), at=time.time(), data=data,
@@ -203,7 +201,7 @@ class Notifier:
         self.num_sent += 1
         table = self.table
         try:
-            log_dir = self.find().logs(self.attempt)
+            log_dir = self.paths.logs(self.attempt)
         except (ForgeError, OSError) as error:  # the run directory was deleted
             return str(error)
         limit_s = table.timeout_s + START_S

@@ -18,7 +18,7 @@ import anyio.to_thread
 from forge.errors import MachineError
 from forge.records import Event, Rewind
 from forge.store.reader import open_run
-from forge.store.resume import groups_without_tokens, last_steps
+from forge.store.resume import last_steps
 from forge.train.checkpoints import (
     ResumePoint,
     checkpoints,
@@ -113,13 +113,6 @@ class StageCheckpoints:
         if last and shelf.last_state is None:
             words = f"the producer's state after step {last} is lost"
             await self._say("batch_lost", f"{self._label}: {words}; problems come in a new order")
-        if lost := await anyio.to_thread.run_sync(self._without_tokens) - shelf.groups():
-            groups = "1 group is" if len(lost) == 1 else f"{len(lost)} groups are"
-            await self._say(
-                "tokens_lost",
-                f"tokens.db: the tokens of untrained groups are missing; {self._label}: {groups} "
-                "played again",
-            )
 
     async def saved(self, step: int, shelf: BatchShelf) -> int:
         """Record a checkpoint that the trainer has written; remove those that are no longer kept,
@@ -150,10 +143,6 @@ class StageCheckpoints:
         with open_run(self._paths) as reader:
             self.trained_step, saved = last_steps(reader, stage=self._index)
         return find_resume_point(self.folder, last_saved=saved)
-
-    def _without_tokens(self) -> set[int]:
-        with open_run(self._paths) as reader:
-            return groups_without_tokens(reader, stage=self._index)
 
     def _rotate(self, step: int) -> list[int]:
         """Remove checkpoints; returns the steps of those that stay."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from forge.rollout.ports import Generate, Scorer
     from forge.rollout.prompter import TemplatePrompter
     from forge.runner.live.console import Console
-    from forge.runner.live.held_directory import HeldDirectory
     from forge.runner.live.observer import StoreObserver
     from forge.runner.live.progress import Progress
     from forge.runner.live.stopping import StopRequest
@@ -54,8 +53,6 @@ class RunContext:
     progress: Progress
     console: Console
     stop: StopRequest
-    home: HeldDirectory
-    """The run directory, which may be moved while the run writes to it."""
 
     socket_dir: Path = field(init=False, repr=False)
     """Set by `run.py` before the work begins."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import anyio
 import pytest
@@ -185,22 +182,6 @@ async def test_a_lost_batch_that_was_not_trained_is_made_again(stage: Stage) -> 
     assert line.endswith("; grpo-1: step 6 is made again")
     with open_run(stage.paths) as reader:
         assert last_steps(reader, stage=1) == (5, 4), "what was trained counts"
-
-
-async def test_untrained_groups_that_lost_their_tokens_are_said(stage: Stage) -> None:
-    """As where tokens.db was emptied or moved away. The samples of group 91 are in a batch."""
-    groups = [group(number, ROWS, step=6, version=6) for number in (90, 91, 92)]
-    await stage.writer.put(*groups)
-    await stage.writer.flush()
-    with closing(sqlite3.connect(stage.paths.tokens_db, isolation_level=None)) as db:
-        db.execute("DELETE FROM tokens WHERE group_id IN (5, 90, 91)")
-    shelf = BatchShelf(stage.paths.batches, stage=1)
-    with patch.object(shelf, "groups", return_value={91}):
-        await stage.checkpoints.recover(shelf, await stage.checkpoints.choose())
-    await stage.writer.flush()
-    words = "tokens.db: the tokens of untrained groups are missing"
-    line = f"{words}; grpo-1: 1 group is played again"
-    assert stage.said == stage.events("tokens_lost") == [line]
 
 
 async def test_trained_batches_are_not_lost_silently_before_the_first_checkpoint(

@@ -1,4 +1,4 @@
-"""Weights that a resumed run begins with, and lost ones that are published again."""
+"""Weights that a resumed run begins with."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from forge.errors import MachineError
 from forge.records import PolicyVersion
 from forge.runner.past import EarlierAttempts
 from forge.runner.weights.resume import (
-    find_lost_weights,
     find_starting_weights,
+    require_weights,
     sha256_of_weights,
-    without_stages,
 )
 from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.store.resume import LastState
-from forge.train.checkpoints import checkpoint_dir, write_manifest
 from tests.runner.stages.desks import Recorder
 from tests.runner.weights.syncs import FakeServing, new_dir, weight_sync
 
@@ -142,7 +140,7 @@ def test_absent_weights_of_a_stage_that_continues_are_named(tmp_path: Path) -> N
         past.on_model(model, paths=paths)
     published = Weights(full=paths.weights / "sft-9", version=1, full_version=1)
     past = EarlierAttempts(state=state, stage_weights={1: published})
-    assert past.on_model(model, paths=paths).stage_weights == {1: published}, "see lost.py"
+    assert past.on_model(model, paths=paths).stage_weights == {1: published}, "see require_weights"
 
 
 class Run:
@@ -164,16 +162,6 @@ class Run:
             steps={}, finished_stages=(0, 1),
         )  # fmt: skip
         self.weights = {i: Weights(full=path, version=i) for i, path in enumerate(self.dirs)}
-        for stage, step in STEPS.items():
-            folder = checkpoint_dir(self.paths.checkpoints / f"stage-{stage}", step)
-            folder.mkdir(parents=True)
-            (folder / "optimizer.pt").write_bytes(b"optimizer")
-            write_manifest(folder)
-
-    def lost(self) -> list[str]:
-        found = find_lost_weights(self.state, self.weights, self.paths)
-        self.state = without_stages(self.state, found)
-        return [each.message for each in found]
 
 
 @pytest.fixture
@@ -181,35 +169,13 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def test_whole_weights_are_left_alone(run: Run) -> None:
-    assert run.lost() == []
-    assert run.state.finished_stages == (0, 1)
-
-
-def test_missing_weights_let_their_stage_publish_again(run: Run) -> None:
-    shutil.rmtree(run.dirs[2])
-    assert run.lost() == [
-        "weights/grpo-5: missing; published again from checkpoints/stage-1/checkpoint-5"
-    ]
-    assert run.state.finished_stages == (0,)
-
-
-def test_a_stage_that_publishes_again_needs_the_weights_that_it_began_with(run: Run) -> None:
-    shutil.rmtree(run.paths.weights)
-    assert len(run.lost()) == 2
-    assert run.state.finished_stages == ()
-
-
-def test_damaged_weights_are_removed_since_their_name_is_needed(run: Run) -> None:
+def test_weights_that_a_stage_continues_with_must_be_whole(run: Run) -> None:
+    require_weights(run.state, run.weights)
+    shutil.rmtree(run.dirs[1])
+    require_weights(run.state, run.weights)  # a finished stage began with these
     (run.dirs[2] / "model.safetensors").write_bytes(b"one byte")
-    assert run.lost()[0].startswith("weights/grpo-5: damaged; published again")
-    assert not run.dirs[2].exists()
-
-
-def test_without_a_whole_checkpoint_both_files_are_named(run: Run) -> None:
+    with pytest.raises(MachineError, match=r"weights/grpo-5: damaged; stage 2 began with these"):
+        require_weights(run.state, run.weights)
     shutil.rmtree(run.dirs[2])
-    folder = checkpoint_dir(run.paths.checkpoints / "stage-1", 5)
-    (folder / "optimizer.pt").write_bytes(b"")
-    match = r"weights/grpo-5: missing, and checkpoints/stage-1/checkpoint-5, .*optimizer.pt: 0 of 9"
-    with pytest.raises(MachineError, match=match):
-        run.lost()
+    with pytest.raises(MachineError, match=r"weights/grpo-5: missing; stage 2 began with these"):
+        require_weights(run.state, run.weights)
