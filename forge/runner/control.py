@@ -201,7 +201,7 @@ class ControlServer:
         if desk.shelf.path(report.step) is None:
             raise Refused(400, f"step: found {report.step}, a step without a batch")
         await desk.trained(report.step, report.metrics)
-        return desk.requests.after(report.step)
+        return desk.requests_after(report.step)
 
     async def _publish_weights(self, body: dict[str, Any]) -> dict[str, Any]:
         desk = self._desk()
@@ -233,14 +233,14 @@ class ControlServer:
         desk = self._desk()
         report = _read(Report, body, desk)
         await desk.report(report.step, report.metrics)
-        return desk.requests.after(report.step)
+        return desk.requests_after(report.step)
 
     async def _stop_run(self, body: dict[str, Any]) -> dict[str, Any]:
         self._run.stop.set(read_body_as(StopBody, body).reason)
         return {}
 
     async def _save(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._desk_for("nothing to save").requests.is_save_wanted = True
+        self._desk_for("nothing to save").is_save_wanted = True
         label = self._run.progress.label
         return await self._record(f"{label}: saves a checkpoint after the step that runs")
 

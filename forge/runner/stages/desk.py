@@ -4,7 +4,7 @@ reports, and requests of users to it.
     offer(batch) ──▶ shelf ──▶ take ──▶ trainer ──▶ trained, publish, saved
 
 A trainer that restarts at step k asks for step k + 1 and gets the same batch again, so a batch that
-was taken but not trained is not lost and no step counts twice. Events change the trainer's state:
+was taken but not trained is not lost and no step counts twice. The trainer's state:
 
     STARTING ── asked ──▶ WAITING ── given ──▶ TRAINING
         │                 ▲     │                 │
@@ -12,7 +12,9 @@ was taken but not trained is not lost and no step counts twice. Events change th
         ▼                 │     ▼                 │
      WORKING ◀────────────┴─────┴─────────────────┘       ended: GONE, started: STARTING
 
-Publishing is no state: weights are published beside a step, and a publish may outlive its trainer.
+An event changes no other state: the last request of a dead trainer may be handled while its
+successor starts. Publishing is no state: weights are published beside a step, and a publish may
+outlive its trainer.
 Built by `sft.py` and `grpo.py`, called by `control.py`.
 """
 
@@ -20,9 +22,8 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.rollout.batches import Batch
-    from forge.runner.live.progress import Progress
     from forge.runner.stages.batch_shelf import BatchShelf
     from forge.runner.stages.checkpoints import StageCheckpoints
-    from forge.runner.weights.sync import Probe, WeightSync
-    from forge.store.write.writer import Writer
+    from forge.runner.stages.midway import Midway
+    from forge.runner.stages.run_context import RunContext
+    from forge.runner.weights.sync import Probe
 
 TAKE_WAIT_S = 20.0
 """Duration of one long poll; the trainer asks again. Shorter than its HTTP deadline."""
@@ -65,41 +66,6 @@ class TrainerState(StrEnum):
     """Between two batches, for example saving a checkpoint; or training on rows of its own."""
 
 
-class TrainerEvent(StrEnum):
-    """Event in the life of a trainer."""
-
-    STARTED = "started"
-    ASKED = "asked"
-    """It asked for a batch."""
-    GIVEN = "given"
-    """It got one."""
-    UNANSWERED = "unanswered"
-    """It got another answer."""
-    ACKNOWLEDGED = "acknowledged"
-    """It trained its batch."""
-    REPORTED = "reported"
-    """It trained a step on rows of its own."""
-    ENDED = "ended"
-
-
-TRANSITIONS: Mapping[TrainerEvent, Mapping[TrainerState, TrainerState]] = {
-    TrainerEvent.STARTED: dict.fromkeys(TrainerState, TrainerState.STARTING),
-    TrainerEvent.ASKED: dict.fromkeys(TrainerState, TrainerState.WAITING),
-    TrainerEvent.GIVEN: {TrainerState.WAITING: TrainerState.TRAINING},
-    TrainerEvent.UNANSWERED: {TrainerState.WAITING: TrainerState.WORKING},
-    TrainerEvent.ACKNOWLEDGED: {TrainerState.TRAINING: TrainerState.WORKING},
-    TrainerEvent.REPORTED: {TrainerState.STARTING: TrainerState.WORKING},
-    TrainerEvent.ENDED: dict.fromkeys(TrainerState, TrainerState.GONE),
-}
-"""The next state by event and state. An event changes no state that it does not list: the last
-request of a dead trainer may be handled while its successor starts."""
-
-
-def next_state(state: TrainerState, event: TrainerEvent) -> TrainerState:
-    """The state after an event."""
-    return TRANSITIONS[event].get(state, state)
-
-
 class Engines(StrEnum):
     """State of engines that sleep while the trainer trains."""
 
@@ -108,60 +74,12 @@ class Engines(StrEnum):
     ASLEEP = "asleep"
 
 
-@dataclass(slots=True, kw_only=True)
-class StepRequests:
-    """Requests of users to the trainer, carried out once its current step ends."""
-
-    last_step: int
-    is_save_wanted: bool = False
-    """True until a checkpoint is written."""
-    is_evaluation_wanted: bool = False
-    """True until an evaluation begins."""
-    evaluated_step: int = 0
-    """Step after which the trainer was asked to publish and to wait for that; 0 for none."""
-
-    def after(self, step: int) -> dict[str, bool]:
-        """The answer to a trainer that has ended a step."""
-        is_evaluated = self.is_evaluation_wanted and step < self.last_step
-        if is_evaluated:
-            self.evaluated_step = step
-        return {"save": self.is_save_wanted, "evaluate": is_evaluated}
-
-    def begin_evaluation(self) -> None:
-        """The requested evaluation begins."""
-        self.is_evaluation_wanted, self.evaluated_step = False, 0
-
-
-class DeskRun(Protocol):
-    """The parts of a run that a desk uses."""
-
-    writer: Writer
-    progress: Progress
-    weights: WeightSync
-
-    def busy(self) -> dict[str, float]:
-        """Busy seconds so far by role."""
-        ...
-
-
-class Evaluations(Protocol):
-    """Evaluations between the steps of a stage."""
-
-    def ask(self) -> str:
-        """Request one after the current step; returns a message. Raises ConfigError."""
-        ...
-
-    def after(self, step: int) -> None:
-        """The weights of a step are published."""
-        ...
-
-
 class TrainerDesk:
     """State of one training stage as seen over the control socket, and its answers there."""
 
     def __init__(
         self,
-        run: DeskRun,
+        run: RunContext,
         shelf: BatchShelf,
         checkpoints: StageCheckpoints,
         *,
@@ -180,14 +98,19 @@ class TrainerDesk:
         self.shelf, self.checkpoints = shelf, checkpoints
         self.stage, self.last_step = stage, last_step
         self.published = PublishedSteps(published)
-        self.evaluations: Evaluations | None = None
+        self.evaluations: Midway | None = None
         """None where no policy is served while the stage trains."""
         self.steps = dict(steps or {})
         """Policy version to the step of this stage that published it, earlier attempts included.
         Absent are versions from before the stage, which count as step 0, and those too old to be in
         a batch."""
         self.state = TrainerState.GONE
-        self.requests = StepRequests(last_step=last_step)
+        self.is_save_wanted = False
+        """True from a user's request until a checkpoint is written."""
+        self.is_evaluation_wanted = False
+        """True from a user's request until an evaluation begins."""
+        self.evaluated_step = 0
+        """Step after which the trainer was asked to publish and to wait for that; 0 for none."""
         self.trained_step = 0
         self.num_handed_out = 0
         """Batches given to trainers of this stage, counting each one every time."""
@@ -226,7 +149,7 @@ class TrainerDesk:
         answer: dict[str, Any] = {"kind": "wait"}
         self._last_take += 1
         this_take, self._asked_step = self._last_take, step
-        self._apply(TrainerEvent.ASKED)
+        self._become(TrainerState.WAITING)
         try:
             with anyio.move_on_after(TAKE_WAIT_S):
                 while this_take == self._last_take:
@@ -238,7 +161,8 @@ class TrainerDesk:
             if this_take == self._last_take:
                 is_batch = answer["kind"] == "batch"
                 self.num_handed_out += is_batch
-                self._apply(TrainerEvent.GIVEN if is_batch else TrainerEvent.UNANSWERED)
+                after = TrainerState.TRAINING if is_batch else TrainerState.WORKING
+                self._become(after, only_from=TrainerState.WAITING)
         return answer
 
     def _answer(self, step: int) -> dict[str, Any] | None:
@@ -279,17 +203,17 @@ class TrainerDesk:
             ),
             self._metrics(step, metrics),
         )
-        self._end_step(step, metrics, TrainerEvent.ACKNOWLEDGED)
+        self._end_step(step, metrics, only_from=TrainerState.TRAINING)
 
     async def report(self, step: int, metrics: Mapping[str, float]) -> None:
         """A trainer with rows of its own has trained a step."""
-        self._end_step(step, metrics, TrainerEvent.REPORTED)
+        self._end_step(step, metrics, only_from=TrainerState.STARTING)
         await self._run.writer.put(self._metrics(step, metrics))
 
     async def saved(self, step: int) -> None:
         """The trainer wrote the checkpoint of a step."""
         first = await self.checkpoints.saved(step, self.shelf) - STEPS_BEFORE
-        self.requests.is_save_wanted = False
+        self.is_save_wanted = False
         self.steps = {version: at for version, at in self.steps.items() if at >= first}
 
     async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
@@ -325,9 +249,11 @@ class TrainerDesk:
             self.evaluations.after(step)
         return row.version
 
-    def _end_step(self, step: int, metrics: Mapping[str, float], event: TrainerEvent) -> None:
+    def _end_step(
+        self, step: int, metrics: Mapping[str, float], *, only_from: TrainerState
+    ) -> None:
         self.trained_step = max(self.trained_step, step)
-        self._apply(event)
+        self._become(TrainerState.WORKING, only_from=only_from)
         progress = self._run.progress
         if not progress.done:
             progress.begin_at(step)
@@ -341,12 +267,12 @@ class TrainerDesk:
 
     def trainer_starts(self) -> None:
         """A trainer is being started."""
-        self._apply(TrainerEvent.STARTED)
+        self._become(TrainerState.STARTING)
 
     def trainer_ended(self) -> None:
         """The trainer ended, if there was one: its requests are no longer answered."""
         self._last_take += 1
-        self._apply(TrainerEvent.ENDED)
+        self._become(TrainerState.GONE)
 
     def stop(self) -> None:
         """Answer every further `take` with stop: the trainer saves a checkpoint and ends."""
@@ -361,6 +287,13 @@ class TrainerDesk:
         """End of `hold`."""
         self.is_held = False
         self._wake()
+
+    def requests_after(self, step: int) -> dict[str, bool]:
+        """Users' requests to a trainer that has ended a step: the answer to its report."""
+        is_evaluated = self.is_evaluation_wanted and step < self.last_step
+        if is_evaluated:
+            self.evaluated_step = step
+        return {"save": self.is_save_wanted, "evaluate": is_evaluated}
 
     def request_evaluation(self) -> str:
         """Ask for an evaluation after the current step; returns a message for the user. Raises
@@ -422,8 +355,9 @@ class TrainerDesk:
         publish. A publish beside a step is no wait."""
         return self._idle_s + (0.0 if self._idle_since is None else now - self._idle_since)
 
-    def _apply(self, event: TrainerEvent) -> None:
-        self.state = next_state(self.state, event)
+    def _become(self, state: TrainerState, *, only_from: TrainerState | None = None) -> None:
+        if only_from in (None, self.state):
+            self.state = state
         self._update()
 
     def _update(self) -> None:

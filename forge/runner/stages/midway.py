@@ -74,13 +74,13 @@ class Midway:
                 f"{label}: its last step runs, {last} of {last}; what comes out is evaluated by a "
                 'stage of kind "eval" after it'
             )
-        desk.requests.is_evaluation_wanted = True
+        desk.is_evaluation_wanted = True
         return f"{label}: evaluates after the step that runs"
 
     def after(self, step: int) -> None:
         """Called at each publish. An evaluation is skipped if another one already waits."""
         every = self._run.experiment.eval.every
-        is_wanted = step == self._desk.requests.evaluated_step
+        is_wanted = step == self._desk.evaluated_step
         is_due = is_wanted or bool(every and step % every == 0)
         if is_due and step < self._stage.steps and step not in self._asked:
             with suppress(anyio.WouldBlock):
@@ -88,7 +88,7 @@ class Midway:
                 self._asked.add(step)
                 self._desk.hold()
                 if is_wanted:
-                    self._desk.requests.begin_evaluation()
+                    self._desk.is_evaluation_wanted, self._desk.evaluated_step = False, 0
 
     async def run(self) -> None:
         """Play the evaluations as they become due, until `finish`. A stop drops the current one."""

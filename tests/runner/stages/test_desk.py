@@ -15,21 +15,11 @@ from forge.records import Metrics, SampleUse
 from forge.rollout.batches import Batch
 from forge.runner.live.progress import Progress
 from forge.runner.stages import desk as desk_module
-from forge.runner.stages.desk import TrainerDesk, TrainerEvent, TrainerState, next_state
+from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.grpo import _offer
 from tests.runner.stages.desks import Recorder, batch, make_desk
 
 pytestmark = pytest.mark.anyio
-TABLE = """
-              GONE      STARTING  WAITING   TRAINING  WORKING
-STARTED       STARTING  STARTING  STARTING  STARTING  STARTING
-ASKED         WAITING   WAITING   WAITING   WAITING   WAITING
-GIVEN         GONE      STARTING  TRAINING  TRAINING  WORKING
-UNANSWERED    GONE      STARTING  WORKING   TRAINING  WORKING
-ACKNOWLEDGED  GONE      STARTING  WAITING   WORKING   WORKING
-REPORTED      GONE      WORKING   WAITING   TRAINING  WORKING
-ENDED         GONE      GONE      GONE      GONE      GONE
-"""
 
 
 async def test_a_trainer_gets_the_batch_after_its_own_step(tmp_path: Path) -> None:
@@ -233,15 +223,6 @@ async def test_every_take_after_a_stop_is_answered_with_stop(tmp_path: Path, is_
     assert await desk.take(0) == {"kind": "stop"}
 
 
-async def test_an_acknowledged_batch_is_not_read_from_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = make_desk(tmp_path)
-    await desk.offer(batch(1))
-    (tmp_path / "3-000001.npz").unlink()
-    await desk.trained(1, {})
-
-
 async def test_an_acknowledgement_of_a_dead_trainer_does_not_stop_its_successor_from_starting(
     tmp_path: Path,
 ) -> None:
@@ -288,24 +269,3 @@ async def saved(step: int, shelf: object) -> int:
 def records_of(desk: TrainerDesk) -> list[Any]:
     writer: Any = desk._run.writer
     return writer.records
-
-
-def transitions() -> list[tuple[TrainerEvent, TrainerState, TrainerState]]:
-    head, *rows = [line.split() for line in TABLE.strip().splitlines()]
-    return [
-        (TrainerEvent[event], TrainerState[state], TrainerState[after])
-        for event, *cells in rows
-        for state, after in zip(head, cells, strict=True)
-    ]
-
-
-@pytest.mark.parametrize(("event", "state", "after"), transitions())
-def test_an_event_leads_from_each_state_to_the_one_in_the_table(
-    event: TrainerEvent, state: TrainerState, after: TrainerState
-) -> None:
-    assert next_state(state, event) is after
-
-
-def test_the_table_has_every_event_and_every_state() -> None:
-    found = {(event, state) for event, state, _ in transitions()}
-    assert found == {(event, state) for event in TrainerEvent for state in TrainerState}

@@ -151,16 +151,16 @@ async def test_a_requested_evaluation_follows_the_current_step(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.midway.run)
         desk.trained_step = 4
-        assert desk.requests.after(4) == {"save": False, "evaluate": False}
+        assert desk.requests_after(4) == {"save": False, "evaluate": False}
         assert stage.midway.ask() == "grpo-3: evaluates after the step that runs"
         stage.midway.after(5)  # published beside the step that runs: the trainer is not held
         await anyio.wait_all_tasks_blocked()
         assert stage.labels == []
-        assert desk.requests.after(5) == {"save": False, "evaluate": True}
+        assert desk.requests_after(5) == {"save": False, "evaluate": True}
         stage.midway.after(5)
         await anyio.wait_all_tasks_blocked()
         assert stage.labels == ["grpo-3@5"]
-        assert desk.requests.after(6)["evaluate"] is False
+        assert desk.requests_after(6)["evaluate"] is False
         await stage.midway.finish()
     assert (await desk.take(2))["kind"] == "batch"
 
@@ -172,9 +172,9 @@ async def test_an_evaluation_requested_before_a_trainer_died_is_played_after_the
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.midway.run)
         stage.midway.ask()
-        assert stage.desk.requests.after(7)["evaluate"]
+        assert stage.desk.requests_after(7)["evaluate"]
         stage.midway.after(3)  # its successor's checkpoint; 7 was never published
-        assert stage.desk.requests.after(5)["evaluate"], "the first step that the successor ends"
+        assert stage.desk.requests_after(5)["evaluate"], "the first step that the successor ends"
         stage.midway.after(5)
         await anyio.wait_all_tasks_blocked()
         await stage.midway.finish()
@@ -189,8 +189,8 @@ async def test_an_evaluation_is_refused_during_the_last_step(stage: Stage) -> No
             stage.midway.ask()
         await anyio.wait_all_tasks_blocked()
         await stage.midway.finish()
-    stage.desk.requests.is_evaluation_wanted = True
-    assert stage.desk.requests.after(9)["evaluate"] is False
+    stage.desk.is_evaluation_wanted = True
+    assert stage.desk.requests_after(9)["evaluate"] is False
 
 
 async def test_the_evaluated_steps_of_a_stage_are_read_from_the_store(tmp_path: Path) -> None:

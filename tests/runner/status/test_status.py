@@ -27,7 +27,7 @@ from forge.process.machine import HostMemory
 from forge.records.verdict import Status, Verdict
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
-from forge.runner.stages.desk import TrainerEvent, TrainerState
+from forge.runner.stages.desk import TrainerState
 from forge.runner.status import status as components_module
 from forge.runner.status.observed import Fill, HealthFacts, Queue, judge_health, observe_judges
 from forge.runner.status.status import Components
@@ -187,7 +187,7 @@ async def test_a_trainer_has_a_status_from_start_to_restart(watched: Watched) ->
     )  # fmt: skip
     watched.start("trainer", pid=12)
     assert watched.look()["trainer"].why == "recovering: killed by signal 9", "it has begun only"
-    desk._end_step(3, {}, TrainerEvent.REPORTED)
+    desk._end_step(3, {}, only_from=TrainerState.STARTING)
     found = watched.look()["trainer"]
     assert (found.health, found.why) == ("yellow", "restarted 0 s ago")
     desk.last_heard = watched.now + 20
