@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tomli_w
 from pydantic import ValidationError
@@ -33,24 +33,21 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from forge.config.checks.mistake import Mistake
-    from forge.config.schema import KeyPath, TomlTable, TomlValue
+    from forge.config.schema import KeyPath, TomlTable
 
-PATH_KEYS = (
+PATH_KEYS: tuple[KeyPath, ...] = (
     ("problems", "path"),
     ("data", "path"),
     ("model", "adapter"),
     ("serve", "python"),
     ("model", "path"),
     ("model", "chat_template"),
-    *(("prompt", key) for key in PROMPT_FILES),
-)
-BUILD_PATH_KEYS = (
     ("input", "path"),
     ("tokenizer", "path"),
     ("tokenizer", "chat_template"),
-    ("heldout", "paths"),
     *(("prompt", key) for key in PROMPT_FILES),
 )
+"""Keys that name an input, of an experiment and of a build."""
 
 File = TypeVar("File", Experiment, DataBuild)
 """The schema of a whole file."""
@@ -71,6 +68,7 @@ def load_experiment(
     """
     sources = read_sources(Path(path), overrides=overrides)
     _make_absolute(sources)
+    _locate_function(sources)
     experiment, mistakes = _validate(Experiment, sources.values)
     if experiment is not None:
         mistakes += check(
@@ -94,7 +92,8 @@ def load_build(path: Path, *, overrides: Sequence[str] = ()) -> DataBuild:
         ConfigError: they have mistakes; one line for each, in the order of the file.
     """
     sources = read_sources(path, overrides=overrides)
-    _make_build_absolute(sources)
+    _make_absolute(sources)
+    _finish_build(sources)
     build, mistakes = _validate(DataBuild, sources.values)
     if build is not None:
         known = {found.path for found in mistakes}
@@ -125,14 +124,15 @@ def _whole(value: File | None, mistakes: list[Mistake], sources: Sources) -> Fil
 
 def _make_absolute(sources: Sources) -> None:
     for path, owner in _owners(sources.values):
-        value = owner.get(str(path[-1]))
+        key = path[-1]
+        value: Any = owner[key]
+        if not isinstance(value, str) or not value:  # left to validation
+            continue
         if path[-1] == "chat_template" and not names_file(value):
             continue
-        if isinstance(value, str) and value:
-            located = _locate_input(value, sources.origin(path), key=dotted(path))
-            if located.exists() or not _may_be_hub_name(value, path, owner):
-                owner[str(path[-1])] = str(located)
-    _locate_function(sources)
+        located = _locate_input(value, sources.origin(path), key=dotted(path))
+        if located.exists() or not _may_be_hub_name(value, path, owner):
+            owner[key] = str(located)
 
 
 def _locate_function(sources: Sources) -> None:
@@ -145,55 +145,48 @@ def _locate_function(sources: Sources) -> None:
         reward["function"] = f"{located}:{name}"
 
 
-def _owners(values: TomlTable) -> Iterator[tuple[KeyPath, TomlTable]]:
-    """Each path of a file that an experiment may contain, and the table that contains it."""
+def _owners(values: TomlTable) -> Iterator[tuple[KeyPath, Any]]:
+    """Each path that a file may contain, and the table or list that contains it."""
     for table, key in PATH_KEYS:
-        owner = values.get(table)
-        if isinstance(owner, dict):
+        owner = values.get(str(table))
+        if isinstance(owner, dict) and key in owner:
             yield (table, key), owner
-    for table in ("problems", "data"):
+    for table, name, key in (
+        ("problems", "sources", "path"),
+        ("data", "sources", "path"),
+        ("heldout", "paths", None),
+    ):
         owner = values.get(table)
-        parts = owner.get("sources") if isinstance(owner, dict) else None
+        parts = owner.get(name) if isinstance(owner, dict) else None
         for index, part in enumerate(parts if isinstance(parts, list) else ()):
-            if isinstance(part, dict):
-                yield (table, "sources", index, "path"), part
+            if key is None:
+                yield (table, name, index), parts
+            elif isinstance(part, dict) and key in part:
+                yield (table, name, index, key), part
 
 
-def _may_be_hub_name(value: str, path: KeyPath, owner: TomlTable) -> bool:
+def _may_be_hub_name(value: str, path: KeyPath, owner: Any) -> bool:
     """True for a path that does not exist and may name a model or a data set on the hub."""
     if path[0] == "model":
         return path[-1] == "path" and not value.lower().endswith(".gguf")
-    return owner.get("source") == "file" and is_hub_name(value)
+    is_build = path[0] in ("input", "tokenizer") and path[-1] == "path"
+    return (is_build or (path[-1] == "path" and owner.get("source") == "file")) and is_hub_name(
+        value
+    )
 
 
-def _make_build_absolute(sources: Sources) -> None:
-    for table, key in BUILD_PATH_KEYS:
-        owner, place = sources.values.get(table), sources.origin((table, key))
-        if not isinstance(owner, dict):
-            continue
-        value = owner.get(key)
-        if isinstance(value, list):
-            owner[key] = [_absolute(one, place, f"{table}.{key}") for one in value]
-        elif key == "chat_template" and names_file(value):
-            path = Path(str(_absolute(value, place, f"{table}.{key}")))
-            owner[key] = path.read_text(encoding="utf-8") if path.is_file() else str(path)
-        elif value is not None and key != "chat_template":
-            located = _absolute(value, place, f"{table}.{key}")
-            if Path(str(located)).exists() or not is_hub_name(str(value)):
-                owner[key] = located
-    out = sources.values.get("output")
+def _finish_build(sources: Sources) -> None:
+    """Make `output.dir` absolute, from the file wherever the command runs, and read the file of
+    `tokenizer.chat_template`."""
+    out, tokenizer = sources.values.get("output"), sources.values.get("tokenizer")
     folder = out.get("dir") if isinstance(out, dict) else None
     if isinstance(out, dict) and isinstance(folder, str) and folder:
         origin = sources.origin(("output", "dir"))
         beside = Path() if origin == "--set" else Path(origin.rpartition(":")[0]).parent
         out["dir"] = str((beside / Path(folder).expanduser()).absolute())
-
-
-def _absolute(value: TomlValue, place: str, key: str) -> TomlValue:
-    """The value as an absolute path; anything but a text is left to validation."""
-    if not isinstance(value, str) or not value:
-        return value
-    return str(_locate_input(value, place, key=key))
+    template = tokenizer.get("chat_template") if isinstance(tokenizer, dict) else None
+    if isinstance(tokenizer, dict) and names_file(template) and Path(template).is_file():
+        tokenizer["chat_template"] = Path(template).read_text(encoding="utf-8")
 
 
 def _locate_input(value: str, place: str, *, key: str) -> Path:
