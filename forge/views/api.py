@@ -13,30 +13,13 @@ from forge.errors import ConfigError, MachineError
 from forge.store.codec import decode_ids, decode_logprobs
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import RunReader
-from forge.views.rollouts import TURN_COLUMNS, Filter, find
+from forge.views.rollouts import ROLLOUTS, TURN_COLUMNS, Filter, find
 
 if TYPE_CHECKING:
     import pandas
 
     from forge.store.read_only import Params
 
-_ROLLOUTS = """
-WITH found AS MATERIALIZED (SELECT *, row_number() OVER () AS place FROM ({found}))
-SELECT 'g' || f.group_id || '.r' || f.rollout AS rollout_id, f.group_id, f.rollout, g.stage, g.step,
-    g.purpose, g.is_greedy, coalesce(g.problem_id, r.problem_id) AS problem_id, p.family, p.level,
-    p.split, r.ended, max(v.status = 'correct') AS is_correct,
-    group_concat(v.status, ' ') AS statuses, count(*) AS num_turns, max(t.reward) AS reward,
-    max(CASE WHEN v.status = 'correct' THEN v.speedup END) AS speedup,
-    max(CASE WHEN v.status = 'correct' THEN v.speedup_low END) AS speedup_low,
-    sum(t.num_completion_tokens) AS num_completion_tokens, min(t.min_version) AS min_version,
-    max(t.max_version) AS max_version
-FROM found f CROSS JOIN turns t USING (group_id, rollout)
-LEFT JOIN verdicts v ON v.group_id = t.group_id AND v.rollout = t.rollout AND v.turn = t.turn
-LEFT JOIN groups g ON g.group_id = f.group_id
-LEFT JOIN trajectories r ON r.group_id = f.group_id AND r.rollout = f.rollout
-LEFT JOIN problems p ON p.problem_id = coalesce(g.problem_id, r.problem_id)
-GROUP BY f.place ORDER BY f.place
-"""
 _TURNS = f"""
 WITH found AS MATERIALIZED (SELECT *, row_number() OVER () AS place FROM ({{found}}))
 SELECT {TURN_COLUMNS} FROM found CROSS JOIN v_turns USING (group_id, rollout) ORDER BY place, turn
@@ -72,7 +55,7 @@ class Run(RunReader):
 
     def rollouts(self, *, limit: int | None = None, **filters: Any) -> Rows:
         """One row per rollout, latest first: stage, step, statuses by turn, best reward."""
-        return self._found(_ROLLOUTS, limit=limit, **filters)
+        return self._found(ROLLOUTS, limit=limit, **filters)
 
     def turns(self, *, limit: int | None = None, **filters: Any) -> Rows:
         """One row per turn of the same rollouts, with texts. `limit` counts rollouts."""

@@ -36,16 +36,6 @@ ORDER BY rank LIMIT :limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelList:
-    """Best kernels, best first."""
-
-    rows: tuple[dict[str, Any], ...]
-    """Rows of v_best_kernels without the code and its length, which cost a read of the text
-    each."""
-    num_found: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """One judged kernel with its turn and all its timings."""
 
@@ -60,14 +50,14 @@ class Kernel:
     """Correct turns of the problem with the same code, including this one."""
 
 
-def load_kernels(reader: RunReader, *, words: str | None = None, limit: int = 300) -> KernelList:
-    """Best kernel of each problem whose name or family contains `words`."""
+def load_kernels(
+    reader: RunReader, *, words: str | None = None, limit: int = 300
+) -> list[dict[str, Any]]:
+    """Best kernel of each problem whose name or family contains `words`, best first: rows of
+    v_best_kernels without the code and its length, which cost a read of the text each, and with
+    `num_found`, the number without the limit."""
     asked = words.strip().lower() if words and words.strip() else None
-    rows = reader.rows(_LIST, {"words": asked, "limit": limit})
-    num_found = rows[0]["num_found"] if rows else 0
-    for row in rows:
-        del row["num_found"]
-    return KernelList(rows=tuple(rows), num_found=num_found)
+    return reader.rows(_LIST, {"words": asked, "limit": limit})
 
 
 def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
+from forge.views.rollouts import ROLLOUTS
 from forge.views.run_state import load_stages, stage_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forge.store.reader import RunReader
 
 ORDERS: dict[str, str] = {
@@ -34,7 +33,8 @@ ORDERS: dict[str, str] = {
 """Name of an order to its SQL; the largest comes first."""
 
 TREND_GROUPS = 16
-"""Groups in a trend, spread evenly over the problem's groups: one per character of a cell."""
+"""Groups in a trend, spread evenly over the problem's groups, oldest first: one per character of a
+cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,35 +49,6 @@ class ProblemFilter:
     order: str = "name"
     is_reversed: bool = False
     limit: int = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemRow:
-    """A row of the table: one problem and purpose."""
-
-    problem_id: str
-    family: str | None
-    level: int | None
-    purpose: str
-    num_rollouts: int
-    num_turns: int
-    correct_share: float | None
-    """Share of its turns."""
-    best_speedup: float | None
-    best_reward: float | None
-    first_solved_by_version: int | None
-    last_played_by_version: int | None
-    trend: tuple[float, ...] = ()
-    """Share of rollouts with a correct turn by group, oldest first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemList:
-    """Result of a filter."""
-
-    rows: tuple[ProblemRow, ...]
-    num_found: int
-    """Number of matching rows; `rows` holds the first `limit`."""
 
 
 _LIST = """
@@ -106,36 +77,26 @@ ORDER BY group_id
 """The groups at the ends of `points` equal parts; the last one is always included."""
 
 
-def load_problems(reader: RunReader, wanted: ProblemFilter) -> ProblemList:
-    """The problems that were played. Raises ConfigError for an unknown order."""
+def load_problems(reader: RunReader, wanted: ProblemFilter) -> list[dict[str, Any]]:
+    """Rows of v_problems that were played, with `trend`, the share of rollouts with a correct turn
+    by group, and `num_found`, the number of matching rows without the limit. Raises ConfigError for
+    an unknown order.
+    """
     if wanted.order not in ORDERS:
         raise ConfigError(f"order {wanted.order}: no such order; allowed: {', '.join(ORDERS)}")
-    found = reader.rows(
-        _LIST.format(order=_reverse(ORDERS[wanted.order], is_reversed=wanted.is_reversed)),
-        {
-            "purpose": wanted.purpose,
-            "glob": _glob(wanted.words),
-            "solved": wanted.is_solved,
-            "limit": wanted.limit,
-        },
-    )
-    return ProblemList(
-        rows=problem_rows(reader, found),
-        num_found=found[0]["num_found"] if found else 0,
-    )
+    order = _reverse(ORDERS[wanted.order], is_reversed=wanted.is_reversed)
+    asked = {
+        "purpose": wanted.purpose, "glob": _glob(wanted.words), "solved": wanted.is_solved,
+        "limit": wanted.limit,
+    }  # fmt: skip
+    return _with_trends(reader, reader.rows(_LIST.format(order=order), asked))
 
 
-def problem_rows(reader: RunReader, found: Sequence[dict[str, Any]]) -> tuple[ProblemRow, ...]:
-    """Rows of v_problems with their trends."""
+def _with_trends(reader: RunReader, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     trends = _load_trends(reader, sorted({row["problem_id"] for row in found}))
-    names = [name for name in ProblemRow.__dataclass_fields__ if name != "trend"]
-    return tuple(
-        ProblemRow(
-            **{name: row[name] for name in names},
-            trend=trends.get((row["problem_id"], row["purpose"]), ()),
-        )
-        for row in found
-    )
+    for row in found:
+        row["trend"] = trends.get((row["problem_id"], row["purpose"]), ())
+    return found
 
 
 def _load_trends(
@@ -168,39 +129,13 @@ def _reverse(order: str, *, is_reversed: bool) -> str:
 
 
 MAX_ATTEMPTS = 2000
-MAX_TURN_ROWS = 8 * MAX_ATTEMPTS
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemAttempt:
-    """One rollout at a problem."""
-
-    group_id: int
-    rollout: int
-    stage_name: str | None
-    step: int | None
-    purpose: str | None
-    is_greedy: bool
-    policy_version: int
-    statuses: tuple[str, ...]
-    """Statuses of its turns, in order; `?` while unjudged."""
-    best_reward: float | None
-    best_speedup: float | None
-    num_tokens: int
-    """Completion tokens of all turns."""
-    ended: str | None
-    """None while it is being played."""
-    recorded_at: float
-
-    @property
-    def rollout_id(self) -> str:
-        """`g12.r3`."""
-        return f"g{self.group_id}.r{self.rollout}"
-
-    @property
-    def is_correct(self) -> bool:
-        """True if a turn is correct."""
-        return "correct" in self.statuses
+_ATTEMPTS = ROLLOUTS.format(
+    found="SELECT t.group_id, t.rollout FROM groups g JOIN turns t USING (group_id) "
+    "WHERE t.turn = 0 AND g.problem_id = :problem "
+    "AND g.group_id NOT IN (SELECT group_id FROM v_replayed) "
+    "ORDER BY g.group_id DESC, t.rollout LIMIT :limit"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,79 +143,33 @@ class ProblemHistory:
     """One problem over the run."""
 
     problem_id: str
-    totals: tuple[ProblemRow, ...]
-    """One row per purpose."""
-    attempts: tuple[ProblemAttempt, ...]
-    """Latest first; at most MAX_ATTEMPTS."""
+    totals: list[dict[str, Any]]
+    """Rows of v_problems, one per purpose, with their trends."""
+    attempts: list[dict[str, Any]]
+    """Rows of `rollouts.ROLLOUTS` with `stage_name`, latest first; at most MAX_ATTEMPTS."""
     source: str | None
     """The reference module."""
 
     @property
     def num_attempts(self) -> int:
         """Number of all attempts."""
-        return sum(row.num_rollouts for row in self.totals)
-
-
-_ATTEMPTS = """
-SELECT g.group_id, t.rollout, g.stage, g.step, g.purpose, g.is_greedy, t.min_version,
-    coalesce(v.status, '?') AS status, t.reward, v.speedup, t.num_completion_tokens, r.ended,
-    t.recorded_at
-FROM (SELECT * FROM groups WHERE problem_id = :problem
-        AND group_id NOT IN (SELECT group_id FROM v_replayed)
-    ORDER BY group_id DESC LIMIT :limit) g
-JOIN turns t ON t.group_id = g.group_id
-LEFT JOIN verdicts v ON v.group_id = t.group_id AND v.rollout = t.rollout AND v.turn = t.turn
-LEFT JOIN trajectories r ON r.group_id = t.group_id AND r.rollout = t.rollout
-ORDER BY g.group_id DESC, t.rollout, t.turn LIMIT :rows
-"""
+        return sum(row["num_rollouts"] for row in self.totals)
 
 
 def load_history(reader: RunReader, problem_id: str) -> ProblemHistory:
     """All attempts at one problem and its totals; both empty if it was not played."""
-    found = reader.rows("SELECT * FROM v_problems WHERE problem_id = ?", (problem_id,))
+    totals = reader.rows("SELECT * FROM v_problems WHERE problem_id = ?", (problem_id,))
+    attempts = reader.rows(_ATTEMPTS, {"problem": problem_id, "limit": MAX_ATTEMPTS})
+    stages = load_stages(reader)
+    for row in attempts:
+        row["stage_name"] = None if row["stage"] is None else stage_name(stages, row["stage"])
     return ProblemHistory(
         problem_id=problem_id,
-        totals=problem_rows(reader, found),
-        attempts=_load_attempts(reader, problem_id),
+        totals=_with_trends(reader, totals),
+        attempts=attempts,
         source=reader.value(
             "SELECT body FROM texts WHERE text_id = "
             "(SELECT source_id FROM problems WHERE problem_id = ?)",
             (problem_id,),
         ),
     )
-
-
-def _load_attempts(reader: RunReader, problem_id: str) -> tuple[ProblemAttempt, ...]:
-    rows = reader.rows(
-        _ATTEMPTS, {"problem": problem_id, "limit": MAX_ATTEMPTS, "rows": MAX_TURN_ROWS}
-    )
-    by_rollout: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by_rollout[row["group_id"], row["rollout"]].append(row)
-    stages = load_stages(reader)
-    return tuple(
-        _attempt(turns, stages=stages) for turns in list(by_rollout.values())[:MAX_ATTEMPTS]
-    )
-
-
-def _attempt(turns: list[dict[str, Any]], *, stages: Sequence[Any]) -> ProblemAttempt:
-    first, last = turns[0], turns[-1]
-    return ProblemAttempt(
-        group_id=first["group_id"],
-        rollout=first["rollout"],
-        stage_name=None if first["stage"] is None else stage_name(stages, first["stage"]),
-        step=first["step"],
-        purpose=first["purpose"],
-        is_greedy=bool(first["is_greedy"]),
-        policy_version=first["min_version"],
-        statuses=tuple(turn["status"] for turn in turns),
-        best_reward=_most(turn["reward"] for turn in turns),
-        best_speedup=_most(turn["speedup"] for turn in turns if turn["status"] == "correct"),
-        num_tokens=sum(turn["num_completion_tokens"] for turn in turns),
-        ended=last["ended"],
-        recorded_at=last["recorded_at"],
-    )
-
-
-def _most(values: Any) -> float | None:
-    return max((value for value in values if value is not None), default=None)

@@ -83,6 +83,25 @@ _BEST = """
 (SELECT max(speedup) FROM verdicts b WHERE b.group_id = t.group_id AND b.rollout = t.rollout) DESC
     NULLS LAST, t.group_id, t.rollout
 """
+ROLLOUTS = """
+WITH found AS MATERIALIZED (SELECT *, row_number() OVER () AS place FROM ({found}))
+SELECT 'g' || f.group_id || '.r' || f.rollout AS rollout_id, f.group_id, f.rollout, g.stage, g.step,
+    g.purpose, g.is_greedy, coalesce(g.problem_id, r.problem_id) AS problem_id, p.family, p.level,
+    p.split, r.ended, max(v.status = 'correct') AS is_correct,
+    group_concat(coalesce(v.status, '?'), ' ') AS statuses, count(*) AS num_turns,
+    max(t.reward) AS reward,
+    max(CASE WHEN v.status = 'correct' THEN v.speedup END) AS speedup,
+    max(CASE WHEN v.status = 'correct' THEN v.speedup_low END) AS speedup_low,
+    sum(t.num_completion_tokens) AS num_completion_tokens, min(t.min_version) AS min_version,
+    max(t.max_version) AS max_version
+FROM found f CROSS JOIN turns t USING (group_id, rollout)
+LEFT JOIN verdicts v ON v.group_id = t.group_id AND v.rollout = t.rollout AND v.turn = t.turn
+LEFT JOIN groups g ON g.group_id = f.group_id
+LEFT JOIN trajectories r ON r.group_id = f.group_id AND r.rollout = f.rollout
+LEFT JOIN problems p ON p.problem_id = coalesce(g.problem_id, r.problem_id)
+GROUP BY f.place ORDER BY f.place
+"""
+"""A row for each rollout of a query like that of `find`, with the statuses of its turns."""
 NOT_FOUND = "no such rollout"
 
 
@@ -262,32 +281,6 @@ class RolloutAddress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedTurn:
-    """A turn with its verdict, reward and use in training."""
-
-    row: Mapping[str, Any]
-    """The turn's row of v_turns."""
-    reward_terms: Mapping[str, float]
-    phase_s: Mapping[str, float]
-    advantage: float | None
-    """None if it was not offered to the trainer."""
-    trained_at: tuple[tuple[str, int, int], ...]
-    """(stage name, step, staleness) of each use by the trainer."""
-    queued_s: float
-    """Part of judge_s outside all phases: waiting for a free judge. 0 for a cached verdict."""
-
-    @property
-    def turn_id(self) -> str:
-        """`g12.r3.t1`."""
-        return self.row["turn_id"]
-
-    @property
-    def code(self) -> str:
-        """The kernel; empty if the answer had none."""
-        return self.row["code"] or ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sibling:
     """A rollout of the group, by turn."""
 
@@ -312,7 +305,10 @@ class Conversation:
     problem_id: str
     group: Mapping[str, Any]
     """stage_name, step, purpose, is_greedy, is_flat, family, level, num_rollouts."""
-    turns: tuple[PlayedTurn, ...]
+    turns: tuple[dict[str, Any], ...]
+    """Rows of v_turns with `reward_terms` and `phase_s` read; `advantage`, None if it was not
+    offered to the trainer; `trained_at`, (stage name, step, staleness) of each use by the trainer;
+    `queued_s`, the part of judge_s outside all phases: waiting for a free judge."""
     siblings: tuple[Sibling, ...]
     source: str | None
     """The problem's reference module."""
@@ -349,7 +345,7 @@ def load_conversation(
     rollout = min((s.rollout for s in siblings), key=lambda number: abs(number - wanted))
     stages = load_stages(reader)
     turns = _load_turns(reader, group_id, rollout, stages=stages)
-    first = turns[0].row
+    first = turns[0]
     group = reader.one("SELECT is_flat, num_rollouts FROM groups WHERE group_id = ?", (group_id,))
     names = ("step", "purpose", "is_greedy", "family", "level")
     place = {
@@ -386,7 +382,7 @@ def _load_thinking(reader: RunReader, attempt: int | None) -> str:
 
 def _load_turns(
     reader: RunReader, group_id: int, rollout: int, *, stages: Sequence[Any]
-) -> tuple[PlayedTurn, ...]:
+) -> tuple[dict[str, Any], ...]:
     rows = reader.rows(
         "SELECT * FROM v_turns WHERE group_id = ? AND rollout = ? ORDER BY turn",
         (group_id, rollout),
@@ -399,21 +395,17 @@ def _load_turns(
     )
     for use in offered:
         use["stage"] = None if use["stage"] is None else stage_name(stages, use["stage"])
-    return tuple(_played(row, [o for o in offered if o["turn"] == row["turn"]]) for row in rows)
-
-
-def _played(row: dict[str, Any], offered: list[dict[str, Any]]) -> PlayedTurn:
-    phase_s = json.loads(row["phase_s"] or "{}")
-    return PlayedTurn(
-        row=row,
-        reward_terms=json.loads(row["reward_terms"] or "{}"),
-        phase_s=phase_s,
-        queued_s=max(0.0, row["judge_s"] - sum(phase_s.values())) if phase_s else 0.0,
-        advantage=offered[-1]["advantage"] if offered else None,
-        trained_at=tuple(
-            (o["stage"], o["step"], o["staleness"]) for o in offered if o["step"] is not None
-        ),
-    )
+    for row in rows:
+        uses = [use for use in offered if use["turn"] == row["turn"]]
+        row["reward_terms"] = json.loads(row["reward_terms"] or "{}")
+        row["phase_s"] = json.loads(row["phase_s"] or "{}")
+        queued_s = row["judge_s"] - sum(row["phase_s"].values())
+        row["queued_s"] = max(0.0, queued_s) if row["phase_s"] else 0.0
+        row["advantage"] = uses[-1]["advantage"] if uses else None
+        row["trained_at"] = tuple(
+            (use["stage"], use["step"], use["staleness"]) for use in uses if use["step"] is not None
+        )
+    return tuple(rows)
 
 
 def _load_siblings(reader: RunReader, group_id: int, rollout: int) -> tuple[Sibling, ...]:

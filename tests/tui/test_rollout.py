@@ -127,8 +127,7 @@ def test_a_match_is_found_in_text_and_in_code_and_ignores_case():
 def test_long_thinking_is_folded_until_asked_for():
     thought = "".join(f"thought {n}\n" for n in range(40))
     completion = f"<think>{thought}</think>\nend"
-    row = {"turn": 0, "num_prompt_tokens": 3, "is_truncated": 0, "completion": completion}
-    played = SimpleNamespace(row=row, turn_id="g1.r0.t0")
+    played = {"turn": 0, "num_prompt_tokens": 3, "is_truncated": 0, "completion": completion}
     found = SimpleNamespace(turns=(played,), thinking="think")
     console = Console(width=80)
 

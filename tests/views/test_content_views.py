@@ -18,7 +18,6 @@ from forge.views.problems import (
     ORDERS,
     TREND_GROUPS,
     ProblemFilter,
-    ProblemList,
     load_history,
     load_problems,
 )
@@ -67,22 +66,21 @@ def played(tmp_path: Path) -> Path:
     return tmp_path / "toy-1"
 
 
-def problems(run: Path | RunPaths, **wanted: Any) -> ProblemList:
+def problems(run: Path | RunPaths, **wanted: Any) -> list[dict[str, Any]]:
     with open_run(run) as reader:
         return load_problems(reader, ProblemFilter(**wanted))
 
 
 def test_a_problem_has_its_totals_and_its_trend(played: Path) -> None:
     found = problems(played, order="attempts")
-    assert found.num_found == 2
-    softmax = found.rows[0]
-    assert (softmax.problem_id, softmax.num_rollouts, softmax.num_turns) == ("softmax-0000", 48, 72)
-    assert softmax.correct_share == pytest.approx(12 / 72)
-    assert len(softmax.trend) == TREND_GROUPS
-    assert softmax.trend[0] == 0.0
-    assert softmax.trend[-1] == 0.5
-    assert list(softmax.trend) == sorted(softmax.trend)
-    assert found.rows[1].trend == (1.0,)
+    softmax, other = found
+    assert softmax["num_found"] == 2
+    assert (softmax["problem_id"], softmax["num_rollouts"]) == ("softmax-0000", 48)
+    assert softmax["correct_share"] == pytest.approx(12 / 72)
+    assert len(softmax["trend"]) == TREND_GROUPS
+    assert (softmax["trend"][0], softmax["trend"][-1]) == (0.0, 0.5)
+    assert list(softmax["trend"]) == sorted(softmax["trend"])
+    assert other["trend"] == (1.0,)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -92,31 +90,27 @@ def test_a_reversed_order_starts_at_the_other_end(canned_run: RunPaths, order: s
         "attempts": "num_rollouts", "reward": "best_reward", "level": "level",
         "recent": "last_played_by_version",
     }[order]  # fmt: skip
-    there = [getattr(row, column) for row in problems(canned_run, order=order).rows]
-    back = [
-        getattr(row, column) for row in problems(canned_run, order=order, is_reversed=True).rows
-    ]
+    there = [row[column] for row in problems(canned_run, order=order)]
+    back = [row[column] for row in problems(canned_run, order=order, is_reversed=True)]
     known = [value for value in there if value is not None]
     assert known == sorted(known, reverse=order != "name")
     assert [value for value in back if value is not None] == known[::-1]
 
 
 def test_problems_are_found_by_words_glob_purpose_and_success(canned_run: RunPaths) -> None:
-    everything = problems(canned_run)
-    assert everything.num_found == len(everything.rows) == 76
-    assert {row.family for row in problems(canned_run, words="SoftMax").rows} == {"softmax"}
-    assert problems(canned_run, words="oftmax*").rows == ()
-    assert {row.family for row in problems(canned_run, words="norm-*").rows} == {"norm"}
-    assert problems(canned_run, words="[").rows == ()
-    assert problems(canned_run, words=" ").num_found == 76
-    held_out = problems(canned_run, purpose="eval")
-    assert {row.purpose for row in held_out.rows} == {"eval"}
+    assert len(problems(canned_run)) == 76
+    assert {row["family"] for row in problems(canned_run, words="SoftMax")} == {"softmax"}
+    assert problems(canned_run, words="oftmax*") == []
+    assert {row["family"] for row in problems(canned_run, words="norm-*")} == {"norm"}
+    assert problems(canned_run, words="[") == []
+    assert len(problems(canned_run, words=" ")) == 76
+    assert {row["purpose"] for row in problems(canned_run, purpose="eval")} == {"eval"}
     solved = problems(canned_run, is_solved=True)
     unsolved = problems(canned_run, is_solved=False)
-    assert solved.num_found + unsolved.num_found == 76
-    assert all(row.first_solved_by_version is None for row in unsolved.rows)
+    assert len(solved) + len(unsolved) == 76
+    assert all(row["first_solved_by_version"] is None for row in unsolved)
     few = problems(canned_run, limit=5)
-    assert (len(few.rows), few.num_found) == (5, 76)
+    assert (len(few), few[0]["num_found"]) == (5, 76)
     with pytest.raises(ConfigError, match="order x"):
         problems(canned_run, order="x")
 
@@ -127,18 +121,16 @@ def test_a_history_has_every_attempt_latest_first(played: Path) -> None:
         nothing = load_history(reader, "nope")
     assert history.num_attempts == len(history.attempts) == 48
     latest = history.attempts[0]
-    assert (latest.rollout_id, latest.statuses, latest.ended) == (
-        "g23.r0", ("wrong", "correct"), "correct",
+    assert (latest["rollout_id"], latest["statuses"], latest["ended"]) == (
+        "g23.r0", "wrong correct", "correct",
     )  # fmt: skip
-    assert latest.is_correct
-    assert latest.best_reward == 0.8
-    assert latest.num_tokens == 24
-    assert [a.group_id for a in history.attempts] == sorted(
-        (a.group_id for a in history.attempts), reverse=True
-    )
+    assert latest["is_correct"]
+    assert (latest["reward"], latest["num_completion_tokens"]) == (0.8, 24)
+    groups = [row["group_id"] for row in history.attempts]
+    assert groups == sorted(groups, reverse=True)
     assert history.source is not None
     assert "class Model" in history.source
-    assert (nothing.totals, nothing.attempts, nothing.source) == ((), (), None)
+    assert (nothing.totals, nothing.attempts, nothing.source) == ([], [], None)
 
 
 def test_a_conversation_has_turns_siblings_and_neighbours(played: Path) -> None:
@@ -150,19 +142,19 @@ def test_a_conversation_has_turns_siblings_and_neighbours(played: Path) -> None:
     assert found is not None
     assert latest is not None
     assert beyond is not None
-    assert [turn.turn_id for turn in found.turns] == ["g20.r0.t0", "g20.r0.t1"]
+    assert [turn["turn_id"] for turn in found.turns] == ["g20.r0.t0", "g20.r0.t1"]
     assert (found.before, found.after) == (19, 21)
-    assert [turn.advantage for turn in found.turns] == [0.5, -0.5]
-    assert found.turns[0].trained_at == (("grpo-1", 21, 1),)
-    assert found.turns[1].reward_terms == {"compiled": 0.3, "correct": 0.5}
-    assert found.turns[0].phase_s["correct"] == 0.05
-    assert found.turns[0].queued_s == pytest.approx(0.1 - 0.051)
+    assert [turn["advantage"] for turn in found.turns] == [0.5, -0.5]
+    assert found.turns[0]["trained_at"] == (("grpo-1", 21, 1),)
+    assert found.turns[1]["reward_terms"] == {"compiled": 0.3, "correct": 0.5}
+    assert found.turns[0]["phase_s"]["correct"] == 0.05
+    assert found.turns[0]["queued_s"] == pytest.approx(0.1 - 0.051)
     assert found.group["stage_name"] == "grpo-1"
     assert [s.rollout for s in found.siblings] == [0, 1]
     assert [s["advantage"] for s in found.siblings[0].turns] == [0.5, -0.5]
     assert found.siblings[1].turn(1)["turn"] == 0
     assert (latest.group_id, latest.after) == (24, None)
-    assert latest.turns[0].row["speedup"] == 2.0
+    assert latest.turns[0]["speedup"] == 2.0
     assert beyond.rollout == 1
 
 
@@ -178,21 +170,19 @@ def test_an_empty_run_has_nothing_to_show(tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "toy-1", [])
     with open_run(tmp_path / "toy-1") as reader:
         assert load_conversation(reader) is None
-        assert load_problems(reader, ProblemFilter()).rows == ()
-        assert load_kernels(reader).rows == ()
+        assert load_problems(reader, ProblemFilter()) == []
+        assert load_kernels(reader) == []
 
 
 def test_the_best_kernel_has_its_code_times_and_origin(played: Path) -> None:
     with open_run(played) as reader:
-        best = load_kernels(reader).rows[0]
+        best = load_kernels(reader)[0]
         kernel = load_kernel(reader, best["turn_id"])
         assert load_kernel(reader, "g0.r0.t0") is not None
         assert load_kernel(reader, "g0.r0.t9") is None
         assert load_kernel(reader, "g0.r0.t0; drop") is None
-        assert [row["problem_id"] for row in load_kernels(reader, words="SOFT").rows] == [
-            "softmax-0000"
-        ]
-        assert load_kernels(reader, limit=1).num_found == 2
+        assert [row["problem_id"] for row in load_kernels(reader, words="SOFT")] == ["softmax-0000"]
+        assert load_kernels(reader, limit=1)[0]["num_found"] == 2
     assert (best["problem_id"], best["step"], best["speedup"]) == ("matmul-0001", 24, 2.0)
     assert kernel is not None
     assert kernel.run == "toy-1"
@@ -212,7 +202,7 @@ def test_compressed_texts_read_the_same(tmp_path: Path) -> None:
             history = load_history(reader, "softmax-0000")
         assert found is not None
         assert kernel is not None
-        assert found.siblings[0].turns[0]["code"] == kernel.code == found.turns[0].code
+        assert found.siblings[0].turns[0]["code"] == kernel.code == found.turns[0]["code"]
         assert found.source == history.source
         assert "class Model" in str(found.source)
 
@@ -302,8 +292,8 @@ def test_purposes_are_separate_rows(tmp_path: Path) -> None:
         group(1, [[WRONG]]),
     ]  # fmt: skip
     anyio.run(write_run, tmp_path / "toy-1", records)
-    rows = problems(tmp_path / "toy-1").rows
-    assert [(row.purpose, row.trend) for row in rows] == [("eval", (1.0,)), ("train", (0.0,))]
+    rows = problems(tmp_path / "toy-1")
+    assert [(row["purpose"], row["trend"]) for row in rows] == [("eval", (1.0,)), ("train", (0.0,))]
 
 
 def test_a_repeated_evaluation_counts_once(tmp_path: Path) -> None:
@@ -312,8 +302,8 @@ def test_a_repeated_evaluation_counts_once(tmp_path: Path) -> None:
         replayed = {row["group_id"] for row in reader.rows("SELECT group_id FROM v_replayed")}
         history = load_history(reader, "softmax-0000")
     assert replayed == {20}
-    assert {21} <= {attempt.group_id for attempt in history.attempts}
-    assert not replayed & {attempt.group_id for attempt in history.attempts}
+    assert {21} <= {row["group_id"] for row in history.attempts}
+    assert not replayed & {row["group_id"] for row in history.attempts}
     assert len(history.attempts) == history.num_attempts
-    trends = {row.purpose: row.trend for row in history.totals}
+    trends = {row["purpose"]: row["trend"] for row in history.totals}
     assert trends["eval"] == (1.0, 0.5)

@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
     from forge.store.reader import RunReader
     from forge.tui.frame.watched import Watched
-    from forge.views.problems import ProblemRow
 
 ORDERS = {
-    "latest": lambda attempt: (-attempt.group_id, attempt.rollout),
-    "reward": lambda attempt: -(attempt.best_reward if attempt.best_reward is not None else -1e9),
-    "speedup": lambda attempt: -(attempt.best_speedup or 0.0),
-    "tokens": lambda attempt: -attempt.num_tokens,
+    "latest": lambda row: (-row["group_id"], row["rollout"]),
+    "reward": lambda row: -(row["reward"] if row["reward"] is not None else -1e9),
+    "speedup": lambda row: -(row["speedup"] or 0.0),
+    "tokens": lambda row: -row["num_completion_tokens"],
 }
 """Sort keys, largest first; ties stay in the order of `latest`."""
 
@@ -40,37 +39,46 @@ MAX_ROWS = 500
 """Maximum rows listed; a row costs 0.1 ms each time it changes."""
 
 FILTERS = {
-    "all": lambda attempt: True,
-    "solved": lambda attempt: attempt.is_correct,
-    "failed": lambda attempt: not attempt.is_correct,
+    "all": lambda row: True,
+    "solved": lambda row: row["is_correct"],
+    "failed": lambda row: not row["is_correct"],
 }
 
 
 COLUMNS = (
-    Column("latest", "rollout", lambda row: row.rollout_id),
+    Column("latest", "rollout", lambda row: row["rollout_id"]),
     Column(
         "purpose",
         "for",
-        lambda row: f"{row.purpose or '–'}{', greedy' if row.is_greedy else ''}",
+        lambda row: (row["purpose"] or NONE) + (", greedy" if row["is_greedy"] else ""),
         from_width=70,
     ),
-    Column("stage", "stage", lambda row: printable(row.stage_name or NONE), from_width=100),
-    Column("step", "step", lambda row: NONE if row.step is None else str(row.step), is_number=True),
-    Column("policy", "policy", lambda row: str(row.policy_version), from_width=70, is_number=True),
-    Column("reward", "reward", lambda row: number(row.best_reward), is_number=True),
+    Column("stage", "stage", lambda row: printable(row["stage_name"] or NONE), from_width=100),
     Column(
-        "speedup", "fastest", lambda row: factor(row.best_speedup), from_width=60, is_number=True
+        "step",
+        "step",
+        lambda row: NONE if row["step"] is None else str(row["step"]),
+        is_number=True,
     ),
-    Column("tokens", "tokens", lambda row: str(row.num_tokens), from_width=100, is_number=True),
-    Column("ended", "ended", lambda row: row.ended or "playing", from_width=100),
+    Column("policy", "policy", lambda row: str(row["min_version"]), from_width=70, is_number=True),
+    Column("reward", "reward", lambda row: number(row["reward"]), is_number=True),
+    Column("speedup", "fastest", lambda row: factor(row["speedup"]), from_width=60, is_number=True),
+    Column(
+        "tokens",
+        "tokens",
+        lambda row: str(row["num_completion_tokens"]),
+        from_width=100,
+        is_number=True,
+    ),
+    Column("ended", "ended", lambda row: row["ended"] or "playing", from_width=100),
     Column(
         "turns",
         "turns",
-        lambda row: path_of_statuses(row.statuses),
+        lambda row: path_of_statuses(row["statuses"].split()),
         takes_rest=True,
-        style=lambda row: "green" if row.is_correct else "",
+        style=lambda row: "green" if row["is_correct"] else "",
     ),
-)
+)  # fmt: skip
 
 
 class AttemptsScreen(PacedScreen[ProblemHistory]):
@@ -111,7 +119,7 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
         attempts = [each for each in data.attempts if FILTERS[self._filter](each)]
         attempts.sort(key=ORDERS[self._order])
         self.query_one("#caption", Static).update(self._caption(data, len(attempts)))
-        rows = [(each.rollout_id, each) for each in attempts[:MAX_ROWS]]
+        rows = [(each["rollout_id"], each) for each in attempts[:MAX_ROWS]]
         self.query_one(RowTable).show_rows(rows, marked=self._order)
         self.query_one("#source", Static).update(shown_code(data.source or "# not stored"))
 
@@ -163,15 +171,15 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
         return text.append(words, style="not bold")
 
 
-def _totals(row: ProblemRow) -> str:
+def _totals(row: dict[str, Any]) -> str:
     parts = [
-        f"{row.purpose}: {share(row.correct_share)} of {row.num_turns} turns correct",
-        f"best reward {number(row.best_reward)}",
+        f"{row['purpose']}: {share(row['correct_share'])} of {row['num_turns']} turns correct",
+        f"best reward {number(row['best_reward'])}",
     ]
-    if row.best_speedup is not None:
-        parts.append(f"fastest {factor(row.best_speedup)}")
-    if row.first_solved_by_version is not None:
-        parts.append(f"first solved by policy {row.first_solved_by_version}")
-    if row.trend:
-        parts.append(spark(row.trend))
+    if row["best_speedup"] is not None:
+        parts.append(f"fastest {factor(row['best_speedup'])}")
+    if row["first_solved_by_version"] is not None:
+        parts.append(f"first solved by policy {row['first_solved_by_version']}")
+    if row["trend"]:
+        parts.append(spark(row["trend"]))
     return printable(" · ".join(parts))

@@ -22,7 +22,6 @@ from forge.tui.widgets.texts import copy_code, shown_code
 from forge.tui.widgets.verdicts import kernel_facts
 from forge.views.kernels import (
     Kernel,
-    KernelList,
     file_name,
     load_kernel,
     load_kernels,
@@ -59,7 +58,7 @@ COLUMNS = (
 class Shown:
     """The list, and the kernel under the cursor."""
 
-    kernels: KernelList
+    kernels: list[dict[str, Any]]
     kernel: Kernel | None
 
 
@@ -89,7 +88,7 @@ class KernelsScreen(PacedScreen[Shown]):
         self._words: str | None = None
         self._chosen: str | None = None
         """turn_id of the selected kernel; None: the best."""
-        self._listed: tuple[Any, KernelList] | None = None
+        self._listed: tuple[Any, list[dict[str, Any]]] | None = None
 
     def compose_body(self) -> ComposeResult:
         with Vertical(id="list"):
@@ -109,11 +108,11 @@ class KernelsScreen(PacedScreen[Shown]):
     def answer(self, reader: RunReader, question: Any) -> Shown:
         words, chosen = question
         kernels = self._list(reader, words)
-        known = [row["turn_id"] for row in kernels.rows]
+        known = [row["turn_id"] for row in kernels]
         wanted = chosen if chosen in known else next(iter(known), None)
         return Shown(kernels, None if wanted is None else load_kernel(reader, wanted))
 
-    def _list(self, reader: RunReader, words: str | None) -> KernelList:
+    def _list(self, reader: RunReader, words: str | None) -> list[dict[str, Any]]:
         """Queried only if it can differ: moving the cursor loads one kernel."""
         asked = (reader, reader.data_version(), words)
         if self._listed is None or self._listed[0] != asked:
@@ -121,12 +120,13 @@ class KernelsScreen(PacedScreen[Shown]):
         return self._listed[1]
 
     def show_answer(self, data: Shown) -> None:
-        num, num_found = len(data.kernels.rows), data.kernels.num_found
+        num = len(data.kernels)
+        num_found = data.kernels[0]["num_found"] if num else 0
         counted = f"{num}" if num == num_found else f"{num} of {num_found}"
         words = f"best kernels of {counted} problems" if num else "no correct kernel"
         self.query_one("#caption", Static).update(words)
         table = self.query_one(RowTable)
-        table.show_rows([(row["turn_id"], row) for row in data.kernels.rows])
+        table.show_rows([(row["turn_id"], row) for row in data.kernels])
         kernel = data.kernel
         self.query_one("#facts", Static).update(Text() if kernel is None else kernel_facts(kernel))
         self.query_one("#code", Static).update(

@@ -16,7 +16,7 @@ from forge.tui.frame.asking import PacedScreen, following
 from forge.tui.frame.dialogs import FilterLine
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import spark
-from forge.views.problems import ORDERS, ProblemFilter, ProblemList, load_problems
+from forge.views.problems import ORDERS, ProblemFilter, load_problems
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 
@@ -36,37 +36,39 @@ def _whole(value: int | None) -> str:
 
 
 COLUMNS = (
-    Column("name", "problem", lambda row: row.problem_id, takes_rest=True),
-    Column("family", "family", lambda row: row.family or NONE, from_width=130),
-    Column("level", "lvl", lambda row: _whole(row.level), from_width=60, is_number=True),
-    Column("purpose", "for", lambda row: row.purpose or NONE, from_width=70),
-    Column("pass", "pass", lambda row: share(row.correct_share), is_number=True),
+    Column("name", "problem", lambda row: row["problem_id"], takes_rest=True),
+    Column("family", "family", lambda row: row["family"] or NONE, from_width=130),
+    Column("level", "lvl", lambda row: _whole(row["level"]), from_width=60, is_number=True),
+    Column("purpose", "for", lambda row: row["purpose"] or NONE, from_width=70),
+    Column("pass", "pass", lambda row: share(row["correct_share"]), is_number=True),
     Column(
-        "speedup", "fastest", lambda row: factor(row.best_speedup), from_width=60, is_number=True
+        "speedup", "fastest", lambda row: factor(row["best_speedup"]), from_width=60, is_number=True
     ),
-    Column("reward", "reward", lambda row: number(row.best_reward), from_width=100, is_number=True),
-    Column("attempts", "tries", lambda row: str(row.num_rollouts), is_number=True),
-    Column("turns", "turns", lambda row: str(row.num_turns), from_width=130, is_number=True),
+    Column(
+        "reward", "reward", lambda row: number(row["best_reward"]), from_width=100, is_number=True
+    ),
+    Column("attempts", "tries", lambda row: str(row["num_rollouts"]), is_number=True),
+    Column("turns", "turns", lambda row: str(row["num_turns"]), from_width=130, is_number=True),
     Column(
         "solved",
         "solved at",
-        lambda row: _whole(row.first_solved_by_version),
+        lambda row: _whole(row["first_solved_by_version"]),
         from_width=130,
         is_number=True,
     ),
     Column(
         "recent",
         "played at",
-        lambda row: _whole(row.last_played_by_version),
+        lambda row: _whole(row["last_played_by_version"]),
         from_width=100,
         is_number=True,
     ),
-    Column("trend", "trend", lambda row: spark(row.trend)),
-)
+    Column("trend", "trend", lambda row: spark(row["trend"])),
+)  # fmt: skip
 """`solved at` and `played at` are policy versions; pass counts turns, the trend rollouts."""
 
 
-class ProblemsScreen(PacedScreen[ProblemList]):
+class ProblemsScreen(PacedScreen[list[dict[str, Any]]]):
     """The Problems screen, key 2."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -98,12 +100,12 @@ class ProblemsScreen(PacedScreen[ProblemList]):
     def question(self) -> ProblemFilter:
         return self._wanted
 
-    def answer(self, reader: RunReader, question: Any) -> ProblemList:
+    def answer(self, reader: RunReader, question: Any) -> list[dict[str, Any]]:
         return load_problems(reader, question)
 
-    def show_answer(self, data: ProblemList) -> None:
+    def show_answer(self, data: list[dict[str, Any]]) -> None:
         self.query_one("#caption", Static).update(caption(self._wanted, data))
-        rows = [(f"{row.purpose} {row.problem_id}", row) for row in data.rows]
+        rows = [(f"{row['purpose']} {row['problem_id']}", row) for row in data]
         self.query_one(RowTable).show_rows(rows, marked=self._wanted.order)
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -160,12 +162,10 @@ class ProblemsScreen(PacedScreen[ProblemList]):
         self.ask_now()
 
 
-def caption(wanted: ProblemFilter, data: ProblemList) -> Text:
+def caption(wanted: ProblemFilter, data: list[dict[str, Any]]) -> Text:
     """Number of rows, order and filters."""
-    num = len(data.rows)
-    text = Text(
-        f"{num} problems" if num == data.num_found else f"{num} of {data.num_found} problems"
-    )
+    num, found = len(data), data[0]["num_found"] if data else 0
+    text = Text(f"{num} problems" if num == found else f"{num} of {found} problems")
     text.append(f" · by {wanted.order}{', reversed' if wanted.is_reversed else ''}")
     parts = [wanted.purpose and f"for {wanted.purpose}", wanted.words and f"“{wanted.words}”"]
     if wanted.is_solved is not None:
@@ -173,7 +173,7 @@ def caption(wanted: ProblemFilter, data: ProblemList) -> Text:
     for part in parts:
         if part:
             text.append(f" · {printable(part)}", style="bold")
-    if data.rows:
+    if data:
         text.append(" · pass of turns, trend of rollouts", style="dim")
     else:
         text.append(" · none; Escape shows all")

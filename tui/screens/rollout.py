@@ -19,7 +19,7 @@ from forge.tui.frame.dialogs import AskLine
 from forge.tui.widgets.conversations import SiblingsPane, answer_of, head_of, prompt_of, turn_diff
 from forge.tui.widgets.texts import copy_code, lines_with, marked, shown_code
 from forge.tui.widgets.verdicts import verdict_panel
-from forge.views.rollouts import Conversation, PlayedTurn, load_conversation, parse_address
+from forge.views.rollouts import Conversation, load_conversation, parse_address
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class RolloutScreen(PacedScreen[Found]):
     def _found(self) -> Conversation | None:
         return None if self._shown is None else self._shown.conversation
 
-    def _current(self, found: Conversation) -> PlayedTurn:
+    def _current(self, found: Conversation) -> dict[str, Any]:
         return found.turns[max(0, min(self._turn, len(found.turns) - 1))]
 
     def _show_turn(self, found: Conversation) -> None:
@@ -163,11 +163,11 @@ class RolloutScreen(PacedScreen[Found]):
         self.query_one("#side-text", Static).update(verdict_panel(turn))
         self._show_pane(self.query_one(TabbedContent).active, found, turn)
 
-    def _show_pane(self, name: str, found: Conversation, turn: PlayedTurn) -> None:
+    def _show_pane(self, name: str, found: Conversation, turn: dict[str, Any]) -> None:
         """Renders the active pane only."""
         if name == "siblings":
             pane = self.query_one(SiblingsPane)
-            self.call_next(pane.show_group, found, turn.row["turn"])
+            self.call_next(pane.show_group, found, turn["turn"])
             return
         made = {
             "answer": lambda: answer_of(found, turn, is_folded=self._is_folded),
@@ -248,7 +248,7 @@ class RolloutScreen(PacedScreen[Found]):
         found = self._found
         if found is not None:
             turn = self._current(found)
-            copy_code(self.app, turn.code, turn.turn_id)
+            copy_code(self.app, (turn["code"] or ""), turn["turn_id"])
 
     def action_fold(self) -> None:
         """Shows long thinking, or folds it again."""

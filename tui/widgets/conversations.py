@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from textual.app import ComposeResult
 
-    from forge.views.rollouts import Conversation, PlayedTurn, Sibling
+    from forge.views.rollouts import Conversation, Sibling
 
 MAX_THINKING = 12
 """Lines of folded thinking."""
@@ -33,12 +33,12 @@ MAX_REASON = 40
 STYLES = {AnswerPart.TEXT: "", AnswerPart.THINKING: "italic dim"}
 
 
-def head_of(found: Conversation, turn: PlayedTurn) -> Text:
+def head_of(found: Conversation, turn: dict[str, Any]) -> Text:
     """Position of the turn, then its verdict and reward."""
-    row, group = turn.row, found.group
+    row, group = turn, found.group
     num_siblings = max(group["num_rollouts"] or 0, len(found.siblings))
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(turn.turn_id, style="bold")
+    text.append(turn["turn_id"], style="bold")
     text.append(f" · turn {row['turn'] + 1} of {len(found.turns)}")
     text.append(f" · sibling {found.rollout + 1} of {num_siblings}")
     text.append(f" · {_when(group)}\n")
@@ -49,7 +49,7 @@ def head_of(found: Conversation, turn: PlayedTurn) -> Text:
     if row["speedup"] is not None:
         text.append(f" · {speedup(row)}")
     text.append(f" · reward {number(row['reward'])} · return {number(row['discounted_return'])}")
-    text.append(f" · advantage {signed(turn.advantage)}")
+    text.append(f" · advantage {signed(turn['advantage'])}")
     return text
 
 
@@ -62,22 +62,22 @@ def _when(group: Any) -> str:
     return f"{group['purpose']}{greedy}{flat}, {stage} step {group['step']}"
 
 
-def answer_of(found: Conversation, turn: PlayedTurn, *, is_folded: bool = False) -> Group:
+def answer_of(found: Conversation, turn: dict[str, Any], *, is_folded: bool = False) -> Group:
     """The prompt or feedback that the model received, and its answer.
 
     Args:
         is_folded: only the first lines of long thinking.
     """
-    number_of = turn.row["turn"]
-    before = next((t for t in found.turns if t.row["turn"] == number_of - 1), None)
+    number_of = turn["turn"]
+    before = next((t for t in found.turns if t["turn"] == number_of - 1), None)
     parts: list[RenderableType] = []
     if before is not None:
-        parts += [_heading("feedback"), shown_text(before.row["feedback"] or "nothing")]
+        parts += [_heading("feedback"), shown_text(before["feedback"] or "nothing")]
     else:
-        tokens = turn.row["num_prompt_tokens"]
+        tokens = turn["num_prompt_tokens"]
         parts.append(_heading(f"the problem ({tokens} tokens; t shows them)"))
     parts.append(_heading("answer"))
-    completion = turn.row["completion"] or ""
+    completion = turn["completion"] or ""
     for kind, text in split_answer(completion[:MAX_SHOWN], thinking=found.thinking):
         if kind is AnswerPart.CODE:
             parts.append(shown_code(text))
@@ -89,27 +89,27 @@ def answer_of(found: Conversation, turn: PlayedTurn, *, is_folded: bool = False)
             parts.append(shown_text(text.removesuffix("\n"), style=STYLES[kind]))
     if len(completion) > MAX_SHOWN:
         parts.append(_heading(f"… {len(completion) - MAX_SHOWN} more characters"))
-    if turn.row["is_truncated"]:
+    if turn["is_truncated"]:
         parts.append(_heading("… cut off at its length"))
     return Group(*parts)
 
 
-def prompt_of(turn: PlayedTurn) -> Group:
+def prompt_of(turn: dict[str, Any]) -> Group:
     """The exact text that the model received, including template tokens."""
-    tokens = turn.row["num_prompt_tokens"]
-    return Group(_heading(f"prompt: {tokens} tokens"), shown_text(turn.row["prompt"]))
+    tokens = turn["num_prompt_tokens"]
+    return Group(_heading(f"prompt: {tokens} tokens"), shown_text(turn["prompt"]))
 
 
-def turn_diff(found: Conversation, turn: PlayedTurn) -> Group:
+def turn_diff(found: Conversation, turn: dict[str, Any]) -> Group:
     """Differences of the code from that of the turn before."""
-    number_of = turn.row["turn"]
-    before = next((t for t in found.turns if t.row["turn"] == number_of - 1), None)
+    number_of = turn["turn"]
+    before = next((t for t in found.turns if t["turn"] == number_of - 1), None)
     if before is None:
         return Group(_heading("the first turn has none before it"))
-    heading = _heading(f"from {before.turn_id} (-) to {turn.turn_id} (+)")
-    if not before.code and not turn.code:
+    heading = _heading(f"from {before['turn_id']} (-) to {turn['turn_id']} (+)")
+    if not before["code"] and not turn["code"]:
         return Group(heading, Text("neither has code"))
-    lines = diff_codes(before.code, turn.code)
+    lines = diff_codes((before["code"] or ""), (turn["code"] or ""))
     return Group(heading, shown_diff(lines) if lines else Text("the same code"))
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from forge.views.kernels import Kernel
-    from forge.views.rollouts import PlayedTurn
 
 SIGNS = {
     "correct": ("✔", "green"), "wrong": ("✘", "red"),
@@ -104,14 +103,13 @@ def kernel_facts(kernel: Kernel) -> Text:
     return text.append("\n")
 
 
-def verdict_panel(turn: PlayedTurn) -> Text:
+def verdict_panel(row: dict[str, Any]) -> Text:
     """Everything about a turn except prompt and answer; the feedback comes last."""
-    row = turn.row
     text = Text(overflow="fold")
     text.append(verdict_word(row["status"])).append(f" ({printable(row['reason'] or NONE)})\n")
     _section(text, "judge", _judge(row))
-    _section(text, "phases", _phases(turn))
-    _section(text, "reward", _reward(turn))
+    _section(text, "phases", _phases(row))
+    _section(text, "reward", _reward(row))
     _section(text, "sampled", _sampled(row))
     for heading, key in (("detail", "detail"), ("feedback to the model", "feedback")):
         if row[key]:
@@ -132,22 +130,21 @@ def _judge(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _phases(turn: PlayedTurn) -> list[tuple[str, str]]:
+def _phases(row: dict[str, Any]) -> list[tuple[str, str]]:
     """Seconds from the request for a verdict, starting with the queue for a judge."""
-    queue = {"queue": turn.queued_s} if turn.queued_s >= MENTIONED_QUEUE_S else {}
-    return [(name, f"{s:.3f} s") for name, s in (queue | dict(turn.phase_s)).items()]
+    queue = {"queue": row["queued_s"]} if row["queued_s"] >= MENTIONED_QUEUE_S else {}
+    return [(name, f"{s:.3f} s") for name, s in (queue | row["phase_s"]).items()]
 
 
-def _reward(turn: PlayedTurn) -> list[tuple[str, str]]:
-    row = turn.row
-    terms = [(name, f"{value:+.3f}") for name, value in turn.reward_terms.items()]
+def _reward(row: dict[str, Any]) -> list[tuple[str, str]]:
+    terms = [(name, f"{value:+.3f}") for name, value in row["reward_terms"].items()]
     total = "not scored" if row["reward"] is None else f"{row['reward']:.3f}"
-    trained = [f"{stage} step {step}, {age} old" for stage, step, age in turn.trained_at]
+    trained = [f"{stage} step {step}, {age} old" for stage, step, age in row["trained_at"]]
     return [
         *terms,
         ("reward", total),
         ("return", number(row["discounted_return"])),
-        ("advantage", signed(turn.advantage)),
+        ("advantage", signed(row["advantage"])),
         ("trained", "; ".join(trained) or "no"),
     ]
 

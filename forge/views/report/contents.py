@@ -23,6 +23,7 @@ from forge.views.report.run_charts import (
     STEP_PARTS,
     TIMES,
     Training,
+    ask,
     measured_charts,
 )
 from forge.views.report.samples import PageLink, Samples
@@ -173,11 +174,11 @@ class Contents:
         self.config = hide_secrets(run.get("experiment") or "")
         self.settings = _settings(self.config)
         self.stages = [each for each in load_stages(reader) if isinstance(each, dict)]
-        self.attempts = reader.rows(ATTEMPTS)
+        self.attempts = ask(reader, ATTEMPTS)
         self.diff = hide_in_diff(self.attempts[-1]["code_diff"] or "") if self.attempts else ""
         self.seconds = total_seconds(self.attempts, (reader.one(LAST_ROW) or {}).get("at"))
-        self.evaluations = reader.rows(EVALUATIONS, (MOST_EVALUATIONS,))[::-1]
-        self.problems = reader.rows(PROBLEMS)
+        self.evaluations = ask(reader, EVALUATIONS, (MOST_EVALUATIONS,))[::-1]
+        self.problems = ask(reader, PROBLEMS)
         kinds = [str(each.get("kind")) for each in self.stages]
         self.gains = load_gains(reader, self.evaluations, kinds)
         self.before_after = load_before_after(reader, self.evaluations, kinds)
@@ -211,7 +212,7 @@ class Contents:
     def kernels(self) -> list[dict[str, Any]]:
         """Rows of the table of kernels."""
         found = self._raw["kernels"]
-        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+        return [finite(dict(zip(found.columns, row, strict=True))) for row in found.rows]
 
     @property
     def num_rollouts(self) -> int:

@@ -17,6 +17,7 @@ from forge.views.run_state import parts_of, stage_name, trained_label
 from forge.views.text.numbers import finite
 
 if TYPE_CHECKING:
+    from forge.store.read_only import Params
     from forge.store.reader import RunReader
 
 MOST_CURVES = 6
@@ -174,11 +175,11 @@ class Training:
     def __init__(
         self, reader: RunReader, *, stages: Sequence[Any], evaluations: Sequence[dict[str, Any]]
     ) -> None:
-        steps = reader.rows(STEPS)
+        steps = ask(reader, STEPS)
         self.steps = [row for row in steps if not row["is_open"]]
         self.open_steps = [row for row in steps if row["is_open"]]
         self._stages, self._evaluations = stages, evaluations
-        self._errors = {(row["stage"], row["step"]): row["errors"] for row in reader.rows(SPREAD)}
+        self._errors = {(row["stage"], row["step"]): row["errors"] for row in ask(reader, SPREAD)}
         self._sources = {name: _read(reader, sql) for name, sql in SOURCES.items()}
         self._sources["kl"] = {
             key.removeprefix("train/kl").strip("_/").split("/")[0] or "mean": points
@@ -264,11 +265,16 @@ class Training:
         return label(words if len(stages) == 1 else f"{self._name(stage)} {words}")
 
 
+def ask(reader: RunReader, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+    """The rows; a number that is not finite is None."""
+    return finite(reader.rows(sql, params))
+
+
 def _read(reader: RunReader, sql: str) -> dict[str, Points]:
     found: dict[str, Points] = {}
-    for row in reader.rows(sql):
+    for row in ask(reader, sql):
         points = found.setdefault(str(row["name"]), {}).setdefault(row["stage"], [])
-        points.append((row["step"], finite(row["value"])))
+        points.append((row["step"], row["value"]))
     return found
 
 
@@ -290,13 +296,13 @@ def measured_charts(reader: RunReader, evaluations: Sequence[dict[str, Any]]) ->
         evaluation_chart(evaluations),
         Chart(
             name="pass-at-k", title="pass@k", x_label="k", y_label="share of judged problems",
-            lines=_curves(reader.rows(PASS_AT_K)), is_share=True,
+            lines=_curves(ask(reader, PASS_AT_K)), is_share=True,
             note="The chance that one of k first turns is correct (unbiased), over the judged "
             "problems with k samples; the band is the 95 % interval over problems.",
         ),
         Chart(
             name="fast-p", title="fast_p", x_label="p, times as fast as the baseline",
-            y_label="share of first turns", lines=_curves(reader.rows(FAST_P)), is_share=True,
+            y_label="share of first turns", lines=_curves(ask(reader, FAST_P)), is_share=True,
             note="First turns of evaluations that are correct and more than p times as fast; the "
             "band is the 95 % interval over problems.",
         ),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forge.records import Status
 from forge.views.report.charts import spread
 from forge.views.run_state import stage_name
-from forge.views.text.numbers import NONE, percent, without_empty
+from forge.views.text.numbers import NONE, finite, percent, without_empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -227,7 +227,7 @@ class Samples:
     def _show(self, name: str) -> None:
         """Loads a rollout with its texts."""
         group_id, rollout = (int(part[1:]) for part in name.split("."))
-        rows = self._reader.rows(TURNS, {"group_id": group_id, "rollout": rollout})
+        rows = finite(self._reader.rows(TURNS, {"group_id": group_id, "rollout": rollout}))
         if not rows or rows[0]["stage"] is None:
             return  # lost rows
         first = rows[0]
