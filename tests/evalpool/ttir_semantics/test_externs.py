@@ -98,6 +98,12 @@ def test_numbers_and_their_bits() -> None:
 def test_arithmetic_of_the_library() -> None:
     assert call("__nv_fmodf", "f32 f32 -> f32", [-7.5], [2]) == [-1.5]
     assert call("__nv_powf", "f32 f32 -> f32", [2, -8], [10, 3]) == [1024, -512]
+    assert call("__nv_powif", "f32 i32 -> f32", [-3], [3]) == [-27]
+    assert call("__nv_remainder", "f64 f64 -> f64", [7, 5, -7], [4, 2, 4]) == [-1, 1, 1]
+    assert call("__nv_rnorm3df", "f32 f32 f32 -> f32", [1], [2], [2]) == pytest.approx([1 / 3])
+    assert call("__nv_sinpi", "f64 -> f64", [0.5, -1.5]) == pytest.approx([1, 1])
+    assert call("__nv_saturatef", "f32 -> f32", [-1, 0.5, 2, math.nan]) == [0, 0.5, 1, 0]
+    assert call("__nv_fdimf", "f32 f32 -> f32", [3, 1], [1, 3]) == [2, 0]
     assert call("__nv_hypotf", "f32 f32 -> f32", [3e30], [4e30]) == pytest.approx([5e30], rel=1e-6)
     assert call("__nv_fast_fdividef", "f32 f32 -> f32", [1], [4]) == [0.25]
     assert call("__nv_fast_expf", "f32 -> f32", [0]) == [1]

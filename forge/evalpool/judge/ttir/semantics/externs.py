@@ -46,6 +46,35 @@ def _reciprocal(function: Function) -> Function:
     return call
 
 
+def _remainder(left: Array, right: Array) -> Array:
+    """IEEE remainder: the quotient is rounded to nearest even."""
+    a, b = np.abs(left), np.abs(right)
+    rest, is_odd = np.fmod(a, b), np.fmod(a, 2 * b) >= b
+    over = (rest * 2 > b) | ((rest * 2 == b) & is_odd)
+    return np.where(np.isinf(b) & np.isfinite(a), left, np.copysign(1, left) * (rest - over * b))
+
+
+def _to_power(value: Array, exponent: Array) -> Array:
+    """Also `pow` of a float and an integer, which Triton names `powi`."""
+    return np.power(value.astype(np.float64), exponent.astype(np.float64))
+
+
+def _of_pi(function: Function) -> Function:
+    def call(value: Array) -> Array:
+        return function(np.pi * np.fmod(value.astype(np.float64), 2))
+
+    return call
+
+
+def _positive_difference(left: Array, right: Array) -> Array:
+    return np.maximum(left - right, 0)
+
+
+def _saturate(value: Array) -> Array:
+    """The value moved into [0, 1]; NaN becomes 0."""
+    return np.fmin(np.fmax(value, 0), 1)
+
+
 def _ten_to(value: Array) -> Array:
     return np.power(10.0, value.astype(np.float64))
 
@@ -67,7 +96,16 @@ ELEMENTARY: Mapping[str, Function] = {
     "pow": np.power,
     "div": np.divide,
     "fmod": np.fmod,
-    "hypot": _norm,
+    "remainder": _remainder,
+    "fdim": _positive_difference,
+    **dict.fromkeys(("hypot", "norm3d", "norm4d"), _norm),
+    **dict.fromkeys(("rhypot", "rnorm3d", "rnorm4d"), _reciprocal(_norm)),
+    "rcbrt": _reciprocal(np.cbrt),
+    "powi": _to_power,
+    "pown": _to_power,
+    "sinpi": _of_pi(np.sin),
+    "cospi": _of_pi(np.cos),
+    "saturate": _saturate,
     "nextafter": np.nextafter,
     "exp10": _ten_to,
     "ldexp": _scale,
