@@ -75,7 +75,7 @@ class Replicas(Publishing[Replica]):
         self.hold()
 
         try:
-            await self._for_each(lambda each: each.sleep(timeout_s=self._through_restart_s))
+            await self.for_each(lambda each: each.sleep(timeout_s=self._through_restart_s))
         except BaseException:
             self.release()
             raise

@@ -165,7 +165,7 @@ class Publishing(Served, Generic[AnyServer]):
     async def publish_weights(self, weights: Weights, *, rolling: bool = False) -> None:
         """`publish` for weights whose checkpoint may be another one too."""
         async with self._publishing:
-            await self._for_each(lambda each: each.wake())
+            await self.for_each(lambda each: each.wake())
             before = self._weights
             if weights == before:
                 for server in self.all:
@@ -189,7 +189,7 @@ class Publishing(Served, Generic[AnyServer]):
                 prompt_ids, completion_ids, timeout_s=self._through_restart_s
             )
 
-        await self._for_each(ask)
+        await self.for_each(ask)
         return [answer for server in self.all for answer in answers[server.name]]
 
     async def sleep(self) -> None:
@@ -197,7 +197,7 @@ class Publishing(Served, Generic[AnyServer]):
 
     async def wake(self) -> None:
         """Take GPU memory back and continue with requests."""
-        await self._for_each(lambda each: each.wake())
+        await self.for_each(lambda each: each.wake())
         self.release()
 
     async def _serve_everywhere(self, weights: Weights, *, rolling: bool) -> None:
@@ -208,7 +208,7 @@ class Publishing(Served, Generic[AnyServer]):
             self.router.forget(server.name)
 
         if not rolling:
-            return await self._for_each(ask)
+            return await self.for_each(ask)
         for server in self.all:
             try:
                 await drain(server, timeout_s=self._request_timeout_s)
@@ -222,7 +222,7 @@ class Publishing(Served, Generic[AnyServer]):
         if server.is_up:
             self.note_up()
 
-    async def _for_each(self, ask: Callable[[AnyServer], Awaitable[None]]) -> None:
+    async def for_each(self, ask: Callable[[AnyServer], Awaitable[None]]) -> None:
         """Call `ask` for all at once. Raises the first ForgeError, without an exception group."""
         failures: list[ForgeError] = []
 

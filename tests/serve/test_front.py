@@ -168,7 +168,7 @@ def test_served_engines_answer_openai_clients_and_evaluations_and_end_with_the_s
 async def evaluate(url: str, model_dir: Path) -> list[Any]:
     table = ServeTable(url=[f"{url}/v1"])
     async with open_remote(table, chat=ChatTemplate.load(model_dir), say=pytest.fail) as remote:
-        assert remote.servers[0].found.dialect is Dialect.FORGE
+        assert remote.all[0].found.dialect is Dialect.FORGE
         return await remote.generate(
             Prompt(ids=(1, 2, 3)), n=2, max_tokens=9, temperature=1.0, seed=0
         )
@@ -201,7 +201,7 @@ async def publish_there(url: str, model_dir: Path, newer: Reference) -> None:
     table = ServeTable(url=[url], api_key_env="SESAME", context_tokens=512)
     opened = open_takers(table, weights=start, chat=chat, owner="run a", forge=__version__)
     async with opened as replicas:
-        (server,) = replicas.servers
+        (server,) = replicas.all
         assert server.sender.sent_bytes == 0  # it had the model already
         before = await replicas.generate(Prompt(ids=prompt), **options)
         assert {(one.min_version, one.max_version) for one in before} == {(0, 0)}
@@ -337,7 +337,7 @@ async def test_an_evaluation_of_another_model_than_the_served_one_is_refused(
         for name in ("ours", None):
             table = ServeTable(url=[url], model_name=name)
             async with open_remote(table, chat=Ids(), say=pytest.fail) as remote:
-                found = remote.servers[0].found
+                found = remote.all[0].found
                 assert (found.dialect, found.model) == (Dialect.FORGE, "ours")
         said = f'serve.model_name: found "theirs"; {url} has: ours'
         table = ServeTable(url=[url], model_name="theirs")

@@ -165,7 +165,7 @@ async def test_a_forge_engine_behind_a_url_gives_the_same_completions(
             async with ReplicaClient(socket) as client:
                 here = await client.complete(PROMPT, n=2, seed=3, stop_token_ids=(7,), **HOW)
             async with connected(f"unix:{socket}") as remote:
-                assert remote.servers[0].found.dialect is Dialect.FORGE
+                assert remote.all[0].found.dialect is Dialect.FORGE
                 assert await ask(remote) == here
                 num_tokens = sum(len(one.token_ids) for one in here)
                 assert remote.stats().generated_tokens == num_tokens
@@ -183,7 +183,7 @@ async def test_without_a_tokenizer_every_server_is_asked_by_messages(tmp_path: P
         running(server),
         open_remote(table, chat=chat, say=said.append, by_messages=True) as remote,
     ):
-        assert remote.servers[0].found.dialect is Dialect.CHAT
+        assert remote.all[0].found.dialect is Dialect.CHAT
         prompt = chat.prompt([Message(role="user", content="né")])
         (answer,) = await remote.generate(prompt, n=1, seed=4, **HOW)
     assert (chat.decode(answer.token_ids), len(prompt.ids)) == ("né4", 2)
@@ -208,7 +208,7 @@ async def test_a_chat_server_gets_messages_and_its_text_is_tokenized_here(
         running(server),
         connected(f"{server.url}", model_name="b", api_key_env="SOME_KEY") as remote,
     ):
-        assert remote.servers[0].found.dialect is Dialect.CHAT
+        assert remote.all[0].found.dialect is Dialect.CHAT
         first, second = await ask(remote)
         text = "".join(map(chr, PROMPT))
         assert "".join(map(chr, first.token_ids)) == f"{text}3\x07"
@@ -250,10 +250,10 @@ async def test_a_busy_server_is_asked_again_and_a_dead_ones_requests_go_to_the_o
             until_it_ends.cancel()
             await until(lambda: not first.path.exists())
             assert len(await ask(remote)) == 2
-            assert not remote.servers[0].is_up
+            assert not remote.all[0].is_up
             assert remote.stats().generated_tokens == 4 * (len(PROMPT) + 2)
             async with running(first):
-                await until(lambda: remote.servers[0].is_up)
+                await until(lambda: remote.all[0].is_up)
             assert remote.stats().num_restarts == 1
 
 

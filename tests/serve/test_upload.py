@@ -20,19 +20,19 @@ import forge.serve.upload.sending
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from forge.process.ask import open_url_client
-from forge.process.server.door import Door
+from forge.process.server.door import Door, Refused
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
+from forge.serve.remote.url_client import OtherWeights
 from forge.serve.upload.files import Digests, read_manifest
 from forge.serve.upload.receiving import (
     CLAIM_SILENT_S,
     RESERVE_BYTES,
     Claims,
     HeldFiles,
-    PublishClaim,
     WeightEndpoints,
 )
-from forge.serve.upload.sending import LostClaim, WeightSender
+from forge.serve.upload.sending import WeightSender
 from forge.serve.weights import Weights
 
 pytestmark = pytest.mark.anyio
@@ -196,16 +196,15 @@ async def test_an_upload_that_was_cut_off_continues_with_its_file(
         assert found == (wanted.full / "model.safetensors").read_bytes()
 
 
-async def test_bytes_that_arrive_changed_are_sent_again(tmp_path: Path) -> None:
+async def test_bytes_that_arrive_changed_are_refused(tmp_path: Path) -> None:
     wanted = weights(tmp_path, "a", version=1)
     async with hosting(tmp_path) as (host, _), sending(host) as sender:
         await sender.claim()
         host.garbled = 1
-        await sender.serve(wanted)
-        assert len(host.engines.loaded) == 1
-        host.garbled = 100
         with pytest.raises(ConfigError, match="bytes that arrived have another digest"):
-            await sender.serve(weights(tmp_path, "b", version=2))
+            await sender.serve(wanted)
+        assert not host.engines.loaded
+        await sender.serve(wanted)
         assert len(host.engines.loaded) == 1
 
 
@@ -240,7 +239,7 @@ async def test_a_server_that_was_started_again_has_to_be_claimed_again(tmp_path:
         await sender.serve(wanted)
         await host.stop()
         await host.start(tasks)
-        with pytest.raises(LostClaim, match="it was started again"):
+        with pytest.raises(OtherWeights, match="it was started again"):
             await sender.serve(wanted)
         await sender.claim()
         await sender.serve(wanted)
@@ -256,7 +255,7 @@ async def test_a_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path
                 await second.claim()
             await first.release()
             await second.claim()
-            with pytest.raises(LostClaim, match="run b publishes here now"):
+            with pytest.raises(OtherWeights, match="run b publishes here now"):
                 await first.serve(wanted)
         async with sending(host, owner="run b") as resumed:
             await resumed.claim()  # the same run, after its end without a word
@@ -300,33 +299,38 @@ def test_a_directory_of_files_that_were_not_all_sent_is_refused(tmp_path: Path) 
         HeldFiles(tmp_path).assemble(read_manifest([entry]), version=4)
 
 
-def test_an_upload_larger_than_declared_takes_no_reserved_bytes(tmp_path: Path) -> None:
+async def test_an_upload_larger_than_declared_or_than_the_disk_is_refused(tmp_path: Path) -> None:
     held = HeldFiles(tmp_path, free_bytes=lambda _path: RESERVE_BYTES + 10)
-    upload = held.begin("0" * 64)
-    held.write(upload, b"x" * 10)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"x" * 5
+
+    with pytest.raises(ConfigError, match="another digest"):
+        await held.receive("0" * 64, pieces(), num_bytes=10)
     with pytest.raises(MachineError, match="disk full"):
-        held.write(upload, b"x" * 11)
-    assert upload.path.stat().st_size == upload.received == 10
+        await held.receive("0" * 64, pieces(), num_bytes=11)
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_a_silent_run_loses_its_claim_and_a_living_one_keeps_it() -> None:
     claims = Claims()
     first = claims.take("a", now=0.0)
-    assert isinstance(first, PublishClaim)
-    assert claims.refusal(first.key, now=CLAIM_SILENT_S - 1) == ""
-    assert isinstance(claims.take("b", now=2 * CLAIM_SILENT_S - 2), str)
-    second = claims.take("b", now=2 * CLAIM_SILENT_S)
-    assert isinstance(second, PublishClaim)
-    assert claims.refusal(first.key, now=2 * CLAIM_SILENT_S) == "b publishes here now"
-    claims.release(first.key)
-    assert isinstance(claims.take("a", now=2 * CLAIM_SILENT_S), str)
+    claims.require(first, now=CLAIM_SILENT_S - 1)
+    with pytest.raises(Refused, match="a publishes here"):
+        claims.take("b", now=2 * CLAIM_SILENT_S - 2)
+    claims.take("b", now=2 * CLAIM_SILENT_S)
+    with pytest.raises(Refused, match="b publishes here now"):
+        claims.require(first, now=2 * CLAIM_SILENT_S)
+    with pytest.raises(Refused, match="b publishes here"):
+        claims.take("a", now=2 * CLAIM_SILENT_S)
 
 
 def test_a_manifest_is_checked_entry_by_entry() -> None:
     good = {"name": "a.json", "sha256": "0" * 64, "num_bytes": 1}
     for wrong in ({"name": 3}, {"sha256": "xyz"}, {"num_bytes": -1}, {"num_bytes": True}):
-        with pytest.raises(ForgeError, match="files: "):
+        with pytest.raises(ForgeError, match=r"files[.\d\w]*: found "):
             read_manifest([{**good, **wrong}])
     for wrong in ([], "a", None, [good, good], [{}]):
-        with pytest.raises(ConfigError, match="files: "):
+        with pytest.raises(ConfigError, match=r"^files"):
             read_manifest(wrong)

@@ -189,7 +189,7 @@ def observe_serving(
         for replica in served.all:
             yield _observe_replica(replica, experiment, limit_s, seen.get(replica.name))
     elif isinstance(served, Remote | RemoteReplicas):
-        for server in served.servers:
+        for server in served.all:
             yield _observe_server(server, limit_s)
 
 

@@ -142,7 +142,7 @@ class Remote(Served):
         self, servers: Sequence[RemoteServer], *, table: ServeTable, stop_token_ids: Sequence[int]
     ) -> None:
         super().__init__(servers, stop_token_ids=stop_token_ids, slots=table.slots, wait_s=WAIT_S)
-        self.servers = tuple(servers)
+        self.all = tuple(servers)
 
     @property
     def version(self) -> int:
@@ -165,7 +165,7 @@ class Remote(Served):
         raise self._not_changeable()
 
     def _not_changeable(self) -> ConfigError:
-        where = f"serve.url = {[server.name for server in self.servers]}"
+        where = f"serve.url = {[server.name for server in self.all]}"
         return ConfigError(
             f"{where}: its weights cannot be changed, so nothing can be trained there"
         )
@@ -180,7 +180,7 @@ class Remote(Served):
         """Probe servers that hung up, and mark them up when they answer."""
         while True:
             await anyio.sleep(PROBE_EVERY_S)
-            for server in self.servers:
+            for server in self.all:
                 if server.is_up:
                     continue
                 try:

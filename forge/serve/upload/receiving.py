@@ -25,39 +25,33 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import threading
 import time
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
-from forge.errors import ConfigError, ForgeError, MachineError, Stalled
+from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.server.door import Refused, read_object
 from forge.serve.upload.files import (
     CLAIM,
     CONFLICT,
-    DAMAGED,
     DIGEST,
     FULL,
     SAME,
     Digests,
+    DiskFull,
     read_manifest,
 )
 from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from pathlib import Path
-
-    from forge.serve.upload.files import Manifest, WeightFile
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
     from pathlib import Path
 
     from starlette.requests import Request
@@ -66,8 +60,9 @@ if TYPE_CHECKING:
 
     from forge.config.schema import ServeTable
     from forge.serve.replicas import Replicas
+    from forge.serve.upload.files import Manifest, WeightFile
 
-    Handler = Callable[[Request, dict[str, Any]], Awaitable[dict[str, Any]]]
+    Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 logger = logging.getLogger(__name__)
 
@@ -104,37 +99,44 @@ class WeightEndpoints:
         """The routes, as in the head of this file."""
         from starlette.routing import Route
 
-        def post(path: str, handler: Handler) -> Route:
-            return Route(path, _answered(handler), methods=["POST"])
-
-        return [
-            post("/weights/claim", self._claim),
-            post("/weights/release", self._release),
-            post("/weights/files", self._files),
-            Route("/weights/files/{digest}", self._receive, methods=["PUT"]),
-            post("/weights", self._load),
-            post("/weights/scores", self._scores),
-        ]
+        posts: dict[str, Handler] = {
+            "/weights/claim": self._claim,
+            "/weights/release": self._release,
+            "/weights/files": self._files,
+            "/weights": self._load,
+            "/weights/scores": self._scores,
+        }
+        routes = [Route(path, _answered(each), methods=["POST"]) for path, each in posts.items()]
+        receive = Route("/weights/files/{digest}", _answered(self._receive), methods=["PUT"])
+        return [*routes, receive]
 
     def require_claim(self, request: Request) -> None:
         """Raise Refused for a run that publishes here no longer; other clients have no claim."""
-        key = request.headers.get(CLAIM)
-        if key is not None and (why := self._claims.refusal(key, now=time.monotonic())):
-            raise Refused(CONFLICT, why)
+        if CLAIM in request.headers:
+            self._require(request)
 
-    async def _claim(self, _request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    def _require(self, request: Request) -> None:
+        """Raise Refused without the claim."""
+        self._claims.require(request.headers.get(CLAIM, ""), now=time.monotonic())
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        """The body of a run that has the claim. Raises Refused."""
+        body = await read_object(request, max_bytes=MAX_BODY_BYTES)
+        self._require(request)
+        return body
+
+    async def _claim(self, request: Request) -> dict[str, Any]:
+        body = await read_object(request, max_bytes=MAX_BODY_BYTES)
         owner, forge = body.get("owner"), body.get("forge")
         if not isinstance(owner, str) or not 0 < len(owner) <= 500:
             raise ConfigError("owner: a text of 1 to 500 characters")
         if forge != self._forge:
             raise Refused(CONFLICT, f"here is forge {self._forge}, the run has {forge}; {SAME}")
-        claim = self._claims.take(owner, now=time.monotonic())
-        if isinstance(claim, str):
-            raise Refused(CONFLICT, claim)
+        key = self._claims.take(owner, now=time.monotonic())
         logger.info("%s publishes here", owner)
         await self._know_own()
         return {
-            "claim": claim.key,
+            "claim": key,
             "precision": str(self._table.precision),
             "context_tokens": self._table.context_tokens,
             "features": sorted(self._replicas.features),
@@ -151,72 +153,50 @@ class WeightEndpoints:
                 continue
             self._held.know(directory, manifest)
 
-    async def _release(self, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-        self._claims.release(request.headers.get(CLAIM, ""))
+    async def _release(self, request: Request) -> dict[str, Any]:
+        await self._body(request)
+        self._claims.release()
         return {}
 
-    async def _files(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        self._require(request)
-        manifest = read_manifest(body.get("files"))
+    async def _files(self, request: Request) -> dict[str, Any]:
+        manifest = read_manifest((await self._body(request)).get("files"))
         return {"missing": await anyio.to_thread.run_sync(self._held.missing, manifest)}
 
-    async def _receive(self, request: Request) -> Response:
+    async def _receive(self, request: Request) -> dict[str, Any]:
         """Receive a file. One that does not arrive whole is dropped."""
-        from starlette.responses import JSONResponse
-
         self._require(request)
-        digest, num_bytes = _place(request)
-        upload = self._held.begin(digest)
-        try:
-            await self._write(request, upload)
-            await anyio.to_thread.run_sync(
-                partial(self._held.finish, digest, upload, num_bytes=num_bytes)
-            )
-        except ConfigError as error:
-            raise Refused(DAMAGED, str(error)) from error
-        except MachineError as error:
-            raise Refused(FULL, str(error)) from error
-        finally:
-            upload.path.unlink(missing_ok=True)
-        return JSONResponse({})
+        digest, size = request.path_params["digest"], request.query_params.get("num_bytes", "")
+        if not re.fullmatch(DIGEST, digest) or not size.isdecimal():
+            raise ConfigError("a SHA-256, and num_bytes from 0")
+        await self._held.receive(digest, self._pieces(request), num_bytes=int(size))
+        return {}
 
-    async def _write(self, request: Request, upload: Upload) -> None:
-        """Write what arrives."""
-        collected = bytearray()
-
-        async def put() -> None:
-            await anyio.to_thread.run_sync(partial(self._held.write, upload, bytes(collected)))
-            collected.clear()
-
-        stream = aiter(request.stream())
-        try:
-            while True:
+    async def _pieces(self, request: Request) -> AsyncIterator[bytes]:
+        """The body in pieces of WRITE_BYTES. Raises Refused if it stops."""
+        stream, collected = aiter(request.stream()), bytearray()
+        chunk: bytes | None = b""
+        while chunk is not None:
+            try:
                 with anyio.fail_after(SILENT_S):
                     chunk = await anext(stream, None)
-                if chunk is None:
-                    break
-                collected += chunk
-                if len(collected) >= WRITE_BYTES:
-                    await put()
+            except TimeoutError as error:
+                raise Refused(408, f"nothing arrived for {SILENT_S:.0f} s") from error
+            collected += chunk or b""
+            if chunk is None or len(collected) >= WRITE_BYTES:
                 self._require(request)  # also renews the claim during a long file
-        except TimeoutError as error:
-            raise Refused(408, f"nothing arrived for {SILENT_S:.0f} s") from error
-        await put()
+                yield bytes(collected)
+                collected.clear()
 
-    async def _load(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        self._require(request)
+    async def _load(self, request: Request) -> dict[str, Any]:
+        body, began = await self._body(request), time.monotonic()
         version, full_version = (_version(body, name) for name in ("version", "full_version"))
-        began = time.monotonic()
         async with self._loading:
             full = await self._directory(body.get("full"), version=full_version)
             adapter = body.get("adapter")
+            if adapter is not None:
+                adapter = await self._directory(adapter, version=version)
             weights = Weights(
-                full=full,
-                adapter=None
-                if adapter is None
-                else await self._directory(adapter, version=version),
-                version=version,
-                full_version=full_version,
+                full=full, adapter=adapter, version=version, full_version=full_version
             )
             try:
                 await self._replicas.publish_weights(weights)
@@ -243,36 +223,25 @@ class WeightEndpoints:
         self._made = {key: path for key, path in self._made.items() if path in served}
         self._held.keep_only(served)
 
-    async def _scores(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        self._require(request)
+    async def _scores(self, request: Request) -> dict[str, Any]:
+        body = await self._body(request)
         ids = [body.get(name) for name in ("prompt_ids", "completion_ids")]
         if not all(isinstance(each, list) for each in ids):
             raise ConfigError("allowed is {prompt_ids, completion_ids}: lists of integers")
         return {"logprobs": await self._replicas.probe(ids[0] or [], ids[1] or [])}
 
-    def _require(self, request: Request) -> None:
-        """Raise Refused without the claim."""
-        why = self._claims.refusal(request.headers.get(CLAIM, ""), now=time.monotonic())
-        if why:
-            raise Refused(CONFLICT, why)
-
 
 def _answered(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Read the body, and refuse with every ForgeError in one line with its status."""
+    """Refuse with every ForgeError in one line with its status."""
 
     async def endpoint(request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        body = await read_object(request, max_bytes=MAX_BODY_BYTES)
         try:
-            return JSONResponse(await handler(request, body))
-        except ConfigError as error:
-            raise Refused(400, str(error)) from error
-        except MachineError as error:
-            status = FULL if "disk full" in str(error) else 503
-            raise Refused(status, str(error)) from error
-        except (Stalled, ForgeError) as error:
-            raise Refused(503, str(error)) from error
+            return JSONResponse(await handler(request))
+        except ForgeError as error:
+            status = 400 if isinstance(error, ConfigError) else 503
+            raise Refused(FULL if isinstance(error, DiskFull) else status, str(error)) from error
 
     return endpoint
 
@@ -282,27 +251,6 @@ def _version(body: dict[str, Any], name: str) -> int:
     if type(found) is not int or found < 0:
         raise ConfigError(f"{name}: found {found!r}; an integer from 0")
     return found
-
-
-def _place(request: Request) -> tuple[str, int]:
-    """Digest and size of an upload."""
-    digest = request.path_params["digest"]
-    try:
-        size = int(request.query_params["num_bytes"])
-    except (KeyError, ValueError) as error:
-        raise Refused(400, f"{error}: num_bytes is an integer") from error
-    if not DIGEST.fullmatch(digest) or size < 0:
-        raise Refused(400, "a SHA-256, and num_bytes from 0")
-    return digest, size
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Upload:
-    """One file on its way."""
-
-    path: Path
-    digest: Any = field(default_factory=hashlib.sha256)
-    received: int = 0
 
 
 class HeldFiles:
@@ -328,44 +276,50 @@ class HeldFiles:
             self._elsewhere |= {file.sha256: directory / file.name for file in manifest}
 
     def missing(self, manifest: Manifest) -> list[str]:
-        """Digests of the files that are not here. Raises MachineError if the disk is too full."""
+        """Digests of the files that are not here. Raises DiskFull if all have no room."""
         with self._lock:
             wanted = {file.sha256: file for file in manifest if self._find(file) is None}
-            needed = sum(file.num_bytes for file in wanted.values())
-            free = self._free_bytes(self._blobs) - RESERVE_BYTES
-        if needed > max(free, 0):
-            raise MachineError(
-                f"disk full: the upload needs {needed / 1e9:.2f} GB in {self._blobs}, "
-                f"{max(free, 0) / 1e9:.2f} GB are available"
-            )
+            self._require_room(sum(file.num_bytes for file in wanted.values()))
         return list(wanted)
 
-    def begin(self, digest: str) -> Upload:
-        """A file that arrives, under a name of its own."""
+    def _require_room(self, needed: int) -> None:
+        free = max(self._free_bytes(self._blobs) - RESERVE_BYTES, 0)
+        if needed > free:
+            raise DiskFull(
+                f"disk full: the upload needs {needed / 1e9:.2f} GB in {self._blobs}, "
+                f"{free / 1e9:.2f} GB are available"
+            )
+
+    async def receive(self, digest: str, pieces: AsyncIterator[bytes], *, num_bytes: int) -> None:
+        """Keep the file that arrives. Raises ConfigError for other content than its digest's,
+        DiskFull, and MachineError if it cannot be written."""
+        self._require_room(num_bytes)
         self._num_begun += 1
-        upload = Upload(path=self._blobs / f"{digest}.{self._num_begun}.part")
-        upload.path.touch()
-        return upload
+        path, found, received = (
+            self._blobs / f"{digest}.{self._num_begun}.part",
+            hashlib.sha256(),
+            0,
+        )
 
-    def write(self, upload: Upload, data: bytes) -> None:
-        """The next bytes. Raises MachineError if they cannot be written, also since they would take
-        the last free bytes, whatever size was declared."""
-        if len(data) > self._free_bytes(self._blobs) - RESERVE_BYTES:
-            raise MachineError(f"disk full: {RESERVE_BYTES / 1e9:.2f} GB are kept free")
-        try:
-            with upload.path.open("ab") as file:
+        def put(data: bytes) -> None:
+            with path.open("ab") as file:
                 file.write(data)
-        except OSError as error:
-            raise MachineError(f"{upload.path.parent}: {error.strerror or error}") from error
-        upload.digest.update(data)
-        upload.received += len(data)
+            found.update(data)
 
-    def finish(self, digest: str, upload: Upload, *, num_bytes: int) -> None:
-        """The file is whole and here now. Raises ConfigError for other content."""
-        if upload.received != num_bytes or upload.digest.hexdigest() != digest:
-            raise ConfigError(f"{digest[:12]}: the bytes that arrived have another digest")
-        with self._lock:
-            upload.path.rename(self._blobs / digest)
+        try:
+            async for data in pieces:
+                received += len(data)
+                if received > num_bytes:
+                    break
+                await anyio.to_thread.run_sync(put, data)
+            if received != num_bytes or found.hexdigest() != digest:
+                raise ConfigError(f"{digest[:12]}: the bytes that arrived have another digest")
+            with self._lock:
+                path.rename(self._blobs / digest)
+        except OSError as error:
+            raise MachineError(f"{path.parent}: {error.strerror or error}") from error
+        finally:
+            path.unlink(missing_ok=True)
 
     def assemble(self, manifest: Manifest, *, version: int) -> Path:
         """A directory with these files. Raises ConfigError if one is not here."""
@@ -387,7 +341,8 @@ class HeldFiles:
             for directory in self._weights.iterdir():
                 if directory not in directories:
                     shutil.rmtree(directory, ignore_errors=True)
-            used = set(_targets(directories))
+            links = [link for each in self._weights.iterdir() for link in each.iterdir()]
+            used = {os.readlink(link) for link in links}
             for blob in self._blobs.iterdir():
                 if blob.suffix != ".part" and str(blob.absolute()) not in used:
                     blob.unlink(missing_ok=True)
@@ -399,55 +354,41 @@ class HeldFiles:
         return None
 
 
-def _targets(directories: Iterable[Path]) -> Iterable[str]:
-    for directory in directories:
-        for link in directory.iterdir() if directory.is_dir() else ():
-            if link.is_symlink():
-                yield os.readlink(link)
-
-
-@dataclass(slots=True, kw_only=True)
-class PublishClaim:
-    """The run that publishes."""
-
-    owner: str
-    """Run, machine and directory, for messages; the same after `forge resume`."""
-    key: str
-    """Secret of this attempt of the run, which every request repeats."""
-    seen_at: float
-
-
 class Claims:
-    """At most one claim."""
+    """At most one run that may publish."""
 
     def __init__(self) -> None:
-        self._claim: PublishClaim | None = None
+        self._owner: str = ""
+        self._key: str = ""
+        self._seen_at = 0.0
 
-    def take(self, owner: str, *, now: float) -> PublishClaim | str:
-        """A new claim, which ends the one before; or the reason why not."""
-        held = self._claim
-        if held is not None and held.owner != owner and now - held.seen_at < CLAIM_SILENT_S:
-            return (
-                f"{held.owner} publishes here (last seen {now - held.seen_at:.0f} s ago); one run "
-                f"at a time: stop it, use another server, or wait until it was silent for "
-                f"{CLAIM_SILENT_S:.0f} s"
+    def take(self, owner: str, *, now: float) -> str:
+        """The key of a new claim, which ends the one before: a secret of this attempt of a run,
+        which every request repeats. Raises Refused while another run publishes.
+
+        Args:
+            owner: run, machine and directory, for messages; the same after `forge resume`.
+        """
+        silent_s = now - self._seen_at
+        if self._key and owner != self._owner and silent_s < CLAIM_SILENT_S:
+            raise Refused(
+                CONFLICT,
+                f"{self._owner} publishes here (last seen {silent_s:.0f} s ago); one run at a "
+                f"time: stop it, use another server, or wait until it was silent for "
+                f"{CLAIM_SILENT_S:.0f} s",
             )
-        self._claim = PublishClaim(owner=owner, key=secrets.token_hex(16), seen_at=now)
-        return self._claim
+        self._owner, self._key, self._seen_at = owner, secrets.token_hex(16), now
+        return self._key
 
-    def refusal(self, key: str, *, now: float) -> str:
-        """Empty if `key` is that of the claim, whose time begins again; else the reason."""
-        held = self._claim
-        if held is not None and secrets.compare_digest(held.key.encode(), key.encode()):
-            held.seen_at = now
-            return ""
-        if held is None:
-            return "no run publishes here: claim the server first (it was started again)"
-        return f"{held.owner} publishes here now"
+    def require(self, key: str, *, now: float) -> None:
+        """Raise Refused unless `key` is that of the claim, whose time begins again."""
+        if not self._key:
+            why = "no run publishes here: claim the server first (it was started again)"
+            raise Refused(CONFLICT, why)
+        if not secrets.compare_digest(self._key.encode(), key.encode()):
+            raise Refused(CONFLICT, f"{self._owner} publishes here now")
+        self._seen_at = now
 
-    def release(self, key: str) -> None:
-        """End the claim, if it has this key."""
-        if self._claim is not None and secrets.compare_digest(
-            self._claim.key.encode(), key.encode()
-        ):
-            self._claim = None
+    def release(self) -> None:
+        """End the claim."""
+        self._key = ""

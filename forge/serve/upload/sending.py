@@ -31,7 +31,7 @@ from forge.serve.port import SLEEP
 from forge.serve.remote.dialects import Dialect, discover
 from forge.serve.remote.remote import WAIT_S, ChatPort, RemoteServer
 from forge.serve.remote.url_client import OtherWeights, open_server
-from forge.serve.upload.files import CLAIM, CONFLICT, DAMAGED, FULL, SAME, Digests
+from forge.serve.upload.files import CLAIM, CONFLICT, FULL, SAME, Digests
 from forge.serve.weights import Publishing
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
     from forge.serve.remote.dialects import RemoteModel
     from forge.serve.remote.url_client import UrlClient
     from forge.serve.served import SampleRequest
-    from forge.serve.upload.files import Manifest, WeightFile
     from forge.serve.weights import Weights
+
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
 """Interval of /health, which also keeps the claim."""
@@ -61,8 +62,6 @@ CLAIM_TIMEOUT_S = 600.0
 RELEASE_S = 2.0
 SILENT_S = 20.0
 """Maximum time in which the connection takes nothing more of a file."""
-DAMAGED_ATTEMPTS = 3
-"""Maximum times that a file is sent whose bytes arrive changed."""
 KEY_REFUSED = frozenset({401, 403})
 ABSENT = frozenset({404, 405})
 
@@ -72,7 +71,7 @@ class WeightTaker(RemoteServer):
 
     def __init__(
         self, client: UrlClient, found: RemoteModel, sender: WeightSender, *, chat: ChatPort,
-        weights: Weights, on_up: Callable[[], None],
+        weights: Weights,
     ) -> None:  # fmt: skip
         """Nothing is sent yet."""
         super().__init__(client, found, chat=chat)
@@ -84,7 +83,8 @@ class WeightTaker(RemoteServer):
         self.sender = sender
         self._served: Weights | None = None
         self._sending = anyio.Lock()
-        self._on_up = on_up
+        self.on_up: Callable[[], None] = lambda: None
+        """Called when it serves the wanted weights, or answers again."""
 
     @property
     def is_up(self) -> bool:
@@ -113,7 +113,7 @@ class WeightTaker(RemoteServer):
                 began = time.monotonic()
                 try:
                     await self.sender.serve(wanted)
-                except LostClaim as error:
+                except OtherWeights as error:
                     logger.warning("%s; claiming it again", error)
                     await self.sender.claim()
                     continue
@@ -123,7 +123,7 @@ class WeightTaker(RemoteServer):
                 seconds = time.monotonic() - began
                 logger.info("%s serves version %d (%.3f s)", self.name, wanted.version, seconds)
                 self._served = wanted
-        self._on_up()
+        self.on_up()
 
     async def scores(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, timeout_s: float
@@ -134,7 +134,7 @@ class WeightTaker(RemoteServer):
             await self.send()
             try:
                 return await self.sender.scores(body)
-            except LostClaim as error:
+            except OtherWeights as error:
                 logger.warning("%s", error)
                 self._served = None
 
@@ -165,15 +165,12 @@ class WeightTaker(RemoteServer):
                 self.num_deaths += 1
                 logger.warning("%s answers again", self.name)
             if self._served != self.wanted and not self._sending.locked():
-                await self._send_again()
+                try:
+                    await self.send()
+                except (ChildDied, Stalled) as error:
+                    logger.warning("%s", error)
             elif not was_up:
-                self._on_up()
-
-    async def _send_again(self) -> None:
-        try:
-            await self.send()
-        except (ChildDied, Stalled) as error:
-            logger.warning("%s", error)
+                self.on_up()
 
 
 class RemoteReplicas(Publishing[WeightTaker]):
@@ -186,11 +183,12 @@ class RemoteReplicas(Publishing[WeightTaker]):
             request_timeout_s=table.request_timeout_s, through_restart_s=table.request_timeout_s,
             wait_s=max(WAIT_S, table.request_timeout_s),
         )  # fmt: skip
+        for server in servers:
+            server.on_up = partial(self._server_up, server)
 
-    @property
-    def servers(self) -> tuple[WeightTaker, ...]:
-        """The servers, under the name that `Remote` has for them."""
-        return self.all
+    def _server_up(self, server: WeightTaker) -> None:
+        self.router.forget(server.name)
+        self.note_up()
 
 
 @asynccontextmanager
@@ -212,33 +210,17 @@ async def open_takers(
     digests = Digests()
     servers: list[WeightTaker] = []
     async with AsyncExitStack() as opened:
-        replicas: RemoteReplicas | None = None
-
-        def note_up(server: int) -> None:
-            if replicas is not None:
-                replicas.router.forget(servers[server].name)
-                replicas.note_up()
-
-        for index, url in enumerate(table.url):
-            client, http = await opened.enter_async_context(
-                open_server(url, timeout_s=table.request_timeout_s, key_env=table.api_key_env)
+        for url in table.url:
+            client, sender = await opened.enter_async_context(
+                _claimed(url, table, owner=owner, forge=forge, digests=digests)
             )
-            sender = WeightSender(
-                url, http, owner=owner, forge=forge, digests=digests,
-                patience_s=table.request_timeout_s,
-            )  # fmt: skip
-            await _claim(sender, table)
-            opened.push_async_callback(sender.release)
             found = await discover(client, model_name=table.model_name)
             assert found.dialect is Dialect.FORGE
-            taker = WeightTaker(
-                client, found, sender, chat=chat, weights=weights, on_up=partial(note_up, index)
-            )
-            servers.append(taker)
+            servers.append(WeightTaker(client, found, sender, chat=chat, weights=weights))
         replicas = RemoteReplicas(
             servers, table=table, weights=weights, stop_token_ids=chat.stop_token_ids
         )
-        await _send_first(replicas, weights)
+        await replicas.for_each(lambda each: each.send())
         tasks = await opened.enter_async_context(anyio.create_task_group())
         for server in servers:
             tasks.start_soon(server.watch)
@@ -250,24 +232,34 @@ async def open_takers(
 
 async def check_takers(table: ServeTable, *, owner: str, forge: str) -> None:
     """Raise as `open_takers` if a server would not take this run's weights; leaves no claim."""
-    async with AsyncExitStack() as opened:
-        for url in table.url:
-            _, http = await opened.enter_async_context(
-                open_server(url, timeout_s=table.request_timeout_s, key_env=table.api_key_env)
-            )
-            sender = WeightSender(
-                url, http, owner=owner, forge=forge, digests=Digests(),
-                patience_s=table.request_timeout_s,
-            )  # fmt: skip
-            await _claim(sender, table)
+    for url in table.url:
+        async with _claimed(url, table, owner=owner, forge=forge, digests=Digests()):
+            pass
+
+
+@asynccontextmanager
+async def _claimed(
+    url: str, table: ServeTable, *, owner: str, forge: str, digests: Digests
+) -> AsyncGenerator[tuple[UrlClient, WeightSender]]:
+    """The connection to a server of the same settings, where no other run publishes meanwhile."""
+    timeout_s = table.request_timeout_s
+    async with open_server(url, timeout_s=timeout_s, key_env=table.api_key_env) as (client, http):
+        sender = WeightSender(
+            url, http, owner=owner, forge=forge, digests=digests, patience_s=timeout_s
+        )
+        try:
+            await sender.claim()
+        except (ChildDied, Stalled) as error:
+            raise MachineError(f"serve.url: no engine answers: {error}") from error
+        try:
+            _require_same(sender, table)
+            yield client, sender
+        finally:
             await sender.release()
 
 
-async def _claim(sender: WeightSender, table: ServeTable) -> None:
-    try:
-        await sender.claim()
-    except (ChildDied, Stalled) as error:
-        raise MachineError(f"serve.url: no engine answers: {error}") from error
+def _require_same(sender: WeightSender, table: ServeTable) -> None:
+    """Raise ConfigError for a server with other settings."""
     there = sender.facts
     if there["precision"] != table.precision:
         raise ConfigError(
@@ -279,31 +271,6 @@ async def _claim(sender: WeightSender, table: ServeTable) -> None:
             f"serve.context_tokens: found {table.context_tokens}; {sender.url} serves "
             f"{there['context_tokens']}: set as many there, or fewer here"
         )
-
-
-async def _send_first(replicas: RemoteReplicas, weights: Weights) -> None:
-    """Have the first weights served; a failure is an error of its kind, without an attempt to serve
-    what was there before."""
-    failures: list[ForgeError] = []
-
-    async def one(server: WeightTaker) -> None:
-        try:
-            await server.send()
-        except ForgeError as error:
-            failures.append(error)
-
-    async with anyio.create_task_group() as group:
-        for server in replicas.all:
-            group.start_soon(one, server)
-    if failures:
-        raise failures[0]
-
-
-logger = logging.getLogger(__name__)
-
-
-class LostClaim(MachineError):
-    """The server does not know this run any more: it was started again, or another run took it."""
 
 
 class WeightSender:
@@ -360,24 +327,20 @@ class WeightSender:
 
         Raises:
             ConfigError: the server refuses the weights.
-            MachineError: its disk is full, or another run publishes there (LostClaim).
+            MachineError: its disk is full, or another run publishes there (OtherWeights).
             Stalled: there was no progress for `patience_s`.
         """
-        full = await anyio.to_thread.run_sync(self._digests.manifest, weights.full)
-        adapter = None
-        if weights.adapter is not None:
-            adapter = await anyio.to_thread.run_sync(self._digests.manifest, weights.adapter)
-        paths = {file.sha256: weights.full / file.name for file in full}
-        if weights.adapter is not None:
-            paths |= {file.sha256: weights.adapter / file.name for file in adapter or ()}
+        body: dict[str, Any] = {
+            "version": weights.version, "full_version": weights.full_version, "adapter": None,
+        }  # fmt: skip
+        paths: dict[str, Path] = {}
+        for name, directory in (("full", weights.full), ("adapter", weights.adapter)):
+            if directory is not None:
+                files = await anyio.to_thread.run_sync(self._digests.manifest, directory)
+                paths |= {file.sha256: directory / file.name for file in files}
+                body[name] = [file.model_dump() for file in files]
         self._progress_at = time.monotonic()
-        await self._through_outages(partial(self._upload, (*full, *(adapter or ())), paths))
-        body = {
-            "version": weights.version,
-            "full_version": weights.full_version,
-            "full": [file.to_json() for file in full],
-            "adapter": None if adapter is None else [file.to_json() for file in adapter],
-        }
+        await self._through_outages(partial(self._upload, paths))
         answer = await self._through_outages(
             lambda: self._send("/weights", body, timeout_s=self._patience_s)
         )
@@ -398,34 +361,32 @@ class WeightSender:
 
     # -- files -----------------------------------------------------------------------------------
 
-    async def _upload(self, manifest: Manifest, paths: Mapping[str, Path]) -> None:
+    async def _upload(self, paths: Mapping[str, Path]) -> None:
         """Send every file that is missing there, one after the other. Raises ChildDied or Stalled
         when the connection is lost."""
-        unique = list({file.sha256: file for file in manifest}.values())
-        by_name = {file.sha256: file for file in unique}
-        body = {"files": [_numbered(index, file) for index, file in enumerate(unique)]}
-        found = self._read(await self._send("/weights/files", body, timeout_s=SHORT_TIMEOUT_S))
-        for digest in found["missing"]:
-            for attempt in range(1, DAMAGED_ATTEMPTS + 1):
-                answer = await self._send_file(by_name[digest], paths[digest])
-                if answer.status != DAMAGED or attempt == DAMAGED_ATTEMPTS:
-                    self._read(answer)
-                    break
+        # Under names of their own: a model and its adapter have files of one name.
+        files = [
+            {"name": f"{n}{path.suffix}", "sha256": digest, "num_bytes": path.stat().st_size}
+            for n, (digest, path) in enumerate(paths.items())
+        ]
+        answer = await self._send("/weights/files", {"files": files}, timeout_s=SHORT_TIMEOUT_S)
+        for digest in self._read(answer)["missing"]:
+            self._read(await self._send_file(digest, paths[digest]))
 
-    async def _send_file(self, file: WeightFile, path: Path) -> Answer:
+    async def _send_file(self, digest: str, path: Path) -> Answer:
         """Send the bytes of a file."""
-        asked = f"PUT {file.name} ({file.num_bytes / 1e6:.1f} MB)"
+        num_bytes = path.stat().st_size
+        asked = f"PUT {path.name} ({num_bytes / 1e6:.1f} MB)"
         with named_errors(self.url, asked, timeout_s=SILENT_S):
             response = await self._http.put(
-                f"/weights/files/{file.sha256}",
-                params={"num_bytes": file.num_bytes},
+                f"/weights/files/{digest}",
+                params={"num_bytes": num_bytes},
                 content=self._pieces(path),
                 headers={
-                    "Content-Type": "application/octet-stream",
-                    "Content-Length": str(file.num_bytes),
+                    "Content-Type": "application/octet-stream", "Content-Length": str(num_bytes),
                 },
                 timeout=SILENT_S,
-            )
+            )  # fmt: skip
         return Answer(status=response.status_code, content=response.content)
 
     async def _pieces(self, path: Path) -> AsyncGenerator[bytes]:
@@ -462,7 +423,7 @@ class WeightSender:
         if answer.status in KEY_REFUSED:
             raise ConfigError(f"{said}; serve.api_key_env names the variable with its token")
         if answer.status == CONFLICT:
-            raise LostClaim(said)
+            raise OtherWeights(said)
         if answer.status == FULL:
             raise MachineError(said)
         if answer.status == 408:
@@ -472,8 +433,3 @@ class WeightSender:
         if answer.status != 200:
             raise MachineError(f"{said} ({answer.status})")
         return answer.json()
-
-
-def _numbered(index: int, file: WeightFile) -> dict[str, Any]:
-    """The file under a name of its own: a model and its adapter have files of one name."""
-    return {**file.to_json(), "name": f"{index}-{file.name}"[:200]}
