@@ -10,7 +10,7 @@ is one optimizer update over all samples; the first is left out of the times. Ea
 process, so that a failure or leftover memory does not affect the next. `same` says whether the
 losses of all steps and the first gradient norm equal those of the first arm.
 
-turns:N has micro-batches of N tokens, shared:N the same with `share_prefixes`. On several GPUs
+turns:N has micro-batches of N tokens, shared:N the same with `packing`. On several GPUs
 (`--ranks 2 --arms turns:16384 ddp:16384 fsdp2:16384`) ddp and fsdp2 share each batch, ddp-shared
 and fsdp2-shared with shared prefixes too. All losses must be those of turns.
 """
@@ -129,7 +129,7 @@ def run_turns(
     stage = GrpoStage(
         kind="grpo", steps=len(batches), learning_rate=1e-6, micro_batch_tokens=budget,
         save_every=10**6, parallel="fsdp2" if kind.startswith("fsdp2") else "ddp",
-        share_prefixes=kind.endswith("shared"),
+        packing=kind.endswith("shared"),
     )  # fmt: skip
     settings = TrainerSettings(
         stage=stage.model_dump(mode="json"), rollout=RolloutTable().model_dump(mode="json"),

@@ -79,7 +79,7 @@ class Architecture:
     """Class of a model of several parts."""
     template: str = CHATML
     packs: bool = True
-    """True if rows of SFT can be packed."""
+    """True if sequences can be packed."""
     modules: tuple[str, ...] = ("q_proj", "v_proj")
     """Modules that an adapter is tried on."""
     experts: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
     "gemma2": Architecture(
-        models="Gemma 2", config="Gemma2Config", template=GEMMA,
+        models="Gemma 2", config="Gemma2Config", template=GEMMA, packs=False,
         keys={"sliding_window": 16, "query_pre_attn_scalar": 32},
     ),
     "gemma3_text": Architecture(
@@ -159,7 +159,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         models="gpt-oss in bf16", config="GptOssConfig", packs=False,
         keys={**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
-    "nemotron": Architecture(models="Nemotron-4, Minitron", config="NemotronConfig"),
+    "nemotron": Architecture(
+        models="Nemotron-4, Minitron", config="NemotronConfig", packs=False
+    ),
     "nemotron_h": Architecture(
         models="Nemotron-H, Nemotron 3", config="NemotronHConfig", packs=False,
         without=("head_dim", "num_hidden_layers"),
@@ -183,7 +185,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture(models="Granite 3", config="GraniteConfig", without=NO_HEAD),
     "seed_oss": Architecture(models="Seed-OSS", config="SeedOssConfig"),
     "afmoe": Architecture(
-        models="Trinity", config="AfmoeConfig", packs=False, experts=FUSED,
+        models="Trinity", config="AfmoeConfig", experts=FUSED,
         keys={**EXPERTS, **WINDOWS, "num_dense_layers": 1, "num_shared_experts": 1},
     ),
     "deepseek_v3": Architecture(

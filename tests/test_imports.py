@@ -159,14 +159,19 @@ ROOMS: dict[str, set[str]] = {
     "train.trainer": {
         "process", "train.trainer.child", "train.trainer.sft", "train.trainer.grpo",
     },
-    "train.trainer.child": {"process", "train"},
-    "train.trainer.model": {"process", "train", "train.trainer.child"},
+    "train.trainer.packed": set(),
+    "train.trainer.child": {"process", "train", "train.trainer.packed"},
+    "train.trainer.model": {
+        "process", "train", "train.trainer.child", "train.trainer.packed",
+    },
     "train.trainer.publish": {"process", "train", "train.trainer.child"},
     "train.trainer.sft": {
-        "train", "train.trainer.child", "train.trainer.model", "train.trainer.publish",
+        "train", "train.trainer.child", "train.trainer.model", "train.trainer.packed",
+        "train.trainer.publish",
     },
     "train.trainer.grpo": {
-        "train", "train.trainer.child", "train.trainer.model", "train.trainer.publish",
+        "train", "train.trainer.child", "train.trainer.model", "train.trainer.packed",
+        "train.trainer.publish",
     },
     # store: the run directory
     "store": {"store.schema"},

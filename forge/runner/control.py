@@ -95,7 +95,7 @@ class Publication(AtStep):
 class MemoryFailure(_Strict):
     """`/failed`: a trainer ends because GPU memory ran out."""
 
-    micro_batch_tokens: int | None
+    micro_batch_tokens: int
     peak_bytes: int
     free_bytes: int
     rank: int

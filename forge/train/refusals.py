@@ -18,12 +18,13 @@ EXPERT_MODULES = frozenset({"gate", "router", "gate_proj", "up_proj", "down_proj
 """Module names that mean something else on a mixture than on a dense model: PEFT maps them to the
 fused experts (gate_proj and up_proj with twice the rank), or they are the router."""
 
-SHARING = frozenset({
-    "glm4", "glm4_moe", "granite", "llama", "ministral3", "mistral", "mixtral", "olmo2", "phi",
-    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3",
+PACKED = frozenset({
+    "afmoe", "deepseek_v3", "gemma3", "gemma3_text", "glm4", "glm4_moe", "granite", "llama",
+    "ministral3", "mistral", "mixtral", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen2_moe",
+    "qwen3", "qwen3_moe", "seed_oss", "smollm3",
 })  # fmt: skip
 """Values of model_type for which `tests/train/test_architectures.py` compares losses and gradients
-of shared prefixes."""
+of packed sequences."""
 OWN_CODE = "a model whose code is in its directory (auto_map), not in transformers"
 STATEFUL = "a model with states (linear attention, Mamba, convolutions)"
 
@@ -53,10 +54,8 @@ def refusals(
         found.append(f"model.path: found weights that {method} quantized; the model in bf16")
     if has_own_code(model_dir) and not model.trust_remote_code:
         found.append(f"model.path: found {OWN_CODE}; model.trust_remote_code = true runs it")
-    if isinstance(stage, SftStage) and stage.packing and has_states(model_dir):
-        found.append(f"packing: found true for {STATEFUL}, which leak from row to row; false")
-    if isinstance(stage, GrpoStage) and stage.share_prefixes is True:
-        found += _of_prefixes(model_dir)
+    if stage.packing is True and (why := why_not_packed(model_dir)):
+        found.append(f"packing: found true for {why}; false")
     if model.quantize is not None and stage.parallel == "fsdp2":
         found.append('parallel: found "fsdp2" with model.quantize; "ddp" or "auto"')
     return found
@@ -78,17 +77,6 @@ def is_mixture(model_dir: Path) -> bool:
     return any(config.get(key) for key in EXPERT_KEYS)
 
 
-def has_windows(model_dir: Path) -> bool:
-    """True if config.json names layers without full attention, or a window for all layers or for
-    those that the model's class selects."""
-    config = text_config(model_dir)
-    if kinds := config.get("layer_types"):
-        return any(kind != "full_attention" for kind in kinds)
-    if config.get("attention_chunk_size") or config.get("sliding_window_pattern"):
-        return True
-    return bool(config.get("sliding_window")) and config.get("use_sliding_window", True)
-
-
 def has_states(model_dir: Path) -> bool:
     """True if config.json names layers that carry a state from token to token: linear attention,
     Mamba, convolutions."""
@@ -97,6 +85,16 @@ def has_states(model_dir: Path) -> bool:
     return any(key.startswith("mamba_") for key in config) or any(
         kind.startswith(("linear", "conv", "mamba", "hybrid", "recurrent")) for kind in kinds
     )
+
+
+def why_not_packed(model_dir: Path) -> str:
+    """The kind of model for which sequences cannot be packed; empty if they can."""
+    kind = text_config(model_dir).get("model_type")
+    if has_states(model_dir):
+        return STATEFUL
+    if kind is not None and kind not in PACKED:
+        return f"a model of type {kind}, with which it is not tested"
+    return ""
 
 
 def has_own_code(model_dir: Path) -> bool:
@@ -112,20 +110,6 @@ def _quantized_by(model_dir: Path) -> str:
     """The method that config.json names for quantized weights; empty for plain ones."""
     table: dict[str, Any] = _config(model_dir).get("quantization_config") or {}
     return str(table.get("quant_method") or "")
-
-
-def _of_prefixes(model_dir: Path) -> list[str]:
-    """Reasons for which a model cannot share prefixes."""
-    kind = _config(model_dir).get("model_type")
-    if has_states(model_dir):
-        found = STATEFUL
-    elif has_windows(model_dir):
-        found = "a model whose layers see windows of the context"
-    elif kind is not None and kind not in SHARING:
-        found = f"a model of type {kind}, with which it is not tested"
-    else:
-        return []
-    return [f"share_prefixes: found true for {found}; false"]
 
 
 def _config(model_dir: Path) -> dict[str, Any]:

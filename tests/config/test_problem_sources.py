@@ -176,11 +176,6 @@ def test_a_mistake_in_the_sources_of_rows_is_one_line(data: str, words: str, fol
     assert words in line
 
 
-def test_packing_is_refused_with_weights(folder: Path) -> None:
-    (line,) = mistakes(folder, MIX, stages=f"{SFT}packing = true\n")
-    assert "stage.0.packing: found true with weights of data.sources" in line
-
-
 def test_a_missing_kernelbench_comes_with_the_command_that_fetches_it(folder: Path) -> None:
     (line,) = mistakes(folder, '[problems]\nsource = "dir"\npath = "KernelBench/KernelBench"\n')
     clone = "git clone https://github.com/ScalingIntelligence/KernelBench"

@@ -6,12 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from forge.serve.architectures import no_llama
-from forge.train.refusals import SHARING
 from tests.architectures import ARCHITECTURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "models.md"
-WINDOWED = frozenset({"mistral"})
-"""Types with a window in some models and none in others."""
 IN_LLAMA: dict[str, str] = dict.fromkeys(("mistral", "mixtral", "phi3"), "up to its window")
 IN_LLAMA["gpt_oss"] = "not with `truncate` off"
 TRIED_IN_VLLM = frozenset({"llama", "qwen3"})
@@ -21,9 +18,8 @@ TRIED_IN_VLLM = frozenset({"llama", "qwen3"})
 def row_of(name: str) -> str:
     """The line of an architecture."""
     chosen = ARCHITECTURES[name]
-    shares = "without a window" if name in WINDOWED else "yes" if name in SHARING else "no"
     cells = (
-        f"`{name}`", chosen.models, "yes", "yes" if chosen.packs else "no", shares, "yes",
+        f"`{name}`", chosen.models, "yes", "yes" if chosen.packs else "no", "yes",
         IN_LLAMA.get(name, "no" if no_llama(name) else "yes"),
         "yes" if name in TRIED_IN_VLLM else "not tried",
     )  # fmt: skip

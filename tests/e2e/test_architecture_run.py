@@ -111,8 +111,9 @@ def test_a_model_is_trained_played_and_exported_in_its_own_form(name: str, tmp_p
 
 def test_what_only_the_trainer_finds_out_ends_a_run_in_one_line(tmp_path: Path) -> None:
     make_project("afmoe", tmp_path)
-    done = forge("run", "afmoe.toml", "--set", "stage.0.packing=true", cwd=tmp_path)
+    adapter = 'model.lora.target_modules=["lm_head"]'
+    done = forge("run", "afmoe.toml", "--set", adapter, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(
-        "forge: stage.0.packing: found true for a model of type afmoe"
+        "forge: model.lora.target_modules: found the output layer"
     )

@@ -1,6 +1,6 @@
 """Each architecture of the reference, from its files and back: SFT, an engine that answers, a GRPO
-step on these answers, an adapter, an export that plain transformers loads; and packed rows and
-shared prefixes, which equal rows on their own or are refused."""
+step on these answers, an adapter, an export that plain transformers loads; and packed sequences,
+which equal those on their own or are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from forge.records import Message, Sample
 from forge.serve.architectures import why_not_llama
 from forge.serve.port import Request
 from forge.train.batch import write_batch
-from forge.train.refusals import SHARING, has_own_code, has_windows, refusals
+from forge.train.refusals import PACKED, has_own_code, refusals
+from forge.train.trainer.packed.sequences import RowLayout, cut_batch
 from tests.architectures import ARCHITECTURES, make_architecture
 from tests.train.samples import make_group
 from tests.train.trained import OneBatch, grpo_trainer, settings_of, train_grpo, weights_of
@@ -65,13 +66,11 @@ def sft_trainer(model_dir: Path, at: Path, **keys: Any) -> Any:
 
 def trained_by_sft(model_dir: Path, at: Path) -> dict[str, Any]:
     """The publication of an SFT stage."""
-    from forge.train.trainer.publish.probes import Tokens
     from forge.train.trainer.sft import stage
 
     trainer, client = sft_trainer(model_dir, at), OneBatch(at)
     trainer.train()
-    tokens: Any = Tokens.of_rows(trainer.rows.to_list())
-    stage._publish(trainer, client, tokens=tokens)  # type: ignore[arg-type]
+    stage._publish(trainer, client, tokens=stage.probe_tokens(trainer.rows))  # type: ignore[arg-type]
     (published,) = client.published
     return published
 
@@ -202,64 +201,31 @@ def assert_exported(base: Path, published: dict[str, Any], out: Path, chat: Chat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
-def test_packed_rows_and_shared_prefixes_equal_rows_of_their_own_or_are_refused(
+def test_packed_sequences_have_the_loss_and_the_gradients_of_their_own_or_are_refused(
     name: str, tmp_path: Path
 ) -> None:
     base = make_architecture(name, tmp_path / "model")
-    trainer = sft_trainer(base, tmp_path, packing=True, steps=1)
-    (batch,) = trainer.get_train_dataloader()
-    if ARCHITECTURES[name].packs:
-        assert_rows_apart(trainer, batch)
-    else:
-        trainer.current_gradient_accumulation_steps = 1
-        with pytest.raises(ConfigError, match="packing: found true"):
-            trainer.training_step(trainer.model, batch)
-    stage = GRPO.model_copy(update={"share_prefixes": True})
+    stage = GRPO.model_copy(update={"packing": True})
     lines = refusals(stage, model=ModelTable(path=str(base)), model_dir=base, num_gpus=1)
-    if name in SHARING and not has_windows(base):
-        assert lines == []
-        assert_prefixes_shared(base, tmp_path)
-    else:
-        (line,) = lines
-        assert line.startswith("share_prefixes: found true for a model")
-
-
-def assert_rows_apart(trainer: Any, batch: dict[str, Any]) -> None:
-    """Each conversation of a packed row has the log-probabilities that it has alone."""
-    import torch
-
-    model, places = trainer.model.eval(), batch["position_ids"][0]
-    starts = (places == 0).nonzero()[:, 0].tolist()
-    assert len(starts) == len(QUESTIONS)
-    with torch.no_grad():
-        asked = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
-        packed = model(**asked, use_cache=False).logits.log_softmax(-1)[0]
-        rows = batch["input_ids"][0].tensor_split(starts[1:])
-        alone = [model(row[None], use_cache=False).logits.log_softmax(-1)[0] for row in rows]
-    assert float((packed - torch.cat(alone)).abs().max()) < GAP
-
-
-def assert_prefixes_shared(base: Path, at: Path) -> None:
-    """Shared prefixes give the loss and the gradients of padded samples, but for a router's loss,
-    which counts a token each time it is forwarded."""
-    from forge.train.trainer.grpo.microbatches import cut_batch
-
+    assert (lines == []) is (name in PACKED) is ARCHITECTURES[name].packs
+    if lines:
+        assert lines[0].startswith("packing: found true for a model")
+        return
+    trainer = grpo_trainer(settings_of(stage, base, tmp_path), OneBatch(tmp_path))
+    trainer.router_weight = 0.0  # its loss counts a token each time it is forwarded
     samples = make_group(seed=1) + make_group(seed=2, turns=3)
-    found = []
-    for shares in (False, True):
-        stage = GRPO.model_copy(update={"share_prefixes": shares})
-        trainer = grpo_trainer(settings_of(stage, base, at), OneBatch(at))
-        trainer.current_gradient_accumulation_steps = 1
+    batch, found = trainer.sequences_of(samples, version=0), []
+    for layout in RowLayout:
         trainer.stats.num_passes += 1
-        trainer.aux_loss_enabled = False
-        cut = cut_batch(samples, max_tokens=400, shares_prefixes=shares)
-        loss = trainer.training_step(trainer.model, {"micro_batches": cut}).item()
-        found.append((loss, {n: p.grad for n, p in trainer.model.named_parameters()}))
-    (want, gradients), (got, shared) = found
-    assert got == pytest.approx(want, abs=1e-5)
-    for name, gradient in gradients.items():
-        if gradient is not None:
-            np.testing.assert_allclose(shared[name], gradient, atol=5e-6, rtol=1e-3, err_msg=name)
+        trainer.model.zero_grad()
+        loss = trainer.training_step(trainer.model, cut_batch(batch, max_tokens=400, layout=layout))
+        named = trainer.model.named_parameters()
+        found.append((loss.item(), {n: p.grad for n, p in named if p.grad is not None}))
+    want, gradients = found[0]
+    for loss, theirs in found[1:]:
+        assert loss == pytest.approx(want, abs=1e-5)
+        for key, gradient in gradients.items():
+            np.testing.assert_allclose(theirs[key], gradient, atol=5e-6, rtol=1e-3, err_msg=key)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +233,8 @@ def assert_prefixes_shared(base: Path, at: Path) -> None:
     [
         ({"layers_block_type": ["mamba", "moe"]}, SFT, "packing: found true for a model with"),
         ({"mamba_d_ssm": 64}, SFT, "packing: found true for a model with"),
-        ({"layer_types": ["conv"]}, GRPO, "share_prefixes: found true for a model with states"),
-        ({"model_type": "nemotron"}, GRPO, "share_prefixes: found true for a model of type"),
+        ({"layer_types": ["conv"]}, GRPO, "packing: found true for a model with states"),
+        ({"model_type": "nemotron"}, GRPO, "packing: found true for a model of type"),
         ({"model_type": "mine", "auto_map": {}}, SFT, "model.path: found a model whose code is"),
         ({"quantization_config": {"quant_method": "gptq"}}, GRPO, "model.path: found weights"),
     ],
@@ -279,13 +245,13 @@ def test_a_config_that_cannot_be_trained_so_is_refused_before_the_start(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | keys))
     found = {
         asked: refusals(
-            stage.model_copy(update={"packing": asked, "share_prefixes": asked}),
+            stage.model_copy(update={"packing": asked}),
             model=ModelTable(path=str(tmp_path)), model_dir=tmp_path, num_gpus=1,
         )
         for asked in (False, True)
     }  # fmt: skip
-    assert [each[: len(line)] for each in found[True]] == [line]
-    assert found[False] == (found[True] if line.startswith("model.") else [])
+    assert found[True][0].startswith(line)
+    assert found[False] == (found[True][:1] if line.startswith("model.") else [])
 
 
 def test_code_in_the_directory_of_a_model_that_transformers_has_is_not_needed(
@@ -295,7 +261,7 @@ def test_code_in_the_directory_of_a_model_that_transformers_has_is_not_needed(
     assert not has_own_code(tmp_path)
 
 
-def test_a_model_without_one_of_its_tensors_and_an_attention_it_lacks_are_refused(
+def test_a_model_without_one_of_its_tensors_is_refused(
     tmp_path: Path,
 ) -> None:
     from safetensors.torch import save_file
@@ -303,9 +269,6 @@ def test_a_model_without_one_of_its_tensors_and_an_attention_it_lacks_are_refuse
     from forge.train.trainer.model.load import load_model
 
     base = make_architecture("gpt_oss", tmp_path / "model")
-    stage = SFT.model_copy(update={"attention": "sdpa"})
-    with pytest.raises(ConfigError, match='attention: found "sdpa", which GptOssForCausalLM does'):
-        load_model(settings_of(stage, base, tmp_path))
     tensors = weights_of({"path": base})
     tensors.pop("model.layers.1.self_attn.q_proj.weight")
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})

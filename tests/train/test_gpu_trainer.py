@@ -97,8 +97,8 @@ def test_torchs_own_kernel_shares_prefixes(
 ) -> None:
     supervisor.batches = [make_group(seed=step, siblings=6) for step in range(3)]
     run = partial(train, supervisor, served, model=model, lora=lora)
-    want = run(at=tmp_path / "padded", stage={**asked, "share_prefixes": False})
-    got = run(at=tmp_path / "shared", stage={**asked, "share_prefixes": True})
+    want = run(at=tmp_path / "padded", stage={**asked, "packing": False})
+    got = run(at=tmp_path / "shared", stage={**asked, "packing": True})
     assert_near(got, want)
     name = "train/forward_tokens/sum"
     assert all(a[name] < b[name] for a, b in zip(got, want, strict=True))
@@ -139,7 +139,7 @@ def test_two_gpus_train_as_one_does(
     groups = [make_group(seed=n, siblings=n) for n in (6, 1, 4)]
     alone = [make_samples(n, seed=n) for n in (13, 1, 8)]
     supervisor.batches = groups if shares else alone
-    stage = {"parallel": parallel, "share_prefixes": shares}
+    stage = {"parallel": parallel, "packing": shares}
     run = partial(train, supervisor, served, model=model, stage=stage)
     want = run(at=tmp_path / "1")
     last = weights_of(supervisor.published[-1])

@@ -1,4 +1,4 @@
-"""TRL's loss on our micro-batches equals the formula, however the batch is cut."""
+"""The loss equals the papers' formula, however the batch is cut."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def loss_of(trainer: Any, samples: list[Sample], *, max_tokens: int) -> float:
     """Loss of a whole batch; leaves its gradient."""
-    from forge.train.trainer.grpo.microbatches import cut_batch
+    from forge.train.trainer.packed.sequences import RowLayout, cut_batch
 
-    trainer.current_gradient_accumulation_steps = 1
-    trainer._cut = cut_batch(samples, max_tokens=max_tokens)
+    batch = trainer.sequences_of(samples, version=0)
+    cut = cut_batch(batch, max_tokens=max_tokens, layout=RowLayout.PADDED)
     trainer.stats.num_passes += 1
     trainer.model.zero_grad()
-    return trainer.training_step(trainer.model, {"micro_batches": trainer._cut}).item()
+    return trainer.training_step(trainer.model, cut).item()
 
 
 @pytest.mark.parametrize("kind", ["dapo", "bnpo", "dr_grpo", "grpo"])
@@ -100,7 +100,7 @@ def test_the_reference_adds_its_penalty(trainer: Any) -> None:
     trainer.loss_type, trainer.beta = "dapo", 0.5
     same = loss_of(trainer, samples, max_tokens=100)
     with torch.no_grad():
-        for p in trainer.ref_model.parameters():
+        for p in trainer.reference.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
     assert loss_of(trainer, samples, max_tokens=100) > same + 1e-3
 
@@ -137,15 +137,3 @@ def test_a_batch_gets_as_many_passes_as_the_stage_asks_for(
     assert none_left == []
     monkeypatch.setattr(trainer.state, "global_step", 3)
     assert trainer.step == 1, "the second pass over the second batch is still to come"
-
-
-def test_micro_batches_hold_every_sample_once_within_the_budget() -> None:
-    from forge.train.trainer.grpo.microbatches import cut_batch
-
-    samples = some_samples(20)
-    cut = cut_batch(samples, max_tokens=100)
-    assert sorted(s.sample_id for m in cut for s in m.samples) == list(range(20))
-    for m in cut:
-        width = m.inputs["prompt_ids"].size(1) + m.inputs["completion_ids"].size(1)
-        assert len(m.samples) == 1 or len(m.samples) * width <= 100
-    assert sum(m.num_tokens for m in cut) == sum(len(s.completion_ids) for s in samples)

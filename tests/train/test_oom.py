@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import anyio
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, RolloutTable, SftStage
 from tests.train.samples import make_samples
@@ -55,21 +53,20 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(("budget", "reported"), [(80, 40), (None, None)])
 def test_sft_reports_the_halved_size_after_a_restart(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    budget: int | None, reported: int | None, failures: list[dict[str, Any]],
+    failures: list[dict[str, Any]],
 ) -> None:  # fmt: skip
     from forge.train.trainer.sft import stage as sft_stage
 
     monkeypatch.setattr(sft_stage, "make_trainer", run_out)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"input_ids": [5, 6], "completion_mask": [0, 1]}\n')
-    stage = SFT.model_copy(update={"micro_batch_tokens": budget})
+    stage = SFT.model_copy(update={"micro_batch_tokens": 80})
     settings = settings_of(stage, tiny_model, tmp_path, rows_path=rows, micro_batch_scale=0.5)
     with pytest.raises(torch.OutOfMemoryError):
         sft_stage.train_answers(settings)
-    assert [each["micro_batch_tokens"] for each in failures] == [reported]
+    assert [each["micro_batch_tokens"] for each in failures] == [40]
 
 
 @pytest.mark.slow
@@ -186,15 +183,15 @@ def test_a_gpu_too_full_for_a_context_is_reported(monkeypatch: pytest.MonkeyPatc
     control: Any = SimpleNamespace(failed=lambda **numbers: reported.append(numbers))
     with (
         pytest.raises(torch.AcceleratorError),
-        reported_when_full(control, rank=0, micro_batch_tokens=None),
+        reported_when_full(control, rank=0, micro_batch_tokens=50),
     ):
         get_no_context()
     assert [(each["kind"], each["free_bytes"]) for each in reported] == [("oom", 0)]
 
 
-@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("packing", [False, True])
 def test_half_the_scale_cuts_micro_batches_of_half_the_size(
-    tiny_model: Path, tmp_path: Path, shares: bool
+    tiny_model: Path, tmp_path: Path, packing: bool
 ) -> None:
     from forge.train.batch import write_batch
     from forge.train.trainer.child.control import TakenBatch
@@ -206,59 +203,10 @@ def test_half_the_scale_cuts_micro_batches_of_half_the_size(
         take=lambda step: TakenBatch(step=1, samples_path=path, wait_s=0.0)
     )
     widest = []
-    stage = GRPO.model_copy(update={"share_prefixes": shares})
+    stage = GRPO.model_copy(update={"packing": packing})
     for scale in (1.0, 0.5):
         settings = settings_of(stage, tiny_model, tmp_path, micro_batch_scale=scale)
         trainer: Any = make_trainer(settings, client=client)
-        (batch,), _ = trainer.get_batch_samples(iter(()), 1, trainer.args.device)
-        widest.append(max(m.num_forwarded for m in batch["micro_batches"]))
+        widest.append(max(m.num_forwarded for m in trainer.next_batch()))
     assert 50 < widest[0] <= 100
     assert widest[1] <= 50
-
-
-def test_sft_without_a_budget_halves_its_whole_batch_and_trains_the_same_weights(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    from datasets import Dataset
-
-    from forge.train.trainer.sft.stage import make_trainer
-
-    draw = torch.Generator().manual_seed(0)
-    sizes = [5, 9, 14, 20, 21, 33]
-    ids = [torch.randint(5, 300, (size,), generator=draw).tolist() for size in sizes]
-    rows = Dataset.from_dict({"input_ids": ids, "labels": [[-100, *row[1:]] for row in ids]})
-    found = []
-    for scale in (1.0, 0.5):
-        settings = settings_of(SFT, tiny_model, tmp_path / str(scale), micro_batch_scale=scale)
-        trainer: Any = make_trainer(settings, rows=rows)
-        shapes: list[tuple[int, int]] = []
-        hook = trainer.model.register_forward_pre_hook(
-            lambda _, args, inputs, to=shapes: to.append(tuple(inputs["input_ids"].shape)),
-            with_kwargs=True,
-        )
-        trainer.train()
-        hook.remove()
-        assert trainer.num_trained == 2 * (sum(sizes) - 6), "prompts and padding do not count"
-        found.append((shapes, trainer.model.state_dict()))
-    (whole, weights), (halves, same) = found
-    assert whole == [(6, 33)] * 2
-    assert [rows for rows, _ in halves] == [3, 3] * 2
-    assert min(width for _, width in halves) < 33, "the shorter half is cut to its own width"
-    for name, tensor in weights.items():
-        torch.testing.assert_close(same[name], tensor, atol=2e-5, rtol=1e-3, msg=name)
-
-
-@given(rows=st.integers(1, 40), width=st.integers(1, 300), budget=st.integers(1, 3000),
-       scale=st.sampled_from([1.0, 0.5]))  # fmt: skip
-def test_a_micro_batch_of_several_rows_stays_within_its_budget(
-    rows: int, width: int, budget: int, scale: float
-) -> None:
-    from forge.train.trainer.sft.trainer import cut_rows, num_cuts
-
-    stage = SFT.model_copy(update={"micro_batch_tokens": budget})
-    settings = settings_of(stage, Path(), Path(), micro_batch_scale=scale)
-    batch = {"labels": torch.ones(rows, width, dtype=torch.long)}
-    parts = cut_rows(batch, num=min(num_cuts(settings, rows=rows, width=width), rows))
-    assert sum(len(part["labels"]) for part in parts) == rows
-    for part in parts:
-        assert part["labels"].numel() <= int(budget * scale) or len(part["labels"]) == 1

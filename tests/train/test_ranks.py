@@ -66,7 +66,7 @@ async def run(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_ranks_that_share_prefixes_train_grpo_as_one_that_does_not(
+def test_two_ranks_that_pack_train_grpo_as_one_that_does_not(
     tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
 ) -> None:
     import torch
@@ -78,7 +78,7 @@ def test_two_ranks_that_share_prefixes_train_grpo_as_one_that_does_not(
     found = {}
     for num_ranks in (1, 2):
         supervisor.clear()
-        stage = GRPO.model_copy(update={"share_prefixes": num_ranks == 2})
+        stage = GRPO.model_copy(update={"packing": num_ranks == 2})
         run_on = partial(run, stage, supervisor, served, model=tiny_model, at=tmp_path)
         anyio.run(partial(run_on, num_ranks=num_ranks))
         found[num_ranks] = list(supervisor.trained), list(supervisor.published)
@@ -117,8 +117,9 @@ def test_two_ranks_with_micro_batches_train_sft_as_one_whole_batch_does(
             row = {"input_ids": ids, "completion_mask": [0] * 3 + [1] * (size - 3)}
             file.write(json.dumps(row) + "\n")
     found = []
-    whole = SFT.model_copy(update={"micro_batch_tokens": None})
-    for stage, num_ranks in ((whole, 1), (SFT, 2)):
+    whole = SFT.model_copy(update={"micro_batch_tokens": 10_000})
+    packed = SFT.model_copy(update={"packing": True})
+    for stage, num_ranks in ((whole, 1), (packed, 2)):
         supervisor.clear()
         run_it = partial(run, stage, supervisor, served, model=tiny_model, at=tmp_path)
         anyio.run(partial(run_it, num_ranks=num_ranks))
@@ -210,31 +211,29 @@ def ranks_of(pid: int) -> list[int]:
 
 
 @given(num=st.integers(1, 30), max_tokens=st.integers(1, 300), num_ranks=st.integers(1, 5),
-       is_shared=st.booleans())  # fmt: skip
+       layout=st.sampled_from(["padded", "packed", "shared"]))  # fmt: skip
 def test_all_ranks_get_the_same_number_of_micro_batches_and_each_sample_counts_once(
-    num: int, max_tokens: int, num_ranks: int, is_shared: bool
+    num: int, max_tokens: int, num_ranks: int, layout: str
 ) -> None:
-    from forge.train.trainer.grpo.microbatches import cut_batch
+    from forge.train.trainer.grpo.trainer import sequences_of
+    from forge.train.trainer.packed.sequences import RowLayout, cut_batch
 
-    samples = make_samples(num, seed=num)
+    batch = sequences_of(make_samples(num, seed=num), loss="grpo", longest=30, version=0)
     shares = [
         cut_batch(
-            samples,
-            max_tokens=max_tokens,
-            rank=rank,
-            num_ranks=num_ranks,
-            shares_prefixes=is_shared,
+            batch, max_tokens=max_tokens, rank=rank, num_ranks=num_ranks, layout=RowLayout(layout)
         )
         for rank in range(num_ranks)
     ]
     assert len({len(share) for share in shares}) == 1
-    counted = [m for share in shares for m in share if not m.is_filler]
-    assert sorted(s.sample_id for m in counted for s in m.samples) == list(range(num))
     everything = [m for share in shares for m in share]
-    assert sum(m.token_share for m in everything) == pytest.approx(1)
-    assert sum(m.row_share for m in everything) == pytest.approx(1)
+    counted = [m for m in everything if not m.is_filler]
+    assert sorted(id(s) for m in counted for s in m.sequences) == sorted(map(id, batch))
+    assert sum(m.share for m in everything) == pytest.approx(1)
+    total = sum(float(m.values["weight"].sum()) for m in everything)
+    assert total == pytest.approx(1, rel=1e-5)
     for m in counted:
-        assert len(m.samples) == 1 or m.num_forwarded <= max_tokens
+        assert len(m.sequences) == 1 or m.num_forwarded <= max_tokens
     if len(counted) < len(everything):
         assert len(counted) == num, "filler only if every sample has a micro-batch of its own"
 

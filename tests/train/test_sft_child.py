@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections import Counter
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -71,42 +72,39 @@ def undisturbed(model: Path, at: Path) -> dict[str, torch.Tensor]:
     return trainer.model.state_dict()
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_packing_makes_fewer_rows_and_loses_no_token(tiny_model: Path, tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.jsonl")
-    rows = trainer_of(tiny_model, tmp_path).rows
-    packed = trainer_of(tiny_model, tmp_path, STAGE.model_copy(update={"packing": True})).rows
-    assert len(packed) < len(rows)
-    assert sum(map(len, packed["input_ids"])) == sum(map(len, rows["input_ids"]))
-
-
 def loss_and_gradients(trainer: Any) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the trainer's first batch, which holds every row."""
-    (batch,) = trainer.get_train_dataloader()
-    assert "attention_mask" not in batch or batch["attention_mask"].all()
-    trainer.model.train()
-    num = (batch["labels"][:, 1:] != -100).sum()
-    loss = trainer.training_step(trainer.model, batch, num_items_in_batch=num)
+    loss = trainer.training_step(trainer.model, trainer.next_batch())
     gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters()}
     return float(loss), gradients
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("attention", ["auto", "sdpa"])
-def test_packed_conversations_do_not_see_each_other(
-    tiny_model: Path, tmp_path: Path, attention: str
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("budget", [120, 16384])
+def test_loss_and_gradients_are_those_of_transformers_however_the_rows_are_laid(
+    tiny_model: Path, tmp_path: Path, packing: bool, budget: int
 ) -> None:
+    from transformers import Qwen3ForCausalLM
+
     write_rows(tmp_path / "rows.jsonl")
-    stage = STAGE.model_copy(update={"steps": 1, "batch_size": 40, "attention": attention})
-    loss, gradients = loss_and_gradients(trainer_of(tiny_model, tmp_path, stage))
-    packed = stage.model_copy(update={"packing": True, "max_length": 128})
-    trainer = trainer_of(tiny_model, tmp_path, packed)
-    assert len(trainer.rows) < 12
-    assert trainer.model.config._attn_implementation == "sdpa"
-    found, theirs = loss_and_gradients(trainer)
-    assert found == pytest.approx(loss, abs=1e-6)
-    for name, gradient in gradients.items():
-        assert torch.allclose(theirs[name], gradient, atol=1e-6), name
+    keys = {"steps": 1, "batch_size": 40, "packing": packing, "micro_batch_tokens": budget}
+    trainer = trainer_of(tiny_model, tmp_path, STAGE.model_copy(update=keys))
+    loss, gradients = loss_and_gradients(trainer)
+    plain = Qwen3ForCausalLM.from_pretrained(tiny_model)
+    num = sum(len(row.trained) for row in trainer.rows)
+    want = torch.zeros(())
+    for row in trainer.rows:
+        ids = torch.from_numpy(row.ids)[None]
+        labels = torch.full_like(ids, -100)
+        labels[0, row.trained] = ids[0, row.trained]
+        want = want + plain(input_ids=ids, labels=labels).loss * (len(row.trained) / num)
+    want.backward()
+    assert loss == pytest.approx(want.item(), rel=1e-6)
+    for name, p in plain.named_parameters():
+        torch.testing.assert_close(gradients[name], p.grad, atol=1e-6, rtol=1e-4, msg=name)
+    assert trainer.num_trained == num
+    assert 0 <= trainer.take_accuracy() < 0.2
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -167,11 +165,15 @@ def test_a_killed_stage_resumes_and_ends_with_the_weights_of_an_undisturbed_run(
 
 
 def test_batches_hold_rows_of_similar_length_and_every_row_once_in_a_pass() -> None:
-    from forge.train.trainer.sft.trainer import BatchOrder
+    from forge.train.trainer.sft.trainer import batches
 
     draw = random.Random(0)
     lengths = [draw.randrange(10, 400) for _ in range(64)]
-    order = list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=3))
+
+    def ordered(seed: int) -> list[int]:
+        return list(chain(*islice(batches(lengths, batch_size=8, seed=seed), 12)))
+
+    order = ordered(3)
     assert sorted(order[:64]) == list(range(64))
     assert len(order) == 96
     spreads = [
@@ -179,12 +181,12 @@ def test_batches_hold_rows_of_similar_length_and_every_row_once_in_a_pass() -> N
         for k in range(0, 64, 8)
     ]
     assert sum(spreads) / len(spreads) < 100
-    assert order == list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=3))
-    assert order != list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=4))
+    assert order == ordered(3)
+    assert order != ordered(4)
 
 
 def test_each_source_has_its_share_of_the_rows_and_its_rows_take_turns() -> None:
-    from forge.train.trainer.sft.trainer import BatchOrder
+    from forge.train.trainer.sft.trainer import batches
 
     draw = random.Random(1)
     lengths = [draw.randrange(10, 400) for _ in range(50)]
@@ -192,12 +194,8 @@ def test_each_source_has_its_share_of_the_rows_and_its_rows_take_turns() -> None
 
     def order(num_batches: int) -> list[int]:
         weights = {0: 1.0, 1: 3.0}
-        return list(
-            BatchOrder(
-                lengths, batch_size=8, num_batches=num_batches, seed=3, sources=sources,
-                weights=weights,
-            )
-        )  # fmt: skip
+        drawn = batches(lengths, batch_size=8, seed=3, sources=sources, weights=weights)
+        return list(chain(*islice(drawn, num_batches)))
 
     rows = order(30)
     for end in range(48, len(rows) + 1, 48):  # an epoch of whole batches
@@ -229,7 +227,7 @@ def test_tokens_per_second_count_trained_tokens_only(
     reporter = sft_stage.SftReporter(trainer, client=client, stop=StopFlag())
     clock = iter([10.0, 12.0])
     monkeypatch.setattr(sft_stage, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    logs = dict.fromkeys(("loss", "grad_norm", "learning_rate", "mean_token_accuracy"), 0.5)
+    logs = dict.fromkeys(("loss", "grad_norm", "learning_rate"), 0.5)
     for trained, forwarded in ((300, 1000), (700, 3000)):
         trainer.num_trained = trained
         given = logs | {"num_tokens": forwarded}

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forge.config.schema import GrpoStage, SftStage
@@ -77,13 +78,12 @@ def test_every_micro_batch_holds_the_card_and_the_step_ends_with_it_free(
 
 
 def sft_trainer(settings: Any) -> Any:
-    from datasets import Dataset
-
     from forge.train.trainer.child.control import StepOrders, StopFlag
     from forge.train.trainer.sft.stage import SftReporter, make_trainer
+    from forge.train.trainer.sft.trainer import TokenRow
 
-    ids = [[*s.prompt_ids, *s.completion_ids] for s in make_samples(4, seed=1)]
-    rows = Dataset.from_dict({"input_ids": ids, "labels": ids})
+    ids = [np.array([*s.prompt_ids, *s.completion_ids]) for s in make_samples(4, seed=1)]
+    rows = [TokenRow(ids=each, trained=np.arange(1, len(each))) for each in ids]
     client: Any = SimpleNamespace(
         progress=lambda **body: StepOrders(), checkpoint=lambda **body: None
     )

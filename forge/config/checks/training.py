@@ -156,15 +156,10 @@ def check_training(experiment: Experiment) -> Iterator[Mistake]:
         yield from _check_learning_rate(stage, index)
         if isinstance(stage, SftStage) and stage.loss_turns == "all":
             yield from _check_loss_turns(experiment, index)
-        if isinstance(stage, SftStage) and stage.packing and experiment.data.weights:
-            text = "found true with weights of data.sources, which choose the rows of each step"
-            yield mistake(f"{text}; false, or no weights", "stage", index, "packing")
-        if isinstance(stage, GrpoStage) and stage.share_prefixes is True:
-            yield from _check_attention(stage, index)
         if stage.context_parallel > 1:
             yield mistake(
                 f"found {stage.context_parallel}; 1, since no trainer here splits a sequence over "
-                "GPUs (TRL's GRPO trainers cannot); fsdp2 and smaller micro-batches save memory",
+                "GPUs; fsdp2 and smaller micro-batches save memory",
                 *("stage", index, "context_parallel"),
             )
         if experiment.model.quantize and stage.parallel == "fsdp2":
@@ -180,14 +175,6 @@ def _check_loss_turns(experiment: Experiment, index: int) -> Iterator[Mistake]:
             '"last", or data.repair_share = 0',
             *("stage", index, "loss_turns"),
         )
-
-
-def _check_attention(stage: GrpoStage, index: int) -> Iterator[Mistake]:
-    if stage.attention != "auto":
-        text = (
-            f'found "{stage.attention}" with share_prefixes = true, which has an attention of its'
-        )
-        yield mistake(f'{text} own; "auto"', "stage", index, "attention")
 
 
 def _check_steps(stage: TrainStage, index: int) -> Iterator[Mistake]:

@@ -164,9 +164,10 @@ class TrainStage(Table):
     if the whole model fits."""
     context_parallel: Positive = 1
     """GPUs per sequence; only 1 is supported."""
-    attention: Literal["auto", "sdpa", "flash"] = "auto"
-    """Attention of the trainer. flash: FlashAttention 2 of the package flash-attn, on GPUs only.
-    auto: flash for packed rows if that package is installed, else sdpa."""
+    packing: bool | Literal["auto"] = "auto"
+    """Lay sequences end to end, each sees itself only, instead of padding them; and compute the
+    common beginning of several (a prompt, earlier turns) once. auto: for tested models;
+    "forge plan" prints why not."""
     gradient_checkpointing: bool | None = None
     """Recompute activations instead of keeping them; absent means on GPUs only."""
     save_every: Positive = 50
@@ -191,16 +192,13 @@ class SftStage(TrainStage):
     """Number of passes over the rows. Exactly one of steps and epochs."""
     batch_size: Positive = 16
     """Rows per step."""
-    micro_batch_tokens: Positive | None = None
-    """Maximum tokens in one forward-backward pass; absent means the whole batch at once."""
+    micro_batch_tokens: Positive = 16384
+    """Maximum tokens in one forward-backward pass. A step has as many passes as its rows need."""
     loss_turns: Literal["last", "all"] = "last"
     """Answers of a conversation that are trained. all: every assistant message, after the prompt of
     its turn; where the template drops earlier thinking, each turn is a row."""
     max_length: Annotated[int, Field(ge=64)] = 1024
     """Maximum length of a row; a longer one is dropped and counted."""
-    packing: bool = False
-    """Put several conversations into a row, where each sees itself only; fast only with
-    attention = "flash"."""
 
 
 class GrpoStage(TrainStage):
@@ -208,9 +206,6 @@ class GrpoStage(TrainStage):
 
     kind: Literal["grpo"]
     """Kind of the stage: multi-turn GRPO."""
-    share_prefixes: bool | Literal["auto"] = "auto"
-    """Compute the common beginning of samples (a prompt, earlier turns) once for all of them. Needs
-    full attention. auto: on GPUs, for tested models; "forge plan" prints why not."""
     micro_batch_tokens: Positive = 4096
     """Maximum tokens in one forward-backward pass, with shared ones counted once. A step has as
     many passes as its samples need."""
@@ -219,7 +214,8 @@ class GrpoStage(TrainStage):
     updates_per_batch: Positive = 1
     """Passes over each batch of samples."""
     loss: Literal["dapo", "bnpo", "dr_grpo", "grpo"] = "dapo"
-    """Averaging of the token losses, by TRL's names."""
+    """Averaging of the token losses, by TRL's names: over all tokens of the batch (dapo, bnpo), the
+    tokens that it may have (dr_grpo), samples (grpo)."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Lower clip range: the ratio is clipped below 1 - clip_low."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28

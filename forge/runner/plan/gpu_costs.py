@@ -31,7 +31,7 @@ BITS4_BYTES = 0.56
 LOGIT_TILE = (4096, 32_768)
 """Tokens by vocabulary entries of the logits that TRL's output layer holds at a time."""
 KEYS_PER_TOKEN = 4
-"""Maximum, if prefixes are shared: `forge.train.trainer.grpo.microbatches`."""
+"""Maximum, if prefixes are shared: `forge.train.trainer.packed.sequences`."""
 SLACK = 1.15
 """Factor on activations, for fragmentation and the buffers of matrix products."""
 NUM_ADAPTERS = 4
@@ -70,7 +70,7 @@ def train_bytes(
     if parallel == "fsdp2" and num_gpus > 1:
         state = state / num_gpus + 2 * 4 * shape.params / shape.layers
     resident = CONTEXT_BYTES + int(state)
-    tokens = _tokens(stage, num_gpus=num_gpus, context_tokens=context_tokens)
+    tokens = _tokens(stage, context_tokens=context_tokens)
     activations = _activation_bytes(stage, model, shape, tokens=tokens)
     return TrainBytes(resident=resident, peak=resident + int(SLACK * activations))
 
@@ -86,7 +86,7 @@ def _state_bytes(stage: SftStage | GrpoStage, model: ModelTable, shape: ModelSha
         return shape.params * (4 + 4 + moments + 2 + 4 * has_reference)
     num_trained = shape.adapter_params(model.lora)
     if model.quantize is not None:
-        # TRL keeps an adapter of 4-bit weights in bf16, and so its gradients and moments.
+        # An adapter of 4-bit weights is in bf16, and so are its gradients and moments.
         rest = shape.params - shape.quantized_params
         adapter = num_trained * (2 + 2 + min(moments, 4))
         return shape.quantized_params * BITS4_BYTES + rest * 2 + adapter
@@ -129,9 +129,9 @@ def _expert_bytes(stage: SftStage | GrpoStage, model: ModelTable, shape: ModelSh
 def _key_bytes(
     stage: SftStage | GrpoStage, shape: ModelShape, *, tokens: int
 ) -> tuple[float, float]:
-    """Keys and values that samples with shared prefixes gather: bytes saved for the backward pass,
-    and bytes in the current layer, with the gradient of every head before they are summed."""
-    if isinstance(stage, SftStage) or stage.share_prefixes is not True:
+    """Keys and values that sequences with shared prefixes gather: bytes saved for the backward
+    pass, and bytes in the current layer, with the gradient of every head before they are summed."""
+    if stage.packing is not True or shape.is_mixture:
         return 0, 0
     num = KEYS_PER_TOKEN * tokens
     gathered = 2 * num * shape.kv_values / shape.layers
@@ -140,13 +140,10 @@ def _key_bytes(
     return saved, 2 * gathered + expanded
 
 
-def _tokens(stage: SftStage | GrpoStage, *, num_gpus: int, context_tokens: int) -> int:
-    """Tokens of a rank's largest micro-batch: a row above the budget is a micro-batch alone."""
-    if stage.micro_batch_tokens is not None:
-        longest = stage.max_length if isinstance(stage, SftStage) else context_tokens
-        return max(stage.micro_batch_tokens, longest)
-    assert isinstance(stage, SftStage), "grpo has a default"
-    return -(-stage.batch_size // num_gpus) * stage.max_length
+def _tokens(stage: SftStage | GrpoStage, *, context_tokens: int) -> int:
+    """Tokens of a rank's largest micro-batch: a sequence above the budget is one alone."""
+    longest = stage.max_length if isinstance(stage, SftStage) else context_tokens
+    return max(stage.micro_batch_tokens, longest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from forge.runner.plan.gpu_costs import (
 )
 from forge.runner.plan.model_shape import model_shape
 from forge.runner.plan.needs import num_ranks
-from forge.runner.plan.prefix_sharing import settled
+from forge.runner.plan.packing import settled
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:

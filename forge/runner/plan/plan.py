@@ -17,15 +17,14 @@ from forge.data.problems import in_split
 from forge.records import Split
 from forge.records.rules import rules_in_words
 from forge.runner.plan import cpu_costs as costs
-from forge.runner.plan.attention import attention_reasons
 from forge.runner.plan.machine import Machine, this_machine
 from forge.runner.plan.model_files import check_model_path
 from forge.runner.plan.model_shape import llama_refusal, why_unknown
 from forge.runner.plan.needs import makes_pairs, needs_judges, needs_serving, needs_training
 from forge.runner.plan.nodes.layout import NodePlan, plan_nodes
+from forge.runner.plan.packing import reasons
 from forge.runner.plan.placement import Placement, place
 from forge.runner.plan.predict import PhasePlan, predict_disk_bytes, predict_phases
-from forge.runner.plan.prefix_sharing import reasons
 from forge.runner.plan.requirements import (
     SHARE,
     require_cluster,
@@ -133,9 +132,8 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     check_model_path(experiment.model, is_here=not machine.assumed)
     engine, why = _engine(experiment, machine)
     placement = place(experiment, machine, engine=engine)
-    shared = reasons(experiment, gpus=placement.train)
-    packed = attention_reasons(experiment, gpus=placement.train, is_here=machine.is_here)
-    placement = replace(placement, reasons=(*why, *placement.reasons, *shared, *packed))
+    unpacked = reasons(experiment, gpus=placement.train)
+    placement = replace(placement, reasons=(*why, *placement.reasons, *unpacked))
     nodes, without_room = plan_nodes(experiment, machine, placement)
     require_disk(experiment, machine)
     require_engine(experiment, machine, placement)

@@ -24,7 +24,6 @@ from forge.evalpool.site_packages import require_installed
 from forge.evalpool.targets import require_target
 from forge.records import Message, Problem, Split
 from forge.rollout.prompter import TemplatePrompter
-from forge.runner.plan.attention import PACKAGE, flash_refusal
 from forge.runner.plan.model_shape import config_dir, llama_refusal, lora_rank, model_shape
 from forge.runner.plan.needs import needs_serving, num_ranks, turns_played, turns_trained
 from forge.serve.engines import ENGINES, check_adapters, check_engine
@@ -222,8 +221,6 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
             num_gpus=num_ranks(experiment, placement.train),
             has_experts=shape.is_mixture if shape else None,
         )
-        if stage.attention == "flash" and (why := flash_refusal(placement.train)):
-            found.append(f'attention: found "flash" with {why}; "auto" or "sdpa"')
         lines += [line if line.startswith("model.") else f"stage.{index}.{line}" for line in found]
     if lines:
         raise ConfigError("\n".join(dict.fromkeys(lines)))
@@ -234,13 +231,10 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
     ]
     needing += ["[model.quantize]"] if trained and model.quantize is not None else []
     if is_here and trained:
-        for name in ("transformers", "trl", "peft", "datasets"):
+        for name in ("transformers", "trl", "peft"):
             _require_package(name, f"stage {trained[0][0]}: training")
     if is_here and needing:
         _require_package("bitsandbytes", needing[0])
-    for index, stage in trained:
-        if is_here and stage.attention == "flash":
-            _require_package(PACKAGE, f'stage {index}: attention = "flash"')
 
 
 def require_judge(table: JudgeTable) -> None:

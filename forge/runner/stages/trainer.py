@@ -22,8 +22,7 @@ from forge.config.schema import GrpoStage, SftStage
 from forge.errors import ConfigError, MachineError
 from forge.process.child import describe_exit
 from forge.records import Event
-from forge.runner.plan.attention import resolve_attention
-from forge.runner.plan.prefix_sharing import share_prefixes
+from forge.runner.plan.packing import resolve_packing
 from forge.serve.engines import ENGINES
 from forge.train.handle import TrainerJob, open_trainer
 from forge.views.text.numbers import gigabytes
@@ -254,12 +253,10 @@ def resolve_auto(
     stage: Stage, placement: Placement, *, model: ModelTable, model_dir: Path
 ) -> Stage:
     """The stage with each "auto" resolved for these cards and this model."""
-    found: dict[str, object] = {"attention": resolve_attention(stage, gpus=placement.train)}
+    packing = resolve_packing(stage, model, gpus=placement.train, model_dir=model_dir)
+    found: dict[str, object] = {"packing": packing.is_on}
     if stage.parallel == "auto":
         found["parallel"] = placement.parallel
-    if isinstance(stage, GrpoStage):
-        shares = share_prefixes(stage, model, gpus=placement.train, model_dir=model_dir)
-        found["share_prefixes"] = shares.is_on
     return stage.model_copy(update=found)
 
 
@@ -272,9 +269,7 @@ def publish_timeout_s(serve: ServeTable) -> float:
 
 def memory_error(failure: Mapping[str, Any], *, doing: str, is_halved: bool) -> str:
     """One line about the GPU memory that ran out, from the trainer's own report."""
-    budget = failure["micro_batch_tokens"]
-    whole = "half batches" if is_halved else "whole batches"
-    held = whole if budget is None else f"micro-batches of {budget} tokens"
+    held = f"micro-batches of {failure['micro_batch_tokens']} tokens"
     again = ", again after they were halved" if is_halved else ""
     return (
         f"trainer: GPU memory ran out in {doing}{again}: {held}, peak "
@@ -287,7 +282,7 @@ def memory_advice(run: RunContext, job: TrainerJob) -> str:
     """Settings that take less memory and are not in use yet; first those that the checkpoint can
     continue with."""
     stage = job.stage
-    now = ["fewer micro_batch_tokens" if stage.micro_batch_tokens else "micro_batch_tokens"]
+    now = ["fewer micro_batch_tokens"]
     if stage.gradient_checkpointing is False:
         now.append("gradient_checkpointing = true")
     new = [] if job.model.lora or job.adapter else ["[model.lora]"]

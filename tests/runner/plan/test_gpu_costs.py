@@ -183,7 +183,7 @@ def test_settings_that_save_memory_save_it_in_the_plan():
     assert peak(stage=GRPO.model_copy(update={"beta": 0.1})) - peak() == pytest.approx(
         4 * SHAPE.params, rel=1e-6
     )
-    assert peak(stage=SFT.model_copy(update={"batch_size": 64})) > peak(stage=SFT)
+    assert peak(stage=SFT.model_copy(update={"micro_batch_tokens": 65536})) > peak(stage=SFT)
     wide = GRPO.model_copy(update={"micro_batch_tokens": 32768})
     assert peak(context_tokens=32768) == peak(stage=wide), "one sample may be that long"
 

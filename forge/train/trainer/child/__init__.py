@@ -1,5 +1,5 @@
-"""The trainer process, for both kinds of stage: settings, arguments for TRL, the client of
+"""The trainer process, for both kinds of stage: settings, the loop, the client of
 control.sock, ranks, the shared GPU, checkpoints.
 
-Used by `sft` and `grpo`; imports no other room of the trainer.
+Used by `sft` and `grpo`; of the trainer it imports `packed` alone.
 """

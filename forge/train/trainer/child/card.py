@@ -77,11 +77,11 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextmanager
 def reported_when_full(
-    control: SupervisorClient, *, rank: int, micro_batch_tokens: int | None
+    control: SupervisorClient, *, rank: int, micro_batch_tokens: int
 ) -> Iterator[None]:
     """Report a GPU that runs out of memory inside the context, and raise its error again.
 
-    `micro_batch_tokens` is the budget in use, a restart's scale included; None if there is none."""
+    `micro_batch_tokens` is the budget in use, a restart's scale included."""
     try:
         yield
     except RuntimeError as error:

@@ -103,26 +103,3 @@ class World:
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, op=how, group=self._group)
         return tensor.tolist()
-
-
-class LocalNumbers:
-    """Stands for the accelerator in TRL's loss: gathered metrics, which nothing reads, are zeros.
-
-    TRL gathers each of them and reads it on the host, which would wait for the GPU in every
-    micro-batch; and the shapes of micro-batches differ between ranks."""
-
-    def __init__(self, accelerator: Any) -> None:
-        self._accelerator = accelerator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._accelerator, name)
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Zeros, on the CPU."""
-        return torch.zeros(tensor.shape)
-
-    gather_for_metrics = gather
-
-    def reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
-        """Zeros, on the CPU."""
-        return torch.zeros(tensor.shape)

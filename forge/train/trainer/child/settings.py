@@ -1,4 +1,4 @@
-"""The trainer child's config, its arguments for TRL, its logging and its tokenizer."""
+"""The trainer child's config, the arguments of transformers' Trainer, logging."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.train.refusals import is_mixture
+from forge.train.trainer.packed.sequences import RowLayout
+
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
-PADDING = 0
-"""A token that every model has: rows are padded with it where nothing is trained or attended to."""
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}
 _DTYPES = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -62,17 +63,28 @@ class TrainerSettings:
     """False if nothing serves the weights of this grpo stage."""
 
     @property
-    def micro_batch_tokens(self) -> int | None:
-        """Maximum tokens of one forward-backward, a restart's scale included; None if the stage
-        (sft) has no budget."""
-        budget = self.stage["micro_batch_tokens"]
-        return None if budget is None else max(1, int(budget * self.micro_batch_scale))
+    def micro_batch_tokens(self) -> int:
+        """Maximum tokens of one forward-backward, a restart's scale included."""
+        return max(1, int(self.stage["micro_batch_tokens"] * self.micro_batch_scale))
 
     @property
-    def shares_prefixes(self) -> bool:
-        """True for a grpo stage with shared prefixes. The placement has replaced "auto"; without
-        one it counts as off."""
-        return self.stage.get("share_prefixes") is True
+    def is_packed(self) -> bool:
+        """True for packed sequences. The placement has replaced "auto"; without one it counts as
+        off."""
+        return self.stage["packing"] is True
+
+    @property
+    def layout(self) -> RowLayout:
+        """Order of a micro-batch's tokens. A mixture shares no prefixes: its router's loss would
+        average over different tokens."""
+        if not self.is_packed:
+            return RowLayout.PADDED
+        return RowLayout.PACKED if is_mixture(self.model_dir) else RowLayout.SHARED
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of the trained distribution: for grpo that of the samples."""
+        return self.rollout["temperature"] if self.stage["kind"] == "grpo" else 1.0
 
     def is_published(self, step: int) -> bool:
         """True if the weights of a grpo step are published: every n-th step, evaluated steps, the
@@ -147,16 +159,6 @@ def class_of(config: PreTrainedConfig) -> Any:
     return found or transformers.AutoModelForCausalLM
 
 
-def load_tokenizer(settings: TrainerSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer for TRL, which needs a padding token. Ids and labels come from the host, so any
-    token will do, and the settings of the model's tokenizer are not read."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(settings.model_dir / "tokenizer.json"))
-    tokenizer.pad_token = tokenizer.eos_token = tokenizer.convert_ids_to_tokens(PADDING)
-    return tokenizer
-
-
 def _own(gpus: Sequence[str], *, shared: Sequence[str]) -> str | None:
     """UUID of this rank's GPU if it is shared."""
     own = gpus[int(os.environ.get("LOCAL_RANK", "0"))] if gpus else None
@@ -169,11 +171,10 @@ def _rank() -> str:
 
 
 def trainer_arguments(settings: TrainerSettings, *, updates_per_step: int = 1) -> dict[str, Any]:
-    """Arguments for SFTConfig and GRPOConfig. A step is logged only if a callback asks for it."""
+    """Arguments of transformers' Trainer. A step is logged only if a callback asks for it."""
     stage = settings.stage
     on_gpu = torch.cuda.is_available()
-    checkpointing = stage["gradient_checkpointing"]
-    recomputes = on_gpu if checkpointing is None else checkpointing
+    recomputed = recomputes(settings)
     shards = uses_fsdp(settings)
     return {
         "output_dir": str(settings.work_dir),
@@ -189,19 +190,26 @@ def trainer_arguments(settings: TrainerSettings, *, updates_per_step: int = 1) -
         "save_strategy": "steps",
         "save_steps": stage["save_every"] * updates_per_step,
         "logging_strategy": "no",
+        "logging_nan_inf_filter": False,  # it would wait for the GPU in every step
         "report_to": [],
         "disable_tqdm": True,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": on_gpu,
         "bf16": on_gpu,
         "use_cpu": not on_gpu,
-        "gradient_checkpointing": recomputes and not shards,
+        "gradient_checkpointing": recomputed and not shards,
         "seed": settings.seed,
         "data_seed": settings.seed,
-        **({"gradient_checkpointing_kwargs": {"use_reentrant": False}} if recomputes else {}),
-        **({"fsdp": True, "fsdp_config": _fsdp(recomputes=recomputes)} if shards else {}),
+        **({"gradient_checkpointing_kwargs": {"use_reentrant": False}} if recomputed else {}),
+        **({"fsdp": True, "fsdp_config": _fsdp(recomputed=recomputed)} if shards else {}),
         **({"ddp_find_unused_parameters": False} if settings.num_ranks > 1 else {}),
     }
+
+
+def recomputes(settings: TrainerSettings) -> bool:
+    """True if activations are recomputed in the backward pass: by default on GPUs."""
+    chosen = settings.stage["gradient_checkpointing"]
+    return torch.cuda.is_available() if chosen is None else chosen
 
 
 def uses_fsdp(settings: TrainerSettings) -> bool:
@@ -211,13 +219,13 @@ def uses_fsdp(settings: TrainerSettings) -> bool:
     return is_sharded and torch.cuda.is_available()
 
 
-def _fsdp(*, recomputes: bool) -> dict[str, Any]:
+def _fsdp(*, recomputed: bool) -> dict[str, Any]:
     return {
         "version": 2,
         "reshard_after_forward": True,
         "state_dict_type": "FULL_STATE_DICT",
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "activation_checkpointing": recomputes,
+        "activation_checkpointing": recomputed,
     }
 
 

@@ -1,6 +1,13 @@
-"""The common part of both trainers, a mixin for TRL's: checkpoints that are complete or absent, the
-ranks, the hold on a shared GPU. And their callback, to which each stage adds its own reports. The
-supervisor removes old checkpoints.
+"""The common part of both trainers on transformers' Trainer: a batch's micro-batches, checkpoints
+that are complete or absent, the ranks, the hold on a shared GPU. And their callback, to which each
+stage adds its own reports. The supervisor removes old checkpoints.
+
+    next batch ──▶ sequences ──▶ micro-batches ──▶ scores ──▶ loss of each ──▶ optimizer step
+
+transformers has the loop, optimizers, schedules, accelerate's DDP and FSDP2. A stage gives batches
+of any number of sequences and the loss of a micro-batch, whose tokens have their weights in the
+whole batch: so the sum over micro-batches and ranks does not depend on the cut. Between two steps
+the host waits for the GPU only where a metric is read.
 
 A stock save writes straight into `checkpoint-N`, `trainer_state.json` last: killed midway it leaves
 a directory that resume picks and fails on (measured, transformers 5.23). Here it is written under
@@ -10,39 +17,114 @@ a directory that resume picks and fails on (measured, transformers 5.23). Here i
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from forge.train.checkpoints import STAGING, checkpoint_dir, put_in_place, write_manifest
 from forge.train.trainer.child.card import SharedCard
 from forge.train.trainer.child.parallel import World
+from forge.train.trainer.packed.head import Scores, add_head, router_weight, score
+from forge.train.trainer.packed.sequences import MicroBatch, cut_batch
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerControl, TrainerState
 
     from forge.train.trainer.child.control import StopFlag, SupervisorClient
     from forge.train.trainer.child.settings import TrainerSettings
-
-    Base = Trainer
-else:
-    Base = object
+    from forge.train.trainer.packed import sequences
 
 
-class StageTrainer(Base):
-    """Mixin for a TRL trainer; comes before it in the bases. Make it after `join_process_group`."""
+class StageTrainer(Trainer):
+    """Trains the micro-batches of each batch. Make it after `join_process_group`."""
 
     _is_staging = False
     saved: Path | None
     """The newest checkpoint; at first the one that is continued."""
 
-    def __init__(self, *, settings: TrainerSettings, **kwargs: Any) -> None:
+    def __init__(self, *, settings: TrainerSettings, model: Any, arguments: dict[str, Any]) -> None:
         self.settings = settings
         self.saved = settings.checkpoint
         self.world = World()
         self.card = SharedCard(settings.shared_card)
-        super().__init__(**kwargs)
+        add_head(model, temperature=settings.temperature)
+        super().__init__(model=model, args=TrainingArguments(**arguments))
+        self.router_weight = router_weight(model)
+
+    def cut(self, batch: Sequence[sequences.Sequence]) -> list[MicroBatch]:
+        """This rank's micro-batches of a whole batch."""
+        return cut_batch(
+            batch,
+            max_tokens=self.settings.micro_batch_tokens,
+            layout=self.settings.layout,
+            rank=self.world.rank,
+            num_ranks=self.world.size,
+        )
+
+    def next_batch(self) -> list[MicroBatch] | None:
+        """The micro-batches of the next optimizer step; None if there are none to come."""
+        raise NotImplementedError
+
+    def prepared(self, micro_batch: MicroBatch) -> MicroBatch:
+        """The micro-batch with further values that its loss needs."""
+        return micro_batch
+
+    def loss_of(self, micro_batch: MicroBatch, scores: Scores) -> torch.Tensor:
+        """The loss of a micro-batch, as its part of the whole batch's."""
+        raise NotImplementedError
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Only counts updates; the batches come from `next_batch`."""
+        updates: Any = range(self.args.max_steps)
+        return DataLoader(updates, batch_size=1)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, None]:
+        """One batch for one update. An empty list after the last: the loop saves and ends."""
+        micro_batches = self.next_batch()
+        if micro_batches is None:
+            self.control.should_training_stop = True
+            self.control.should_save = self.is_unsaved
+            return [], None
+        return [micro_batches], None
+
+    @property
+    def is_unsaved(self) -> bool:
+        """True if steps were trained since the last checkpoint."""
+        return self.step > 0 and self.saved != checkpoint_dir(self.settings.work_dir, self.step)
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Forward and backward of every micro-batch; returns this rank's part of the batch's loss,
+        times the number of ranks, whose gradients are averaged."""
+        loss = torch.zeros((), device=self.args.device)
+        model.train()
+        for micro_batch in inputs:
+            # FSDP2 sums its shards each time: waiting would take memory for all gradients whole.
+            is_last = micro_batch is inputs[-1] or self.is_fsdp_enabled
+            self.card.take()
+            with nullcontext() if is_last else self.accelerator.no_sync(model):
+                loss += self._trained(model, micro_batch.on(self.args.device))
+            if micro_batch is not inputs[-1]:
+                self.card.give()  # after the last one the optimizer steps
+        return loss
+
+    def _trained(self, model: torch.nn.Module, micro_batch: MicroBatch) -> torch.Tensor:
+        micro_batch = self.prepared(micro_batch)
+        scores = score(model, micro_batch, router_weight=self.router_weight)
+        loss = self.loss_of(micro_batch, scores)
+        if scores.router_loss is not None:
+            loss = loss + scores.router_loss * (self.router_weight * micro_batch.share)
+        loss = loss * self.world.size
+        self.accelerator.backward(loss)
+        return loss.detach()
 
     @property
     def step(self) -> int:
@@ -52,9 +134,6 @@ class StageTrainer(Base):
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """0: nothing reads the number, and computing it walks all parameters."""
         return 0
-
-    def create_model_card(self, *args: object, **kwargs: object) -> None:
-        """No model card: TRL would write one, with a template to load, at every save."""
 
     def _get_output_dir(self, trial: Any) -> str:
         """Directory into which the stock code writes `checkpoint-N`."""

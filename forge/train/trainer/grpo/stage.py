@@ -10,22 +10,14 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset
-from trl.trainer.grpo_config import GRPOConfig
-
 from forge.train.checkpoints import require_whole
 from forge.train.trainer.child.card import reported_when_full
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.parallel import join_process_group
-from forge.train.trainer.child.settings import load_tokenizer, trainer_arguments
+from forge.train.trainer.child.settings import trainer_arguments
 from forge.train.trainer.child.trainer import Reporter
 from forge.train.trainer.grpo.trainer import TurnTrainer
-from forge.train.trainer.model.load import (
-    finish_adapter,
-    load_model,
-    new_adapter,
-    score_labelled_positions_only,
-)
+from forge.train.trainer.model.load import load_base, load_model
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -50,50 +42,34 @@ def train_turns(settings: TrainerSettings) -> None:
         trainer = make_trainer(settings, client=client)
         client.before_poll = trainer.publisher.check
         trainer.add_callback(GrpoReporter(trainer, stop=stop))
-        shares = "shared prefixes" if settings.shares_prefixes else "every sample on its own"
-        logger.info("training from %s, %s", last or settings.model_dir, shares)
+        logger.info("training from %s, layout: %s", last or settings.model_dir, settings.layout)
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
         trainer.publisher.wait()
     logger.info("ended after step %d of %d", trainer.step, settings.stage["steps"])
 
 
 def make_trainer(settings: TrainerSettings, *, client: SupervisorClient) -> TurnTrainer:
-    """The trainer of a stage."""
-    score_labelled_positions_only()
-    stage, rollout = settings.stage, settings.rollout
-    arguments = GRPOConfig(
-        **trainer_arguments(settings, updates_per_step=stage["updates_per_batch"]),
-        loss_type=stage["loss"],
-        beta=stage["beta"],
-        epsilon=stage["clip_low"],
-        epsilon_high=stage["clip_high"],
-        temperature=rollout["temperature"],
-        max_completion_length=rollout["max_completion_tokens"],
-        scale_rewards="none",
-        mask_truncated_completions=False,
-        # TRL checks these against each other; none of them has an effect here.
-        num_generations=2,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=1,
-        steps_per_generation=1,
-    )
-    model = load_model(settings)
-    trainer = TurnTrainer(
+    """The trainer of a stage, with its reference model if there is a KL term."""
+    model, reference = load_model(settings), None
+    if settings.stage["beta"] and not hasattr(model, "peft_config"):
+        reference = load_base(settings)
+    elif settings.stage["beta"] and settings.adapter is not None:
+        hold_reference(model)
+    return TurnTrainer(
         settings=settings,
         client=client,
         model=model,
-        args=arguments,
-        reward_funcs=_rewarded_elsewhere,
-        train_dataset=Dataset.from_dict({"prompt": [""] * arguments.max_steps}),
-        processing_class=load_tokenizer(settings),
-        peft_config=new_adapter(settings, model),
+        reference=reference,
+        arguments=trainer_arguments(settings, updates_per_step=settings.stage["updates_per_batch"]),
     )
-    finish_adapter(trainer.policy, settings)
-    return trainer
 
 
-def _rewarded_elsewhere(**kwargs: Any) -> list[float]:
-    raise AssertionError("samples come with their advantages")
+def hold_reference(model: Any) -> None:
+    """Keep a copy of the adapter that is trained further, as the adapter "ref"."""
+    model.add_adapter("ref", model.peft_config["default"])
+    for name, parameter in model.named_parameters():
+        if ".default." in name:
+            model.get_parameter(name.replace(".default.", ".ref.")).data.copy_(parameter.data)
 
 
 class GrpoReporter(Reporter):

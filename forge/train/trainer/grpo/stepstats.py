@@ -3,7 +3,7 @@
 Sums stay on the device until the step ends: reading one would make the CPU wait for the GPU before
 it can queue the next micro-batch. `metrics` is a collective and covers all ranks.
 
-Shapes: B rows, C tokens after the common prompt.
+Shapes: M trained tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 if TYPE_CHECKING:
     from forge.train.trainer.child.control import TakenBatch
     from forge.train.trainer.child.parallel import World
-    from forge.train.trainer.grpo.microbatches import MicroBatch
+    from forge.train.trainer.packed.head import Scores
+    from forge.train.trainer.packed.sequences import MicroBatch
 
 _SUMS = ("tokens", "ratio", "clipped", "kl", "kl_reference", "entropy", "gap", "gap_tokens")
 
@@ -27,8 +28,8 @@ _SUMS = ("tokens", "ratio", "clipped", "kl", "kl_reference", "entropy", "gap", "
 class StepStats:
     """Sums of a step; `metrics` turns them into means."""
 
-    clip_low: float
-    clip_high: float
+    clip: tuple[float, float]
+    """Lowest and highest ratio that is not clipped."""
     loss: float = 0.0
     """Loss of the last update's whole batch, over all ranks."""
     grad_norm: float = 0.0
@@ -37,8 +38,6 @@ class StepStats:
     """Learning rate of the last update."""
     version: int = -1
     """Policy version of the weights before the step."""
-    reference_BC: torch.Tensor | None = None
-    """Log probabilities of the micro-batch's tokens under the reference model, if there is one."""
     wait_s: float = 0.0
     """Time spent waiting for the batch."""
     publish_wait_s: float = 0.0
@@ -69,47 +68,38 @@ class StepStats:
         self._ratio_max = None
         self._sums = {}
 
-    def add(
-        self, micro_batch: MicroBatch, logps_BC: torch.Tensor, entropies_BC: torch.Tensor
-    ) -> None:
+    def add(self, micro_batch: MicroBatch, scores: Scores) -> None:
         """Add the tokens of one forward. The gap to the engine counts tokens of the current
         version's samples in the first pass, before any update."""
         self._num_forwarded += micro_batch.num_forwarded
         self._num_micro_batches += 1
-        if micro_batch.is_filler:
+        if micro_batch.is_filler or not micro_batch.num_trained:
             return
-        inputs, device = micro_batch.inputs, logps_BC.device
-        mask_BC = inputs["tool_mask"].to(device) == 1
-        log_ratio_BC = (logps_BC - inputs["old_per_token_logps"].to(device)).where(mask_BC, 0.0)
-        ratio_BC = log_ratio_BC.exp()
-        advantage_B1 = inputs["advantages"].to(device)[:, None]
-        is_clipped_BC = ((ratio_BC < 1 - self.clip_low) & (advantage_B1 < 0)) | (
-            (ratio_BC > 1 + self.clip_high) & (advantage_B1 > 0)
-        )
-        self._add("tokens", mask_BC.sum())
-        self._add("ratio", ratio_BC.where(mask_BC, 0.0).sum())
-        self._add("clipped", (is_clipped_BC & mask_BC).sum())
+        values, logps, entropy = micro_batch.values, scores.logps.detach(), scores.entropy
+        assert entropy is not None
+        log_ratio = logps - values["played"]
+        ratio, advantage = log_ratio.exp(), values["advantage"]
+        low, high = self.clip
+        is_clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
+        self._add("tokens", torch.ones_like(ratio).sum())
+        self._add("ratio", ratio.sum())
+        self._add("clipped", is_clipped.sum())
         # Schulman's k3 estimator of KL(behaviour || policy): no sample of it is negative.
-        self._add("kl", (ratio_BC - 1 - log_ratio_BC).sum())
-        if self.reference_BC is not None:
-            # The same of KL(policy || reference), as TRL's loss has it.
-            to_reference_BC = (self.reference_BC.to(device) - logps_BC).where(mask_BC, 0.0)
-            self._add("kl_reference", (to_reference_BC.exp() - 1 - to_reference_BC).sum())
-        self._add("entropy", entropies_BC.where(mask_BC, 0.0).sum())
-        highest = ratio_BC.where(mask_BC, 0.0).max().double()
+        self._add("kl", (ratio - 1 - log_ratio).sum())
+        if "reference" in values:
+            gap = values["reference"] - logps
+            self._add("kl_reference", (gap.exp() - 1 - gap).sum())
+        self._add("entropy", entropy.detach().sum())
+        highest = ratio.max().double()
         self._ratio_max = (
             highest if self._ratio_max is None else torch.maximum(self._ratio_max, highest)
         )
         if self.num_passes != 1:
             return
-        self._num_samples += len(micro_batch.samples)
-        self._num_real += sum(len(s.prompt_ids) for s in micro_batch.samples)
+        self._num_samples += len(micro_batch.sequences)
         self._num_real += micro_batch.num_tokens
-        is_current_B1 = torch.tensor(
-            [s.policy_version >= self.version for s in micro_batch.samples], device=device
-        )[:, None]
-        self._add("gap", log_ratio_BC.abs().where(is_current_B1, 0.0).sum())
-        self._add("gap_tokens", (mask_BC & is_current_B1).sum())
+        self._add("gap", (log_ratio.abs() * values["current"]).sum())
+        self._add("gap_tokens", values["current"].sum())
 
     def metrics(self, world: World) -> dict[str, float]:
         """Means over the step's tokens in all passes and ranks; the gap over the first pass.
@@ -142,7 +132,7 @@ class StepStats:
             "train/publish_wait/seconds": self.publish_wait_s,
         }
         self.publish_wait_s = 0.0
-        if self.reference_BC is not None:
+        if "kl_reference" in self._sums:
             found["train/kl_reference/mean"] = sums["kl_reference"] / tokens
         if sums["gap_tokens"]:
             found["train/logprob_gap/mean"] = sums["gap"] / sums["gap_tokens"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,15 +55,8 @@ class Tokens:
         )
 
     @classmethod
-    def of_rows(cls, rows: Iterable[dict[str, Any]]) -> Tokens | None:
-        """Tokens of the SFT row with the most labels; None if its labels have no token before
-        them."""
-        row = max(rows, key=lambda row: sum(label != -100 for label in row["labels"][1:]))
-        labelled = (i for i, label in enumerate(row["labels"]) if i and label != -100)
-        start = next(labelled, None)
-        if start is None:
-            return None
-        ids = row["input_ids"]
+    def of_row(cls, ids: Sequence[int], start: int) -> Tokens:
+        """Tokens of an SFT row from its first trained one."""
         return cls(
             prompt=ids[max(start - ROW_TOKENS, 0) : start],
             completion=ids[start : start + ROW_TOKENS],

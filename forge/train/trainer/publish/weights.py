@@ -59,7 +59,7 @@ def snapshot(
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
-        # TRL may hold its reference as a second adapter.
+        # A reference may be held as a second adapter.
         if is_adapter and ("lora_" not in name or ".ref." in name):
             continue
         shard = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -136,7 +136,7 @@ def save_weights(
 def _copy_side_files(model_dir: Path, out: Path, *, without: Set[str]) -> None:
     """Give weights the files of the model that they were trained from.
 
-    So the config is the model's own, without what transformers and TRL set for training (no cache,
+    So the config is the model's own, without what transformers sets for training (no cache,
     router losses, padding). Its dtype is that of an export; the stored tensors may be of another.
     """
     for path in (*model_dir.iterdir(), *model_dir.glob("additional_chat_templates/*")):

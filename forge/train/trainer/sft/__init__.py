@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: TRL's SFTTrainer on rows tokenised by the host.
+"""Supervised fine-tuning on rows that the host has tokenised.
 
 Called by `forge.train.trainer.__main__`. Imports nothing of `grpo`.
 """

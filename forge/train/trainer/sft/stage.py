@@ -12,31 +12,20 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trl.trainer.sft_config import SFTConfig
-
 from forge.train.checkpoints import require_whole
 from forge.train.trainer.child.card import reported_when_full, take_peak_bytes
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.parallel import join_process_group
-from forge.train.trainer.child.settings import (
-    PADDING,
-    TrainerSettings,
-    load_tokenizer,
-    trainer_arguments,
-)
+from forge.train.trainer.child.settings import TrainerSettings, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter
-from forge.train.trainer.model.load import (
-    finish_adapter,
-    load_model,
-    new_adapter,
-    score_labelled_positions_only,
-)
+from forge.train.trainer.model.load import load_model
 from forge.train.trainer.publish.probes import Tokens, probe
 from forge.train.trainer.publish.weights import free_dir, save_weights, snapshot
-from forge.train.trainer.sft.trainer import AnswerTrainer, RightPadded, read_rows
+from forge.train.trainer.sft.trainer import AnswerTrainer, TokenRow, read_rows
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from collections.abc import Sequence
+
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -66,7 +55,7 @@ def train_answers(settings: TrainerSettings) -> None:
         if step < trainer.state.max_steps:
             logger.info("stopped after step %d of %d, saved", step, trainer.state.max_steps)
             return
-        _publish(trainer, client, tokens=Tokens.of_rows(rows.to_list()))
+        _publish(trainer, client, tokens=probe_tokens(rows))
 
 
 def _publish(trainer: AnswerTrainer, client: SupervisorClient, *, tokens: Tokens | None) -> None:
@@ -84,42 +73,20 @@ def _publish(trainer: AnswerTrainer, client: SupervisorClient, *, tokens: Tokens
     client.publish(step=step, path=path, probe=scored)
 
 
-def make_trainer(settings: TrainerSettings, *, rows: Dataset) -> AnswerTrainer:
+def make_trainer(settings: TrainerSettings, *, rows: Sequence[TokenRow]) -> AnswerTrainer:
     """The trainer for a stage's rows."""
-    score_labelled_positions_only()
-    stage = settings.stage
-    packing = stage["packing"]
-    rows_a_rank = max(1, min(stage["batch_size"], len(rows)) // settings.num_ranks)
-    # Packed rows are one long row when a step gets them, so they are cut here.
-    num_cuts = packed_cuts(settings, rows=rows_a_rank) if packing else 1
-    arguments = SFTConfig(
-        **trainer_arguments(settings),
-        per_device_train_batch_size=rows_a_rank // num_cuts,
-        gradient_accumulation_steps=num_cuts,
-        max_length=stage["max_length"],
-        packing=packing,
-        dataset_kwargs=None if packing else {"skip_prepare_dataset": True},
-    )
-    model = load_model(settings)
-    trainer = AnswerTrainer(
+    return AnswerTrainer(
+        rows=rows,
         settings=settings,
-        model=model,
-        args=arguments,
-        train_dataset=rows,
-        data_collator=None if packing else RightPadded(pad_token_id=PADDING),
-        processing_class=load_tokenizer(settings),
-        peft_config=new_adapter(settings, model),
+        model=load_model(settings),
+        arguments=trainer_arguments(settings),
     )
-    adapted: Any = trainer.model
-    finish_adapter(adapted, settings)
-    return trainer
 
 
-def packed_cuts(settings: TrainerSettings, *, rows: int) -> int:
-    """Number of micro-batches of a rank's packed rows: a divisor of `rows`."""
-    budget = settings.stage["micro_batch_tokens"] or rows * settings.stage["max_length"]
-    fits = max(1, int(budget * settings.micro_batch_scale) // settings.stage["max_length"])
-    return next(n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= fits)
+def probe_tokens(rows: Sequence[TokenRow]) -> Tokens | None:
+    """Tokens of the row with the most trained ones; None if no row has any."""
+    row = max(rows, key=lambda row: len(row.trained))
+    return Tokens.of_row(row.ids.tolist(), int(row.trained[0])) if len(row.trained) else None
 
 
 class SftReporter(Reporter):
@@ -163,7 +130,7 @@ class SftReporter(Reporter):
             "train/loss/mean": logs["loss"],
             "train/grad_norm/value": logs["grad_norm"],
             "train/learning_rate/value": logs["learning_rate"],
-            "train/token_accuracy/mean": logs["mean_token_accuracy"],
+            "train/token_accuracy/mean": self._trainer.take_accuracy(),
         }
         (peak,) = world.max([float(take_peak_bytes())])
         if peak:

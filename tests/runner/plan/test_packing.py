@@ -1,4 +1,4 @@
-"""`share_prefixes = "auto"` is resolved with a reason."""
+"""`packing = "auto"` is resolved with a reason."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 
 from forge.config.load import load_experiment
-from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable
+from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable, SftStage
 from forge.process.devices import Gpu, Vendor
-from forge.runner.plan import prefix_sharing as sharing
+from forge.runner.plan import packing
 from forge.runner.plan.gpu_fit import fit
 from forge.runner.plan.machine import assume, this_machine
+from forge.runner.plan.packing import resolve_packing
 from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import plan
-from forge.runner.plan.prefix_sharing import share_prefixes
 from forge.runner.stages.trainer import resolve_auto
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
+SFT = SftStage(kind="sft", steps=1, learning_rate=1e-6)
 QWEN = ModelTable(path="Qwen/Qwen3-0.6B")
 CARD = Gpu(
     vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=140 << 30,
@@ -43,47 +44,39 @@ def plan_reasons(name: str, cards: str, tmp_path: Path, *overrides: str) -> list
     experiment = load_experiment(path, overrides=overrides, is_here=False)
     machine = this_machine(tmp_path)
     planned = plan(experiment, machine=assume(cards, here=machine) if cards else machine)
-    return [line for line in planned.reasons if "share_prefixes" in line]
+    return [line for line in planned.reasons if ".packing" in line]
 
 
 @pytest.mark.parametrize(
     ("name", "cards", "line"),
     [
-        ("quickstart", "", "stage.3.share_prefixes = auto: false (the trainer is on the CPU, "),
-        ("h200-from-scratch", "1xH200-141GB", "stage.2.share_prefixes = auto: true (a prefix"),
-        ("qwen3-8b-kernelbench", "8xH100-80GB", "stage.1.share_prefixes = auto: true (a prefix"),
-        (
-            "kernelllm-8b-single-turn",
-            "8xH100-80GB",
-            "stage.1.share_prefixes = auto: true (a prefix",
-        ),
-        ("mi300x-8b", "8xMI300X-192GB", "stage.1.share_prefixes = auto: false (not tested on AMD)"),
-        (
-            "qwen3-30b-a3b-lora",
-            "8xH100-80GB",
-            "stage.1.share_prefixes = auto: false (the router loss",
-        ),
+        ("quickstart", "", ""),
+        ("qwen3-8b-kernelbench", "8xH100-80GB", ""),
+        ("qwen3-30b-a3b-lora", "8xH100-80GB", ""),
+        ("mi300x-8b", "8xMI300X-192GB", "stage.1.packing = auto: false (not tested on AMD)"),
+        ("trinity-mini-qlora-sft", "1xH100-80GB", "stage.0.packing = auto: false (not tested with"),
     ],
 )
-def test_the_plan_shows_the_choice_of_auto_and_the_reason(
+def test_the_plan_says_where_auto_is_off_and_why(
     name: str, cards: str, line: str, tmp_path: Path
 ) -> None:
-    (found,) = plan_reasons(name, cards, tmp_path)
-    assert found.startswith(line)
+    found = plan_reasons(name, cards, tmp_path)
+    assert bool(found) is bool(line)
+    assert not line or any(each.startswith(line) for each in found)
 
 
 def test_an_explicit_value_has_no_reason(tmp_path: Path) -> None:
-    said = "stage.2.share_prefixes=false"
-    assert plan_reasons("h200-from-scratch", "1xH200-141GB", tmp_path, said) == []
+    said = "stage.1.packing=false"
+    assert plan_reasons("mi300x-8b", "8xMI300X-192GB", tmp_path, said) == []
     for value in (True, False):
-        stage = STAGE.model_copy(update={"share_prefixes": value})
-        assert share_prefixes(stage, QWEN, gpus=()).is_on is value
+        stage = STAGE.model_copy(update={"packing": value})
+        assert resolve_packing(stage, QWEN, gpus=()).is_on is value
 
 
-def test_auto_is_on_for_a_dense_model_on_a_card_and_off_on_the_cpu() -> None:
-    assert share_prefixes(STAGE, QWEN, gpus=[CARD, CARD]).is_on
-    assert share_prefixes(STAGE, ModelTable(init="tiny"), gpus=[CARD]).is_on
-    assert not share_prefixes(STAGE, QWEN, gpus=()).is_on
+def test_auto_is_on_for_a_tested_model_on_cards_and_on_the_cpu() -> None:
+    assert resolve_packing(STAGE, QWEN, gpus=[CARD, CARD]).is_on
+    assert resolve_packing(STAGE, ModelTable(init="tiny"), gpus=[CARD]).is_on
+    assert resolve_packing(SFT, QWEN, gpus=()).is_on
 
 
 @pytest.mark.parametrize(
@@ -93,45 +86,45 @@ def test_auto_is_on_for_a_dense_model_on_a_card_and_off_on_the_cpu() -> None:
         ({"capability": (7, 5)}, "its kernel needs Ampere or later"),
     ],
 )
-def test_one_unsuitable_card_turns_sharing_off(changes: dict[str, Any], why: str) -> None:
-    found = share_prefixes(STAGE, QWEN, gpus=[CARD, replace(CARD, **changes)])
+def test_one_unsuitable_card_turns_packing_off(changes: dict[str, Any], why: str) -> None:
+    found = resolve_packing(STAGE, QWEN, gpus=[CARD, replace(CARD, **changes)])
     assert (found.is_on, found.why) == (False, why)
 
 
-def test_an_old_torch_turns_sharing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_torch_turns_packing_off(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, is_on in (("2.9.1", False), ("2.10.0+cu128", True), ("3.0", True)):
-        monkeypatch.setattr(sharing, "version", lambda name, found=number: found)
-        assert share_prefixes(STAGE, QWEN, gpus=[CARD]).is_on is is_on
+        monkeypatch.setattr(packing, "version", lambda name, found=number: found)
+        assert resolve_packing(STAGE, QWEN, gpus=[CARD]).is_on is is_on
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({}, None),
-        ({"model_type": "afmoe", "num_experts": 4}, "the router loss of a mixture"),
-        ({"model_type": "gemma3_text"}, "not tested with gemma3_text"),
-        ({"sliding_window": 512}, "its layers use sliding windows"),
+        ({"model_type": "afmoe", "num_experts": 4}, None),
+        ({"model_type": "gemma2"}, "not tested with gemma2"),
+        ({"sliding_window": 512}, None),
         ({"head_dim": 256}, "its kernel does not support a head width of 256"),
         ({"head_dim": 20}, "its kernel does not support a head width of 20"),
         ({"hidden_size": None}, "the shape of the model is unknown"),
     ],
 )
-def test_an_untested_model_does_not_share(
+def test_an_untested_model_is_not_packed(
     tmp_path: Path, changes: dict[str, Any], why: str | None
 ) -> None:
     table = write_config(tmp_path, **changes)
-    before = share_prefixes(STAGE, table, gpus=[CARD])
-    at_hand = share_prefixes(STAGE, QWEN, gpus=[CARD], model_dir=tmp_path)
+    before = resolve_packing(STAGE, table, gpus=[CARD])
+    at_hand = resolve_packing(STAGE, QWEN, gpus=[CARD], model_dir=tmp_path)
     assert before == at_hand
     assert before.is_on is (why is None)
     assert why is None or before.why.startswith(why)
 
 
-def test_adapters_share_on_a_bf16_base_and_not_on_a_4_bit_base() -> None:
+def test_adapters_pack_on_a_bf16_base_and_not_on_a_4_bit_base() -> None:
     adapter = QWEN.model_copy(update={"lora": LoraTable()})
-    assert share_prefixes(STAGE, adapter, gpus=[CARD]).is_on
+    assert resolve_packing(STAGE, adapter, gpus=[CARD]).is_on
     quantized = adapter.model_copy(update={"quantize": QuantizeTable()})
-    assert share_prefixes(STAGE, quantized, gpus=[CARD]).why == "not tested with 4-bit weights"
+    assert resolve_packing(STAGE, quantized, gpus=[CARD]).why == "not tested with 4-bit weights"
 
 
 def test_a_model_of_the_hub_is_resolved_by_its_config_once_it_is_cached(
@@ -139,13 +132,13 @@ def test_a_model_of_the_hub_is_resolved_by_its_config_once_it_is_cached(
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     table = ModelTable(path="org/mine")
-    assert share_prefixes(STAGE, table, gpus=[CARD]).why == "the shape of the model is unknown"
+    assert resolve_packing(STAGE, table, gpus=[CARD]).why == "the shape of the model is unknown"
     snapshot = tmp_path / "models--org--mine" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     write_config(snapshot)
-    assert share_prefixes(STAGE, table, gpus=[CARD]).is_on
-    write_config(snapshot, use_sliding_window=True, sliding_window=512)
-    assert not share_prefixes(STAGE, table, gpus=[CARD]).is_on
+    assert resolve_packing(STAGE, table, gpus=[CARD]).is_on
+    write_config(snapshot, model_type="gemma2")
+    assert not resolve_packing(STAGE, table, gpus=[CARD]).is_on
 
 
 def test_the_trainer_starts_with_the_value_that_the_plan_chose(tmp_path: Path) -> None:
@@ -154,15 +147,15 @@ def test_the_trainer_starts_with_the_value_that_the_plan_chose(tmp_path: Path) -
         resolve_auto(STAGE, Placement(train=cards), model=QWEN, model_dir=tmp_path)
         for cards in ((CARD,), ())
     )
-    assert (on_card.share_prefixes, on_card.parallel) == (True, "ddp")
-    assert on_cpu.share_prefixes is False
+    assert (on_card.packing, on_card.parallel) == (True, "ddp")
+    assert on_cpu.packing is True
 
 
 def test_gathered_keys_count_in_the_memory_of_the_trainer() -> None:
     def train_bytes(value: str) -> int:
         experiment = load_experiment(
             EXPERIMENTS / "h200-from-scratch.toml",
-            overrides=[f"stage.2.share_prefixes={value}", "stage.1.kind=eval",
+            overrides=[f"stage.2.packing={value}", "stage.1.kind=eval",
                        "stage.2.micro_batch_tokens=65536"],
         )  # fmt: skip
         found = fit(experiment, Placement(train=(CARD,)), users={})

@@ -1,0 +1,235 @@
+"""Packed sequences that compute a shared prefix once give the loss and gradient of padded rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.config.schema import GrpoStage, LoraTable, ModelTable, SftStage
+from forge.runner.plan.gpu_costs import KEYS_PER_TOKEN as PLANNED_KEYS
+from forge.train.refusals import refusals
+from forge.train.trainer.packed.sequences import KEYS_PER_TOKEN, RowLayout, Sequence, cut_batch
+from tests.train.samples import make_group
+from tests.train.trained import settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.records import Sample
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-3, packing=True)
+
+
+def make_batch() -> list[Sample]:
+    """Two groups, and one sample twice with different advantages."""
+    found = make_group(seed=1) + make_group(seed=2, turns=3)
+    return [*found, replace(found[0], advantage=-1.5, sample_id=99)]
+
+
+def make_trainer(model_dir: Path, at: Path, *, lora: LoraTable | None = None, **keys: Any) -> Any:
+    """A trainer of packed samples, which also takes padded ones. `keys` are the stage's."""
+    from forge.train.trainer.grpo import stage
+
+    client: Any = None
+    table = ModelTable(path=str(model_dir), lora=lora)
+    settings = settings_of(STAGE.model_copy(update=keys), model_dir, at, model=table)
+    return stage.make_trainer(settings, client=client)
+
+
+@pytest.fixture(scope="module")
+def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return make_trainer(tiny_model, tmp_path_factory.mktemp("packed"))
+
+
+def assert_same(trainer: Any, *, max_tokens: int) -> None:
+    """Loss and gradients of all layouts agree."""
+    found = {}
+    batch = trainer.sequences_of(make_batch(), version=0)
+    for layout in RowLayout:
+        budget = 200 if layout is RowLayout.PADDED else max_tokens
+        cut = cut_batch(batch, max_tokens=budget, layout=layout)
+        assert all(("packed_keys" in m.inputs) <= (layout is RowLayout.SHARED) for m in cut)
+        trainer.stats.num_passes += 1
+        trainer.model.zero_grad()
+        loss = trainer.training_step(trainer.model, cut).item()
+        named = trainer.model.named_parameters()
+        found[layout] = loss, {n: p.grad.clone() for n, p in named if p.requires_grad}
+    want, gradients = found[RowLayout.PADDED]
+    assert any(gradient.abs().max() > 1e-4 for gradient in gradients.values())
+    for loss, theirs in found.values():
+        assert loss == pytest.approx(want, abs=1e-6)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(theirs[name], gradient, atol=2e-6, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["dapo", "bnpo", "dr_grpo", "grpo"])
+@pytest.mark.parametrize("max_tokens", [60, 10_000])
+def test_loss_and_gradient_are_those_of_padded_rows(
+    trainer: Any, kind: str, max_tokens: int
+) -> None:
+    trainer.loss_type = kind
+    assert_same(trainer, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"gradient_checkpointing": True}, {"lora": LoraTable(r=4)}, {"beta": 0.2},
+     {"beta": 0.2, "lora": LoraTable(r=4)}],
+    ids=["recomputed", "adapter", "reference", "reference of an adapter"],
+)  # fmt: skip
+def test_options_of_a_stage_give_the_same_gradients_in_every_layout(
+    tiny_model: Path, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    trainer = make_trainer(tiny_model, tmp_path, **keys)
+    torch.manual_seed(0)  # away from the reference, and from an adapter of zeros
+    for p in trainer.model.parameters():
+        if p.requires_grad:
+            p.data.add_(torch.randn_like(p), alpha=0.05)
+    assert_same(trainer, max_tokens=60)
+    kl = trainer.stats.metrics(trainer.world).get("train/kl_reference/mean", 0.0)
+    assert (kl > 1e-4) is ("beta" in keys)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_hidden_states_are_those_of_each_sequence_alone_in_double_precision(
+    tiny_model: Path, tmp_path: Path, window: int | None
+) -> None:
+    trainer = make_trainer(tiny_model, tmp_path)
+    layers = trainer.model.double().base_model
+    for layer in layers.layers:
+        layer.self_attn.sliding_window = window
+    samples = make_batch()
+    batch = trainer.sequences_of(samples, version=0)
+    with torch.no_grad():
+        wanted = {
+            tuple(each.ids): layers(torch.from_numpy(each.ids)[None]).last_hidden_state[0]
+            for each in batch
+        }
+        for layout in (RowLayout.PACKED, RowLayout.SHARED):
+            for m in cut_batch(batch, max_tokens=60, layout=layout):
+                inputs = {k: v for k, v in m.inputs.items() if k not in ("scored", "targets")}
+                hidden = layers(**inputs).last_hidden_state[0]
+                keys = m.inputs.get("packed_keys", torch.arange(len(hidden)))
+                ends = m.inputs["packed_ends_k"].tolist()
+                for each, start, end in zip(m.sequences, ends, ends[1:], strict=False):
+                    torch.testing.assert_close(
+                        hidden[keys[start:end]], wanted[tuple(each.ids)], atol=1e-12, rtol=1e-10
+                    )
+
+
+def test_scores_of_one_text_need_no_packing(trainer: Any, tiny_model: Path) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    from forge.train.trainer.publish.probes import score
+
+    prompt, answer = list(range(5, 30)), list(range(40, 60))
+    want = score(Qwen3ForCausalLM.from_pretrained(tiny_model), prompt, answer)
+    assert score(trainer.policy, prompt, answer) == pytest.approx(want, abs=1e-5)
+
+
+tokens = st.lists(st.integers(5, 7), min_size=1, max_size=5).map(tuple)
+
+
+@given(pairs=st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8),
+       max_tokens=st.integers(1, 40), num_ranks=st.integers(1, 3),
+       layout=st.sampled_from(RowLayout))  # fmt: skip
+def test_a_micro_batch_holds_sequences_whole_and_predicts_each_token_at_its_position(
+    pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], max_tokens: int, num_ranks: int,
+    layout: RowLayout,
+) -> None:  # fmt: skip
+    batch = [
+        sequence([*prompt, *answer], trained=len(answer), weight=float(number + 1))
+        for number, (prompt, answer) in enumerate(pairs)
+    ]
+    cut = [
+        m
+        for rank in range(num_ranks)
+        for m in cut_batch(
+            batch, max_tokens=max_tokens, layout=layout, rank=rank, num_ranks=num_ranks
+        )
+    ]
+    kept = [m for m in cut if not m.is_filler]
+    assert sorted(s.values["weight"] for m in kept for s in m.sequences) == [
+        float(number + 1) for number in range(len(batch))
+    ]
+    for m in cut:
+        is_alone = len(m.sequences) == 1
+        assert m.num_forwarded <= max_tokens or is_alone
+        ids, places = m.inputs["input_ids"].flatten().numpy(), m.inputs.get("position_ids")
+        scored, targets = m.inputs["scored"].tolist(), m.inputs["targets"].tolist()
+        assert targets == [t for s in m.sequences for t in s.ids[s.trained].tolist()]
+        weights = [0.0 if m.is_filler else s.values["weight"] for s in m.sequences
+                   for _ in s.trained]  # fmt: skip
+        assert m.values["weight"].tolist() == weights
+        if places is None:
+            continue
+        keys = m.inputs.get("packed_keys", torch.arange(len(ids))).numpy()
+        assert len(keys) <= KEYS_PER_TOKEN * max_tokens or is_alone
+        ends, predicts = m.inputs["packed_ends_k"].tolist(), iter(scored)
+        for number, each in enumerate(m.sequences):
+            path = keys[ends[number] : ends[number + 1]]
+            assert ids[path].tolist() == each.ids.tolist()
+            assert places[0].numpy()[path].tolist() == list(range(each.size))
+            assert np.all(np.diff(path) > 0), "keys are in order"
+            assert [next(predicts) for _ in each.trained] == path[each.trained - 1].tolist()
+
+
+def sequence(ids: list[int], *, trained: int, weight: float = 1.0) -> Sequence:
+    """A sequence whose last tokens are trained."""
+    places = np.arange(max(len(ids) - trained, 1), len(ids))
+    return Sequence(ids=np.array(ids), trained=places, values={"weight": weight})
+
+
+def test_the_plan_counts_as_many_keys_as_a_row_may_have() -> None:
+    assert PLANNED_KEYS == KEYS_PER_TOKEN
+
+
+def of_samples(samples: list[Sample]) -> list[Sequence]:
+    return [
+        sequence([*s.prompt_ids, *s.completion_ids], trained=len(s.completion_ids)) for s in samples
+    ]
+
+
+def test_a_multi_turn_batch_forwards_far_fewer_tokens() -> None:
+    batch = of_samples(make_group(seed=3, siblings=8, turns=3))
+    (m,) = cut_batch(batch, max_tokens=10_000, layout=RowLayout.SHARED)
+    assert m.num_forwarded < m.num_tokens / 2
+
+
+def test_the_keys_of_short_answers_to_a_long_prompt_are_bounded() -> None:
+    prompt = list(range(5, 205))
+    batch = [sequence([*prompt, i], trained=1) for i in range(5, 105)]
+    cut = cut_batch(batch, max_tokens=500, layout=RowLayout.SHARED)
+    assert {len(m.sequences) for m in cut[:-1]} == {KEYS_PER_TOKEN * 500 // 201}
+
+
+def test_micro_batches_of_several_ranks_are_even() -> None:
+    batch = of_samples([s for seed in range(8) for s in make_group(seed=seed, siblings=6)])
+    (whole,) = cut_batch(batch, max_tokens=10**6, layout=RowLayout.SHARED)
+    budget = int(0.7 * whole.num_forwarded)
+    (first,), (second,) = (
+        cut_batch(batch, max_tokens=budget, layout=RowLayout.SHARED, rank=rank, num_ranks=2)
+        for rank in range(2)
+    )
+    assert first.num_forwarded == pytest.approx(second.num_forwarded, rel=0.15)
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_packing_is_refused_for_models_with_which_it_is_not_tested(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama4_text"}')
+    stage = SftStage(kind="sft", steps=1, learning_rate=1e-3) if kind == "sft" else STAGE
+    table = ModelTable(path=str(tmp_path))
+    for asked, num in ((True, 1), (False, 0), ("auto", 0)):
+        lines = refusals(stage.model_copy(update={"packing": asked}), model=table,
+                         model_dir=tmp_path, num_gpus=1)  # fmt: skip
+        assert [line.partition(": ")[0] for line in lines] == ["packing"] * num
