@@ -1,7 +1,7 @@
 """The stages of a run in order: prepare, then each stage between two events.
 
 Called by `run.py`, which builds the run context. Judges and engines are opened here and run while a
-stage needs them; engines on GPUs start while the SFT stage before that trains (early_start.py).
+stage needs them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.records import Evaluation, Event
 from forge.runner.attempt import keep_counters
-from forge.runner.early_start import TRAINED_SHARE, EarlyStart, is_before_use, start_early
 from forge.runner.live.kernels import KernelTravel
 from forge.runner.other_baseline import with_other_baseline
 from forge.runner.plan.model_shape import lora_rank
@@ -38,10 +37,10 @@ from forge.version import __version__
 from forge.views.run_state import judged_label, parts_label, trained_label
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
     from forge.cluster.cluster import Cluster
-    from forge.config.schema import Experiment, JudgeTable, ServeTable, Stage
+    from forge.config.schema import Experiment, JudgeTable, ServeTable
     from forge.evalpool.pool import Pool
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
@@ -77,45 +76,18 @@ class Work:
             if run.experiment.reward.function and last_served >= 0:
                 run.scorer = await opened.enter_async_context(open_run_scorer(run))
             async with self._counted(), AsyncExitStack() as serving:
-                early: EarlyStart | None = None
                 for index, stage in stages:
-                    if isinstance(stage, SftStage):
-                        # With `sleeps`, engines do not fit beside a trainer that does not use them.
-                        if index > last_served or run.placement.sleeps:
-                            await serving.aclose()
-                            run.replicas = run.weights.serving = early = None
-                        elif self._starts_early(stages, index):
-                            early = await serving.enter_async_context(self._start_early(index))
-                    elif run.replicas is None:
-                        replicas = await self._take_engines(early, serving)
+                    # With `sleeps`, engines do not fit beside a trainer that does not use them.
+                    is_sft = isinstance(stage, SftStage)
+                    if is_sft and (index > last_served or run.placement.sleeps):
+                        await serving.aclose()
+                        run.replicas = run.weights.serving = None
+                    elif not is_sft and run.replicas is None:
+                        run.progress.prepare("engine")
+                        replicas = await serving.enter_async_context(self._open_replicas())
                         run.replicas = run.weights.serving = replicas
                     await self._run_stage(index, stage)
             run.replicas = run.weights.serving = None
-
-    def _starts_early(self, stages: Sequence[tuple[int, Stage]], index: int) -> bool:
-        """True if engines on this machine's GPUs start while this SFT stage trains."""
-        run = self.run
-        is_here = bool(run.placement.serve) and not run.experiment.serve.url
-        return is_here and run.replicas is None and is_before_use(stages, index)
-
-    def _start_early(self, stage: int) -> AbstractAsyncContextManager[EarlyStart]:
-        placement, train = self.run.placement, set(self.run.placement.train_uuids)
-        shares = any(uuid in train for each in placement.serve_uuids for uuid in each)
-        return start_early(
-            self._open_engines, self.run.progress, stage=stage,
-            share=TRAINED_SHARE if shares else 0.0, say=self.run.console.say,
-        )  # fmt: skip
-
-    async def _take_engines(
-        self, early: EarlyStart | None, serving: AsyncExitStack
-    ) -> Publishing[Any] | Remote:
-        """The engines that started early, or new ones."""
-        self.run.progress.prepare("engine")
-        if early is not None:
-            engines = await early.take(self.run.weights.current)
-            if engines is not None:
-                return engines
-        return await serving.enter_async_context(self._open_replicas())
 
     async def _load_problems(self) -> None:
         run = self.run

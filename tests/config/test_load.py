@@ -74,11 +74,6 @@ def test_a_wrong_value_gives_a_message_in_plain_english(tmp_path, line, expected
     assert mistakes_of(path) == [f"x.toml:6: rollout.{line.split()[0]}: {expected}"]
 
 
-def test_one_input_is_refused_since_returning_the_first_output_again_would_pass(tmp_path):
-    path = write(tmp_path, f"{MINIMAL}[judge]\nnum_inputs = 1\n")
-    assert mistakes_of(path) == ["x.toml:6: judge.num_inputs: found 1; an integer from 2 to 16"]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -274,12 +269,6 @@ def test_a_mistake_in_set_names_the_set(override, line):
     assert mistakes_of(QUICKSTART, override) == [line]
 
 
-def test_a_mistake_about_a_key_with_a_line_end_takes_one_line(tmp_path):
-    path = write(tmp_path, f'{MINIMAL}[model.tiny]\n"a\\nb" = 1\n')
-    (line,) = mistakes_of(path)
-    assert line.startswith('x.toml:6: model.tiny."a\\nb": unknown key; ')
-
-
 def test_extends_merges_files_and_each_mistake_names_its_own_file(tmp_path):
     write(tmp_path, MINIMAL + "[rollout]\ngamma = 0.5\ngroup_size = 1\n", name="base.toml")
     path = write(tmp_path, 'extends = "base.toml"\n[rollout]\ngamma = 2\nmax_turns = 1\n')
@@ -355,12 +344,6 @@ def test_shapes_that_cannot_be_used_name_the_shape(tmp_path, shapes, expected):
     found = mistakes_of(write(tmp_path, f'{DIR}path = "{kb}"\nshapes = {shapes}\n'))
     assert len(found) == 1
     assert f"problems.shapes{expected}" in found[0]
-
-
-def test_generated_problems_have_no_shapes_to_choose():
-    assert mistakes_of(QUICKSTART, "problems.shapes=[{ N = 1 }]") == [
-        '--set problems.shapes: found shapes; allowed with source = "dir" or "file" only'
-    ]
 
 
 def test_shapes_are_the_same_after_dump_and_load(tmp_path):

@@ -94,10 +94,6 @@ def test_a_mistake_is_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_problems_for_gpus_may_be_judged_on_gpus_of_other_nodes(file: Path) -> None:
-    load_experiment(file, overrides=[*NODES, 'problems.sizes="gpu"'])
-
-
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "[::1]:6379"])
 def test_an_address_may_name_the_head(file: Path, address: str) -> None:
     experiment = load_experiment(file, overrides=[*NODES, f'cluster.address="{address}"'])

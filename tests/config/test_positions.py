@@ -56,11 +56,6 @@ def test_lines_are_counted_from_one():
     assert set(lines) == paths_of(tomli.loads(DOCUMENT))
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_both_kinds_of_line_end_count_once(end):
-    assert key_lines(f"a = 1{end}{end}b = 2{end}")["b",] == 3
-
-
 def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> set[tuple[str | int, ...]]:
     items = value.items() if isinstance(value, dict) else enumerate(value)
     found = {path} if path else set()
@@ -126,14 +121,3 @@ def test_a_dotted_key_splits_as_toml_reads_it(text, parts):
 def test_an_empty_part_or_anything_but_a_key_is_refused(text):
     with pytest.raises(ValueError, match="is not a key"):
         split_key(text)
-
-
-@given(st.text(max_size=8))
-def test_a_text_that_is_not_a_key_is_a_value_error(text):
-    try:
-        assert split_key(text)
-    except ValueError as caught:
-        message = str(caught)
-    else:
-        return
-    assert "is not a key" in message

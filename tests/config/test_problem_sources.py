@@ -176,12 +176,6 @@ def test_a_mistake_in_the_sources_of_rows_is_one_line(data: str, words: str, fol
     assert words in line
 
 
-def test_a_missing_kernelbench_comes_with_the_command_that_fetches_it(folder: Path) -> None:
-    (line,) = mistakes(folder, '[problems]\nsource = "dir"\npath = "KernelBench/KernelBench"\n')
-    clone = "git clone https://github.com/ScalingIntelligence/KernelBench"
-    assert line.endswith(f"; {clone} {folder}/KernelBench")
-
-
 SFT_THEN_GRPO = """[[stage]]
 kind = "sft"
 epochs = 1
@@ -194,14 +188,6 @@ steps = 1
 learning_rate = 1e-3
 """
 TINY = 'name = "x"\n[model]\ninit = "tiny"\n'
-
-
-@pytest.mark.parametrize("head", [HEAD, TINY])
-def test_sft_on_a_file_and_grpo_on_a_directory_are_one_experiment(head: str, folder: Path) -> None:
-    rows = '[data]\nsource = "file"\npath = "rows.jsonl"\n'
-    loaded = load_experiment(write(folder, BENCH + rows, head=head, stages=SFT_THEN_GRPO))
-    assert (loaded.problems.source, loaded.data.source) == ("dir", "file")
-    assert [stage.kind for stage in loaded.stage] == ["sft", "eval", "grpo"]
 
 
 def test_without_rows_a_directory_has_no_answers_to_learn_from(folder: Path) -> None:

@@ -111,21 +111,11 @@ def test_a_problem_that_cannot_be_judged_is_no_fault_of_a_judge():
         assert not policy.is_blamed(others_run=False)
 
 
-def test_a_parameter_follows_a_colon():
-    assert Reason.of("deadline:correct") is Reason.DEADLINE
-    assert policy_of(Status.INFRA_ERROR, "gpu_busy:x").cause is Cause.OUTSIDE
-
-
 def test_a_verdict_with_an_unknown_reason_is_read_and_has_the_policy_of_its_status():
     old = Verdict(status=Status.INFRA_ERROR, reason="of_an_old_run:x", detail="")
     read = Verdict.from_json(old.to_json())
     assert read == old
     assert (read.policy.cause, read.policy.needs_canary) == (Cause.JUDGE, True)
-
-
-def test_a_known_reason_with_another_status_has_the_policy_of_the_status():
-    assert policy_of(Status.WRONG, "gpu_lost") == policy_of(Status.WRONG, "shape")
-    assert not policy_of(Status.WRONG, "crash").needs_canary
 
 
 def test_only_a_judge_that_is_at_fault_is_blamed():

@@ -175,11 +175,6 @@ def test_two_changes_are_some_seconds_apart() -> None:
     assert limits == [10, 10, 13, 13, 17]
 
 
-def test_a_small_limit_also_rises_and_falls() -> None:
-    assert after(load(), start=1) == 2
-    assert after(load(kv_use=0.99, waiting=9), start=2) == 1
-
-
 loads = st.builds(load, kv_use=st.floats(0, 1), waiting=st.integers(0, 99))
 
 

@@ -315,11 +315,6 @@ async def test_truncated_answers_are_trained_only_if_the_plan_says_so(
     assert rollouts == ([0, 1, 2, 3] if train_truncated else [1, 2, 3])
 
 
-async def test_the_error_names_a_silent_trainer() -> None:
-    with pytest.raises(Stalled, match="trainer: no weights published"):
-        await PublishedSteps().wait_for(1, timeout_s=0.01)
-
-
 async def test_advantages_of_a_batch_sum_to_zero_in_each_group() -> None:
     batches, _ = await run_loop(batch_plan(), mixed)
     sums: dict[int, float] = {}
@@ -328,13 +323,3 @@ async def test_advantages_of_a_batch_sum_to_zero_in_each_group() -> None:
         sums[sample.group_id] = sums.get(sample.group_id, 0.0) + sample.advantage
     assert sums
     assert all(abs(total) < 1e-6 for total in sums.values())
-
-
-def test_the_sampler_draws_every_problem_and_continues_from_its_state() -> None:
-    problems = [problem(f"p{i}") for i in range(5)]
-    first = UniformSampler(problems, seed=1)
-    seen = [first.next().problem_id for _ in range(7)]
-    assert set(seen[:5]) == {p.problem_id for p in problems}
-    second = UniformSampler(problems, seed=1)
-    second.restore(first.state())
-    assert [second.next() for _ in range(6)] == [first.next() for _ in range(6)]

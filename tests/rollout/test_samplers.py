@@ -178,12 +178,6 @@ def test_sources_are_drawn_by_their_weights_and_not_by_their_sizes(kind: Any) ->
     assert 0.70 < drawn["few"] / 2000 < 0.80
 
 
-def test_a_source_without_a_weight_is_drawn_by_its_number_of_problems() -> None:
-    sampler = make_sampler("uniform", of_two_sources((10, 30)), seed=0, weights={"few": 10.0})
-    drawn = Counter(sampler.next().origin for _ in range(2000))
-    assert 0.20 < drawn["few"] / 2000 < 0.30
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mixture_continues_where_its_state_was_taken(kind: Any) -> None:
     every, weights = of_two_sources((4, 12)), {"few": 1.0, "many": 1.0}

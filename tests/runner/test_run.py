@@ -4,7 +4,6 @@ how each ending is recorded.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -134,20 +133,6 @@ async def test_judges_do_not_get_the_api_key_of_servers_whatever_its_name(
         async with work._open_pool():
             pass
     assert [env["OUR_SERVER_PASS"] for env in envs] == ["", "sesame"]
-
-
-async def test_the_gpus_of_an_attempt_are_recorded(supervised: Supervised) -> None:
-    card = card_of(3)
-
-    async def work(self: Work) -> None:
-        assert self.run.placement.train == (card,)
-
-    supervised.placement = Placement(train=(card,))
-    assert await supervised.end(work) is None
-    (machine,) = supervised.row("SELECT machine FROM attempts")
-    assert json.loads(machine)["gpus"] == [
-        {"index": 3, "uuid": "GPU-3", "name": "H200", "bytes": 1}
-    ]
 
 
 async def test_status_and_stop_are_answered_while_a_run_prepares(supervised: Supervised) -> None:
@@ -346,76 +331,6 @@ async def test_engines_that_do_not_fit_beside_the_trainer_are_closed_during_sft(
     assert seen == expected
 
 
-@pytest.mark.parametrize(
-    ("fails", "sleeps", "expected"),
-    [(False, False, "early"), (True, False, "late"), (False, True, "late")],
-)
-async def test_engines_on_a_card_start_while_the_sft_stage_before_them_trains(
-    supervised: Supervised,
-    monkeypatch: pytest.MonkeyPatch,
-    fails: bool,
-    sleeps: bool,
-    expected: str,
-) -> None:
-    begun, used = anyio.Event(), list[Any]()
-
-    async def publish_weights(weights: str) -> None:
-        early.weights = weights
-
-    early = SimpleNamespace(name="early", weights="w0", publish_weights=publish_weights)
-    late = SimpleNamespace(name="late", weights="w1")
-
-    @asynccontextmanager
-    async def open_engines(self: Work) -> AsyncIterator[Any]:
-        if self.run.weights.current != "w0":
-            yield late
-            return
-        begun.set()
-        if fails:
-            raise ChildDied("serve-0 died")
-        yield early
-
-    async def run_stage(self: Work, index: int, stage: Any) -> None:
-        run: Any = self.run
-        if index == 0:
-            run.progress.total, run.progress.done = 8, 2
-            if not sleeps:
-                await begun.wait()
-            run.weights.current = "w1"
-        used.append((run.replicas, run.weights.serving))
-
-    replace_preparation(monkeypatch)
-    monkeypatch.setattr(Work, "_open_engines", open_engines)
-    monkeypatch.setattr(Work, "_run_stage", run_stage)
-    planned = [SftStage(kind="sft", steps=8, learning_rate=1e-3), EvalStage(kind="eval")]
-    card = card_of(0)
-    work = make_work(
-        supervised.experiment.model_copy(update={"stage": planned}),
-        supervised.paths,
-        Placement(engine="vllm", serve=((card,),), train=(card,), sleeps=sleeps),
-    )
-    with anyio.fail_after(10):
-        await work.run_to_end()
-    engines = {"early": early, "late": late}[expected]
-    assert used == [(None, None), (engines, engines)]
-    assert engines.weights == "w1"
-
-
-async def test_a_socket_directory_that_cannot_be_made_is_recorded_as_the_ending(
-    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise MachineError("/tmp: the disk is full")
-
-    async def work(self: Work) -> None:
-        raise AssertionError("unreachable")
-
-    monkeypatch.setattr(run_module, "open_socket_dir", fail)
-    ending = await supervised.end(work)
-    assert ending is not None
-    assert supervised.recorded == (3, "/tmp: the disk is full")
-
-
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """The begun runs: (paths, experiment, past)."""
@@ -462,16 +377,6 @@ def test_an_experiment_that_cannot_start_leaves_no_run_directory(tmp_path, begun
     with pytest.raises(error):
         start(tmp_path, *overrides)
     assert not begun
-    assert not (tmp_path / "runs").exists()
-
-
-def test_an_unavailable_model_leaves_no_run_directory(tmp_path, begun, monkeypatch):
-    def refuse(table: ModelTable, *, say: object) -> ModelTable:
-        raise MachineError("no network")
-
-    monkeypatch.setattr(run_module, "locate_model", refuse)
-    with pytest.raises(MachineError, match="no network"):
-        start(tmp_path)
     assert not (tmp_path / "runs").exists()
 
 

@@ -94,12 +94,6 @@ def test_without_weights_it_is_read_but_not_resumed(run: RunPaths, tmp_path: Pat
         unpack_to_resume(file)
 
 
-def test_a_reader_gets_no_weights(run: RunPaths, tmp_path: Path) -> None:
-    file = tmp_path / "toy.forge.zip"
-    write_archive(run, file, with_weights=True)
-    assert not unpack_to_read(file, tmp_path).weights.exists()
-
-
 def test_a_running_run_is_archived_without_its_weights_only(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "toy-1")
 
@@ -155,14 +149,6 @@ def test_a_file_that_vanishes_fails_the_archive_unless_it_is_a_log(
     vanished = run.weights / "model.safetensors"
     with pytest.raises(MachineError, match=r"model\.safetensors: cannot be archived: No such file"):
         write_archive(run, tmp_path / "b", with_weights=True)
-
-
-def test_an_archive_overwrites_nothing(run: RunPaths, tmp_path: Path) -> None:
-    (tmp_path / "there").write_text("mine")
-    with pytest.raises(ConfigError, match="there: exists; --out names another file"):
-        write_archive(run, tmp_path / "there", with_weights=False)
-    with pytest.raises(MachineError, match=r"/no/there: cannot be archived: No such file"):
-        write_archive(run, tmp_path / "no" / "there", with_weights=False)
 
 
 @pytest.mark.parametrize(

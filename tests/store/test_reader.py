@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sqlite3
 import subprocess
@@ -73,14 +72,6 @@ def test_compressed_and_plain_runs_read_the_same(roots: dict[str, Path]) -> None
             answers.append(reader.rows(query))
     assert answers[0] == answers[1]
     assert "@triton.jit" in answers[0][0]["code"]
-
-
-def test_a_compressed_run_is_searched_by_text(roots: dict[str, Path]) -> None:
-    with open_run(roots["zstd"]) as reader:
-        assert reader.value("SELECT count(*) FROM v_turns WHERE code LIKE '%kernel_2_0_%'") == 2
-        assert reader.value("SELECT text(prompt_id) FROM turns") == "Write a kernel for softmax."
-        body = reader.value("SELECT body FROM main.texts LIMIT 1")
-    assert isinstance(body, bytes)
 
 
 @pytest.mark.parametrize("view", view_names())
@@ -194,15 +185,6 @@ def test_a_run_on_a_read_only_medium_is_read(roots: dict[str, Path], tmp_path: P
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_notebook_opens_a_run_by_name(
-    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (roots["plain"].parent / "runs").symlink_to(roots["plain"].parent)
-    monkeypatch.chdir(roots["plain"].parent)
-    with forge.open("toy-1") as reader:
-        assert len(reader.rows("SELECT * FROM v_steps")) == 3
-
-
 @pytest.mark.parametrize("texts", ["plain", "zstd"])
 def test_a_run_is_analysed_through_sqlite_utils(roots: dict[str, Path], texts: str) -> None:
     with forge.open(roots[texts]) as run:
@@ -216,41 +198,9 @@ def test_a_run_is_analysed_through_sqlite_utils(roots: dict[str, Path], texts: s
         assert "@triton.jit" in next(iter(run.db["v_turns"].rows))["code"]
 
 
-def test_the_database_of_a_reader_is_read_only_and_stays_in_wal(roots: dict[str, Path]) -> None:
-    path = roots["plain"] / "run.db"
-    before = path.read_bytes()
-    with forge.open(roots["plain"]) as run:
-        with pytest.raises(sqlite3.DatabaseError, match="readonly"):
-            run.db.table("steps").insert({"step": 1})
-        with pytest.raises(sqlite3.DatabaseError, match="readonly"):
-            run.db.table("turns").delete_where()
-        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
-            run.db.disable_wal()
-        assert run.db.journal_mode == "wal"
-        assert run.value("SELECT count(*) FROM v_turns") == 24
-    assert path.read_bytes() == before
-
-
-def test_sqlite_utils_is_imported_only_for_analysis(roots: dict[str, Path]) -> None:
-    """It takes half a second, most of it pandas."""
-    code = (
-        "import sys, forge\n"
-        f"with forge.open({str(roots['plain'])!r}) as run:\n"
-        "    assert run.steps() and 'sqlite_utils' not in sys.modules\n"
-        "    assert run.db and 'sqlite_utils' in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
 def test_a_directory_that_is_not_a_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such run"):
         open_run(tmp_path, store_dir=tmp_path)
-
-
-def test_no_statement_numbers_its_parameters() -> None:
-    """Python 3.12 warns of `?1` with a sequence of parameters, 3.14 refuses it."""
-    sources = Path(forge.__file__).parent.rglob("*.py")
-    assert [path for path in sources if re.search(r"[ (=]\?\d", path.read_text())] == []
 
 
 def test_a_reader_sees_later_writers_after_a_second_reader_was_closed(

@@ -12,21 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forge.records import (
-    Attempt,
     AttemptEnd,
     Event,
     Group,
     GroupStart,
     Metrics,
-    Problem,
     Purpose,
     Sample,
-    SampleUse,
     Status,
     Turn,
 )
@@ -240,17 +236,6 @@ def test_views_equal_the_plain_sums_whatever_was_written(seed: int) -> None:
         assert store.num_open() == 0
 
 
-def test_the_random_runs_give_every_view_rows() -> None:
-    shown: set[str] = set()
-    for seed in range(8):
-        rng = random.Random(seed)
-        with closing(Store()) as store:
-            for record in random_run(rng):
-                store.settle(times=2) if record is None else store.put(record)
-            shown |= {view for view in SUMMED if len(store.read(view)) > 1}
-    assert shown == set(SUMMED)
-
-
 def test_a_settled_step_is_read_from_its_roll_up() -> None:
     """Otherwise the tests above would compare the plain sums with themselves."""
     with closing(Store()) as store:
@@ -309,11 +294,6 @@ def test_a_resumed_run_equals_the_plain_sums() -> None:
             assert differences(store) == {}
             store.settle(times=1)
         assert store.read("v_replayed")[1:]
-
-
-@pytest.mark.parametrize("kind", [Attempt, Group, GroupStart, Problem, Sample, SampleUse, Turn])
-def test_the_random_run_has_every_record_type_that_views_sum(kind: type) -> None:
-    assert any(isinstance(record, kind) for record in random_run(random.Random(1)))
 
 
 def test_a_step_that_is_open_and_settled_at_once_is_made_again(tmp_path: Path) -> None:

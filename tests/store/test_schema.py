@@ -24,7 +24,6 @@ from forge.store.schema.create import (
     create_run,
     split_statements,
 )
-from forge.store.schema.views import view_names
 from forge.store.write import databases
 from forge.store.write.databases import Databases
 from forge.views import run_state
@@ -48,27 +47,6 @@ def test_a_schema_that_fails_leaves_the_database_empty(tmp_path: Path) -> None:
     create_run(connection, path=path)
     assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
     assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-    connection.close()
-
-
-def test_views_that_fail_leave_the_old_ones(tmp_path: Path) -> None:
-    path = tmp_path / "run.db"
-    connection = connect(path)
-    create_run(connection, path=path)
-    with pytest.raises(sqlite3.Error):
-        create(connection, path=path, tables=RUN_SCHEMA, views="CREATE VIEW;\n")
-    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall()
-    assert {name for (name,) in found} == set(view_names())
-    connection.close()
-
-
-def test_a_database_that_has_the_schema_is_not_written(tmp_path: Path) -> None:
-    path = tmp_path / "run.db"
-    connection = connect(path)
-    create_run(connection, path=path)
-    connection.close()
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
-    create_run(connection, path=path)
     connection.close()
 
 
@@ -130,11 +108,6 @@ def ask(path: Path, query: str) -> str:
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
 def test_a_query_of_a_document_answers_in_stock_sqlite3(run_db: Path, block: Block) -> None:
     assert ask(run_db, block.text).strip()
-
-
-def test_the_documents_query_pass_rate_failures_and_best_kernels() -> None:
-    text = "\n".join(block.text for block in BLOCKS)
-    assert all(view in text for view in ("v_steps", "v_failures", "v_best_kernels"))
 
 
 BOUNDED = re.compile(

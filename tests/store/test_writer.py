@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-import subprocess
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -149,30 +146,6 @@ async def test_readers_see_a_put_without_a_flush_after_the_commit_interval(tmp_p
             assert reader.value("SELECT count(*) FROM turns") == 1
 
 
-@pytest.mark.alone
-async def test_the_loop_is_not_blocked_while_much_is_written(tmp_path: Path) -> None:
-    root = tmp_path / "toy-1"
-    root.mkdir()
-    worst = 0.0
-    async with (
-        open_writer(root, Options(texts="zstd")) as writer,
-        anyio.create_task_group() as group,
-    ):
-
-        async def write() -> None:
-            for number in range(600):
-                await writer.put(turn(number, completion="x = tl.load(p)\n" * 300 + str(number)))
-            await writer.flush()
-            group.cancel_scope.cancel()
-
-        group.start_soon(write)
-        while True:
-            before = time.perf_counter()
-            await anyio.sleep(0.001)
-            worst = max(worst, time.perf_counter() - before)
-    assert worst < 0.25
-
-
 async def write_until_refused(root: Path, kept: list[int]) -> None:
     """Puts turns of 20 kB; appends the number of each flushed one to `kept`."""
     async with open_writer(root, Options()) as writer:
@@ -190,33 +163,6 @@ def fill(root: Path) -> int:
     assert "\n" not in str(refused.value)
     assert "forge resume toy-1" in str(refused.value)
     return len(kept)
-
-
-def test_a_full_disk_is_one_machine_error_and_loses_no_flushed_row(tmp_path: Path) -> None:
-    mount = tmp_path / "small"
-    mount.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(mount)],
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
-        root = mount / "toy-1"
-        root.mkdir()
-        kept = fill(root)
-        assert kept > 5
-        copied = tmp_path / "toy-1"
-        shutil.copytree(root, copied)
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
-    with open_run(copied) as reader:
-        assert reader.value("SELECT count(*) FROM turns") == kept
-        assert reader.value("PRAGMA integrity_check") == "ok"
-    anyio.run(write_run, copied, [turn(kept)])
-    with open_run(copied) as reader:
-        assert reader.value("SELECT count(*) FROM turns") == kept + 1
 
 
 def test_a_database_at_its_size_limit_keeps_flushed_rows(
@@ -337,23 +283,3 @@ async def test_keep_tokens_never_drops_untrained_tokens(
         await writer.put(use(offered[2][0], step=3))
         await writer.flush()
     assert token_groups(root) == kept
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-async def test_seven_hundred_turns_per_second_are_written(tmp_path: Path) -> None:
-    """6 kB of texts per turn, compressed; a third of the rate of an idle machine (bench/)."""
-    root = tmp_path / "toy-1"
-    root.mkdir()
-    body = "    x = tl.load(x_ptr + offsets, mask=mask)\n" * 90
-    turns = [
-        turn(n, completion=f"{n}{body}", code=f"# {n}\n{body[:2000]}", num_tokens=200)
-        for n in range(3000)
-    ]
-    async with open_writer(root, Options(texts="zstd")) as writer:
-        began = time.perf_counter()
-        for each in turns:
-            await writer.put(each)
-        await writer.flush()
-        rate = len(turns) / (time.perf_counter() - began)
-    assert rate > 700, f"{rate:.0f} turns/s"

@@ -83,13 +83,6 @@ async def test_a_new_label_prints_a_plain_line_and_a_new_count_does_not(
     assert said == ["prepare", "prepare: problems 0 of 9", "prepare: model", "eval-0"]
 
 
-def test_a_quiet_console_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(quiet=True)
-    console.say("x")
-    console.show("y")
-    assert capsys.readouterr() == ("", "")
-
-
 def test_the_pace_of_a_resumed_stage_counts_only_steps_of_its_own_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,14 +95,6 @@ def test_the_pace_of_a_resumed_stage_counts_only_steps_of_its_own_trainer(
     assert progress.eta_s() is None
     now, progress.done = 140.0, 90
     assert progress.eta_s() == 10.0
-
-
-def test_a_preparation_between_stages_is_shown_without_the_counts_of_the_stage_before() -> None:
-    progress = Progress(run="x-1", num_stages=2)
-    progress.enter("sft-0", stage=0, total=1600, unit="steps", busy={})
-    progress.done, progress.numbers = 1600, {"loss": 0.01}
-    progress.prepare("engine")
-    assert console_module.plain_line(progress).endswith("] prepare: engine")
 
 
 def test_a_terminal_of_80_columns_shows_the_time_left_and_cuts_other_numbers() -> None:

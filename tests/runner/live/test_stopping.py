@@ -95,13 +95,6 @@ async def test_a_stop_drops_running_work_and_keeps_finished_results() -> None:
         raise stop.stopped()
 
 
-def test_a_cancelled_run_does_not_claim_that_everything_is_saved() -> None:
-    words = str(new_stop().stopped_at_once())
-    assert "everything is saved" not in words
-    assert "training since the last checkpoint" in words
-    assert words.endswith(RESUME)
-
-
 def test_limits_are_reached_by_hours_or_tokens_and_absent_limits_never() -> None:
     assert limit_reached(LimitsTable(), hours=1e6, tokens=10**12) == ""
     limits = LimitsTable(hours=0.5, tokens=100)

@@ -140,14 +140,6 @@ def test_a_run_that_began_no_stage_gets_no_report(
     assert said.lines == []
 
 
-def test_an_unreadable_store_is_a_line_on_the_console(tmp_path: Path, said: Any) -> None:
-    paths = create_run("broken", store_dir=tmp_path)
-    paths.run_db.write_bytes(b"SQLite format 3\0" + bytes(5000))
-    write_at_end(paths, said)
-    assert len(said.lines) == 1
-    assert said.lines[0].startswith("no report: ")
-
-
 def test_every_ending_is_reported_and_unchanged(
     ended: RunPaths, said: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,14 +155,6 @@ async def test_wandb_gets_a_step_axis_for_each_group(paths: RunPaths, made_up) -
     assert calls[-1] == ["finish"]
 
 
-async def test_several_sinks_run_together(paths: RunPaths, made_up) -> None:
-    out = made_up("trackio")
-    async with sunk(paths, to=["trackio", "tensorboard"]) as writer:
-        await writer.put(step(1, train_loss=1.0))
-    assert ["log", {"grpo-1/step": 1, "grpo-1/train/loss": 1.0}] in read_out(out)
-    assert "grpo-1/train/loss" in read_tensorboard(paths.root / "sinks" / "tensorboard")
-
-
 @pytest.mark.parametrize(
     ("how", "ending"),
     [
@@ -187,7 +179,7 @@ async def test_a_failed_sink_is_an_event_and_the_run_continues(
     assert console.lines == [f"warning: {message}"]
 
 
-@pytest.mark.parametrize("where", ["init", "log", "finish"])
+@pytest.mark.parametrize("where", ["log", "finish"])
 async def test_a_sink_that_hangs_delays_the_end_only_by_its_deadline(
     paths: RunPaths, made_up, where: str
 ) -> None:
@@ -212,13 +204,6 @@ async def test_an_error_of_the_run_passes_through_its_sinks(paths: RunPaths, mad
             raise MachineError("the cause")
     assert raised.group_contains(MachineError, match="the cause")
     assert read_out(out)[-1] == ["finish"]
-
-
-async def test_without_sinks_nothing_is_started(paths: RunPaths) -> None:
-    async with sunk(paths):
-        pass
-    assert not (paths.root / "sinks").exists()
-    assert not (paths.root / "logs" / "attempt-1").exists()
 
 
 async def test_each_number_is_sent_once_even_if_it_is_late(paths: RunPaths) -> None:

@@ -171,18 +171,6 @@ def test_only_the_damaged_file_is_deleted(paths: RunPaths, content: bytes) -> No
     assert (data_dir(paths) / "pairs.jsonl").read_text(encoding="utf-8") == TEXT
 
 
-def test_a_file_that_is_absent_or_has_no_digest_is_left_alone(paths: RunPaths) -> None:
-    (data_dir(paths) / "rows-0.jsonl").unlink()
-    (data_dir(paths) / "old.jsonl").write_text("of an earlier version")
-    assert delete_damaged(paths) == []
-    assert (data_dir(paths) / "old.jsonl").exists()
-
-
-def test_a_damaged_digest_costs_only_the_work_to_make_the_file_again(paths: RunPaths) -> None:
-    (data_dir(paths) / "pairs.jsonl.xxh3").write_bytes(b"\xff\xfe")
-    assert delete_damaged(paths) == ["data/pairs.jsonl"]
-
-
 def problem(op: str, *, name: str = "Model", size: int = 8, split: Split = Split.SFT) -> Problem:
     source = f"""import torch
 

@@ -117,13 +117,6 @@ def test_the_prompts_of_each_attempt_are_found_by_their_hash(tmp_path: Path) -> 
     assert to_event(other, before=other) is None
 
 
-def test_a_run_without_a_record_had_the_preset_tiny(tmp_path: Path) -> None:
-    anyio.run(write_run, tmp_path / "toy-1", [attempt()])
-    with open_run(tmp_path / "toy-1") as reader:
-        assert recorded_prompts(reader) is None
-        assert prompts_by_hash(reader)[""] == PROMPTS
-
-
 def test_a_record_that_another_program_wrote_is_one_line(tmp_path: Path) -> None:
     event = Event(at=1.0, kind="prompts", message="x", data={"preset": "tiny"})
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), event])

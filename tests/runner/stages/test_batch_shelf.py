@@ -9,23 +9,15 @@ import pytest
 from forge.errors import MachineError
 from forge.runner.stages import batch_shelf
 from forge.runner.stages.batch_shelf import BatchShelf
-from forge.train.batch import SampleHeader, read_batch
-from tests.runner.stages.desks import batch, sample
+from tests.runner.stages.desks import batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from forge.train.batch import SampleHeader
+
 pytestmark = pytest.mark.anyio
-
-
-async def test_a_batch_file_holds_the_samples_of_its_batch(tmp_path: Path) -> None:
-    shelf = BatchShelf(tmp_path, stage=3)
-    await shelf.add(batch(1))
-    path = shelf.path(1)
-    assert path is not None
-    assert read_batch(path) == [sample(1)]
-    assert shelf.path(2) is None
 
 
 async def test_a_later_attempt_has_the_same_headers_and_reads_each_file_once(
@@ -119,12 +111,6 @@ async def test_a_trained_batch_without_a_file_is_missed(tmp_path: Path) -> None:
     shelf = BatchShelf(tmp_path, stage=3)
     assert shelf.recover(after=1, trained=3) == f"{tmp_path.name}/3-000002.npz: missing"
     assert (shelf.last_step, shelf.last_state) == (1, {"of": 1})
-
-
-async def test_without_the_file_of_the_last_step_there_is_no_state(tmp_path: Path) -> None:
-    shelf = BatchShelf(tmp_path / "gone", stage=3)
-    assert shelf.recover(after=4) == ""
-    assert (shelf.last_step, shelf.last_state) == (4, None)
 
 
 async def test_a_trainer_that_continues_earlier_finds_batches_before_its_checkpoint(

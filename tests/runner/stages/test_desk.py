@@ -43,18 +43,6 @@ async def test_take_waits_for_a_batch_and_answers_wait_if_none_comes(
         assert (await desk.take(0))["kind"] == "batch"
 
 
-async def test_a_batch_without_a_checkpoint_is_offered_again_after_a_crash(
-    tmp_path: Path,
-) -> None:
-    first = make_desk(tmp_path)
-    for step in (1, 2):
-        await first.offer(batch(step))
-        await first.trained(step, {"train/loss/mean": 1.0})
-    second = make_desk(tmp_path)
-    assert second.shelf.recover(after=1, trained=2) == ""
-    assert (await second.take(1))["step"] == 2
-
-
 async def test_a_trainer_that_needs_a_batch_that_is_gone_is_told_so_and_does_not_wait(
     tmp_path: Path,
 ) -> None:
@@ -79,14 +67,6 @@ async def test_an_acknowledged_step_records_uses_with_staleness_and_metrics(tmp_
     assert (use.staleness, use.step, use.stage) == (0, 1, 3)
     assert isinstance(metrics, Metrics)
     assert metrics.values == {"train/loss/mean": 0.5}
-
-
-async def test_staleness_counts_steps_even_if_a_restart_publishes_one_again(tmp_path: Path) -> None:
-    desk = make_desk(tmp_path)
-    await desk.offer(batch(3))
-    desk.steps.update({4: 1, 5: 2, 6: 0, 7: 1, 8: 2})  # version 4 sampled what step 3 trains
-    await desk.trained(3, {})
-    assert records_of(desk)[0].staleness == 1
 
 
 async def test_a_batch_is_offered_only_after_run_db_has_its_samples(tmp_path: Path) -> None:

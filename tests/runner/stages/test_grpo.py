@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from forge.config.schema import Experiment
-from forge.records import Finish, Group, Problem, Status
+from forge.records import Finish, Group, Status
 from forge.rollout.ports import Ports
 from forge.rollout.sampling import make_sampler
 from forge.runner.stages import desk as desk_module
@@ -163,19 +163,6 @@ def truncated(found: Group) -> Group:
     )
 
 
-def test_without_a_producer_state_all_finished_groups_are_used(tmp_path: Path) -> None:
-    root = tmp_path / "toy-1"
-    rows = [[Status.WRONG], [Status.CORRECT]]
-    anyio.run(write_run, root, [attempt(), problem(0), group(4, rows)])
-    shelf: Any = SimpleNamespace(groups=set, last_state=None)
-    problems: list[Problem] = [problem(0)]
-    run = run_of(experiment())
-    run.paths = RunPaths(root)
-    sampler = make_sampler("uniform", problems, seed=0)
-    past = recall_groups(run, shelf, sampler, problems, batch_plan(stage=1), lambda version: 0)
-    assert [g.group_id for g in past.ended] == [4]
-
-
 class Engines:
     def __init__(self) -> None:
         self.is_asleep = False
@@ -218,18 +205,6 @@ async def test_engines_sleep_with_a_batch_and_are_awake_between_steps(tmp_path: 
             await desk.wait_until_awake()
             assert not engines.is_asleep, "a publish finds them awake"
     assert engines.slept == 2
-
-
-async def test_no_batch_is_handed_out_while_engines_wake(tmp_path: Path) -> None:
-    desk, engines = make_desk(tmp_path), Engines()
-    async with sleeping(desk, engines):
-        await desk.offer(batch(1))
-        await desk.take(0)
-        await desk.offer(batch(2))
-        await desk.trained(1, {})
-        await anyio.lowlevel.checkpoint()
-        assert (await desk.take(1))["kind"] == "batch"
-        assert engines.is_asleep
 
 
 async def test_a_trainer_without_a_batch_leaves_the_engines_awake(
@@ -344,17 +319,6 @@ async def test_a_turn_that_waited_for_sleeping_engines_begins_after_the_publish(
                 order.append("publish")
                 await anyio.wait_all_tasks_blocked()
     assert order == ["publish", "turn"]
-
-
-async def test_turns_continue_if_no_publish_follows_a_step(tmp_path: Path) -> None:
-    desk, engines, gate = make_desk(tmp_path), Engines(), TurnGate(timeout_s=5)
-    async with sleeping(desk, engines, gate), anyio.create_task_group() as tasks:
-        await desk.offer(batch(1))
-        await desk.take(0)
-        await desk.trained(1, {})
-        tasks.start_soon(desk.take, 1)
-        async with gate.turn():
-            await desk.offer(batch(2))
 
 
 async def test_a_stage_that_ends_leaves_the_engines_awake(tmp_path: Path) -> None:

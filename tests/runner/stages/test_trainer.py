@@ -15,8 +15,8 @@ import pytest
 
 from forge.cluster.cluster import Hosted
 from forge.cluster.roles import Ranks
-from forge.config.schema import ClusterTable, EvalTable, LoraTable, ModelTable, ServeTable, SftStage
-from forge.errors import ChildDied, ConfigError, MachineError, Stalled, Stopped
+from forge.config.schema import ClusterTable, EvalTable, ModelTable, ServeTable, SftStage
+from forge.errors import ChildDied, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
 from forge.records import Event, Metrics, PolicyVersion
@@ -25,7 +25,6 @@ from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import trainer
 from forge.runner.stages.desk import TrainerState
-from forge.runner.stages.run_context import RunContext
 from forge.runner.weights import sync as weights
 from forge.runner.weights.resume import StartingWeights
 from forge.runner.weights.sync import TurnGate
@@ -187,17 +186,6 @@ async def test_a_trainer_that_could_not_save_is_reported_as_dead(stage: Stage) -
     assert len(stage.started) == 1
 
 
-@trainers(FAILS_TO_SAVE, SAVES)
-async def test_gpu_memory_that_ran_out_while_stopping_is_reported_with_figures(
-    stage: Stage,
-) -> None:
-    fill_memory(stage)
-    with pytest.raises(ExceptionGroup) as caught:
-        await stage.own_and_stop()
-    assert caught.group_contains(MachineError, match=r"78\.1 GB.*, while stopping\. resume\.")
-    assert len(stage.started) == 1
-
-
 @trainers(IGNORES)
 async def test_a_trainer_that_ignores_a_stop_is_killed_and_reported_as_stalled(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
@@ -350,18 +338,6 @@ async def test_after_gpu_memory_ran_out_half_the_size_is_tried_and_then_reported
     assert "restarted with half" in event.message
 
 
-@trainers("", "", gradient_checkpointing=False)
-async def test_the_advice_for_full_gpu_memory_names_only_settings_not_in_use(stage: Stage) -> None:
-    stage.run.experiment.model = ModelTable(path="m", lora=LoraTable())
-    fill_memory(stage)
-    with pytest.raises(MachineError) as caught:
-        await stage.own()
-    words = str(caught.value)
-    assert "Allowed: fewer micro_batch_tokens or gradient_checkpointing = true in " in words
-    assert "in a new run also a smaller max_length, or more devices.train" in words
-    assert "4096 tokens, peak" in stage.said[0]
-
-
 @trainers("raise SystemExit(1)", "raise SystemExit(1)", "raise SystemExit(1)", restarts=1)
 async def test_half_size_is_kept_over_a_restart_and_does_not_count_as_one(stage: Stage) -> None:
     def fill_once() -> None:
@@ -392,19 +368,6 @@ async def test_a_trainer_gets_the_gpus_of_its_role_and_publishes_in_the_engines_
     assert asked.stage.parallel == "fsdp2"
 
 
-@trainers("raise SystemExit(1)", restarts=0)
-async def test_the_publish_timeout_of_a_trainer_covers_restarting_every_replica(
-    stage: Stage,
-) -> None:
-    serve = ServeTable(replicas=2, request_timeout_s=900, start_timeout_s=300)
-    stage.run.experiment.serve = serve
-    with pytest.raises(ChildDied):
-        await stage.own()
-    drained_one_after_the_other_and_restarted_s = 2 * (900 + 300 + 900)
-    asked_s = stage.asked[0].publish_timeout_s
-    assert asked_s >= drained_one_after_the_other_and_restarted_s + 900
-
-
 @trainers()
 async def test_reports_of_an_sft_step_are_stored_and_shown(stage: Stage) -> None:
     stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy={})
@@ -415,26 +378,6 @@ async def test_reports_of_an_sft_step_are_stored_and_shown(stage: Stage) -> None
     assert (row.stage, row.step, row.values) == (1, 3, values)
     assert stage.progress.numbers == {"loss": 0.5, "trained tok/s": 3120.0}
     assert (stage.progress.done, stage.progress.eta_s()) == (3, None)
-
-
-def test_the_live_idle_share_of_a_trainer_is_its_waiting_time_at_the_desk(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, [])
-    run: Any = SimpleNamespace(progress=stage.progress, replicas=None, pool=None)
-    run.desk = None
-    assert RunContext.busy(run) == {}
-    stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy=RunContext.busy(run))
-    stage.progress.stage_started_at -= 10
-    run.desk = stage.desk
-    stage.desk._idle_s = 4.0
-    stage.progress.measure_idle(RunContext.busy(run))
-    assert stage.progress.idle["trainer"] == pytest.approx(0.4, abs=0.01)
-
-
-def test_a_stage_that_serves_no_policy_refuses_an_evaluation_in_a_line(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, [])
-    stage.progress.label = "sft-1"
-    with pytest.raises(ConfigError, match=r"^sft-1: serves no policy while it trains; [^\n]*$"):
-        stage.desk.request_evaluation()
 
 
 def lose_ranks(

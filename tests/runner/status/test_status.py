@@ -202,17 +202,6 @@ async def test_a_trainer_has_a_status_from_start_to_restart(watched: Watched) ->
     assert watched.look()["trainer"].health == "green", "of another stage: a start is no recovery"
 
 
-async def test_a_judge_closed_at_the_end_has_not_failed(watched: Watched) -> None:
-    watched.start("judge-0", pid=21)
-    seat = Seat("judge-0", state=State.UP)
-    pool_of(watched, seat)
-    assert watched.look()["judge-0"].phase == "idle"
-    watched.run.ending = ("judge",)
-    seat.state = State.DOWN
-    found = watched.look()["judge-0"]
-    assert (found.phase, found.health, found.why) == ("ending", "green", "")
-
-
 async def test_the_status_of_a_judge_follows_its_seat(watched: Watched) -> None:
     watched.start("judge-0", pid=21)
     assert (watched.look()["judge-0"].phase, watched.look()["judge-0"].health) == (
@@ -418,10 +407,3 @@ async def test_a_judge_with_only_a_canary_is_not_idle() -> None:
 )
 def test_health_has_the_figure_that_decides(facts: HealthFacts, health: str, why: str) -> None:
     assert judge_health(facts) == (health, why)
-
-
-def test_red_precedes_yellow_and_a_failure_precedes_a_recovery() -> None:
-    strained = {"queue": Queue(length=9, bound=9), "restarted_s": 1.0}
-    assert judge_health(HealthFacts(recovering="exit 1", **strained))[1] == "recovering: exit 1"
-    assert judge_health(HealthFacts(failure="no", recovering="exit 1", **strained))[1] == "no"
-    assert judge_health(HealthFacts(**strained))[1] == "queue 9 of 9"

@@ -110,13 +110,3 @@ def test_the_last_line_of_a_log_is_printable(tmp_path: Path, written: str, shown
         log: shown,
         tmp_path / "none.log": "",
     }
-
-
-def test_a_log_is_read_again_only_if_its_size_changed(tmp_path: Path) -> None:
-    log, lines = tmp_path / "x.log", LastLogLines()
-    log.write_text("one\n")
-    assert lines.read([log])[log] == "one"
-    log.write_text("two\n")  # the same size: the change is not noticed
-    assert lines.read([log])[log] == "one"
-    log.write_text("two\nthree\n")
-    assert lines.read([log])[log] == "three"
