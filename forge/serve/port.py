@@ -23,21 +23,11 @@ if TYPE_CHECKING:
 
 PREFIX_CACHE = "prefix_cache"
 """Feature: the common prefix with an earlier prompt is not evaluated again."""
-LORA = "lora"
-"""Feature: serves adapters."""
 OLD_ADAPTERS = "old_adapters"
 """Feature: a turn ends on the adapter that it began with, even if another is loaded meanwhile."""
-FULL = "full"
-"""Feature: loads whole checkpoints while it runs."""
 SLEEP = "sleep"
 """Feature: releases its GPU memory and takes it back."""
-SCORE = "score"
-"""Feature: answers /score."""
-COMPACT_WIRE = "compact"
-"""Feature: answers in the format of `forge.serve.wire`."""
 
-ADAPTER = "adapter"
-"""Answer of `load_weights` for an adapter; FULL for a checkpoint."""
 MAX_SAMPLES = 4096
 """Maximum samples of one request: bounds the work that one line of JSON can queue."""
 MAX_STOP_IDS = 16
@@ -72,8 +62,6 @@ class EngineStatus:
     the engine does not report it."""
     step_s: float = 0.0
     """Total seconds in steps."""
-    gpu_bytes: int = 0
-    """GPU memory of the engine, over all its GPUs."""
 
 
 class EnginePort(Protocol):
@@ -107,9 +95,9 @@ class EnginePort(Protocol):
         current weights. Raises ConfigError. [T]"""
         ...
 
-    async def load_weights(self, path: Path, *, version: int) -> str:
+    async def load_weights(self, path: Path, *, version: int) -> None:
         """Serve a complete directory as `version`: a checkpoint, or a PEFT adapter on the last
-        checkpoint. Returns ADAPTER or FULL.
+        checkpoint.
 
         Raises ConfigError if that is not possible; the old weights are still served.
         """
@@ -137,8 +125,6 @@ class EngineSample:
     """Position in the request, from 0; part of the random counter."""
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
-    logprobs_t1: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
-    """Log probabilities at temperature 1 over the whole vocabulary; empty if not reported."""
     versions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """Policy version of each token."""
     finish: Finish | None = None

@@ -15,14 +15,14 @@ import numpy as np
 from forge.process.lease import hold_lease
 from forge.records import Finish
 from forge.serve.engine.endpoints import serve_engine
-from forge.serve.port import FULL, SCORE, SLEEP, Chunk, EngineSample, EngineStatus, Request
+from forge.serve.port import SLEEP, Chunk, EngineSample, EngineStatus, Request
 
 
 class Sleeper:
     """An EnginePort."""
 
     name = "sleeper"
-    features = frozenset({FULL, SCORE, SLEEP})
+    features = frozenset({SLEEP})
 
     def __init__(self, version: int) -> None:
         self._version = version
@@ -43,7 +43,6 @@ class Sleeper:
                 index=index,
                 tokens=np.arange(3, dtype=np.int32),
                 logprobs=np.zeros(3, np.float32),
-                logprobs_t1=np.zeros(3, np.float32),
                 versions=np.full(3, self._version),
                 finish=Finish.LENGTH,
             )
@@ -53,9 +52,8 @@ class Sleeper:
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
         return [0.0] * completion.size
 
-    async def load_weights(self, path: Path, *, version: int) -> str:
+    async def load_weights(self, path: Path, *, version: int) -> None:
         self._version = version
-        return FULL
 
     async def sleep(self) -> None:
         return None

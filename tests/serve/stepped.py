@@ -37,7 +37,5 @@ def gap(reference: Reference, one: Request) -> float:
     for sample in one.samples:
         tokens = sample.tokens.tolist()
         sampled = reference.logprobs(prompt, tokens, temperature=one.temperature or 1.0)
-        plain = reference.logprobs(prompt, tokens)
         worst = max(worst, float(np.abs(sampled - sample.logprobs).mean()))
-        worst = max(worst, float(np.abs(plain - sample.logprobs_t1).mean()))
     return worst

@@ -49,7 +49,6 @@ async def test_hf_passes_the_contract_of_an_engine(
         ):
             health = await client.health()
             assert health["engine"] == "hf"
-            assert {"lora", "full", "score", "compact"} <= set(health["features"])
             asked = {"n": 3, "max_tokens": 20, "temperature": 0.9, "seed": 5}
             first = await replicas.generate(Prompt(ids=tuple(PROMPT)), **asked)
             assert first == await replicas.generate(Prompt(ids=tuple(PROMPT)), **asked)

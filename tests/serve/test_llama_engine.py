@@ -110,7 +110,6 @@ def test_frequencies_equal_the_softmax(temperature: float) -> None:
     found = np.bincount(out.token, minlength=VOCAB) / num
     assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / num)
     assert np.abs(out.logprob - log_softmax(LOGITS / temperature)[out.token]).max() < 1e-5
-    assert np.abs(out.logprob_t1 - log_softmax(LOGITS)[out.token]).max() < 1e-5
 
 
 def test_top_k_then_top_p_keep_the_tokens_of_transformers() -> None:

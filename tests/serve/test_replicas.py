@@ -354,7 +354,6 @@ async def test_replicas_answer_during_a_rolling_publish_and_mix_no_versions(
         load = replicas.load()
         assert load is not None
         assert load.slots == 16
-        assert "score" in replicas.features
 
 
 async def test_a_replica_that_keeps_dying_ends_the_run(

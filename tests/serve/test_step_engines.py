@@ -102,7 +102,7 @@ def test_running_samples_continue_under_new_weights(
     engine = make_engine(tied.path)
     asked = [request(30, n=8, max_tokens=25), request(31, n=2, max_tokens=25)]
     run(engine, *asked, steps=10)
-    assert engine.load_weights(newer.path, version=5) == "full"
+    engine.load_weights(newer.path, version=5)
     run(engine)
     for one in asked:
         for sample in one.samples:
@@ -133,8 +133,7 @@ def test_an_adapter_replaces_the_last_and_full_weights_remove_it(
         tied,
     ]
     for version, expected in enumerate(served, start=1):
-        found = engine.load_weights(expected.path, version=version)
-        assert found == ("full" if expected in (tied, newer) else "adapter")
+        engine.load_weights(expected.path, version=version)
         one = request(40, n=2)
         run(engine, one)
         assert gap(expected, one) <= GAP

@@ -43,7 +43,7 @@ NUM_BYTES = 300_000
 class Engines:
     """Fake replicas that read what they load."""
 
-    features = frozenset({"compact"})
+    features = frozenset({"prefix_cache"})
 
     def __init__(self) -> None:
         self.weights = Weights(full=Path("nowhere"))

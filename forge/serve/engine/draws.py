@@ -38,8 +38,6 @@ class Draw:
     token: np.ndarray
     logprob: np.ndarray
     """Under the sampled distribution; for greedy rows at temperature 1."""
-    logprob_t1: np.ndarray
-    """Under the whole vocabulary at temperature 1."""
     is_finite: np.ndarray
     """False if the logits held NaN or infinity; the other values of that row are then
     meaningless."""

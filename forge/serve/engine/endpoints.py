@@ -7,7 +7,7 @@ leave the old ones serving; while the engine sleeps, requests that need it are a
 
     POST /v1/completions        token ids in; token ids and logprobs out: JSON, `wire`, or a stream
     POST /v1/chat/completions   messages in, text out
-    POST /weights               {path, version} -> {version, seconds, kind}
+    POST /weights               {path, version} -> {version, seconds}
     POST /score                 {prompt_ids, completion_ids}: their log probabilities
     POST /sleep, /wake          {}: release GPU memory and take it back
     GET  /health                EngineStatus, the name and features of the engine
@@ -120,10 +120,10 @@ class Endpoints:
         if not isinstance(path, str) or type(version) is not int or version < 0:
             raise ConfigError("allowed is {path: a directory, version: an integer from 0}")
         start = time.monotonic()
-        kind = await self._engine.load_weights(Path(path), version=version)
+        await self._engine.load_weights(Path(path), version=version)
         seconds = time.monotonic() - start
-        logger.info("version %d (%s) from %s in %.3f s", version, kind, path, seconds)
-        return JSONResponse({"version": version, "seconds": seconds, "kind": kind})
+        logger.info("version %d from %s in %.3f s", version, path, seconds)
+        return JSONResponse({"version": version, "seconds": seconds})
 
     async def score(self, _http: HttpRequest, body: dict[str, Any]) -> Response:
         """Log probabilities of given tokens."""

@@ -86,13 +86,10 @@ def completion(sample: EngineSample) -> Completion:
 def choice(sample: EngineSample) -> dict[str, Any]:
     """A finished sample as JSON."""
     done = completion(sample)
-    logprobs = {"token_logprobs": done.logprobs}
-    if sample.logprobs_t1.size:
-        logprobs["token_logprobs_t1"] = tuple(_rounded(sample.logprobs_t1))
     return {
         "index": sample.index,
         "token_ids": done.token_ids,
-        "logprobs": logprobs,
+        "logprobs": {"token_logprobs": done.logprobs},
         "finish_reason": str(done.finish),
         "min_version": done.min_version,
         "max_version": done.max_version,

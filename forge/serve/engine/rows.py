@@ -24,7 +24,6 @@ class Row:
     sample: EngineSample
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    logprobs_t1: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
     @classmethod
@@ -34,7 +33,6 @@ class Row:
             sample,
             tokens=sample.tokens.tolist(),
             logprobs=sample.logprobs.tolist(),
-            logprobs_t1=sample.logprobs_t1.tolist(),
             versions=sample.versions.tolist(),
         )
 
@@ -42,7 +40,6 @@ class Row:
         """Store the tokens in the sample and return it."""
         self.sample.tokens = np.array(self.tokens, np.int32)
         self.sample.logprobs = np.array(self.logprobs, np.float32)
-        self.sample.logprobs_t1 = np.array(self.logprobs_t1, np.float32)
         self.sample.versions = np.array(self.versions, np.int64)
         return self.sample
 
@@ -70,10 +67,8 @@ def record(rows: Sequence[Row], draw: Draw, *, version: int) -> list[int]:
     """Record one token of each row. Returns the places of those whose samples are finished, with
     their finish set."""
     finished: list[int] = []
-    drawn = (draw.token, draw.logprob, draw.logprob_t1, draw.is_finite)
-    for place, (row, token, logprob, logprob_t1, is_finite) in enumerate(
-        zip(rows, *(each.tolist() for each in drawn), strict=True)
-    ):
+    drawn = (each.tolist() for each in (draw.token, draw.logprob, draw.is_finite))
+    for place, (row, token, logprob, is_finite) in enumerate(zip(rows, *drawn, strict=True)):
         sample, request = row.sample, row.sample.request
         if not is_finite:
             sample.finish = Finish.ABORT
@@ -81,7 +76,6 @@ def record(rows: Sequence[Row], draw: Draw, *, version: int) -> list[int]:
         else:
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            row.logprobs_t1.append(logprob_t1)
             row.versions.append(version)
             if token in request.stop_token_ids:
                 sample.finish = Finish.STOP

@@ -71,7 +71,7 @@ class StepEngine(Protocol):
         """Tokens of a sample from an index on, running or not."""
         ...
 
-    def load_weights(self, path: Path, *, version: int) -> str:
+    def load_weights(self, path: Path, *, version: int) -> None:
         """See EnginePort. Running samples are evaluated again under the new weights."""
         ...
 
@@ -146,9 +146,9 @@ class Worker:
         """Raise ConfigError for a request that cannot be served."""
         await self.call(lambda engine: engine.check(request))
 
-    async def load_weights(self, path: Path, *, version: int) -> str:
+    async def load_weights(self, path: Path, *, version: int) -> None:
         """Load between two steps; running samples continue under the new weights."""
-        return await self._call_on_card(lambda engine: engine.load_weights(path, version=version))
+        await self._call_on_card(lambda engine: engine.load_weights(path, version=version))
 
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
         """Score between two steps."""

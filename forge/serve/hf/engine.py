@@ -29,10 +29,6 @@ from forge.serve.engine.rows import Row, counters_of, knobs_of, record, tokens_f
 from forge.serve.hf.model import HfModel, RowCache
 from forge.serve.hf.sampler import draw
 from forge.serve.port import (
-    COMPACT_WIRE,
-    FULL,
-    LORA,
-    SCORE,
     SLEEP,
     EngineSample,
     EngineStatus,
@@ -71,9 +67,8 @@ class HfEngine:
         self._rows: list[Row] = []
         self._memory: RowCache | None = None
         self._generated_tokens = self._prompt_tokens = 0
-        features = {LORA, FULL, SCORE, COMPACT_WIRE}
         # Without a GPU there is no GPU memory to release.
-        self.features = frozenset(features | {SLEEP} if settings.device != "cpu" else features)
+        self.features = frozenset({SLEEP} if settings.device != "cpu" else ())
 
     def check(self, request: Request) -> None:
         """Raise ConfigError for a request that cannot be served."""
@@ -101,13 +96,12 @@ class HfEngine:
         """Tokens of a sample from an index on, running or not."""
         return tokens_from(self._rows, sample, start)
 
-    def load_weights(self, path: Path, *, version: int) -> str:
+    def load_weights(self, path: Path, *, version: int) -> None:
         """See EnginePort. Running samples are evaluated again under the new weights."""
-        kind = self._model.load_weights(path)
+        self._model.load_weights(path)
         self._version = version
         self._waiting.extendleft(row.leave() for row in reversed(self._rows))
         self._rows, self._memory = [], None
-        return kind
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
         """See EnginePort. [T]"""
@@ -193,7 +187,6 @@ class HfEngine:
             kv_use=len(self._rows) / self._settings.num_slots,
             generated_tokens=self._generated_tokens,
             prompt_tokens=self._prompt_tokens,
-            gpu_bytes=self._model.gpu_bytes,
         )
 
     def close(self) -> None:

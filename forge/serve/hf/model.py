@@ -34,7 +34,6 @@ from transformers.cache_utils import (
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import check_names, holds_adapter, one_line, read_lora_config
-from forge.serve.port import ADAPTER, FULL
 
 NOT_LOADED = (
     OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, SafetensorError,
@@ -57,12 +56,11 @@ class HfModel:
         self._shapes = _shapes(self._base.state_dict())
         self.num_vocab = int(self._base.config.get_text_config().vocab_size)
 
-    def load_weights(self, path: Path) -> str:
-        """Load a full checkpoint, or an adapter on the last one. Returns ADAPTER or FULL. Raises
-        ConfigError and changes nothing if it is not complete or belongs to another model."""
+    def load_weights(self, path: Path) -> None:
+        """Load a full checkpoint, or an adapter on the last one. Raises ConfigError and changes
+        nothing if it is not complete or belongs to another model."""
         if holds_adapter(path):
-            self._load_adapter(path)
-            return ADAPTER
+            return self._load_adapter(path)
         new = _read(path, self._dtype).state_dict()
         found = _shapes(new)
         changed = (n for n in found | self._shapes if found.get(n) != self._shapes.get(n))
@@ -74,7 +72,6 @@ class HfModel:
         if self._adapted is not None:
             self._base, self._adapted = self._adapted.unload(), None
         self._base.load_state_dict(new)
-        return FULL
 
     def _load_adapter(self, path: Path) -> None:
         name = f"v{self._num_adapters}"
@@ -148,11 +145,6 @@ class HfModel:
     def move(self, device: torch.device) -> None:
         """Move all weights to another device."""
         (self._base if self._adapted is None else self._adapted).to(device)
-
-    @property
-    def gpu_bytes(self) -> int:
-        """GPU memory held by torch; 0 on a CPU."""
-        return torch.cuda.memory_reserved() if self.device.type == "cuda" else 0
 
 
 def _read(path: Path, dtype: torch.dtype) -> Any:

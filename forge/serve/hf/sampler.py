@@ -34,7 +34,6 @@ def draw(logits: torch.Tensor, knobs: Knobs, uniform: np.ndarray) -> Draw:
     return Draw(
         token=token_R.cpu().numpy(),
         logprob=sampled_RV.gather(1, chosen_R1)[:, 0].cpu().numpy(),
-        logprob_t1=plain_RV.gather(1, chosen_R1)[:, 0].cpu().numpy(),
         is_finite=torch.isfinite(plain_RV.amax(dim=-1)).cpu().numpy(),
     )
 

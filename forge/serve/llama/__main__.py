@@ -30,7 +30,6 @@ def _make_engine(config: Mapping[str, Any]) -> LlamaEngine:
         precision=Precision(config["precision"]),
         threads=config["threads"],
         gpu_layers=config.get("gpu_layers", 0),
-        allow_in_place=config.get("allow_in_place", True),
     )
     return LlamaEngine(
         settings, num_slots=min(config["slots"], MAX_SLOTS), version=config.get("version", 0)

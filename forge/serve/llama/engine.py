@@ -38,7 +38,7 @@ from forge.serve.llama.model import (
 )
 from forge.serve.llama.sampler import TokenSampler
 from forge.serve.llama.slots import Fork, Prefill, Slots, Starts
-from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, EngineSample, EngineStatus, Request
+from forge.serve.port import EngineSample, EngineStatus, Request
 
 MAX_SLOTS = MAX_SEQUENCES - 1
 """One sequence id is reserved for scoring."""
@@ -47,7 +47,7 @@ MAX_SLOTS = MAX_SEQUENCES - 1
 class LlamaEngine:
     """A served model. Called from one thread only."""
 
-    features = frozenset({LORA, FULL, SCORE, COMPACT_WIRE})
+    features: frozenset[str] = frozenset()
 
     def __init__(self, settings: ModelSettings, *, num_slots: int, version: int = 0) -> None:
         if not 1 <= num_slots <= MAX_SLOTS:
@@ -98,9 +98,9 @@ class LlamaEngine:
         """Tokens of a sample from an index on, running or not."""
         return tokens_from(self._slots.rows.values(), sample, start)
 
-    def load_weights(self, path: Path, *, version: int) -> str:
+    def load_weights(self, path: Path, *, version: int) -> None:
         """See EnginePort. Running samples are evaluated again under the new weights."""
-        kind = self.model.load_weights(path)
+        self.model.load_weights(path)
         self.version = version
         # All KV is lost: samples that held some return to the front of the queue, oldest first.
         again = [self._interrupted(slot) for slot in self._slots.running]
@@ -111,7 +111,6 @@ class LlamaEngine:
                 self._slots.release(prefill.slot)
             prefill.slot, prefill.done = None, 0
         self._prefills.extendleft(reversed(again))
-        return kind
 
     def _interrupted(self, slot: int) -> Prefill:
         sample = self._slots.leave(slot)

@@ -42,7 +42,7 @@ from forge.serve.llama.checkpoint import (
     write_adapter,
     write_model,
 )
-from forge.serve.port import ADAPTER, FULL, check_score
+from forge.serve.port import check_score
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +104,10 @@ class LlamaModel:
         self._state = (ctypes.c_uint8 * 0)()
         self._load(checkpoint)
 
-    def load_weights(self, path: Path) -> str:
-        """Load a full checkpoint, or an adapter on the last full one. KV is dropped. Returns
-        ADAPTER or FULL. Raises ConfigError, with the old weights still served, if the directory is
-        not complete or belongs to another model."""
+    def load_weights(self, path: Path) -> None:
+        """Load a full checkpoint, or an adapter on the last full one. KV is dropped. Raises
+        ConfigError, with the old weights still served, if the directory is not complete or belongs
+        to another model."""
         weights = open_weights(path, served=self.layout)
         if isinstance(weights, Adapter):
             self._load_adapter(weights)
@@ -116,7 +116,6 @@ class LlamaModel:
         else:
             self._load(weights)
         self.clear()
-        return ADAPTER if isinstance(weights, Adapter) else FULL
 
     @property
     def can_update_in_place(self) -> bool:

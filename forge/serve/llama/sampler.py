@@ -55,7 +55,6 @@ class TokenSampler:
         return Draw(
             token=token,
             logprob=scaled[rows, token] - log_total,
-            logprob_t1=shifted[rows, token] - log_total_t1,
             is_finite=is_finite,
         )
 

@@ -40,7 +40,7 @@ from forge.serve.checkpoint_files import (
     weight_files,
 )
 from forge.serve.engine.worker import FAULT_EXIT
-from forge.serve.port import ADAPTER, FULL, Chunk, EngineSample, EngineStatus, Request, check_score
+from forge.serve.port import Chunk, EngineSample, EngineStatus, Request, check_score
 from forge.serve.vllm.settings import MAX_LORAS, VllmSettings, sampling_arguments, scoring_arguments
 
 if TYPE_CHECKING:
@@ -92,15 +92,14 @@ class VllmEngine:
         """New samples wait for it while weights are written."""
         self._loading = anyio.Lock()
         self._busy = BusyClock()
-        self._gpu_bytes = self._generated_tokens = self._prompt_tokens = 0
-        features = {port.PREFIX_CACHE, port.FULL, port.SCORE, port.COMPACT_WIRE}
-        features |= {port.LORA, port.OLD_ADAPTERS} if settings.max_lora_rank else set()
+        self._generated_tokens = self._prompt_tokens = 0
+        features = {port.PREFIX_CACHE}
+        features |= {port.OLD_ADAPTERS} if settings.max_lora_rank else set()
         self.features = frozenset(features | {port.SLEEP} if settings.can_sleep else features)
 
     async def start(self) -> None:
         """Call it once, before anything else."""
         await self._llm.collective_rpc("forge_start", args=(list(self._settings.shared_gpus),))
-        self._gpu_bytes = sum(await self._llm.collective_rpc("forge_gpu_bytes"))
 
     async def check(self, request: Request) -> None:
         """Raise ConfigError for a request that cannot be served."""
@@ -214,18 +213,17 @@ class VllmEngine:
         rows = output.prompt_logprobs[prompt.size :]
         return [row[token].logprob for row, token in zip(rows, completion.tolist(), strict=True)]
 
-    async def load_weights(self, path: Path, *, version: int) -> str:
+    async def load_weights(self, path: Path, *, version: int) -> None:
         """See EnginePort. Raises MachineError if vLLM fails with weights half written; it then
         answers nothing until other weights are loaded."""
         rank = self._settings.max_lora_rank
-        kind = check_weights(path, served=self._shapes, max_lora_rank=rank)
+        check_weights(path, served=self._shapes, max_lora_rank=rank)
         async with self._loading:
             with self._dying():
-                if kind == port.ADAPTER:
+                if holds_adapter(path):
                     await self._load_adapter(path, version)
                 else:
                     await self._load_full(path, version)
-        return kind
 
     async def _load_adapter(self, path: Path, version: int) -> None:
         while len(self._loras()) >= MAX_LORAS:
@@ -280,16 +278,12 @@ class VllmEngine:
     async def sleep(self) -> None:
         """Move the weights to host memory and drop the KV."""
         with self._dying():
-            before = sum(await self._llm.collective_rpc("forge_free_bytes"))
             await self._llm.sleep(level=1)
-            after = sum(await self._llm.collective_rpc("forge_free_bytes"))
-        self._gpu_bytes = max(self._gpu_bytes - (after - before), 0)
 
     async def wake(self) -> None:
         """Move the weights back to the GPU."""
         with self._dying():
             await self._llm.wake_up()
-            self._gpu_bytes = sum(await self._llm.collective_rpc("forge_gpu_bytes"))
 
     def status(self) -> EngineStatus:
         """Numbers of the engine. Tokens count when their request ends; preemptions are unknown."""
@@ -305,7 +299,6 @@ class VllmEngine:
             generated_tokens=self._generated_tokens,
             prompt_tokens=self._prompt_tokens,
             step_s=self._busy.busy_s,
-            gpu_bytes=self._gpu_bytes,
         )
 
 
@@ -337,18 +330,15 @@ def checkpoint_shapes(path: Path) -> Shapes:
     return shapes
 
 
-def check_weights(path: Path, *, served: Mapping[str, tuple[int, ...]], max_lora_rank: int) -> str:
-    """Return ADAPTER or FULL. Raises ConfigError, in one line, for weights that cannot be
-    served."""
+def check_weights(path: Path, *, served: Mapping[str, tuple[int, ...]], max_lora_rank: int) -> None:
+    """Raise ConfigError, in one line, for weights that cannot be served."""
     if holds_adapter(path):
-        _check_adapter(path, max_lora_rank=max_lora_rank)
-        return ADAPTER
+        return _check_adapter(path, max_lora_rank=max_lora_rank)
     found = checkpoint_shapes(path)
     check_names(path, found=found.keys(), needed=served.keys())
     for name, shape in found.items():
         if shape != served[name]:
             raise ConfigError(f"{path}: {name} is {list(shape)}, {list(served[name])} is served")
-    return FULL
 
 
 def _check_adapter(path: Path, *, max_lora_rank: int) -> None:

@@ -60,14 +60,6 @@ class ForgeWorker:
             self.model_runner.reload_weights(weights_path=path)
             torch.cuda.synchronize()
 
-    def forge_gpu_bytes(self) -> int:
-        """Bytes of its GPU that this rank holds."""
-        return torch.cuda.memory_reserved()
-
-    def forge_free_bytes(self) -> int:
-        """Free bytes of this rank's GPU."""
-        return torch.cuda.mem_get_info()[0]
-
 
 def in_turn(
     function: Callable[..., Any],

@@ -13,7 +13,7 @@ from forge.errors import ChildDied, Stalled
 from forge.records import Event, PolicyVersion
 from forge.runner.weights import sync as sync_module
 from forge.runner.weights.sync import Probe, TurnGate, Turnover, choose_turnover
-from forge.serve.port import LORA, OLD_ADAPTERS
+from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from tests.runner.weights.syncs import PROBE, FakeServing, new_dir, weight_sync
 from tests.serve.made_up_replicas import Client, made_up_replicas
@@ -210,7 +210,7 @@ def test_the_turnover_that_delays_generation_least_is_chosen(
 ) -> None:
     facts: dict[str, Any] = {
         "max_staleness": 1, "in_flight": "turn", "is_adapter": False, "num_replicas": 1,
-        "features": {LORA},
+        "features": {PREFIX_CACHE},
     }  # fmt: skip
     assert choose_turnover(**{**facts, **changed}) is expected
 
