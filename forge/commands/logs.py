@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
-from forge.process.logtail import read_last_lines
 from forge.store.ownership import is_owned
 from forge.views.logs import Level, LogFilter, LogTail, compile_pattern
 from forge.views.text.terminal import printable
@@ -57,21 +56,13 @@ def read_logs(
     """The last lines of each file, then, if followed, new lines until the run ends.
 
     Each line has the name of its file if there are several. Logs of processes that start later are
-    included. A truncated file is read again from its start. A filter reads the last 256 kB of each
-    file.
+    included. A truncated file is read again from its start. Of each file the last 256 kB are read.
     """
-    files = list(files)
-    if wanted is None:
-        for file in files:
-            lines = read_last_lines(file, num_lines=num_lines).splitlines()
-            yield from (_named(file, line, files) for line in lines)
-        tails = {file: LogTail(file, keeps_date=True, offset=_size(file)) for file in files}
-    else:
-        tails = {file: LogTail(file) for file in files}
-        for file, tail in tails.items():
-            kept = wanted.choose(tail.read())
-            yield from (_named(file, line.text, files) for line in kept[-num_lines:])
-    chosen = wanted or LogFilter()
+    files, chosen = list(files), wanted or LogFilter()
+    tails = {file: LogTail(file, keeps_date=True) for file in files}
+    for file, tail in tails.items():
+        kept = chosen.choose(tail.read())
+        yield from (_named(file, line.text, files) for line in kept[-num_lines:])
     alive = is_followed
     while alive:
         alive = is_owned(paths)
@@ -81,14 +72,7 @@ def read_logs(
         time.sleep(POLL_S)
         for file in _new_files(files, process=process):
             files.append(file)
-            tails[file] = LogTail(file, keeps_date=wanted is None)
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
+            tails[file] = LogTail(file, keeps_date=True)
 
 
 def _new_files(files: list[Path], *, process: str | None) -> list[Path]:

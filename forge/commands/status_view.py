@@ -18,7 +18,7 @@ from forge.errors import ConfigError, Stalled
 from forge.store.reader import open_run
 from forge.views.gains import load_gains
 from forge.views.run_state import (
-    EVALUATIONS,
+    IN_ORDER,
     RunState,
     describe_steps,
     load_nodes,
@@ -124,7 +124,7 @@ def _results(reader: RunReader) -> list[str]:
     """Lines about a run that has ended; none of them without its numbers."""
     lines: list[str] = []
     kinds = [str(stage.get("kind")) for stage in load_stages(reader)]
-    gains = load_gains(reader, reader.rows(EVALUATIONS), kinds)
+    gains = load_gains(reader, reader.rows(IN_ORDER), kinds)
     if gains:
         listed = "; ".join(f"{' and '.join(gain.by)} {gain.points()}" for gain in gains)
         lines.append(f"gained, paired by problem: {listed}")

@@ -50,6 +50,15 @@ SELECT step, at FROM metrics WHERE key = 'train/loss/mean' AND stage = :stage AN
 ORDER BY step DESC LIMIT :num_steps
 """
 
+EVALUATIONS = """
+SELECT stage, stage_index, step, policy_version, at, num_problems, num_samples, max_turns,
+    pass_at_1, ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate,
+    num_trained_problems, num_shared_problems, num_judged_problems, unjudgeable, by_source, by_level
+FROM v_evaluations
+"""
+IN_ORDER = f"{EVALUATIONS} ORDER BY at, stage"
+"""Evaluations, oldest first."""
+
 _IDLE = """
 SELECT stage, role, sum(idle_s) / sum(step_s) AS idle_share FROM v_idle
 GROUP BY stage, role HAVING sum(step_s) > 0 ORDER BY stage, role
@@ -149,11 +158,7 @@ def load_run_state(reader: RunReader, *, now: float) -> RunState:
     known = stages[stage] if stage is not None and stage < len(stages) else {}
     trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
     rates = _rates(reader, now=now)
-    evaluated = reader.one(
-        "SELECT pass_at_1, num_problems, num_trained_problems, num_shared_problems, "
-        "num_judged_problems, unjudgeable, by_source, by_level FROM v_evaluations "
-        "ORDER BY at DESC LIMIT 1"
-    )
+    evaluated = reader.one(f"{EVALUATIONS} ORDER BY at DESC LIMIT 1")
     return RunState(
         run=reader.paths.name,
         state=run_state(reader),
@@ -514,11 +519,6 @@ SELECT kind, json_extract(data, '$.stage') AS stage, json_extract(data, '$.secon
 FROM events WHERE kind IN ('stage_start', 'stage_end') ORDER BY event_id
 """
 _LAST_STEP = "SELECT max(step) FROM metrics WHERE key = 'train/loss/mean' AND stage = ?"
-EVALUATIONS = """
-SELECT stage, stage_index, step, policy_version, num_problems, num_samples, pass_at_1, ci_low,
-    ci_high, num_trained_problems, num_shared_problems, by_source, by_level
-FROM v_evaluations ORDER BY at, stage
-"""
 
 
 class RungState(StrEnum):
@@ -580,7 +580,7 @@ def load_ladder(
             seconds.pop(row["stage"], None)
         else:
             seconds[row["stage"]] = row["seconds"]
-    evaluations = reader.rows(EVALUATIONS)
+    evaluations = reader.rows(IN_ORDER)
     found: list[Rung] = []
     for index, stage in enumerate(stages):
         of = [row for row in evaluations if row["stage_index"] == index]

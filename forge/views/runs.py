@@ -12,6 +12,7 @@ from forge.store.layout import RunPaths, list_runs
 from forge.store.read_only import RowTable
 from forge.store.reader import RunReader
 from forge.views.run_state import (
+    EVALUATIONS,
     load_seconds,
     load_stages,
     parts_label,
@@ -58,11 +59,7 @@ def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
     """The evaluation with the highest value of a column. The lower end of the interval ranks them:
     few problems give high rates by chance.
     """
-    row = reader.one(
-        "SELECT stage, step, pass_at_1, ci_low, ci_high, by_source, by_level, "
-        "num_problems, num_trained_problems, num_shared_problems FROM v_evaluations "
-        f"ORDER BY {order} DESC, at DESC LIMIT 1"
-    )
+    row = reader.one(f"{EVALUATIONS} ORDER BY {order} DESC, at DESC LIMIT 1")
     if row is None:
         return None
     labels = {"parts": parts_label(row), "short": pass_by_source(row)}

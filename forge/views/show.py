@@ -19,6 +19,7 @@ from forge.views.run_state import (
     judged_label,
     judged_share,
     load_idle_by_stage,
+    load_ladder,
     load_run_state,
     load_stages,
     parts_label,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Group as RichGroup
 
     from forge.store.layout import RunPaths
+    from forge.views.run_state import RunState
 
 
 def show_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         "attempts": reader.rows(
             "SELECT attempt, started_at, ended_at, exit_code, reason FROM attempts ORDER BY attempt"
         ),
-        "stages": _stages(reader, stages),
+        "stages": _stages(reader, run),
         "stage": run.stage,
         "step": run.step,
         **run.played.to_json(),
@@ -287,21 +289,14 @@ def _evaluation(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _stages(reader: RunReader, stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Index, name, kind and state (waiting, started, done) of each stage."""
-    marks = reader.rows(
-        "SELECT json_extract(data, '$.stage') AS stage, max(kind = 'stage_end') AS is_done FROM "
-        "events "
-        "WHERE kind IN ('stage_start', 'stage_end') GROUP BY 1"
-    )
-    states = {row["stage"]: "done" if row["is_done"] else "started" for row in marks}
+def _stages(reader: RunReader, run: RunState) -> list[dict[str, Any]]:
+    """Index, name, kind, steps and state of each stage."""
+    rungs = load_ladder(reader, load_stages(reader), is_running=run.state == "running")
+    own = [rung for rung in rungs if not rung.name.startswith("@")]
     return [
         {
-            "index": index,
-            "name": stage_name(stages, index),
-            "kind": stage.get("kind"),
-            "steps": stage.get("steps"),
-            "state": states.get(index, "waiting"),
+            "index": index, "name": each.name, "kind": each.kind, "steps": each.num_steps,
+            "state": each.state,
         }
-        for index, stage in enumerate(stages)
-    ]
+        for index, each in enumerate(own)
+    ]  # fmt: skip

@@ -65,7 +65,7 @@ def test_show_json_has_every_field(root: Path) -> None:
     assert data["state"] == "done"
     assert [(s["name"], s["state"]) for s in data["stages"]] == [
         ("eval-0", "done"),
-        ("grpo-1", "started"),
+        ("grpo-1", "cut"),
     ]
     assert data["counters"]["turns"] == sum(data["verdicts"].values()) == 24
     assert data["idle"].keys() == {"grpo-1"}

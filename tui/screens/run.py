@@ -30,7 +30,7 @@ from forge.tui.widgets.run_lines import (
 )
 from forge.views.curves import Activity, Curve, Curves, load_activity
 from forge.views.gains import load_gains
-from forge.views.run_state import EVALUATIONS, Rung, load_ladder, load_stages
+from forge.views.run_state import IN_ORDER, Rung, load_ladder, load_stages
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -160,7 +160,7 @@ class RunScreen(AskingScreen[RunData]):
 
     def _load_gains(self, reader: RunReader, kinds: list[str]) -> dict[str, str]:
         """Gains, read again only after another evaluation."""
-        rows = reader.rows(EVALUATIONS)
+        rows = reader.rows(IN_ORDER)
         if len(rows) != self._gains[0]:
             found = load_gains(reader, rows, kinds)
             self._gains = len(rows), {gain.after: gain.short() for gain in found}

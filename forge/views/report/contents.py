@@ -29,6 +29,7 @@ from forge.views.report.run_charts import (
 from forge.views.report.samples import PageLink, Samples
 from forge.views.rollouts import MENTIONED_QUEUE_S
 from forge.views.run_state import (
+    EVALUATIONS,
     LAST_OF_ATTEMPT,
     LAST_ROW,
     judged_label,
@@ -57,12 +58,6 @@ MOST_EVALUATIONS = 400
 REWARD_STEPS = 5
 """Steps in a mean of rewards: each step draws other problems, so that one says little."""
 
-EVALUATIONS = """
-SELECT stage, stage_index, step, policy_version, num_problems, num_samples, max_turns, pass_at_1,
-    ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems,
-    num_shared_problems, num_judged_problems, unjudgeable, by_source, by_level
-FROM v_evaluations ORDER BY at DESC, stage LIMIT ?
-"""
 PROBLEMS = """
 WITH found AS MATERIALIZED (SELECT DISTINCT purpose, problem_id FROM v_unjudgeable)
 SELECT purpose, count(*) AS num_problems, sum(num_correct_turns > 0) AS num_solved,
@@ -177,7 +172,9 @@ class Contents:
         self.attempts = ask(reader, ATTEMPTS)
         self.diff = hide_in_diff(self.attempts[-1]["code_diff"] or "") if self.attempts else ""
         self.seconds = total_seconds(self.attempts, (reader.one(LAST_ROW) or {}).get("at"))
-        self.evaluations = ask(reader, EVALUATIONS, (MOST_EVALUATIONS,))[::-1]
+        self.evaluations = ask(
+            reader, f"{EVALUATIONS} ORDER BY at DESC, stage LIMIT {MOST_EVALUATIONS}"
+        )[::-1]
         self.problems = ask(reader, PROBLEMS)
         kinds = [str(each.get("kind")) for each in self.stages]
         self.gains = load_gains(reader, self.evaluations, kinds)
