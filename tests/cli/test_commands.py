@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -13,16 +12,11 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from rich.syntax import Syntax
-from rich.text import Text
 
 from forge import cli
 from forge.cli import printing
 from forge.cli.explaining import explain
-from forge.commands import serve as serving
-from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
-from forge.exits import ending_of
-from forge.store.layout import RunPaths
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled, Stopped
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -113,42 +107,6 @@ def test_of_several_errors_only_the_cause_is_printed(capsys):
     assert explain(full) == 3
 
 
-def test_the_recorded_message_is_the_printed_one():
-    nested = ExceptionGroup("", [ExceptionGroup("", [KeyError("x"), Stalled("trainer: silent")])])
-    assert (ending_of(nested).code, ending_of(nested).message) == (5, "trainer: silent")
-    full = ending_of(ExceptionGroup("", [OSError(errno.ENOSPC, "x", "run.db")]))
-    assert (full.code, full.message.split(":")[0]) == (3, "run.db")
-    assert ending_of(ExceptionGroup("", [KeyError("x")])).message == "KeyError: 'x'"
-    assert ending_of(asyncio.CancelledError()).is_stop
-
-
-PIPES = """
-import os, sys
-from forge.cli.explaining import explain
-reader, writer = os.pipe()
-os.dup2(writer, int(sys.argv[1]))
-os.close(writer)
-os.close(reader)
-error = eval(sys.argv[2])
-sys.exit(explain(error))
-"""
-
-
-@pytest.mark.parametrize(
-    ("fd", "error", "code"),
-    [
-        (1, "BrokenPipeError()", 0),
-        (1, "ExceptionGroup('', [BrokenPipeError()])", 0),
-        (1, "ExceptionGroup('', [BrokenPipeError(), ValueError('x')])", 70),
-        (2, "BrokenPipeError()", 70),
-        (2, "__import__('forge.errors').errors.Stopped('saved')", 130),
-    ],
-)
-def test_only_a_closed_stdout_is_not_an_error(fd, error, code):
-    done = run(sys.executable, "-c", PIPES, str(fd), error)
-    assert done.returncode == code, done.stderr
-
-
 def test_a_closed_pipe_is_no_error_and_a_closed_stdout_is_one():
     command = f"{sys.executable} -m forge keys --json"
     done = run("bash", "-c", f"{command} | head -c 10; exit ${{PIPESTATUS[0]}}")
@@ -170,11 +128,6 @@ def test_any_other_error_is_a_bug_with_its_traceback(capsys):
     printed = capsys.readouterr().err
     assert "ZeroDivisionError: 1/0" in printed
     assert "this is a bug in forge" in printed.splitlines()[-1]
-
-
-def test_each_exit_code_belongs_to_one_error():
-    codes = {kind.__name__: kind.exit_code for kind in ForgeError.__subclasses__()}
-    assert sorted(codes.values()) == [2, 3, 4, 5, 130]
 
 
 def test_a_new_run_is_made_in_the_store_that_is_named(forge, tmp_path):
@@ -288,19 +241,6 @@ def test_a_detached_run_downloads_its_model_in_the_foreground(monkeypatch, tmp_p
     assert not (tmp_path / "r").exists()
 
 
-def test_a_detached_run_names_the_commands_to_look_on(monkeypatch, tmp_path, capsys):
-    paths = RunPaths(tmp_path / "r" / "quickstart-1")
-    monkeypatch.setattr("forge.commands.detach.run_detached", lambda *args, **more: paths)
-    argv = ["run", "-d", str(QUICKSTART), f"--set=store.dir={tmp_path}/r"]
-    assert cli.run_command(argv) == 0
-    said = capsys.readouterr()
-    assert said.out == f"{paths.root}\n"
-    for command in ("tui", "logs", "stop"):
-        assert f'"forge {command} quickstart-1' in said.err
-    assert cli.run_command([*argv, "--json"]) == 0
-    assert capsys.readouterr().err == ""
-
-
 def test_a_spinner_is_shown_while_a_judge_starts(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     with printing.waiting("judging", is_shown=True) as end_waiting:
@@ -312,19 +252,3 @@ def test_a_spinner_is_shown_while_a_judge_starts(monkeypatch, capsys):
     with printing.waiting("judging", is_shown=False):
         pass
     assert capsys.readouterr().err == ""
-
-
-def test_forge_serve_prints_the_address_of_its_engines(monkeypatch, capsys):
-    def serve(request, *, store_dir, say):
-        say(f"{request.source} at http://127.0.0.1:8000")
-
-    monkeypatch.setattr(serving, "serve", serve)
-    assert cli.run_command(["serve", "toy-1"]) == 0
-    assert capsys.readouterr().err == "toy-1 at http://127.0.0.1:8000\n"
-
-
-def test_a_table_in_a_pipe_has_no_spaces_at_the_ends_of_lines(capsys):
-    printing.print_rich(Syntax("def f():\n    return 1  # \u2028", "python"))
-    assert capsys.readouterr().out == "def f():\n    return 1  # \u2028\n"
-    printing.print_rich(Text("a" * 150))
-    assert capsys.readouterr().out == "a" * 150 + "\n", "lines are long"

@@ -92,19 +92,3 @@ def test_an_accepted_request_and_a_refusal_are_one_line_each():
         assert ControlClient(path).save() == "grpo-1: saves"
         with pytest.raises(ConfigError, match=r"^sft-1: serves no policy$"):
             ControlClient(path).evaluate()
-
-
-def test_a_supervisor_that_does_not_know_the_request_is_one_line(monkeypatch):
-    def unknown(self) -> None:
-        # A close with unread content would reset the connection, and the answer with it.
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(404)
-        self.end_headers()
-        self.wfile.write(b"Not Found")
-
-    monkeypatch.setattr(Handler, "do_POST", unknown)
-    with (
-        control_socket(Handler) as path,
-        pytest.raises(ConfigError, match=r"POST /save: Not Found$"),
-    ):
-        ControlClient(path).save()

@@ -142,16 +142,6 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "engine"), [("afmoe", "hf"), ("qwen3", "llama")])
-def test_a_chat_chooses_the_engine_by_the_type_of_the_model(
-    kind: str, engine: str, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": kind}))
-    both = with_engines("llama", "hf")
-    placement = place_on(small(load_experiment(QUICKSTART)), both, model_dir=tmp_path)
-    assert placement.engine == engine
-
-
 class Opened(Exception):
     """Raised at the point where engines would start."""
 

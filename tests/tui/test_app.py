@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.tui.app import ACTIONS, PLACES, WatchApp
-from forge.tui.frame import watched
 from forge.tui.frame.dialogs import Confirm, Help, Palette
 from forge.tui.frame.heading import NavLine
 from forge.tui.screens.run import RunScreen
@@ -113,25 +112,6 @@ async def test_an_action_is_sent_only_after_confirmation(canned_run: RunPaths):
                 await until(pilot, lambda num=num: len(toasts(pilot)) == num)
                 assert supervisor.asked[-1] == path
                 assert toasts(pilot)[-1][0] == "Requested", toasts(pilot)
-
-
-async def test_an_action_may_take_longer_than_a_status_request(
-    canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(watched, "STATUS_TIMEOUT_S", 0.1)
-    with supervising(canned_run) as supervisor:
-        supervisor.thinks_s = 0.5
-        async with watching(canned_run, keys=["S", "y"]) as pilot:
-            await until(pilot, lambda: toasts(pilot))
-            assert toasts(pilot)[-1][0] == "Requested"
-
-
-async def test_a_dialog_is_confirmed_by_tab_and_enter(canned_run: RunPaths):
-    with supervising(canned_run) as supervisor:
-        async with watching(canned_run, keys=["S", "left", "enter"]) as pilot:
-            await until(pilot, lambda: toasts(pilot))
-            assert supervisor.asked == ["/stop"]
-            assert pilot.app.is_running, "the monitor goes on"
 
 
 async def test_a_dialog_that_is_answered_twice_closes_once(canned_run: RunPaths):

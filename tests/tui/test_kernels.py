@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from textual.widgets import Input
@@ -29,17 +28,8 @@ from tests.tui.watching import (
     watching,
 )
 
-if TYPE_CHECKING:
-    from textual.pilot import Pilot
-
 pytestmark = pytest.mark.anyio
 BEST = "elementwise-residual-cos-elu-square-tanh"
-
-
-async def save_as(pilot: Pilot[None], name: str) -> None:
-    await press(pilot, "w")
-    pilot.app.screen.query_one(Input).value = name
-    await press(pilot, "enter")
 
 
 Claim = Callable[[str], bool]
@@ -104,16 +94,6 @@ async def test_a_kernel_is_saved_and_a_file_replaced_only_after_confirmation(
         await press(pilot, "w", "enter", "y")
         assert "class ModelNew" in path.read_text()
     assert {p.name for p in tmp_path.iterdir()} == {"runs", path.name}
-
-
-async def test_an_unwritable_path_is_a_one_line_error(canned_run: RunPaths, tmp_path: Path):
-    async with watching(canned_run, keys=["4"]) as pilot:
-        await save_as(pilot, f"{tmp_path}/no/[b]such[/b]/kernel.py")
-        assert "no/[b]such[/b]/kernel.py: cannot be written: No such file" in toast_text(pilot)
-        await save_as(pilot, str(tmp_path))
-        assert "a directory; name a file" in toast_text(pilot)
-        await save_as(pilot, "")
-        assert isinstance(pilot.app.screen, KernelsScreen)
 
 
 async def test_times_speedup_and_number_of_measurements_are_shown(tmp_path: Path):

@@ -131,14 +131,6 @@ def test_an_invalid_pattern_is_a_one_line_error():
         compile_pattern("(")
 
 
-def test_an_endless_pattern_is_a_one_line_error(tmp_path: Path):
-    path = tmp_path / "trainer.log"
-    path.write_text("a" * 3000 + "!\n")
-    wanted = LogFilter(pattern=compile_pattern("(a+)+$"))
-    with pytest.raises(ConfigError, match=r"filter '\(a\+\)\+\$': too slow for these lines"):
-        wanted.choose(LogTail(path).read())
-
-
 # ---- the screen
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import anyio
-import anyio.lowlevel
 import pytest
 from rich.console import Console, Group
 from rich.text import Text
@@ -169,21 +167,6 @@ async def test_keys_faster_than_the_screen_end_at_the_last_pane(canned_run: RunP
             await pilot.pause()
             seen.add(screen.query_one(TabbedContent).active)
         assert seen == {"diff"}
-
-
-@pytest.mark.long
-async def test_a_key_at_any_moment_after_another_ends_at_its_pane(canned_run: RunPaths):
-    async with watching(canned_run, keys=["3"]) as pilot:
-        screen = pilot.app.screen
-        assert isinstance(screen, RolloutScreen)
-        for num_moments in range(1, 13):
-            first, second = ("verdict", "siblings") if num_moments % 2 else ("answer", "diff")
-            screen.action_pane(first)
-            for _ in range(num_moments):
-                await anyio.lowlevel.checkpoint()
-            screen.action_pane(second)
-            await settle(pilot)
-            assert screen.query_one(TabbedContent).active == second, num_moments
 
 
 async def test_it_opens_at_the_latest_group_and_stays_there(canned_run: RunPaths):

@@ -7,7 +7,6 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
-from textual.filter import Monochrome
 
 from forge.process.control import LiveStatus
 from forge.store.ownership import open_run_lock, write_status
@@ -68,15 +67,6 @@ async def test_without_its_supervisor_the_run_is_shown_from_the_store(canned_run
         assert "judge-7" not in text_of(pilot)
 
 
-async def test_a_run_that_ended_a_second_ago_has_no_rates(canned_run: RunPaths):
-    for table in ("turns", "groups"):
-        change(canned_run, f"UPDATE {table} SET recorded_at = {NOW - 1}")
-    async with watching(canned_run, size=LARGE) as pilot:
-        assert "✔ done" in text_of(pilot)
-        for rate in ("rollouts/s", "tok/s", "judged/s", "turns/s"):
-            assert f" {rate} " not in text_of(pilot).splitlines()[2], rate
-
-
 async def test_without_a_supervisor_turns_are_counted_instead_of_verdicts(
     canned_run: RunPaths,
 ):
@@ -133,14 +123,6 @@ async def test_a_resize_changes_columns_and_plots(canned_run: RunPaths):
         check_snapshot(pilot, "run")
         await pilot.resize_terminal(20, 5)
         await settle(pilot)
-
-
-async def test_no_color_leaves_signs_and_words(canned_run: RunPaths, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    with supervising(canned_run):
-        async with watching(canned_run) as pilot:
-            assert any(isinstance(each, Monochrome) for each in pilot.app._filters)
-            check_snapshot(pilot, "run-live")
 
 
 async def test_the_keys_of_requests_are_shown_while_the_run_is_open(canned_run: RunPaths):

@@ -19,8 +19,6 @@ from tests.tui.watching import (
     press,
     settle,
     text_of,
-    toasts,
-    until,
     unwrapped,
     watching,
 )
@@ -135,16 +133,6 @@ async def test_a_comparison_matches_its_snapshot(runs: RunPaths):
         await go_to(pilot, "other-2")
         await press(pilot, "c")
         check_snapshot(pilot, "compare")
-
-
-async def test_a_run_is_not_compared_with_itself(runs: RunPaths):
-    async with watching(runs, keys=["6"]) as pilot:
-        await go_to(pilot, "quickstart-1")
-        await press(pilot, "c")
-        await until(pilot, lambda: toasts(pilot))
-        assert pilot.app.current_mode == "runs"
-        assert len(pilot.app.screen_stack) == 1
-        assert "Mark a run with Space" in toasts(pilot)[-1][1]
 
 
 async def test_a_run_that_cannot_be_compared_is_reported(runs: RunPaths):

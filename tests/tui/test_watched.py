@@ -13,7 +13,6 @@ import pytest
 
 from forge.store.layout import RunPaths
 from forge.tui.frame.watched import Watched
-from forge.views.rollouts import load_conversation
 from tests.tui.supervisors import supervising
 
 if TYPE_CHECKING:
@@ -99,17 +98,6 @@ def test_a_half_copied_run_is_reported_and_read_once_complete(canned_run: RunPat
     watched.close()
 
 
-def test_a_newer_schema_is_reported(canned_run: RunPaths):
-    with sqlite3.connect(canned_run.run_db) as connection:
-        connection.execute("PRAGMA user_version = 999")
-    connection.close()
-    watched = Watched(canned_run)
-    assert watched.changed()
-    assert watched.problem is not None
-    assert "schema 999 is newer than this forge" in watched.problem
-    assert watched.ask(lambda reader: reader.value("SELECT 1")) is None
-
-
 def test_a_failing_query_is_reported_and_leaves_the_rest_readable(watched: Watched):
     assert watched.changed()
     assert watched.ask(lambda reader: reader.rows("SELECT * FROM v_nothing")) is None
@@ -118,16 +106,6 @@ def test_a_failing_query_is_reported_and_leaves_the_rest_readable(watched: Watch
     write_row(watched.paths)
     assert watched.changed()
     assert watched.problem is None
-
-
-def test_a_column_without_its_json_is_reported_and_leaves_the_rest_readable(watched: Watched):
-    with sqlite3.connect(watched.paths.run_db) as connection:
-        connection.execute("UPDATE verdicts SET phase_s = '{'")
-    connection.close()
-    assert watched.ask(load_conversation) is None
-    assert watched.problem is not None
-    assert watched.problem.startswith(f"{watched.paths.name}: Expecting property name")
-    assert num_events(watched) is not None
 
 
 def test_an_empty_database_is_reported_and_read_later(canned_run: RunPaths, tmp_path: Path):

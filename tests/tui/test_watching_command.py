@@ -69,14 +69,6 @@ def test_a_missing_run_is_an_error_before_the_screen_changes(tmp_path: Path):
     assert b"\x1b[?1049h" not in shown
 
 
-def test_a_dumb_terminal_is_refused(canned_run: RunPaths):
-    code, shown = in_terminal(
-        ["tui", str(canned_run.root)], columns=80, type_after={}, term="dumb"
-    )  # fmt: skip
-    assert code == 2
-    assert b"needs a terminal" in shown
-
-
 def test_a_bug_in_the_monitor_ends_with_70(canned_run: RunPaths, monkeypatch):
     class Broken:
         return_code = 1

@@ -156,13 +156,6 @@ def test_a_terminal_shows_the_first_rows_and_a_note() -> None:
     assert "first" not in shown(sql.render_found(table, most=2))
 
 
-def test_numbers_that_are_not_finite_are_null_in_json(store: Path) -> None:
-    with open_run(store / "toy-1") as reader:
-        text = "".join(sql.json_parts(sql.run_sql(reader, "SELECT 9e999 AS x, x'00ff' AS y")))
-    assert json.loads(text) == [{"x": None, "y": "00ff"}]
-    assert "".join(sql.json_parts(RowTable(columns=("x",), rows=()))) == "[]\n"
-
-
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("evil") / "toy-1"

@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 
-from forge.cli import run_command
 from forge.errors import ConfigError, MachineError
 from forge.store.reader import open_run
 from forge.views.sql import export as view
@@ -96,12 +95,6 @@ def test_an_export_overwrites_no_file(root: Path, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_folder_that_cannot_be_created_is_one_line(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written"):
-        export(root, tmp_path / "file" / "out")
-
-
 def test_parquet_without_pyarrow_is_one_line(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,12 +111,3 @@ def test_an_export_that_fails_leaves_no_file(
     with pytest.raises(pyarrow.ArrowInvalid):
         export(root, tmp_path, tables=["turns"])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_command_prints_the_files(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["export", "parquet", str(root), "--out", str(tmp_path), "--tables", "steps,events"]
-    assert run_command([*argv, "--json"]) == 0
-    assert '"name": "steps"' in capsys.readouterr().out
-    assert (tmp_path / "events.parquet").exists()

@@ -14,8 +14,6 @@ import anyio
 import pytest
 from rich.console import Console
 
-import forge
-from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.records import AttemptEnd, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
@@ -71,19 +69,6 @@ def test_show_json_has_every_field(root: Path) -> None:
     assert data["idle"].keys() == {"grpo-1"}
     assert data["idle"]["grpo-1"] == pytest.approx({"judges": 0.2, "trainer": 0.4})
     assert data["best_kernel"]["problem_id"] == "matmul-0001"
-
-
-def test_show_separates_idle_shares_by_stage(tmp_path: Path) -> None:
-    """Idle judges during an SFT stage say nothing about the steps of GRPO."""
-    seconds = {"step/wall/seconds": 10.0, "idle/judge/seconds": 10.0}
-    steps = [
-        Metrics(stage=0, step=5, values=seconds, at=1.0),
-        Metrics(stage=1, step=1, values=seconds | {"idle/judge/seconds": 1.0}, at=2.0),
-    ]
-    anyio.run(write_run, tmp_path / "toy-1", [attempt(), *steps])
-    text = shown(show.render_show(show.show_run(tmp_path / "toy-1")))
-    assert "judge 100.0 %" in text
-    assert "judge 10.0 %" in text
 
 
 def test_idle_shares_of_the_last_steps_equal_the_view(tmp_path: Path) -> None:
@@ -212,11 +197,6 @@ def test_sql_answers_as_json(root: Path) -> None:
     assert json.loads("".join(sql.json_parts(table))) == [{"step": 2, "x": "a,b", "y": None}]
 
 
-def test_an_unknown_named_query_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="failures"):
-        sql.find_named("failure")
-
-
 def find(root: Path, **wanted: Any) -> list[dict[str, Any]]:
     with open_run(root) as reader:
         return rollouts.load_rollouts(reader, rollouts.Filter(**wanted))
@@ -231,23 +211,6 @@ def test_rollouts_are_found_by_problem_status_and_step(root: Path) -> None:
     assert all(any(t["status"] == "timeout" for t in r["turns"]) for r in late)
     assert find(root, best=True, limit=1)[0]["is_correct"]
     assert find(root, purpose="chat") == []
-
-
-def test_the_command_finds_rollouts_by_every_filter(
-    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def ids(*argv: str) -> list[str]:
-        assert run_command(["rollouts", str(canned_run.root), *argv, "--json"]) == 0
-        return [each["rollout_id"] for each in json.loads(capsys.readouterr().out)]
-
-    latest = ids("--limit", "3")
-    assert len(latest) == 3
-    assert ids("--id", latest[1]) == ids("--id", f"{latest[1]}.t0") == [latest[1]]
-    assert ids("--min-speedup", "1") == [], "nothing was timed without a GPU"
-    hard = ids("--level", "4", "--family", "norm", "--status", "correct", "--stage", "3")
-    assert set(hard) < set(ids("--level", "4", "--limit", "10000"))
-    assert run_command(["rollouts", str(canned_run.root), "--id", "3"]) == 2
-    assert "g12.r3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wanted", [{"status": "corect"}, {"purpose": "x"}, {"limit": 0}])
@@ -287,21 +250,6 @@ def test_a_completion_cannot_control_the_terminal(tmp_path: Path) -> None:
 def test_printable_leaves_ordinary_text_alone() -> None:
     text = "def f(x):\n\treturn x  # ≥ 2 × π, 漢字 🙂"
     assert printable(text) == text
-
-
-def test_rollouts_print_speedups_of_timed_kernels(root: Path, tmp_path: Path) -> None:
-    played = group(0, [[Status.WRONG, Status.CORRECT]], speed=timing(4.0))
-    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
-    with open_run(tmp_path / "toy-1") as reader:
-        timed = rollouts.load_rollouts(reader, rollouts.Filter())
-    with open_run(root) as reader:
-        untimed = rollouts.load_rollouts(reader, rollouts.Filter())
-    assert "wrong → correct ≥3.60x" in shown(rollouts.render_list(timed))
-    assert "≥" not in shown(rollouts.render_list(untimed))
-    times = [(turn["candidate_us"], turn["speedup_low"]) for turn in timed[0]["turns"]]
-    assert times == [(None, None), (25.0, 3.6)]
-    with forge.open(tmp_path / "toy-1") as run:
-        assert [(row["speedup"], row["speedup_low"]) for row in run.rollouts()] == [(4.0, 3.6)]
 
 
 def test_runs_are_listed_with_state_and_last_evaluation(root: Path, tmp_path: Path) -> None:
