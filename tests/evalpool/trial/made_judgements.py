@@ -15,9 +15,11 @@ from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.draws.build import Builder
+from forge.evalpool.judge.trial.gpu.card_device import CardDevice
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, spec_of
 from forge.evalpool.judge.trial.gpu.card_results import CardResults
-from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
+from forge.evalpool.judge.trial.judgement import Judgement
+from forge.evalpool.judge.trial.programs import Programs
 from forge.evalpool.judge.trial.trial import Candidate, Finding
 from tests.evalpool.benches import make_problem
 from tests.evalpool.execute.host_card import Block, HostCard
@@ -134,29 +136,32 @@ class Bench:
         problem: CardDraw | None = None,
         protocol: str = "forge",
         **options: Any,
-    ) -> GpuJudgement:
+    ) -> Judgement[CardDevice]:
         program, problem = made.done(*outputs), problem or reference()
         captured = Captured(program=program, data=data_of(program))
         other = PROTOCOLS.get(protocol)
         task = make_problem("class Model: ...")
-        found = GpuJudgement(
+        programs = Programs(
             candidate=Candidate(problem=task, code=CODE, uid=None, protocol=other),
             table=JudgeTable(**{"correct_timeout_s": 30.0, "timing_timeout_s": 30.0, **options}),
             draw=problem.draw,
-            content=problem,
-            results=CardResults(content=problem, protocol=other),
-            is_timed=True,
             problem=ProblemFacts(num_bytes=problem.draw.num_bytes),
             captures=cast("Any", NoCapture(captured)),
             compiler=cast("Any", Compiled(made.binaries)),
+        )
+        programs._kept = captured  # its structure is the business of other tests
+        device = CardDevice(
+            programs=programs,
+            results=CardResults(content=problem, protocol=other),
+            is_timed=True,
+            is_doubtful=lambda _: False,
             taken=lambda: nullcontext(self.executor),
             shared=nullcontext,
             alone=nullcontext,
             create=cast("Any", Block),
             synchronize=lambda: None,
         )
-        found._kept = captured  # its structure is the business of other tests
-        return found
+        return Judgement(programs=programs, device=device)
 
 
 @contextmanager
@@ -177,7 +182,7 @@ def scaled(factor: float = 2.0) -> tuple[Made, int]:
     return made, out
 
 
-def judged(judgement: GpuJudgement) -> Finding:
+def judged(judgement: Judgement[CardDevice]) -> Finding:
     """The finding of both questions."""
     judgement.prepare()
     return judgement.checked()

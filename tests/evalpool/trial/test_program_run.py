@@ -7,6 +7,7 @@ import signal
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from forge.config.schema import JudgeTable
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
-from forge.evalpool.judge.execute.executor import Executor
+from forge.evalpool.judge.execute.executor import Executor, ProgramRefused
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import (
     Alternative,
@@ -27,21 +28,36 @@ from forge.evalpool.judge.program.format import (
     Origin,
     Section,
 )
-from forge.evalpool.judge.trial import judgement as first_call_module
+from forge.evalpool.judge.program.policy import ProblemFacts
+from forge.evalpool.judge.timing.baseline import Baseline
+from forge.evalpool.judge.trial import judgement as judgement_module
+from forge.evalpool.judge.trial import programs as programs_module
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.gpu import judgement as judgement_module
-from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
+from forge.evalpool.judge.trial.gpu import card_device as device_module
+from forge.evalpool.judge.trial.gpu import program_memory
+from forge.evalpool.judge.trial.gpu import trial as trial_module
+from forge.evalpool.judge.trial.gpu.card_device import CardDevice
 from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
 from forge.evalpool.judge.trial.gpu.trial import GpuTrials
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
+from forge.evalpool.judge.trial.programs import Programs
 from forge.evalpool.judge.trial.trial import Decided, Stamp
 from forge.process.gpu_locks import GpuLease
-from forge.records.verdict import Status
+from forge.records.verdict import JudgeOptions, Status
 from tests.evalpool.benches import RELU_KERNEL, make_problem
 from tests.evalpool.execute.host_card import KERNELS, Block, floats
 from tests.evalpool.execute.host_judge import launched
 from tests.evalpool.execute.made_programs import Made, data_of, use
-from tests.evalpool.trial.made_judgements import NUM, Bench, judged, open_bench, reference, scaled
+from tests.evalpool.trial.made_judgements import (
+    NUM,
+    Bench,
+    Compiled,
+    NoCapture,
+    judged,
+    open_bench,
+    reference,
+    scaled,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +68,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.program.questions import Question
     from forge.evalpool.judge.timing.samples import Time
-    from tests.evalpool.trial.made_judgements import Compiled
+    from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
+    from forge.evalpool.judge.trial.judgement import Judgement
 
 ACCESSES = {"x": Access.READ, "out": Access.WRITE, "memo": Access.BOTH}
 
@@ -71,7 +88,7 @@ def known_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
         }
 
     monkeypatch.setattr(judgement_module, "accesses_of", found)
-    monkeypatch.setattr(first_call_module, "accesses_of", found)
+    monkeypatch.setattr(device_module, "accesses_of", found)
 
 
 @pytest.fixture
@@ -87,12 +104,26 @@ def decided(work: Callable[[], object]) -> tuple[Status, str, str]:
     return finding.status, finding.reason, finding.detail
 
 
-def compiler_of(judgement: GpuJudgement) -> Compiled:
-    return cast("Compiled", judgement.compiler)
+def compiler_of(judgement: Judgement[CardDevice]) -> Compiled:
+    return cast("Compiled", judgement.programs.compiler)
 
 
-def timed(judgement: GpuJudgement, *, is_profiled: bool = False) -> tuple[Time, Any]:
-    return judgement.timed(is_profiled=is_profiled, before=lambda: None)
+def timed(judgement: Judgement[CardDevice], *, is_profiled: bool = False) -> tuple[Time, Any]:
+    return judgement.device.timed(is_profiled=is_profiled, before=lambda: None)
+
+
+def let_write(judgement: Judgement[CardDevice], *names: str) -> None:
+    """Lets a program write to parameters, as the reference does."""
+    programs = judgement.programs
+    programs.problem = replace(programs.problem, written_parameters=frozenset(names))
+
+
+def tuned(judgement: Judgement[CardDevice]) -> dict[str, str]:
+    """Labels of the winners of a program's choices, once its first call is checked."""
+    with judgement.device.held():
+        found = judgement.device._tuned()
+        judgement._require_first_call()
+    return found
 
 
 @pytest.mark.parametrize("is_on_host", [False, True])
@@ -156,6 +187,26 @@ def test_what_float64_cannot_run_is_compared_in_its_own_types(bench: Bench, why:
     ] in found.evidence
     status, reason, _ = decided(lambda: judged(bench.judgement(*scaled(2.1))))
     assert (status, reason) == (Status.WRONG, "mismatch")
+
+
+@pytest.mark.parametrize("is_doubtful", [False, True])
+def test_memory_that_others_may_have_taken_makes_no_program_narrow(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_doubtful: bool
+) -> None:
+    run = Executor.run
+
+    def full(self: Executor, calls: Sequence[Call], **options: Any) -> Any:
+        if judgement.device.results.is_wide:
+            raise ProgramRefused("out_of_memory", "full", line=0)
+        return run(self, calls, **options)
+
+    monkeypatch.setattr(Executor, "run", full)
+    judgement = bench.judgement(*scaled())
+    judgement.device.is_doubtful = lambda finding: is_doubtful
+    if is_doubtful:
+        assert decided(lambda: judged(judgement))[1] == "out_of_memory"
+    else:
+        assert judged(judgement).evidence.startswith("narrow: ")
 
 
 def test_an_operation_that_names_no_type_gives_float64_in_a_program_in_float64(
@@ -222,8 +273,9 @@ def test_the_executor_works_for_a_program_in_a_turn_alone_only_to_time_it(
 
     monkeypatch.setattr(Executor, "_ask", noted)
     judgement = bench.judgement(*scaled())
-    judgement.shared, judgement.alone = partial(turn, "shared"), partial(turn, "alone")
-    with judgement.held():
+    judgement.device.shared = partial(turn, "shared")
+    judgement.device.alone = partial(turn, "alone")
+    with judgement.device.held():
         judgement.checked()
         timed(judgement)
     kinds = {kind: {name for one, name in asked if one == kind} for kind, _ in asked}
@@ -258,7 +310,7 @@ def test_one_call_is_on_what_the_one_before_left(
 
     monkeypatch.setattr(Executor, "run", noted)
     if not is_together:
-        monkeypatch.setattr(GpuJudgement, "_announce", lambda self, numbers: None)
+        monkeypatch.setattr(program_memory, "MAX_PLACES", 1)
     for _ in range(5):
         asked.clear()
         bench.judgement(*scaled()).checked()
@@ -290,21 +342,22 @@ def test_an_alternative_that_loses_must_be_right_in_the_program_that_follows_it(
         made, *(launched(made, "scale", use(x), use(out), wrong, NUM) for wrong in (4.0, 5.0))
     )
     judgement = bench.judgement(made, out)
-    monkeypatch.setattr(judgement, "_kept", replace(judgement.first(), follows_winner=shows_it))
+    programs = judgement.programs
+    monkeypatch.setattr(programs, "_kept", replace(programs.first(), follows_winner=shows_it))
     asked: list[str] = []
 
-    def with_winners(self: GpuJudgement, number: int, winners: dict[str, str]) -> Captured:
+    def with_winners(self: Programs, number: int, winners: dict[str, str]) -> Captured:
         asked.append(winners["k"])
         other, end = scaled(factor)
         program = other.done(end)
         return Captured(program=program, data=data_of(program))
 
-    monkeypatch.setattr(GpuJudgement, "with_winners", with_winners)
+    monkeypatch.setattr(Programs, "with_winners", with_winners)
     if factor == 2.0:
-        assert judgement._tuned()["k"] not in asked
+        assert tuned(judgement)["k"] not in asked
         assert len(asked) == 1
     else:
-        status, _, detail = decided(judgement._tuned)
+        status, _, detail = decided(lambda: tuned(judgement))
         assert status is Status.WRONG
         assert "not with another" in detail
 
@@ -314,7 +367,7 @@ def test_alternatives_that_are_right_are_not_captured_again(bench: Bench) -> Non
     x, out = made.input([NUM]), made.tensor([NUM])
     node = launched(made, "scale", use(x), use(out), 2.0, NUM)
     chosen_from(made, node, node)
-    assert bench.judgement(made, out)._tuned()["k"] in ("0", "1")
+    assert tuned(bench.judgement(made, out))["k"] in ("0", "1")
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])
@@ -327,11 +380,11 @@ def test_a_first_call_on_a_card_runs_behind_its_benchmarks(bench: Bench, is_in_p
     chosen_from(made, node, node)
     judgement = bench.judgement(made, out)
     if is_in_place:
-        status, _, detail = decided(judgement._tuned)
+        status, _, detail = decided(lambda: tuned(judgement))
         assert status is Status.WRONG
         assert "reset_to_zero=['x', 'out']" in detail
     else:
-        assert judgement._tuned()
+        assert tuned(judgement)
 
 
 def test_a_program_for_one_set_runs_on_that_set_alone(
@@ -344,9 +397,9 @@ def test_a_program_for_one_set_runs_on_that_set_alone(
     alternatives = tuple(Alternative(label=label, nodes=(right,)) for label in ("one", "other"))
     made.nodes.append(Choice(alternatives=alternatives, key="k"))
     judgement = bench.judgement(made, out)
-    kept = replace(judgement.first(), questions=(cast("Question", None),))
-    monkeypatch.setattr(judgement, "_kept", kept)
-    monkeypatch.setattr(GpuJudgement, "program", lambda self, number: kept)
+    kept = replace(judgement.programs.first(), questions=(cast("Question", None),))
+    monkeypatch.setattr(judgement.programs, "_kept", kept)
+    monkeypatch.setattr(Programs, "program", lambda self, number, is_wide: kept)
     loaded: list[int] = []
     load = ProgramMemory.load
     monkeypatch.setattr(
@@ -354,32 +407,32 @@ def test_a_program_for_one_set_runs_on_that_set_alone(
         "load",
         lambda self, place, number: (loaded.append(number), load(self, place, number)),
     )
-    assert judgement._tuned()
+    assert tuned(judgement)
     assert set(loaded) == {0}
     loaded.clear()
     timed(judgement, is_profiled=True)
-    assert set(loaded) == {judgement.draw.unseen[0]}
+    assert set(loaded) == {judgement.programs.draw.unseen[0]}
 
 
 def test_each_unseen_set_is_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     judgement = bench.judgement(*scaled())
     judgement.checked()
     numbers: list[int] = []
-    check = GpuJudgement._check_timed
+    check = CardDevice._check_timed
     monkeypatch.setattr(
-        GpuJudgement,
+        CardDevice,
         "_check_timed",
         lambda self, calls: (numbers.extend(one.number for one in calls), check(self, calls)),
     )
     timed(judgement)
-    assert set(judgement.draw.unseen) <= set(numbers)
+    assert set(judgement.programs.draw.unseen) <= set(numbers)
 
 
 def test_no_deadline_of_checked_calls_outlasts_them(bench: Bench) -> None:
     """A program that reads values is captured again before it is timed, maybe after a baseline."""
     judgement = bench.judgement(*scaled())
     judgement.checked()
-    assert judgement._deadline is None
+    assert judgement.device._deadline is None
 
 
 def test_another_protocol_has_its_own_tolerance_and_torchs_default_of_tf32(bench: Bench) -> None:
@@ -432,8 +485,7 @@ def test_a_parameter_may_change_where_the_reference_writes_to_it(
     problem = reference()
     problem.tensors[0].fill_(5.0)
     judgement = bench.judgement(made, out, problem=problem)
-    names = frozenset({"weight"} if is_written else ())
-    judgement.problem = replace(judgement.problem, written_parameters=names)
+    let_write(judgement, *["weight"] * is_written)
     if is_written:
         assert judgement.checked().status is Status.CORRECT
         timed(judgement)
@@ -465,7 +517,7 @@ def test_a_parameter_that_the_reference_changes_is_compared(
     problem = reference(name=name, left=6.0)
     problem.tensors[0].fill_(5.0)
     judgement = bench.judgement(made, out, problem=problem)
-    judgement.problem = replace(judgement.problem, written_parameters=frozenset({name}))
+    let_write(judgement, name)
     if is_right:
         assert judgement.checked().status is Status.CORRECT
         timed(judgement)
@@ -482,7 +534,7 @@ def test_a_parameter_that_a_timed_call_leaves_alone_is_found(
     weight = made.tensor([1], origin=Origin.PARAMETER, name="keys")
     made.nodes.append(launched(made, "count_up", use(weight)))
     judgement = bench.judgement(made, out, problem=reference(name="keys", left=1.0))
-    judgement.problem = replace(judgement.problem, written_parameters=frozenset({"keys"}))
+    let_write(judgement, "keys")
     assert judgement.checked().status is Status.CORRECT
     monkeypatch.setitem(KERNELS, "count_up", (lambda _: None, KERNELS["count_up"][1]))
     status, reason, detail = decided(lambda: timed(judgement))
@@ -496,7 +548,7 @@ def test_a_counter_of_calls_in_a_running_statistic_is_found(bench: Bench) -> Non
     mean = made.tensor([1], origin=Origin.PARAMETER, name="running_mean")
     made.nodes.append(launched(made, "few_times", use(x), use(out), use(mean), NUM))
     judgement = bench.judgement(made, out, problem=reference(name="running_mean"))
-    judgement.problem = replace(judgement.problem, written_parameters=frozenset({"running_mean"}))
+    let_write(judgement, "running_mean")
     assert decided(judgement.checked)[1] == "stateful"
 
 
@@ -602,7 +654,7 @@ def test_a_value_is_read_from_what_the_program_holds(bench: Bench) -> None:
     made = Made()
     number = made.tensor([], "int64", origin=Origin.CONSTANT, constant=(7).to_bytes(8, "little"))
     judgement = bench.judgement(made)
-    assert judgement.values(made.done(number), number=1) == [7]
+    assert judgement.programs.values(made.done(number), number=1) == [7]
     assert bench.card.driver.mapped == {}
 
 
@@ -610,9 +662,91 @@ def test_a_value_is_one_number(bench: Bench) -> None:
     made = Made()
     x = made.input([NUM])
     judgement = bench.judgement(made)
-    status, reason, detail = decided(lambda: judgement.values(made.done(x), number=0))
+    status, reason, detail = decided(lambda: judgement.programs.values(made.done(x), number=0))
     assert (status, reason) == (Status.REJECTED, "unsupported")
     assert "6 elements" in detail
+
+
+def made_trials(folder: Path, **parts: Any) -> GpuTrials:
+    names = [
+        "spawner",
+        "captures",
+        "facts",
+        "compiler",
+        "nursery",
+        "executors",
+        "device",
+        "baselines",
+    ]
+    given = {**dict.fromkeys([*names, "baselines"]), "given": parts["references"], **parts}
+    stamp = Stamp(isolation="namespaces", caps="watch", harness="h", device="GPU")
+    turns = GpuTurns(GpuLease("GPU-1", folder=folder))
+    return GpuTrials(table=JudgeTable(), stamp=stamp, turns=turns, **given)
+
+
+@pytest.mark.parametrize(("factor", "status"), [(2.0, Status.CORRECT), (2.1, Status.WRONG)])
+def test_a_candidate_is_judged_and_timed_beside_its_baseline(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, status: Status
+) -> None:
+    """Captures, compiler, executors, draws and baselines are scripted; what failed for want of
+    memory is judged again, alone on the card."""
+    held: list[object] = []
+    alone: list[bool] = []
+    made, out = scaled(factor)
+    program, content = made.done(out), reference()
+    captured = Captured(program=program, data=data_of(program))
+    baseline = Baseline(gpu_us=(50.0,) * 9, probe_us=1.0)
+    timed_after: list[bool] = []
+
+    class References:
+        def hold(self, problem: object, *, shared: object) -> CardDraw:
+            held.append(problem)
+            return content
+
+        def let_go(self, held_one: object) -> None:
+            held.pop()
+
+        def end_idle(self) -> None: ...
+
+    @contextmanager
+    def taken(*, timeout_s: float, is_alone: bool) -> Iterator[Executor]:
+        alone.append(is_alone)
+        yield bench.executor
+
+    def full(self: Executor, *values: Any, **options: Any) -> Any:
+        if not alone[-1]:
+            raise ProgramRefused("out_of_memory", "full", line=0)
+        return run(self, *values, **options)
+
+    def measured(*_: object) -> Baseline:
+        timed_after.append(bool(alone))
+        return baseline
+
+    run = Executor.run
+    monkeypatch.setattr(Executor, "run", full)
+    monkeypatch.setattr(programs_module, "require_structure", lambda *_, **__: None)
+    monkeypatch.setattr(device_module, "require_waits", lambda *_, **__: None)
+    made_up = partial(CardDevice, create=cast("Any", Block), synchronize=lambda: None)
+    monkeypatch.setattr(trial_module, "CardDevice", made_up)
+    trials = made_trials(
+        tmp_path,
+        references=References(),
+        captures=NoCapture(captured),
+        facts=SimpleNamespace(of=lambda *_, **__: ProblemFacts(num_bytes=content.draw.num_bytes)),
+        compiler=Compiled(made.binaries),
+        executors=SimpleNamespace(taken=taken, are_in_use=True),
+        device=SimpleNamespace(
+            memory_bytes=1 << 30, recent_probe_us=lambda: 1.0, roofline_share=lambda **_: None
+        ),
+        baselines=SimpleNamespace(kept=lambda *_: None, measured=measured, end_idle=lambda: None),
+    )
+    verdict = trials.judge(
+        make_problem("import os"), RELU_KERNEL, uid=None, options=JudgeOptions(profile=True)
+    )
+    assert (verdict.status, verdict.evidence) == (status, "wide"), verdict
+    assert (alone[0], alone[-1], held) == (False, True, [])
+    assert (verdict.timing is not None) == (timed_after == [True]) == (status is Status.CORRECT)
+    assert bench.card.driver.mapped == {}
 
 
 @pytest.mark.parametrize(
@@ -634,24 +768,7 @@ def test_a_card_in_trouble_is_nobodys_score(
 
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
-    nothing: Any = None
-    failing: Any = Failing()
-    lease = GpuLease("GPU-1", folder=tmp_path)
-    trials = GpuTrials(
-        table=JudgeTable(),
-        spawner=nothing,
-        references=failing,
-        given=failing,
-        captures=nothing,
-        facts=nothing,
-        compiler=nothing,
-        nursery=nothing,
-        executors=nothing,
-        stamp=Stamp(isolation="namespaces", caps="watch", harness="h", device="GPU"),
-        device=nothing,
-        turns=GpuTurns(lease),
-        baselines=nothing,
-    )
+    trials = made_trials(tmp_path, references=Failing())
     verdict = trials.judge(make_problem("import os"), RELU_KERNEL, uid=None)
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, reason)
     assert "\n" not in verdict.detail

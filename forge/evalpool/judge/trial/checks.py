@@ -56,7 +56,7 @@ class Checks:
     draw: random.Random = field(default_factory=random.SystemRandom)
     announce: Callable[[Sequence[int]], None] = lambda numbers: None
     """Called once the first set is right, with the sets of the calls to come, in order."""
-    further: Callable[[], Iterable[int]] = tuple
+    further: Callable[[Sequence[int]], Iterable[int]] = lambda judged: ()
     """Sets for calls after those: a program with more alternatives than calls runs the others."""
     judged: list[int] = field(default_factory=list[int])
     """Sets with right outputs so far, in order."""
@@ -71,7 +71,7 @@ class Checks:
                 self.announce(order)
             self._require(self.call(number))
             self.judged.append(number)
-        for number in self.further():
+        for number in self.further(self.judged):
             if found := self.results.mismatch(self.call(number)):
                 detail = f"{ALTERNATIVE_WORDS}: {found}"
                 raise Decided(self.finding(Status.WRONG, self.reason, detail))

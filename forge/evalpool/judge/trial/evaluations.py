@@ -27,6 +27,7 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op
 from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
 from forge.evalpool.judge.program.walk import places
+from forge.evalpool.judge.trial.judgement import Narrowed
 from forge.evalpool.judge.trial.trial import Allowance, Decided, Runner
 from forge.records.reason import Reason, Status
 
@@ -72,10 +73,6 @@ FAILURES: Mapping[str, tuple[Status, Reason]] = {
     "internal": (Status.INFRA_ERROR, Reason.JUDGE_BUG),
 }
 """Ends of a call, by the executor's name."""
-
-
-class Narrowed(Exception):
-    """A program cannot be run in float64. The message says why."""
 
 
 Turn: TypeAlias = "tuple[int, int]"

@@ -1,425 +1,319 @@
 # pyright: strict
-"""One candidate in the judge's hands: its programs, their structure, and answers to its capture.
+"""Judges one candidate: what is asked of its programs and in which order, on every device.
 
-What a CPU and a GPU have in common. A subclass runs the programs: `CpuJudgement`, `GpuJudgement`.
+1. The same function? In float64, on sets with secret plants.
+2. Does it lose only what its types lose? In them, on the given set and a few planted ones.
+
+What float64 cannot run answers all sets in its own types, with question 2's tolerance. Under
+another project's protocol, so does everything, on its sets and by its comparison. A `Device` puts
+inputs where a program finds them, runs it and says what it left; it has no rules of its own but for
+what no other device could ask: alternatives of a tuned kernel, memory that a call leaves, times.
 """
 
 from __future__ import annotations
 
 import random
-import re
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from forge.evalpool.judge.channel.words import MAX_DETAIL_CHARACTERS, at_line
-from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.first_call import first_call
-from forge.evalpool.judge.program.format import BENCHMARK, Choice, Launch
-from forge.evalpool.judge.program.questions import concealed, deviation, truths, without_answers
+from forge.evalpool.judge.program.format import BENCHMARK, Choice
 from forge.evalpool.judge.program.streams import other_orders
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS, Checks, require_form
-from forge.evalpool.judge.trial.structure import (
-    STREAM_WORDS,
-    accesses_of,
-    compile_finding,
-    kernel_facts,
-    num_launches,
-    operation_line,
-    require_structure,
-    require_work,
-    store_line,
-    torch_share,
-)
+from forge.evalpool.judge.trial.checks import Checks, require_form
+from forge.evalpool.judge.trial.structure import STREAM_WORDS, accesses_of
 from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided, Finding
-from forge.evalpool.judge.wide.patterns import about
+from forge.evalpool.judge.wide.look import are_far
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
-    from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.compiler.binary import Binary
-    from forge.evalpool.judge.compiler.compile import Compiler
-    from forge.evalpool.judge.program.format import Node, Program
-    from forge.evalpool.judge.program.policy import ProblemFacts
-    from forge.evalpool.judge.trial.captures import Answers, Captures
+    from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.programs import Programs
     from forge.evalpool.judge.trial.results import Left, Results
-    from forge.evalpool.judge.trial.trial import Candidate, Phases
 
-
-MAX_CHECKS = 8
-"""Truth values that the host reads, for each of which the candidate is captured once more."""
-MAX_FURTHER_CALLS = 64
-"""Calls of a capture between its first and its last one, of a host that may count them: a secret
-number, more often a small one."""
-ORDER_WORDS = "another answer where one stream is ahead of another, which no wait forbids"
+WIDE = "wide"
+NO_RESULTS = "no results in float64"
+NUM_REAL = 2
+"""Sets with quiet plants that question 2 is asked on."""
 MAX_FIRST_CALLS = 16
 """Alternatives whose first call is tried."""
-OF_OUTPUT = re.compile(r"\A(?!line ).*\boutput(?: (\d+))?(?:\[[\d, ]*\])?: expected ")
-"""A message about an element of an output, and the output's number."""
+PRECISION_TERMS: Mapping[str, Any] = {
+    "reason": Reason.PRECISION,
+    "words": "what it returns is right in float64, but not in its own types: ",
+}
+"""Terms of the checks of question 2."""
+ORDER_WORDS = "another answer where one stream is ahead of another, which no wait forbids"
+CONSTANT_WORDS = "no output of Model changes with its inputs: a kernel may write what it knows"
+
+
+class Narrowed(Exception):
+    """A program cannot be run in float64. The message says why."""
+
+
+class Device(Protocol):
+    """Runs the programs of one candidate. All calls raise Decided; in float64, Narrowed, too."""
+
+    @property
+    def results(self) -> Results[Any]:
+        """Expected results, in float64 or in the problem's types, as it is `asking`."""
+        ...
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Sets for checked calls in the problem's types; others are kept for timed ones."""
+        ...
+
+    def require_able(self, program: Program) -> None:
+        """Raises Decided for a program that has been captured and could not run here."""
+        ...
+
+    def values(self, prefix: Program, *, number: int) -> list[Any]:
+        """The elements of a prefix's outputs on an input set, which the host reads."""
+        ...
+
+    def asking(self, *, is_wide: bool) -> AbstractContextManager[None]:
+        """Within, calls are in float64, or in the problem's types."""
+        ...
+
+    def is_repeated(self) -> bool:
+        """True if a program may keep something between calls, so that one set is asked twice."""
+        ...
+
+    def announce(self, numbers: Sequence[int]) -> None:
+        """Gets the sets of the calls to come, once the first one was right."""
+        ...
+
+    def call(self, number: int) -> Left:
+        """Runs the program of an input set once."""
+        ...
+
+    def further(self, judged: Sequence[int]) -> Iterable[int]:
+        """Sets for further calls, after every set: for alternatives that have not run."""
+        ...
+
+    def once(self, captured: Captured, *, turn: int | None = None) -> Left:
+        """Runs a program once on set 0, in its own types.
+
+        Args:
+            turn: the alternative of each open choice.
+        """
+        ...
+
+    def ends_wide(self, finding: Finding) -> bool:
+        """True for a failure in float64 that says nothing of the program in its own types."""
+        ...
+
+    def is_followed(self, decided: Decided) -> bool:
+        """True if the failure is none in a program that is captured otherwise from here on."""
+        ...
+
+    def settle(self, require_first_call: Callable[[], None]) -> None:
+        """Settles the open choices of the first program.
+
+        Args:
+            require_first_call: checks the program while they are open.
+        """
+        ...
+
+    def require_lasting(self) -> None:
+        """Raises Decided for a program that answers with what an earlier call left in memory."""
+        ...
+
+
+D = TypeVar("D", bound=Device)
 
 
 @dataclass(slots=True, kw_only=True)
-class Judgement(ABC):
-    """One candidate: its programs, and what they are asked."""
+class Judgement(Generic[D]):
+    """One candidate on one device."""
 
-    candidate: Candidate
-    table: JudgeTable
-    draw: Draw
-    results: Results[Any]
-    problem: ProblemFacts
-    captures: Captures
-    compiler: Compiler
-    num_launches: int = 0
-    torch_share: float | None = None
-    evidence: str = ""
-    """Types that outputs are compared in (`Verdict`)."""
-    _checks: Checks | None = field(default=None, init=False)
-    _kept: Captured | None = field(default=None, init=False)
-    """Program of set 0, where it holds for every set of the same arguments."""
-    _choices: dict[str, str] = field(default_factory=dict[str, str], init=False)
-    """Labels of the winners of its choices, by key."""
-    _gives_held: bool = field(default=False, init=False)
-    """True if the candidate gets tensors of the reference that no `state_dict` has."""
+    programs: Programs
+    device: D
+
+    def finding(self) -> Finding:
+        """The verdict's content. Raises Decided for a candidate that fails."""
+        try:
+            self.prepare()
+            return self.checked()
+        except Decided as decided:
+            if not self.device.is_followed(decided):
+                raise
+            self.prepare()
+            return self.checked()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Nothing is left that refers to the device, which holds the draw's memory."""
+        self.programs.device = self.programs.checks = None
+
+    def prepare(self) -> None:
+        """Asks whether it is the same function, and settles its choices. Raises Decided."""
+        captured = self.programs.first()
+        self._ask_wide()
+        self.device.settle(self._require_first_call)
+        if self.programs.first() is not captured:  # the program that is timed
+            self._ask_wide()
+
+    def checked(self) -> Finding:
+        """Asks the second question, or the only one. Raises Decided."""
+        with self.device.asking(is_wide=False):
+            found = self._ask_real()
+            with self.programs.phases.timed("correct"):
+                if self._is_own:
+                    self.device.require_lasting()
+                self._require_others()
+        return found
 
     @property
-    def code(self) -> str:
-        """The candidate's source."""
-        return self.candidate.code
+    def _draw(self) -> Draw:
+        return self.programs.draw
 
     @property
-    def phases(self) -> Phases:
-        """Times of the judgement."""
-        return self.candidate.phases
+    def _is_own(self) -> bool:
+        return self.programs.candidate.protocol is None
 
-    def check(self) -> Finding:
-        """Runs every checked call. Raises Decided for a candidate that fails."""
-        self._run_checks(numbers=range(len(self.draw.sets)), is_repeated=False)
-        self._require_draws()
-        return self.report(Status.CORRECT, "ok")
+    def _ask_wide(self) -> None:
+        """Asks in float64 whether it is the same function. Raises Decided."""
+        if not self._is_own or self.programs.evidence not in ("", WIDE):
+            return
+        numbers = [number for number, one in enumerate(self._draw.sets) if one.wide]
+        if not numbers:
+            why = self._draw.why_narrow or NO_RESULTS
+            self.programs.evidence = f"narrow: the reference: {why}"
+            return
+        self.programs.evidence = WIDE
+        try:
+            with self.device.asking(is_wide=True):
+                self._run_checks(numbers)
+        except Narrowed as narrowed:
+            self._narrow(str(narrowed))
+        except Decided as decided:
+            if not self.device.ends_wide(decided.finding):
+                raise
+            self._narrow(decided.finding.detail.split("\n")[0])
+        self.programs.checks = None
 
-    def _run_checks(self, **terms: Any) -> None:
-        """Runs checked calls under the terms of `Checks`. Raises Decided."""
-        self._checks = Checks(
-            results=self.results,
-            call=self._call,
-            finding=self.report,
-            announce=self._announce,
-            further=self._further,
+    def _narrow(self, why: str) -> None:
+        self.programs.evidence = f"narrow: {why}"
+        self.device.results.is_narrow = True
+
+    def _ask_real(self) -> Finding:
+        """Asks in the problem's types. Raises Decided."""
+        programs, numbers = self.programs, list(self.device.numbers)
+        if not self._is_own:
+            self._run_checks(numbers, is_repeated=False)
+            self._require_draws()
+            return programs.report(Status.CORRECT, "ok")
+        if programs.evidence == WIDE:
+            self._run_checks(self._asked_real(numbers), **PRECISION_TERMS)
+        else:
+            self._run_checks(numbers)
+        return programs.report(Status.CORRECT, "ok", self._open_words())
+
+    def _asked_real(self, numbers: Sequence[int]) -> list[int]:
+        """Sets of question 2: given ones, NUM_REAL quiet ones, and a loud one for what overflows.
+        (In another loud one a variance in one pass loses what no kernel need keep.)"""
+        sets = self._draw.sets
+        asked = [number for number in numbers if sets[number].is_asked_real]
+        planted = [number for number in asked if sets[number].is_planted]
+        rough = [number for number in planted if sets[number].is_rough]
+        quiet = [one for one in planted if not are_far(sets[one].plants)]
+        chosen = random.SystemRandom().sample(quiet, min(NUM_REAL, len(quiet)))
+        return [*(number for number in asked if number not in planted), *rough, *chosen]
+
+    def _open_words(self) -> str:
+        """Words for inputs that may be anything, and where nothing could be planted."""
+        if not any(one.is_planted for one in self._draw.sets):
+            return "Model bears no planted value: judged on inputs as given alone"
+        names = ", ".join(self._draw.insensitive)
+        return names and (
+            f"no output was seen to depend on {names}: what the kernel does there is open"
+        )
+
+    def _run_checks(
+        self, numbers: Sequence[int], *, is_repeated: bool | None = None, **terms: Any
+    ) -> None:
+        """Asks on these sets, under the terms of `Checks`. Raises Decided."""
+        if is_repeated is None:
+            is_repeated = self.device.is_repeated()
+        self.programs.checks = Checks(
+            results=self.device.results,
+            call=self.device.call,
+            finding=self.programs.report,
+            numbers=numbers,
+            is_repeated=is_repeated,
+            announce=self.device.announce,
+            further=self.device.further,
             **terms,
         )
-        with self.phases.timed("correct"):
-            self._checks.run()
+        with self.programs.phases.timed("correct"):
+            self.programs.checks.run()
 
     def _require_draws(self) -> None:
         """Raises Decided where another protocol gives a right program other parameters than Model.
         The child that says so is the candidate's own: it can only do itself harm."""
-        name = self.first().drawn_otherwise
-        if self.candidate.protocol is not None and name in (self.draw.request.get("drawn") or {}):
+        protocol, name = self.programs.candidate.protocol, self.programs.first().drawn_otherwise
+        if protocol is not None and name in (self._draw.request.get("drawn") or {}):
             detail = (
-                f"{self.candidate.protocol.name} constructs Model and ModelNew from one seed and "
+                f"{protocol.name} constructs Model and ModelNew from one seed and "
                 f"loads nothing: here {name} is not drawn as Model draws it. Make the random "
                 "tensors in Model's order, by the same layers or distributions and shapes"
             )
-            raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+            raise Decided(self.programs.report(Status.WRONG, Reason.MISMATCH, detail))
 
-    def report(self, status: Status, reason: str, detail: str = "") -> Finding:
-        """A finding of this candidate; an output that differs is named with the line that stores
-        it."""
-        if status is Status.WRONG and (found := OF_OUTPUT.search(detail)) and self._kept:
-            program = self._kept.program
-            stored = store_line(program, int(found[1] or 0))
-            line = operation_line(program, *about(detail.partition("\n")[2]))
-            if line and line != stored:
-                detail += f"\nlook at {at_line(self.code, line, '')}"
-            detail = at_line(self.code, stored or None, detail, limit=MAX_DETAIL_CHARACTERS)
-        return Finding(
-            status=status,
-            reason=reason,
-            detail=detail,
-            is_compiled=self._checks is not None and self._checks.is_written,
-            num_launches=self.num_launches,
-            torch_share=self.torch_share,
-            evidence=self.evidence,
-        )
-
-    def values(self, prefix: Program, *, number: int) -> list[Any]:
-        """Answers the capture child: elements of tensors that the host reads, on input set
-        `number`. Raises Decided, also for a prefix that breaks the policy."""
-        require_work(
-            prefix, self.problem, code=self.code, finding=self.report, policy=self.candidate.policy
-        )
-        return self._values(prefix, number=number)
-
-    @abstractmethod
-    def _values(self, prefix: Program, *, number: int) -> list[Any]:
-        """The elements of the prefix's outputs on an input set. Raises Decided."""
-
-    @abstractmethod
-    def _call(self, number: int) -> Left:
-        """Runs the program of an input set once. Raises Decided."""
-
-    def _announce(self, numbers: Sequence[int]) -> None:
-        """Gets the sets of the calls to come, once the first one was right."""
-        return
-
-    def _further(self) -> Iterable[int]:
-        """Sets for further calls, after every set."""
-        return ()
-
-    def require_first_call(self, call: Callable[[Captured, int], Left]) -> None:
-        """Raises Decided for a tuned kernel that reads what its benchmarks left in its output.
-
-        Args:
-            call: runs a program once on set 0, with an alternative of each choice that is open.
-        """
-        captured = self.first()
-        accesses = accesses_of(captured.program, finding=self.report)
-        first = first_call(captured.program, accesses)
-        if first is None or not self.draw.has_elements(0):
+    def _require_first_call(self) -> None:
+        """Raises Decided for a tuned kernel that reads what its benchmarks left in its output."""
+        programs, captured = self.programs, self.programs.first()
+        first = first_call(captured.program, accesses_of(captured.program, finding=programs.report))
+        if first is None or not self._draw.has_elements(0):
             return
         one = Captured(
             program=first.program, data=wire.dumps(first.program), questions=captured.questions
         )
         widest = max(len(open_alternatives(node)) for node in first.program.forward)
         for turn in range(min(widest, MAX_FIRST_CALLS)):
-            try:
-                wrong = self.results.mismatch(call(one, turn))
-            except Decided as decided:
-                found = decided.finding
-                if found.reason == Reason.OUT_OF_RESOURCES or found.status is Status.COMPILE_ERROR:
-                    continue  # an autotuner skips such a configuration
-                if found.status not in (Status.WRONG, Status.RUNTIME_ERROR):
-                    raise
-                wrong = found.detail
-            if wrong:
-                detail = self.at_line(first.line, f"{first.words}\n{wrong}")
-                raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+            if wrong := self._wrong(one, turn=turn, is_tuned=True):
+                detail = programs.at_line(first.line, f"{first.words}\n{wrong}")
+                raise Decided(programs.report(Status.WRONG, Reason.MISMATCH, detail))
 
-    def require_others(self, call: Callable[[Captured], Left]) -> None:
+    def _require_others(self) -> None:
         """Raises Decided for a candidate whose other programs are wrong: streams in another order
-        of their work, and the first call where it differs from later ones.
-
-        Args:
-            call: runs a program once on set 0.
-        """
-        captured = self.first()
-        if not self.draw.has_elements(0):
+        of their work, and the first call where it differs from later ones."""
+        programs, captured = self.programs, self.programs.first()
+        if not self._draw.has_elements(0):
             return
         for program in other_orders(captured.program):
             one = replace(captured, program=program, data=wire.dumps(program))
-            self._require_right(one, call, Reason.RACE, f"{ORDER_WORDS}: {STREAM_WORDS}")
+            if wrong := self._wrong(one):
+                detail = f"{ORDER_WORDS}: {STREAM_WORDS}\n{wrong}"
+                raise Decided(programs.report(Status.WRONG, Reason.RACE, detail))
         keys = [node.key for node in captured.program.forward if isinstance(node, Choice)]
         if captured.program.stateful or any(key.startswith(BENCHMARK) for key in keys):
-            one = self._capture(0, answers=self, is_first=True)
-            require_form(one.program, self.draw, self.report, number=0)
-            words = f"right later, wrong in its first call\n{STATEFUL_WORDS}"
-            self._require_right(one, call, Reason.STATEFUL, words)
+            one = programs.capture(0, is_first=True)
+            require_form(one.program, self._draw, programs.report, number=0)
+            if wrong := self._wrong(one):
+                detail = f"right later, wrong in its first call\n{STATEFUL_WORDS}\n{wrong}"
+                raise Decided(programs.report(Status.WRONG, Reason.STATEFUL, detail))
 
-    def _require_right(
-        self, captured: Captured, call: Callable[[Captured], Left], reason: Reason, words: str
-    ) -> None:
+    def _wrong(
+        self, captured: Captured, *, turn: int | None = None, is_tuned: bool = False
+    ) -> str | None:
+        """The difference after one call of a program on set 0, or why it fails. Raises Decided
+        where it is not the candidate's fault."""
         try:
-            wrong = self.results.mismatch(call(captured))
+            return self.device.results.mismatch(self.device.once(captured, turn=turn))
         except Decided as decided:
-            if decided.finding.status not in (Status.WRONG, Status.RUNTIME_ERROR):
+            found = decided.finding
+            is_unfit = found.reason == Reason.OUT_OF_RESOURCES
+            if is_tuned and (is_unfit or found.status is Status.COMPILE_ERROR):
+                return None  # an autotuner skips such a configuration
+            if found.status not in (Status.WRONG, Status.RUNTIME_ERROR):
                 raise
-            wrong = decided.finding.detail
-        if wrong:
-            raise Decided(self.report(Status.WRONG, reason, f"{words}\n{wrong}"))
-
-    def facts(self, prefix: Program) -> dict[str, int] | None:
-        """Answers the capture child: registers and memory of a kernel that it compiled."""
-        (found,) = self.compiler.compile(prefix.kernels, prefix.target)
-        return None if isinstance(found, Failure) else kernel_facts(found)
-
-    def first(self) -> Captured:
-        """The program of set 0, captured once."""
-        self._kept = self._kept or self._captured(0)
-        return self._kept
-
-    def again(self, choices: Mapping[str, str]) -> Captured:
-        """The program of set 0, captured again with these winners of its choices."""
-        self._choices |= choices
-        self._kept = self._captured(0)
-        return self._kept
-
-    def with_winners(self, number: int, winners: Mapping[str, str]) -> Captured:
-        """The program for an input set where other alternatives have won. Raises Decided."""
-        kept = self._choices, self.num_launches, self.torch_share
-        self._choices = {**self._choices, **winners}
-        try:
-            return self._captured(number)
-        except Decided as decided:
-            detail = f"{ALTERNATIVE_WORDS}: {decided.finding.detail}"
-            raise Decided(replace(decided.finding, detail=detail)) from decided
-        finally:
-            self._choices, self.num_launches, self.torch_share = kept
-
-    def program(self, number: int) -> Captured:
-        """The program for an input set: captured again where the arguments differ from those of
-        set 0, or the host reads values. Raises Decided."""
-        kept, is_same = self.first(), self.draw.is_like_first(number)
-        is_first = number == 0 and not self.results.is_wide  # captured with values of its own types
-        if is_same and (is_first or not kept.reads_values):
-            return kept
-        found = self._captured(number)
-        if is_same and (words := deviation(kept.program, found.program)):
-            detail = f"values that the host reads change more than sizes: {words}"
-            raise Decided(self.report(Status.REJECTED, "unsupported", detail))
-        return found
-
-    def binaries(self, program: Program) -> list[Binary | Failure]:
-        """The compiled kernels of a program, in order."""
-        with self.phases.timed("compile"):
-            return self.compiler.compile(program.kernels, program.target)
-
-    def require_binaries(self, program: Program, found: list[Binary | Failure]) -> None:
-        """Raises Decided for the first kernel without a binary."""
-        for kernel, one in zip(program.kernels, found, strict=True):
-            if isinstance(one, Failure):
-                raise Decided(compile_finding(one, kernel, code=self.code, report=self.report))
-
-    def require_kernels(self, program: Program, found: Sequence[Binary | Failure | None]) -> None:
-        """Raises Decided for the first kernel that must run and failed."""
-        for number in needed_kernels(program, found):
-            if isinstance(one := found[number], Failure):
-                kernel = program.kernels[number]
-                raise Decided(compile_finding(one, kernel, code=self.code, report=self.report))
-
-    def at_line(self, line: int | None, message: str) -> str:
-        """A message with the candidate's source line."""
-        return at_line(self.code, line or None, message)
-
-    def _captured(self, number: int) -> Captured:
-        """The candidate's program for an input set, its structure and kernels checked. Where random
-        numbers of its constructor matter, and the reference's constructor draws some that no
-        `state_dict` has, captured again with those. Raises Decided."""
-        try:
-            return self._captured_once(number)
-        except Decided as decided:
-            is_drawn = decided.finding.reason == Reason.PARAMS_CACHED_IN_INIT
-            if self._gives_held or not is_drawn or not self.draw.request["held"]:
-                raise
-        self._gives_held = True
-        self.phases.program = None
-        return self._captured_once(number)
-
-    def _captured_once(self, number: int) -> Captured:
-        captured = self._capture(number, answers=self)
-        program, found = captured.program, truths(captured.program)
-        known = found if self._kept is None else truths(self._kept.program)
-        with self.phases.timed("structure"):
-            self.num_launches = num_launches(program)
-            self.torch_share = torch_share(program)
-            require_form(program, self.draw, self.report, number=number)
-            if detail := concealed(program, captured.questions):
-                raise Decided(self.report(Status.REJECTED, "unsupported", detail))
-            if self.draw.has_elements(number):
-                self._require_structure(program, counts_checks=found != known)
-        if self._kept is None and found and self.draw.has_elements(number):
-            self._require_checks(captured)
-        return captured
-
-    def _require_structure(self, program: Program, *, counts_checks: bool) -> None:
-        require_structure(
-            program,
-            self.problem,
-            code=self.code,
-            finding=self.report,
-            policy=self.candidate.policy,
-            counts_checks=counts_checks,
-        )
-
-    def _require_checks(self, captured: Captured) -> None:
-        """Demands of a host that reads truth values of torch that `forward` raises or does the
-        same with the other value. Raises Decided."""
-        try:
-            self._require_structure(captured.program, counts_checks=True)
-        except Decided as decided:
-            refused = decided
-        else:
-            return
-        count = len(truths(captured.program))
-        if count > MAX_CHECKS or not all(self._is_check(captured, one) for one in range(count)):
-            raise refused
-
-    def _is_check(self, captured: Captured, place: int) -> bool:
-        """True if another truth value at this place makes `forward` raise or changes nothing."""
-        program = self.phases.program
-        try:
-            other = self._capture(0, answers=Negated(self, place))
-        except Decided as decided:
-            return decided.finding.reason == Reason.EXCEPTION
-        finally:
-            self.phases.program = program
-        return without_answers(other.program) == without_answers(captured.program)
-
-    def _capture(self, number: int, *, answers: Answers, is_first: bool = False) -> Captured:
-        return self.captures.capture(
-            self.code,
-            {
-                **self.draw.request,
-                "choices": self._choices,
-                "gives_held": self._gives_held,
-                "is_first": is_first,
-                "further": 1 + int(MAX_FURTHER_CALLS ** random.SystemRandom().random()),
-            },
-            entry_point=self.candidate.entry_point,
-            uid=self.candidate.uid,
-            phases=self.phases,
-            answers=answers,
-            number=number,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Negated:
-    """Answers to a capture with one truth value turned round."""
-
-    judgement: Judgement
-    place: int
-    """Its place among the truth values of a call."""
-
-    def values(self, prefix: Program, *, number: int) -> list[Any]:
-        """As of the judgement, but for that value. Raises Decided."""
-        values = self.judgement.values(prefix, number=number)
-        at = len(truths(prefix))
-        for position, value in enumerate(values):
-            if isinstance(value, bool):
-                values[position] = value != (at == self.place)
-                at += 1
-        return values
-
-    def facts(self, prefix: Program) -> dict[str, int] | None:
-        """As of the judgement."""
-        return self.judgement.facts(prefix)
-
-
-def needed_kernels(program: Program, binaries: Sequence[Binary | Failure | None]) -> list[int]:
-    """Kernels without which a program cannot run: those outside of choices, and those of the first
-    alternative of a choice whose alternatives all fail."""
-    found: list[int] = []
-    for nodes in (program.init, program.forward):
-        _collect(nodes, binaries, found)
-    return found
-
-
-def _collect(
-    nodes: Sequence[Node], binaries: Sequence[Binary | Failure | None], found: list[int]
-) -> None:
-    for node in nodes:
-        if isinstance(node, Launch):
-            found.append(node.kernel)
-        elif isinstance(node, Choice):
-            kernels: list[list[int]] = []
-            for alternative in node.alternatives:
-                kernels.append([])
-                _collect(alternative.nodes, binaries, kernels[-1])
-            if all(any(isinstance(binaries[one], Failure) for one in each) for each in kernels):
-                found += kernels[0]
+            return found.detail

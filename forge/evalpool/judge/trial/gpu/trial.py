@@ -40,21 +40,22 @@ from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, basel
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.timing.samples import speedup
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
-from forge.evalpool.judge.trial.cpu_trial import CONSTANT_WORDS
 from forge.evalpool.judge.trial.draws.draw import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.facts import Facts
+from forge.evalpool.judge.trial.gpu.card_device import CardDevice
 from forge.evalpool.judge.trial.gpu.card_results import CardResults
-from forge.evalpool.judge.trial.gpu.judgement import GpuJudgement
 from forge.evalpool.judge.trial.gpu.references import GpuReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
+from forge.evalpool.judge.trial.judgement import CONSTANT_WORDS, Judgement
 from forge.evalpool.judge.trial.oracles import Oracles
+from forge.evalpool.judge.trial.programs import Programs
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding, Trials
 from forge.process.gpu_locks import GpuLease
 from forge.records.reason import Reason, Status
 from forge.records.verdict import KernelTime, Profile, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
     from forge.config.schema import JudgeTable
@@ -217,17 +218,21 @@ class GpuTrials(Trials):
             judged = partial(self._judged, candidate, reference, facts)
             num_bytes = draw.num_bytes * (2 if draw.kinds else 1)  # in float64
             is_large = num_bytes > LARGE_SHARE * self.device.memory_bytes
+            is_doubtful = partial(self._is_doubtful, is_alone=is_large)
+            shared, cleared = (partial(one, phases) for one in (self._shared, self._cleared))
             try:
-                return judged(shared=partial(self._shared, phases), is_alone=is_large)
+                return judged(shared=shared, is_alone=is_large, is_doubtful=is_doubtful)
             except Decided as decided:
-                reason = decided.finding.reason
-                is_slow = reason == "deadline:correct" and not is_large
-                # Beside others it is unknown whose fault it is.
-                if reason != OUT_OF_MEMORY and not (is_slow and self.executors.are_in_use):
+                if not is_doubtful(decided.finding):
                     raise
-            return judged(shared=partial(self._cleared, phases), is_alone=True)
+            return judged(shared=cleared, is_alone=True, is_doubtful=lambda _: False)
         finally:
             references.let_go(reference)
+
+    def _is_doubtful(self, finding: Finding, *, is_alone: bool) -> bool:
+        """True for a failure that is maybe the fault of others on the card."""
+        is_late = finding.reason == "deadline:correct" and not is_alone
+        return finding.reason == OUT_OF_MEMORY or (is_late and self.executors.are_in_use)
 
     def _judged(
         self,
@@ -237,35 +242,44 @@ class GpuTrials(Trials):
         *,
         shared: Turn,
         is_alone: bool,
+        is_doubtful: Callable[[Finding], bool],
     ) -> Finding:
         """The finding on one draw.
 
         Args:
             shared: holds the card for checked calls.
             is_alone: no other candidate has a program on the card meanwhile.
+            is_doubtful: True for a failure that makes a second judgement, alone.
 
         Raises:
             Decided: the candidate fails.
         """
-        judgement = GpuJudgement(
+        programs = Programs(
             candidate=candidate,
             table=self.table,
             draw=content.draw,
-            content=content,
-            results=CardResults(content=content, protocol=candidate.protocol),
-            is_timed=self._is_timed(candidate),
             problem=facts,
             captures=self.captures,
             compiler=self.compiler,
+        )
+        device = CardDevice(
+            programs=programs,
+            results=CardResults(content=content, protocol=candidate.protocol),
+            is_timed=self._is_timed(candidate),
+            is_doubtful=is_doubtful,
             taken=partial(self._taken, candidate.phases, is_alone=is_alone),
             shared=shared,
             alone=partial(self._alone, candidate.phases),
         )
-        return self._finding(judgement)
+        judgement = Judgement(programs=programs, device=device)
+        try:
+            return self._finding(judgement)
+        finally:
+            judgement.close()
 
-    def _finding(self, judgement: GpuJudgement) -> Finding:
+    def _finding(self, judgement: Judgement[CardDevice]) -> Finding:
         """Checks a candidate, and times it if asked for. Raises Decided."""
-        candidate, phases = judgement.candidate, judgement.phases
+        candidate, phases = judgement.programs.candidate, judgement.programs.phases
         problem, options = candidate.problem, candidate.options
         is_timed = self._is_timed(candidate)
         baseline = self.baselines.kept(problem, self.table) if is_timed else None
@@ -274,12 +288,12 @@ class GpuTrials(Trials):
             with phases.timed("baseline"):
                 baseline = self.baselines.measured(problem, self.table)
         probes: list[float] = []
-        with judgement.held():
+        with judgement.device.held():
             finding = judgement.checked()
             if baseline is None:
                 return finding
             # Nothing else may be measured while this candidate has the executor.
-            time, nodes = judgement.timed(
+            time, nodes = judgement.device.timed(
                 is_profiled=options.profile,
                 before=lambda: probes.append(self.device.recent_probe_us()),
             )
@@ -293,8 +307,8 @@ class GpuTrials(Trials):
     def _is_timed(self, candidate: Candidate) -> bool:
         return self.table.timing and candidate.options.timing
 
-    def _timing(self, judgement: GpuJudgement, time: Time, baseline: Baseline) -> Timing:
-        draw = judgement.draw
+    def _timing(self, judgement: Judgement[CardDevice], time: Time, baseline: Baseline) -> Timing:
+        draw = judgement.programs.draw
         kept = baseline.time()
         found = speedup(time, kept, min_us=self.table.min_us, rng=np.random.default_rng())
         num_bytes = draw.io_bytes
@@ -313,7 +327,7 @@ class GpuTrials(Trials):
                 num_bytes=num_bytes,
                 flops=flops,
                 precision=draw.precision,
-                is_tf32=judgement.tf32.products,
+                is_tf32=judgement.device.tf32.products,
             ),
         )
 

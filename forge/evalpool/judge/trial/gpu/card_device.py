@@ -1,5 +1,5 @@
 # pyright: strict
-"""One candidate on a card: its programs run in the card's executor, checked and timed.
+"""Runs a candidate's programs on a card: in its executor, several calls at once, and timed.
 
 capture ─▶ compile in float64 ─▶ 1. the same function? ─▶ compile ─▶ tune ─▶ 2. precision ─▶ time
 
@@ -32,12 +32,11 @@ from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch, 
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS
-from forge.evalpool.judge.trial.cpu_trial import NO_RESULTS, PRECISION_TERMS, WIDE, insensitive
-from forge.evalpool.judge.trial.evaluations import Narrowed
 from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
 from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
 from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
-from forge.evalpool.judge.trial.judgement import Judgement, needed_kernels
+from forge.evalpool.judge.trial.judgement import Narrowed
+from forge.evalpool.judge.trial.programs import needed_kernels
 from forge.evalpool.judge.trial.structure import accesses_of, require_waits
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, STATEFUL_WORDS, Decided
 from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
@@ -51,11 +50,11 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.executor import ChoiceReport, Executor, NodeTime
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
-    from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
     from forge.evalpool.judge.trial.gpu.card_results import CardResults
     from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
     from forge.evalpool.judge.trial.gpu.program_run import Choices
     from forge.evalpool.judge.trial.gpu.turns import Turn
+    from forge.evalpool.judge.trial.programs import Programs
     from forge.evalpool.judge.trial.results import Left
     from forge.evalpool.judge.trial.trial import Finding
 
@@ -77,16 +76,18 @@ what fails in them too is a failure there."""
 
 
 @dataclass(slots=True, kw_only=True)
-class GpuJudgement(Judgement):
-    """One candidate on a card."""
+class CardDevice:
+    """One candidate's part of a card (`Device`)."""
 
-    results: CardResults  # pyright: ignore[reportIncompatibleVariableOverride]
-    content: CardDraw
+    programs: Programs
+    results: CardResults
     is_timed: bool
     """True if the candidate is timed after its checked calls, also on the sets that are kept for
     that."""
     taken: Callable[[], AbstractContextManager[Executor]]
     """Holds an executor."""
+    is_doubtful: Callable[[Finding], bool]
+    """True for a failure that others on the card may have caused."""
     shared: Turn
     """Holds the card beside others; taken with the executor, never before it."""
     alone: Turn
@@ -104,8 +105,8 @@ class GpuJudgement(Judgement):
     _loaded: Captured | None = field(default=None, init=False)
     _ahead: list[Left] = field(default_factory=list["Left"], init=False)
     """Checked calls that were made together, but those that were judged."""
-    _kept_turn: int = field(default_factory=partial(secrets.randbelow, 1 << 16), init=False)
-    """Decides which call is on what the one before left, where calls are made one by one."""
+    _kept_in: int = field(default=-1, init=False)
+    """Calls until the one that is on what the one before left; negative for none."""
     _wide: dict[bytes, Captured] = field(default_factory=dict[bytes, Captured], init=False)
     """Programs in float64, by the data of those in their own types."""
     _able: dict[bytes, list[tuple[int, list[int]]]] = field(
@@ -117,70 +118,75 @@ class GpuJudgement(Judgement):
     _deadline: float | None = field(default=None, init=False)
     """For all checked calls together, monotonic; None before they begin."""
 
+    def __post_init__(self) -> None:
+        self.programs.device = self
+
     @property
     def numbers(self) -> list[int]:
         """Sets for checked calls in the problem's types; the others are first seen when timed."""
-        is_all = not self.is_timed and self.candidate.protocol is None
-        unseen = [] if is_all else self.draw.unseen
-        return [number for number in range(len(self.draw.sets)) if number not in unseen]
+        draw = self.programs.draw
+        is_all = not self.is_timed and self.programs.candidate.protocol is None
+        unseen = [] if is_all else draw.unseen
+        return [number for number in range(len(draw.sets)) if number not in unseen]
 
     @property
     def tf32(self) -> Tf32:
         """Operations of torch that may use TF32."""
-        return Tf32.of(self.table.tf32, is_other=self.candidate.protocol is not None)
+        is_other = self.programs.candidate.protocol is not None
+        return Tf32.of(self.programs.table.tf32, is_other=is_other)
 
-    def prepare(self) -> None:
-        """Captures the program and asks whether it is the same function; then compiles it in its
-        own types and settles its choices. Raises Decided."""
-        self._ask_wide()
-        captured = self.first()
-        for _ in range(MAX_TUNINGS):
-            program = self.first().program
-            self.require_kernels(program, self.binaries(program))
-            if not any(isinstance(placed.node, Choice) for placed in places(program)):
-                break
-            winners = self._tuned()
-            if not winners:
-                break
-            self.again(winners)
-        if self.first() is not captured:  # the program that is timed
-            self._ask_wide()
-
-    def _ask_wide(self) -> None:
-        """Asks in float64 whether it is the same function: on sets with plants if there are any.
-        Raises Decided."""
-        if self.candidate.protocol is not None or self.evidence not in ("", WIDE):
-            return
-        sets = self.draw.sets
-        numbers = [number for number, one in enumerate(sets) if one.wide]
-        numbers = [number for number in numbers if sets[number].is_planted] or numbers
-        if not numbers:
-            self.evidence = f"narrow: the reference: {self.draw.why_narrow or NO_RESULTS}"
-            return
-        self.evidence, self._turn_of_call = WIDE, 0
-        captured = self.first()
-        if len(captured.program.kernels) <= NUM_AHEAD:
-            self.compiler.begin(captured.program.kernels, captured.program.target)
-        self.results.lay(is_wide=True)
+    @contextmanager
+    def asking(self, *, is_wide: bool) -> Generator[None]:
+        """Holds the card for calls in float64, or in the problem's types."""
+        captured = self.programs.first()
+        if is_wide and len(captured.program.kernels) <= NUM_AHEAD:
+            self.programs.compiler.begin(captured.program.kernels, captured.program.target)
+        self._turn_of_call, self._kept_in = 0, -1
+        self.results.lay(is_wide=is_wide)
         try:
-            self._able_of(self._of_layout(captured))  # compiled while others have the executor
+            if is_wide:
+                self._able_of(self._of_layout(captured))  # compiled while others have the executor
             with self.held(), self._turn(self.shared):
-                self._deadline = time.monotonic() + self.table.correct_timeout_s
-                self._run_checks(numbers=random.SystemRandom().sample(numbers, len(numbers)))
-                self._unload()  # a turn of its own would be waited for with the executor in hand
-            self._checks = None
-        except Narrowed as narrowed:
-            self._narrow(str(narrowed))
-        except Decided as decided:
-            if decided.finding.reason not in ENDS_WIDE:
-                raise
-            self._narrow(decided.finding.detail.split("\n")[0])
+                self._deadline = time.monotonic() + self.programs.table.correct_timeout_s
+                yield
+                if is_wide or not self.is_timed:
+                    # In a turn of its own, which it would wait for with the executor in hand.
+                    self._unload()
         finally:
             self._deadline, self._ahead = None, []
             self.results.lay(is_wide=False)
 
-    def _narrow(self, why: str) -> None:
-        self.evidence, self.results.is_narrow, self._checks = f"narrow: {why}", True, None
+    def is_repeated(self) -> bool:
+        """True: memory that a call leaves may be found by the next one."""
+        return True
+
+    def is_followed(self, decided: Decided) -> bool:
+        """False: programs that follow other winners run once those are known (`settle`)."""
+        return False
+
+    def ends_wide(self, finding: Finding) -> bool:
+        """True for reasons that float64 alone may have, unless others may be to blame."""
+        return finding.reason in ENDS_WIDE and not self.is_doubtful(finding)
+
+    def require_able(self, program: Program) -> None:
+        """Raises Decided for a program whose kernels begin before what they use is there."""
+        require_waits(program, code=self.programs.code, finding=self.programs.report)
+
+    def settle(self, require_first_call: Callable[[], None]) -> None:
+        """Compiles the first program in its own types, and captures it with the winners of its
+        choices. Raises Decided."""
+        programs = self.programs
+        for _ in range(MAX_TUNINGS):
+            program = programs.first().program
+            programs.require_kernels(program, programs.binaries(program))
+            if not any(isinstance(placed.node, Choice) for placed in places(program)):
+                return
+            with self.held():
+                winners = self._tuned()
+                require_first_call()
+            if not winners:
+                return
+            programs.again(winners)
 
     def _of_layout(self, captured: Captured) -> Captured:
         """The program as it runs now: in float64, or in its own types. Raises Narrowed."""
@@ -193,7 +199,7 @@ class GpuJudgement(Judgement):
         return self._wide[captured.data]
 
     def _widened(self, program: Program) -> Program:
-        draw = self.draw
+        draw = self.programs.draw
         try:
             found = widened(
                 program,
@@ -211,7 +217,7 @@ class GpuJudgement(Judgement):
         if captured.data in self._able:
             return self._able[captured.data]
         program = captured.program
-        binaries = self.binaries(program)
+        binaries = self._binaries(program)
         for number in needed_kernels(program, binaries):
             if isinstance(failure := binaries[number], Failure):
                 words = failure.message.split("\n")[0]
@@ -243,63 +249,26 @@ class GpuJudgement(Judgement):
             turn = 0
         return tuple((step, found[turn % len(found)]) for step, found in able)
 
-    def _further(self) -> Iterator[int]:
+    def further(self, judged: Sequence[int]) -> Iterator[int]:
         """Sets for the alternatives that have not run in float64."""
-        captured = self.first()
+        captured = self.programs.first()
         if not self.results.is_wide or captured.follows_winner or captured.reads_values:
             return
         able = self._able_of(self._of_layout(captured))
         widest = min(MAX_TURNS, max((len(found) for _, found in able), default=0))
-        assert self._checks is not None
         while self._turn_of_call < widest:
-            yield random.SystemRandom().choice(self._checks.judged)
+            yield random.SystemRandom().choice(judged)
 
-    def check(self) -> Finding:
-        """Asks the second question, or the only one of a program that is narrow. Raises Decided."""
-        if self.candidate.protocol is not None:
-            self._run_checks(numbers=self.numbers, is_repeated=False)
-            self._require_draws()
-            return self.report(Status.CORRECT, "ok")
-        numbers = self._numbers_of_real()
-        terms = dict(PRECISION_TERMS) if self.evidence == WIDE else dict[str, Any]()
-        terms |= {"numbers": random.SystemRandom().sample(numbers, len(numbers))}
-        self._run_checks(**terms | {"is_repeated": True})
-        is_planted = any(one.plants for one in self.draw.sets)
-        words = insensitive(self.draw.insensitive, is_planted=is_planted)
-        return self.report(Status.CORRECT, "ok", words)
+    def _quiet(self) -> list[int]:
+        """Sets without loud plants whose results in the problem's types are compared."""
+        return [n for n in self.numbers if self.programs.draw.sets[n].is_quiet]
 
-    def _numbers_of_real(self) -> list[int]:
-        """Sets that the program answers in its own types: all of them where they are the only
-        ones."""
-        is_wide, sets = self.evidence == WIDE, self.draw.sets
-        return [n for n in self.numbers if not is_wide or sets[n].is_quiet]
-
-    def binaries(self, program: Program) -> list[Binary | Failure]:
-        """The compiled kernels of a program, in order."""
-        with self.phases.timed("compile"):
-            return self.compiler.compile(
-                program.kernels, program.target, is_rewritten=self.results.is_wide
-            )
+    def _binaries(self, program: Program) -> list[Binary | Failure]:
+        return self.programs.binaries(program, is_wide=self.results.is_wide)
 
     def _alike(self, numbers: Sequence[int]) -> list[int]:
         """Sets among these that the program of set 0 serves."""
-        return [number for number in numbers if self.draw.is_like_first(number)]
-
-    def checked(self) -> Finding:
-        """Runs every checked call. Raises Decided for a candidate that fails."""
-        with self.held(), self._turn(self.shared):
-            self._deadline = time.monotonic() + self.table.correct_timeout_s
-            try:
-                found = self.check()
-                if self.candidate.protocol is None:
-                    with self.phases.timed("correct"):
-                        self._require_forgetful()
-                self.require_others(self._call_alone)
-                if not self.is_timed:
-                    self._unload()
-                return found
-            finally:
-                self._deadline = None
+        return [number for number in numbers if self.programs.draw.is_like_first(number)]
 
     def timed(
         self, *, is_profiled: bool, before: Callable[[], None]
@@ -313,12 +282,12 @@ class GpuJudgement(Judgement):
         Raises:
             Decided: a timed call failed or was wrong.
         """
-        numbers: Sequence[int] = self.draw.timed
-        unseen = self.draw.unseen
-        if self.first().reads_values:  # such a program holds for one set alone
+        numbers: Sequence[int] = self.programs.draw.timed
+        unseen = self.programs.draw.unseen
+        if self.programs.first().reads_values:  # such a program holds for one set alone
             numbers = unseen = unseen[:1] or [0]
         with self.held():
-            captured = self.program(numbers[0])
+            captured = self.programs.program(numbers[0], is_wide=False)
             with self._turn(self.shared):
                 run = self._run_for(captured)
             shared = partial(self._timing_turn, self.shared)
@@ -332,16 +301,11 @@ class GpuJudgement(Judgement):
             with alone():
                 return found, run.nodes(numbers[0])
 
-    def _captured(self, number: int) -> Captured:
-        captured = Judgement._captured(self, number)
-        require_waits(captured.program, code=self.code, finding=self.report)
-        return captured
-
-    def _values(self, prefix: Program, *, number: int) -> list[Any]:
+    def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads."""
         prefix = self._widened(prefix) if self.results.is_wide else prefix
-        binaries = self.binaries(prefix)
-        self.require_binaries(prefix, binaries)
+        binaries = self._binaries(prefix)
+        self.programs.require_binaries(prefix, binaries)
         with self.held(), self._turn(self.shared):
             self._unload()
             run = self._opened(prefix, wire.dumps(prefix), binaries)
@@ -355,54 +319,60 @@ class GpuJudgement(Judgement):
     def _scalar(self, tensor: torch.Tensor) -> Any:
         if tensor.numel() != 1:
             detail = f"a tensor of {tensor.numel()} elements is read as one value"
-            raise Decided(self.report(Status.REJECTED, Reason.UNSUPPORTED, detail))
+            raise Decided(self.programs.report(Status.REJECTED, Reason.UNSUPPORTED, detail))
         return tensor.item()
 
-    def _announce(self, numbers: Sequence[int]) -> None:
-        """Makes the calls to come at once, if one program serves all sets and has places enough."""
-        captured = self.first()
+    def announce(self, numbers: Sequence[int]) -> None:
+        """Makes the calls to come at once, if one program serves all sets and has places enough.
+        One of them is on what the one before it left, as a model is called twice."""
+        if numbers and self.programs.candidate.protocol is None:
+            self._kept_in = secrets.randbelow(len(numbers))
+        captured = self.programs.first()
         is_same = not captured.reads_values and self._alike(numbers) == list(numbers)
         run = self._run_for(self._of_layout(captured)) if is_same else None
         if run is None or len(numbers) > run.memory.num_places:
             return
         choices = [self._next_choices(self._of_layout(captured)) for _ in numbers]
-        kept = {secrets.randbelow(len(numbers))} if numbers and self._has_kept_call else set[int]()
-        self._ahead = self.results.compared(run.calls(numbers, kept=kept, choices=choices))
+        calls = run.calls(numbers, kept={self._kept_in}, choices=choices)
+        self._ahead, self._kept_in = self.results.compared(calls), -1
 
-    def _call(self, number: int) -> Left:
+    def call(self, number: int) -> Left:
+        """Runs the program of an input set once. Raises Decided or Narrowed."""
         if self._ahead:
             found = self._ahead.pop(0)
             assert found.number == number
             return found
-        captured = self._of_layout(self.program(number))
+        is_wide, is_kept = self.results.is_wide, self._kept_in == 0
+        self._kept_in -= 1
+        captured = self._of_layout(self.programs.program(number, is_wide=is_wide))
         run, choices = self._run_for(captured), self._next_choices(captured)
-        (found,) = run.calls(
-            [number], kept={0} if self._is_kept_turn() else set(), choices=[choices]
-        )
+        (found,) = run.calls([number], kept={0} if is_kept else set(), choices=[choices])
         return found
 
-    @property
-    def _has_kept_call(self) -> bool:
-        """True if one call is on what the one before left, as a model is called twice."""
-        return self.candidate.protocol is None
+    def once(self, captured: Captured, *, turn: int | None = None) -> Left:
+        """Runs a program once on set 0. Raises Decided."""
+        steps = enumerate(places(captured.program), 1)
+        chosen = [
+            (step, min(turn, len(placed.node.alternatives) - 1))
+            for step, placed in steps
+            if isinstance(placed.node, Choice)
+            and placed.section is Section.FORWARD
+            and turn is not None
+        ]
+        with self._turn(self.shared):
+            (left,) = self._run_for(captured).calls([0], choices=[tuple(chosen)])
+            return left
 
-    def _is_kept_turn(self) -> bool:
-        """True for one call of those after the first."""
-        if not self._has_kept_call or self._checks is None:
-            return False
-        num = len(self._checks.numbers)
-        return len(self._checks.judged) == 1 + self._kept_turn % num
-
-    def _require_forgetful(self) -> None:
+    def require_lasting(self) -> None:
         """Raises Decided for a program that answers with what an earlier call left in memory."""
-        captured = self.first()
+        captured = self.programs.first()
         numbers = self._alike(self.numbers)
         if captured.reads_values or len(numbers) < 2:
             return
         run = self._run_for(captured)
         if run.memory.has_statistics:
-            self._require_lasting(run)
-        accesses = accesses_of(captured.program, finding=self.report)
+            self._require_statistics(run)
+        accesses = accesses_of(captured.program, finding=self.programs.report)
         if run.memory.num_places < 3 or not may_remember(captured.program, accesses):
             return
         for mixture in Mixture:
@@ -410,19 +380,19 @@ class GpuJudgement(Judgement):
             on_left, alone = run.remembered(first, second, mixture=mixture)
             if not are_alike(on_left.outputs, alone.outputs):
                 detail = f"another answer where an earlier call left its memory\n{STATEFUL_WORDS}"
-                raise Decided(self.report(Status.WRONG, Reason.STATEFUL, detail))
+                raise Decided(self.programs.report(Status.WRONG, Reason.STATEFUL, detail))
 
-    def _require_lasting(self, run: ProgramRun) -> None:
+    def _require_statistics(self, run: ProgramRun) -> None:
         """Raises Decided for a program whose answers change with its running statistics, where
         those of the reference do not."""
-        draw, compared = random.SystemRandom(), self._alike(self._numbers_of_real())
+        draw, compared = random.SystemRandom(), self._alike(self._quiet())
         first = draw.choice(compared)
         second = draw.choice([n for n in self._alike(self.numbers) if n != first])
         calls = [call for call in run.lasting(first, second) if call.number in compared]
         for call in self.results.compared(calls):
             if found := self.results.mismatch(call):
                 detail = f"right once, not when called again: {found}\n{STATEFUL_WORDS}"
-                raise Decided(self.report(Status.WRONG, Reason.STATEFUL, detail))
+                raise Decided(self.programs.report(Status.WRONG, Reason.STATEFUL, detail))
 
     def _check_timed(self, calls: Sequence[Left]) -> None:
         """Raises Decided unless every timed call left what the reference does. An output that
@@ -438,48 +408,30 @@ class GpuJudgement(Judgement):
                 self._check_one(call)
             if not call.is_kept:
                 detail = "forward changes its inputs; write to a new tensor"
-                raise Decided(self.report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
+                raise Decided(self.programs.report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
 
     def _check_one(self, call: Left) -> None:
         if found := self.results.mismatch(call):
             if self.results.is_unwritten(call):
                 detail = "a timed call left its output unwritten"
-                raise Decided(self.report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
+                raise Decided(self.programs.report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
             detail = f"right in checked calls, wrong in a timed one: {found}"
-            raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+            raise Decided(self.programs.report(Status.WRONG, Reason.MISMATCH, detail))
 
     def _tuned(self) -> dict[str, str]:
         """Labels of the winners of the program's choices, by key. Raises Decided where another
         alternative is wrong."""
-        captured = self.first()
-        with self.held():
-            with self._turn(self.alone), self.phases.timed("tune"):
-                run = self._run_for(captured)
-                found = run.tune()
-            winners = self._winners(captured.program, found)
-            if self.candidate.protocol is None:
-                wrong = None if captured.follows_winner else self._wrong_alternative(run, found)
-                if captured.follows_winner or wrong:
-                    self._require_programs(captured.program, found, winners, wrong=wrong)
-            self.require_first_call(self._call_once)
+        programs = self.programs
+        captured = programs.first()
+        with self._turn(self.alone), programs.phases.timed("tune"):
+            run = self._run_for(captured)
+            found = run.tune()
+        winners = self._winners(captured.program, found)
+        if programs.candidate.protocol is None:
+            wrong = None if captured.follows_winner else self._wrong_alternative(run, found)
+            if captured.follows_winner or wrong:
+                self._require_programs(captured.program, found, winners, wrong=wrong)
         return winners
-
-    def _call_once(self, captured: Captured, turn: int) -> Left:
-        """Runs a program once on set 0, with this alternative of each choice. Raises Decided."""
-        steps = enumerate(places(captured.program), 1)
-        chosen = tuple(
-            (step, min(turn, len(placed.node.alternatives) - 1))
-            for step, placed in steps
-            if isinstance(placed.node, Choice) and placed.section is Section.FORWARD
-        )
-        with self._turn(self.shared), self.phases.timed("tune"):
-            (left,) = self._run_for(captured).calls([0], choices=[chosen])
-            return left
-
-    def _call_alone(self, captured: Captured) -> Left:
-        """Runs a program once on set 0, while this candidate has its turn. Raises Decided."""
-        (left,) = self._run_for(captured).calls([0])
-        return left
 
     def _winners(self, program: Program, found: Sequence[ChoiceReport]) -> dict[str, str]:
         choices = named_choices(program)
@@ -503,7 +455,8 @@ class GpuJudgement(Judgement):
         Args:
             wrong: an alternative that is wrong in the winners' program, and the set that shows it.
         """
-        draw, end = random.SystemRandom(), time.monotonic() + self.table.correct_timeout_s / 2
+        draw = random.SystemRandom()
+        end = time.monotonic() + self.programs.table.correct_timeout_s / 2
         choices, losers = named_choices(program), _losers(found)
         losers = [one for one in losers if one[0] in choices and (not wrong or one != wrong[0])]
         pairs = [(one, draw.choice(self._own_sets())) for one in draw.sample(losers, len(losers))]
@@ -512,15 +465,15 @@ class GpuJudgement(Judgement):
                 return
             choice = choices[step]
             label = choice.alternatives[number].label
-            other = self.with_winners(0, {**winners, choice.key: label})
-            with self._turn(self.shared), self.phases.timed("tune"):
+            other = self.programs.with_winners(0, {**winners, choice.key: label})
+            with self._turn(self.shared), self.programs.phases.timed("tune"):
                 if detail := self._first_wrong(self._run_for(other).calls([set_number]))[1]:
-                    raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+                    raise Decided(self.programs.report(Status.WRONG, Reason.MISMATCH, detail))
 
     def _own_sets(self) -> list[int]:
         """Sets with plants that the program of set 0 serves; set 0 where there is none."""
-        ours = [n for n in self._numbers_of_real() if self.draw.sets[n].is_planted]
-        return ([] if self.first().reads_values else self._alike(ours)) or [0]
+        ours = [n for n in self._quiet() if self.programs.draw.sets[n].is_planted]
+        return ([] if self.programs.first().reads_values else self._alike(ours)) or [0]
 
     def _first_wrong(self, left: Sequence[Left]) -> tuple[int, str]:
         """The first call of an alternative that left something else than the reference, and what;
@@ -537,27 +490,27 @@ class GpuJudgement(Judgement):
         alternative and a set or more, for half of the time of checked calls. Answers the first that
         is wrong, with its set, for the host's part may be another with that winner."""
         draw, ours, losers = random.SystemRandom(), self._own_sets(), _losers(found)
-        began, limit_s = time.monotonic(), self.table.correct_timeout_s
+        began, limit_s = time.monotonic(), self.programs.table.correct_timeout_s
         run.deadline = began + limit_s
         first = [(loser, draw.choice(ours)) for loser in losers]
         draw.shuffle(first)
         others = [pair for pair in itertools.product(losers, ours) if pair not in first]
         draw.shuffle(others)
         tried = [*first, *others]
-        named = named_choices(self.first().program)
+        named = named_choices(self.programs.first().program)
         for start in range(0, len(tried), run.memory.num_places):
             taken_s = time.monotonic() - began
             if taken_s > (limit_s / 2 if start < len(first) + NUM_FURTHER else FURTHER_S):
                 break
             batch = tried[start : start + run.memory.num_places]
             numbers = [number for _, number in batch]
-            with self._turn(self.shared), self.phases.timed("tune"):
+            with self._turn(self.shared), self.programs.phases.timed("tune"):
                 calls = run.calls(numbers, choices=[(loser,) for loser, _ in batch])
                 place, detail = self._first_wrong(calls)
             if detail and batch[place][0][0] in named:
                 return batch[place]
             if detail:
-                raise Decided(self.report(Status.WRONG, Reason.MISMATCH, detail))
+                raise Decided(self.programs.report(Status.WRONG, Reason.MISMATCH, detail))
         return None
 
     @contextmanager
@@ -578,7 +531,7 @@ class GpuJudgement(Judgement):
     def _timing_turn(
         self, turn: Turn, before: Callable[[], None] = lambda: None
     ) -> Generator[None]:
-        with self._turn(turn), self.phases.timed("time"):
+        with self._turn(turn), self.programs.phases.timed("time"):
             before()
             yield
 
@@ -600,10 +553,10 @@ class GpuJudgement(Judgement):
         if self._run is not None and self._loaded is captured and self._run.executor.is_alive:
             return self._run
         self._unload()
-        binaries = self.binaries(captured.program)
+        binaries = self._binaries(captured.program)
         run = self._opened(captured.program, captured.data, binaries)
         self._run, self._loaded = run, captured
-        with self.phases.timed("load"):
+        with self.programs.phases.timed("load"):
             run.load()
         return run
 
@@ -630,25 +583,27 @@ class GpuJudgement(Judgement):
         try:
             memory = ProgramMemory(
                 program,
-                self.content,
+                self.results.content,
                 create=self.create,
-                written=self.problem.written_parameters,
-                kinds=self.draw.kinds if self.results.is_wide else (),
+                written=self.programs.problem.written_parameters,
+                kinds=self.programs.draw.kinds if self.results.is_wide else (),
             )
         except InvalidProgram as error:
             detail = f"no program of this problem: {error}"
-            raise Decided(self.report(Status.REJECTED, Reason.UNSUPPORTED, detail)) from error
+            raise Decided(
+                self.programs.report(Status.REJECTED, Reason.UNSUPPORTED, detail)
+            ) from error
         return ProgramRun(
             executor=self._executor,
             program=program,
             data=data,
             binaries=binaries,
             memory=memory,
-            code=self.code,
-            report=self.report,
-            correct_timeout_s=self.table.correct_timeout_s,
-            timing_timeout_s=self.table.timing_timeout_s,
-            deadline=self._deadline or time.monotonic() + self.table.correct_timeout_s,
+            code=self.programs.code,
+            report=self.programs.report,
+            correct_timeout_s=self.programs.table.correct_timeout_s,
+            timing_timeout_s=self.programs.table.timing_timeout_s,
+            deadline=self._deadline or time.monotonic() + self.programs.table.correct_timeout_s,
             tf32=self.tf32,
             synchronize=self.synchronize,
         )

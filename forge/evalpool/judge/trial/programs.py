@@ -1,0 +1,320 @@
+# pyright: strict
+"""Holds what is captured of a candidate: its programs, their structure, answers to its host."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from forge.evalpool.judge.channel.words import MAX_DETAIL_CHARACTERS, at_line
+from forge.evalpool.judge.compiler.binary import Failure
+from forge.evalpool.judge.program.format import Choice, Launch
+from forge.evalpool.judge.program.questions import concealed, deviation, truths, without_answers
+from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS, require_form
+from forge.evalpool.judge.trial.structure import (
+    compile_finding,
+    kernel_facts,
+    num_launches,
+    operation_line,
+    require_structure,
+    require_work,
+    store_line,
+    torch_share,
+)
+from forge.evalpool.judge.trial.trial import Decided, Finding
+from forge.evalpool.judge.wide.patterns import about
+from forge.records.reason import Reason, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.compiler.binary import Binary
+    from forge.evalpool.judge.compiler.compile import Compiler
+    from forge.evalpool.judge.program.format import Node, Program
+    from forge.evalpool.judge.program.policy import ProblemFacts
+    from forge.evalpool.judge.trial.captures import Answers, Captured, Captures
+    from forge.evalpool.judge.trial.checks import Checks
+    from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.judgement import Device
+    from forge.evalpool.judge.trial.trial import Candidate, Phases
+
+
+MAX_CHECKS = 8
+"""Truth values that the host reads, for each of which the candidate is captured once more."""
+MAX_FURTHER_CALLS = 64
+"""Calls of a capture between its first and its last one, of a host that may count them: a secret
+number, more often a small one."""
+ORDER_WORDS = "another answer where one stream is ahead of another, which no wait forbids"
+MAX_FIRST_CALLS = 16
+"""Alternatives whose first call is tried."""
+OF_OUTPUT = re.compile(r"\A(?!line ).*\boutput(?: (\d+))?(?:\[[\d, ]*\])?: expected ")
+"""A message about an element of an output, and the output's number."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Programs:
+    """One candidate: what is captured of it, and what the judge knows of that."""
+
+    candidate: Candidate
+    table: JudgeTable
+    draw: Draw
+    problem: ProblemFacts
+    captures: Captures
+    compiler: Compiler
+    device: Device | None = None
+    """None before the first capture, and once the judgement is over."""
+    checks: Checks | None = None
+    """Checks of the question that is asked."""
+    num_launches: int = 0
+    torch_share: float | None = None
+    evidence: str = ""
+    """Types that outputs are compared in (`Verdict`)."""
+    _kept: Captured | None = None
+    """Program of set 0, where it holds for every set of the same arguments."""
+    _choices: dict[str, str] = field(default_factory=dict[str, str], init=False)
+    """Labels of the winners of its choices, by key."""
+    _gives_held: bool = field(default=False, init=False)
+    """True if the candidate gets tensors of the reference that no `state_dict` has."""
+
+    @property
+    def code(self) -> str:
+        """The candidate's source."""
+        return self.candidate.code
+
+    @property
+    def phases(self) -> Phases:
+        """Times of the judgement."""
+        return self.candidate.phases
+
+    def report(self, status: Status, reason: str, detail: str = "") -> Finding:
+        """A finding of this candidate; an output that differs is named with the line that stores
+        it."""
+        if status is Status.WRONG and (found := OF_OUTPUT.search(detail)) and self._kept:
+            program = self._kept.program
+            stored = store_line(program, int(found[1] or 0))
+            line = operation_line(program, *about(detail.partition("\n")[2]))
+            if line and line != stored:
+                detail += f"\nlook at {at_line(self.code, line, '')}"
+            detail = at_line(self.code, stored or None, detail, limit=MAX_DETAIL_CHARACTERS)
+        return Finding(
+            status=status,
+            reason=reason,
+            detail=detail,
+            is_compiled=self.checks is not None and self.checks.is_written,
+            num_launches=self.num_launches,
+            torch_share=self.torch_share,
+            evidence=self.evidence,
+        )
+
+    def values(self, prefix: Program, *, number: int) -> list[Any]:
+        """Answers the capture child: elements of tensors that the host reads, on input set
+        `number`. Raises Decided, also for a prefix that breaks the policy."""
+        require_work(
+            prefix, self.problem, code=self.code, finding=self.report, policy=self.candidate.policy
+        )
+        assert self.device is not None
+        return self.device.values(prefix, number=number)
+
+    def facts(self, prefix: Program) -> dict[str, int] | None:
+        """Answers the capture child: registers and memory of a kernel that it compiled."""
+        (found,) = self.compiler.compile(prefix.kernels, prefix.target)
+        return None if isinstance(found, Failure) else kernel_facts(found)
+
+    def first(self) -> Captured:
+        """The program of set 0, captured once."""
+        self._kept = self._kept or self._captured(0)
+        return self._kept
+
+    def again(self, choices: Mapping[str, str]) -> Captured:
+        """The program of set 0, captured again with these winners of its choices."""
+        self._choices |= choices
+        self._kept = self._captured(0)
+        return self._kept
+
+    def with_winners(self, number: int, winners: Mapping[str, str]) -> Captured:
+        """The program for an input set where other alternatives have won. Raises Decided."""
+        kept = self._choices, self.num_launches, self.torch_share
+        self._choices = {**self._choices, **winners}
+        try:
+            return self._captured(number)
+        except Decided as decided:
+            detail = f"{ALTERNATIVE_WORDS}: {decided.finding.detail}"
+            raise Decided(replace(decided.finding, detail=detail)) from decided
+        finally:
+            self._choices, self.num_launches, self.torch_share = kept
+
+    def program(self, number: int, *, is_wide: bool) -> Captured:
+        """The program for an input set: captured again where the arguments differ from those of
+        set 0, or the host reads values, which it then does in float64. Raises Decided."""
+        kept, is_same = self.first(), self.draw.is_like_first(number)
+        is_first = number == 0 and not is_wide  # captured with values of its own types
+        if is_same and (is_first or not kept.reads_values):
+            return kept
+        found = self._captured(number)
+        if is_same and (words := deviation(kept.program, found.program)):
+            detail = f"values that the host reads change more than sizes: {words}"
+            raise Decided(self.report(Status.REJECTED, "unsupported", detail))
+        return found
+
+    def binaries(self, program: Program, *, is_wide: bool = False) -> list[Binary | Failure]:
+        """The compiled kernels of a program, in order."""
+        with self.phases.timed("compile"):
+            return self.compiler.compile(program.kernels, program.target, is_rewritten=is_wide)
+
+    def require_binaries(self, program: Program, found: list[Binary | Failure]) -> None:
+        """Raises Decided for the first kernel without a binary."""
+        for kernel, one in zip(program.kernels, found, strict=True):
+            if isinstance(one, Failure):
+                raise Decided(compile_finding(one, kernel, code=self.code, report=self.report))
+
+    def require_kernels(self, program: Program, found: Sequence[Binary | Failure | None]) -> None:
+        """Raises Decided for the first kernel that must run and failed."""
+        for number in needed_kernels(program, found):
+            if isinstance(one := found[number], Failure):
+                kernel = program.kernels[number]
+                raise Decided(compile_finding(one, kernel, code=self.code, report=self.report))
+
+    def at_line(self, line: int | None, message: str) -> str:
+        """A message with the candidate's source line."""
+        return at_line(self.code, line or None, message)
+
+    def _captured(self, number: int) -> Captured:
+        """The candidate's program for an input set, its structure and kernels checked. Where random
+        numbers of its constructor matter, and the reference's constructor draws some that no
+        `state_dict` has, captured again with those. Raises Decided."""
+        try:
+            return self._captured_once(number)
+        except Decided as decided:
+            is_drawn = decided.finding.reason == Reason.PARAMS_CACHED_IN_INIT
+            if self._gives_held or not is_drawn or not self.draw.request["held"]:
+                raise
+        self._gives_held = True
+        self.phases.program = None
+        return self._captured_once(number)
+
+    def _captured_once(self, number: int) -> Captured:
+        captured = self.capture(number)
+        program, found = captured.program, truths(captured.program)
+        known = found if self._kept is None else truths(self._kept.program)
+        with self.phases.timed("structure"):
+            self.num_launches = num_launches(program)
+            self.torch_share = torch_share(program)
+            require_form(program, self.draw, self.report, number=number)
+            if detail := concealed(program, captured.questions):
+                raise Decided(self.report(Status.REJECTED, "unsupported", detail))
+            if self.draw.has_elements(number):
+                self._require_structure(program, counts_checks=found != known)
+        if self._kept is None and found and self.draw.has_elements(number):
+            self._require_checks(captured)
+        assert self.device is not None
+        self.device.require_able(program)
+        return captured
+
+    def _require_structure(self, program: Program, *, counts_checks: bool) -> None:
+        require_structure(
+            program,
+            self.problem,
+            code=self.code,
+            finding=self.report,
+            policy=self.candidate.policy,
+            counts_checks=counts_checks,
+        )
+
+    def _require_checks(self, captured: Captured) -> None:
+        """Demands of a host that reads truth values of torch that `forward` raises or does the
+        same with the other value. Raises Decided."""
+        try:
+            self._require_structure(captured.program, counts_checks=True)
+        except Decided as decided:
+            refused = decided
+        else:
+            return
+        count = len(truths(captured.program))
+        if count > MAX_CHECKS or not all(self._is_check(captured, one) for one in range(count)):
+            raise refused
+
+    def _is_check(self, captured: Captured, place: int) -> bool:
+        """True if another truth value at this place makes `forward` raise or changes nothing."""
+        program = self.phases.program
+        try:
+            other = self.capture(0, answers=Negated(self, place))
+        except Decided as decided:
+            return decided.finding.reason == Reason.EXCEPTION
+        finally:
+            self.phases.program = program
+        return without_answers(other.program) == without_answers(captured.program)
+
+    def capture(
+        self, number: int, *, answers: Answers | None = None, is_first: bool = False
+    ) -> Captured:
+        """The program for an input set as its child sends it. Raises Decided.
+
+        Args:
+            answers: to what its host reads; by default the judgement's own.
+            is_first: of the candidate's first call.
+        """
+        return self.captures.capture(
+            self.code,
+            {
+                **self.draw.request,
+                "choices": self._choices,
+                "gives_held": self._gives_held,
+                "is_first": is_first,
+                "further": 1 + int(MAX_FURTHER_CALLS ** random.SystemRandom().random()),
+            },
+            entry_point=self.candidate.entry_point,
+            uid=self.candidate.uid,
+            phases=self.phases,
+            answers=answers or self,
+            number=number,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Negated:
+    """Answers to a capture with one truth value turned round."""
+
+    programs: Programs
+    place: int
+    """Its place among the truth values of a call."""
+
+    def values(self, prefix: Program, *, number: int) -> list[Any]:
+        """As of the programs, but for that value. Raises Decided."""
+        values = self.programs.values(prefix, number=number)
+        at = len(truths(prefix))
+        for position, value in enumerate(values):
+            if isinstance(value, bool):
+                values[position] = value != (at == self.place)
+                at += 1
+        return values
+
+    def facts(self, prefix: Program) -> dict[str, int] | None:
+        """As of the programs."""
+        return self.programs.facts(prefix)
+
+
+def needed_kernels(program: Program, binaries: Sequence[Binary | Failure | None]) -> list[int]:
+    """Kernels without which a program cannot run: those outside of choices, and those of the first
+    alternative of a choice whose alternatives all fail."""
+    found: list[int] = []
+    for nodes in (program.init, program.forward):
+        _collect(nodes, binaries, found)
+    return found
+
+
+def _collect(
+    nodes: Sequence[Node], binaries: Sequence[Binary | Failure | None], found: list[int]
+) -> None:
+    for node in nodes:
+        if isinstance(node, Launch):
+            found.append(node.kernel)
+        elif isinstance(node, Choice):
+            kernels: list[list[int]] = []
+            for alternative in node.alternatives:
+                kernels.append([])
+                _collect(alternative.nodes, binaries, kernels[-1])
+            if all(any(isinstance(binaries[one], Failure) for one in each) for each in kernels):
+                found += kernels[0]
