@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from forge.store.schema.rollups import COLUMNS, settle_while
+from forge.store.schema.rollups import BY_STEP, settle_while
 from tests.canned import ARCHIVE
 
 MAX_BYTES = 700_000
@@ -54,7 +54,7 @@ DELETE FROM texts WHERE text_id NOT IN (
     UNION SELECT source_id FROM problems);
 """
 REOPEN_ALL = (
-    "".join(f"DELETE FROM rolled_{name};\n" for name in COLUMNS)
+    "".join(f"DELETE FROM rolled_{name};\n" for name in BY_STEP)
     + "DELETE FROM rolled_noise;\nDELETE FROM open_kernels;\nDELETE FROM open_groups;\n"
     + "DELETE FROM open_steps;\n"
     + """

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forge.errors import ConfigError, MachineError
-from forge.store.schema.rollups import ROLLUP_TABLES
+from forge.store.schema.rollups import OPEN_TABLES, ROLLED_TABLES
 from forge.store.schema.tables import RUN_TABLES, TOKEN_TABLES
 from forge.store.schema.views import VIEWS
 
@@ -22,7 +22,7 @@ UNRELEASED_IDS = (0x666F7267, 0x66726765)
 """The same of runs recorded before the first release, whose schemas had numbers of their own."""
 VERSION = 1
 
-RUN_SCHEMA = RUN_TABLES + ROLLUP_TABLES
+RUN_SCHEMA = RUN_TABLES + OPEN_TABLES + VIEWS + ROLLED_TABLES
 TOKEN_SCHEMA = TOKEN_TABLES
 
 _VERSION = """

@@ -154,7 +154,7 @@ def noise_of(codes: str | None) -> str:
     return _NOISE.format(turns=turns)
 
 
-_OPEN_TABLES = """
+OPEN_TABLES = """
 CREATE TABLE open_steps (
     -- steps written since they were settled, or never settled
     open_id INTEGER PRIMARY KEY,     -- ascending: the longest open step is settled first
@@ -178,65 +178,14 @@ CREATE TABLE rolled_noise (
 CREATE INDEX rolled_noise_by_kernel ON rolled_noise (code_id);
 """
 
-_ROLLED = {
-    "groups": """
-    group_id INTEGER PRIMARY KEY, stage INTEGER, step INTEGER, purpose TEXT, is_greedy INTEGER,
-    problem_id TEXT, family TEXT, level INTEGER, is_flat INTEGER, num_rollouts INTEGER,
-    num_turns INTEGER, num_correct INTEGER, reward REAL, return_low REAL, return_mean REAL,
-    return_high REAL, speedup REAL, num_distinct_completions INTEGER,
-    num_completion_tokens INTEGER, min_version INTEGER, max_version INTEGER""",
-    "steps": """
-    stage INTEGER, step INTEGER, num_groups INTEGER, num_turns INTEGER, num_flat_groups INTEGER,
-    reward REAL, return_mean REAL, pass_rate REAL, pass_rate_multi REAL, compile_rate REAL,
-    speedup REAL, best_speedup REAL, completion_tokens REAL, truncated_share REAL,
-    num_completion_tokens INTEGER, num_masked INTEGER, min_version INTEGER, max_version INTEGER,
-    generate_s REAL, judge_s REAL""",
-    "levels": """
-    stage INTEGER, step INTEGER, level INTEGER, family TEXT, num_groups INTEGER, reward REAL,
-    pass_rate REAL, compile_rate REAL, best_speedup REAL""",
-    "failures": """
-    stage INTEGER, step INTEGER, purpose TEXT, status TEXT, reason TEXT, num_turns INTEGER,
-    share REAL, example TEXT""",
-    "duplicates": """
-    stage INTEGER, step INTEGER, purpose TEXT, group_id INTEGER PRIMARY KEY, problem_id TEXT,
-    num_rollouts INTEGER, num_distinct_completions INTEGER, num_distinct_kernels INTEGER,
-    duplicate_share REAL""",
-    "reward_terms": """
-    stage INTEGER, step INTEGER, purpose TEXT, term TEXT, num_turns INTEGER, mean REAL, low REAL,
-    high REAL, paid_share REAL""",
-    "phases": """
-    stage INTEGER, step INTEGER, purpose TEXT, phase TEXT, num_turns INTEGER, total_s REAL,
-    mean_s REAL, max_s REAL""",
-    "staleness": """
-    stage INTEGER, step INTEGER, staleness INTEGER, num_samples INTEGER, share REAL, reward REAL,
-    advantage_size REAL""",
-    "fast_p": """
-    stage INTEGER, step INTEGER, policy_version INTEGER, p, num_rollouts INTEGER, fast_p REAL""",
-    "problems": """
-    problem_id TEXT NOT NULL, purpose TEXT NOT NULL, stage INTEGER NOT NULL,
-    step INTEGER NOT NULL, num_rollouts INTEGER, num_turns INTEGER, num_judged INTEGER,
-    num_correct_turns INTEGER, best_reward REAL, best_speedup REAL,
-    first_solved_by_version INTEGER, last_played_by_version INTEGER""",
-    "best": """
-    turn_row INTEGER PRIMARY KEY, problem_id TEXT, stage INTEGER, step INTEGER, group_id INTEGER,
-    rollout INTEGER, turn INTEGER, speedup_low REAL, num_launches INTEGER, num_bytes INTEGER""",
-}
-"""Name of an aggregate to the columns of its table `rolled_<name>`."""
-
-COLUMNS = {
-    name: ", ".join(column.split()[0] for column in columns.split(","))
-    for name, columns in _ROLLED.items()
-}
-"""Name of an aggregate to the names of its columns."""
+_LIVE = {"turns": "live_turns", "groups": "live_groups", "uses": "v_samples",
+         "replayed": "v_replayed"}  # fmt: skip
 
 
-def _rolled_table(name: str, columns: str) -> str:
-    end = "\n)"
-    if name == "problems":
-        end = ", PRIMARY KEY (problem_id, purpose, stage, step)\n) WITHOUT ROWID"
+def _rolled_table(name: str, sql: str) -> str:
+    """An empty table with the columns of an aggregate."""
     return f"""
-CREATE TABLE rolled_{name} (
-    -- rows of settled steps{columns}{end};
+CREATE TABLE rolled_{name} AS SELECT * FROM ({sql.format(**_LIVE)}) WHERE 0;
 CREATE INDEX rolled_{name}_by_step ON rolled_{name} (stage, step);
 """
 
@@ -270,7 +219,7 @@ NOTE_UNGROUPED = """
 
 _DROP_ROLLED = "".join(
     f"\n    DELETE FROM rolled_{name} WHERE stage = NEW.stage AND step = NEW.step;"
-    for name in COLUMNS
+    for name in BY_STEP
 )
 
 _TRIGGERS = {
@@ -307,20 +256,22 @@ _TRIGGERS = {
 """Name to the event and the statements that it runs."""
 
 _ROLLED_INDEXES = """
+CREATE INDEX rolled_groups_by_group ON rolled_groups (group_id);
+CREATE INDEX rolled_problems_by_problem ON rolled_problems (problem_id, purpose);
+CREATE INDEX rolled_best_by_turn ON rolled_best (turn_row);
 CREATE INDEX rolled_groups_by_problem ON rolled_groups (problem_id);
 CREATE INDEX rolled_best_by_problem ON rolled_best
     (problem_id, speedup_low DESC, num_launches, num_bytes, turn_row);
 """
-ROLLUP_TABLES = (
-    _OPEN_TABLES
-    + "".join(_rolled_table(*each) for each in _ROLLED.items())
+ROLLED_TABLES = (
+    "".join(_rolled_table(*each) for each in BY_STEP.items())
     + _ROLLED_INDEXES
     + "".join(
         f"CREATE TRIGGER {name} AFTER {event} BEGIN{statements}\nEND;\n"
         for name, (event, statements) in _TRIGGERS.items()
     )
 )
-"""Tables, indexes and triggers, after `tables`."""
+"""Tables, indexes and triggers, after the views that they are made from."""
 
 MAX_OPEN_STEPS = 4
 """Steps that stay open: one being played, one being trained, an evaluation, and a spare. Every view
@@ -341,7 +292,7 @@ _SETTLE = tuple(
     for statement in (
         # None is there, unless a damaged WAL put older pages beside newer ones.
         f"DELETE FROM rolled_{name} WHERE stage = :stage AND step = :step",
-        f"INSERT INTO rolled_{name} ({COLUMNS[name]}) {sql.format(**_ONE_STEP)}",
+        f"INSERT INTO rolled_{name} {sql.format(**_ONE_STEP)}",
     )
 )
 _SETTLE_NOISE = (

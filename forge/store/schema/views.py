@@ -12,7 +12,7 @@ first whether there are rewinds at all: once a query, not once a row.
 
 from __future__ import annotations
 
-from forge.store.schema.rollups import BY_STEP, COLUMNS, IS_TIMED, noise_of
+from forge.store.schema.rollups import BY_STEP, IS_TIMED, noise_of
 
 RECORD_VIEWS = """
 CREATE VIEW v_turns AS
@@ -268,7 +268,9 @@ again as another one."""
 _STEPS = f"""
     SELECT s.stage, s.step, s.is_open, s.num_groups,
         CASE WHEN s.is_open THEN {_EXPECTED} ELSE s.num_groups END AS num_expected_groups,
-        {COLUMNS["steps"].removeprefix("stage, step, num_groups, ")}
+        num_turns, num_flat_groups, reward, return_mean, pass_rate, pass_rate_multi, compile_rate,
+        speedup, best_speedup, completion_tokens, truncated_share, num_completion_tokens,
+        num_masked, min_version, max_version, generate_s, judge_s
     FROM (SELECT s.*, {_IS_OPEN} AS is_open FROM ({{parts}}) s) s
     ORDER BY s.stage, s.step"""
 
@@ -337,8 +339,7 @@ def _rolled_up() -> str:
     live = {name: sql.format(**_LIVE) for name, sql in BY_STEP.items()}
     best = _BEST_SETTLED.format(live=live.pop("best"))
     parts = {
-        name: f"\n    SELECT {COLUMNS[name]} FROM rolled_{name}"
-        f"\n    UNION ALL SELECT {COLUMNS[name]} FROM ({sql})"
+        name: f"\n    SELECT * FROM rolled_{name}\n    UNION ALL SELECT * FROM ({sql})"
         for name, sql in live.items()
     }
     return summed_views(parts, best=best, noise=_NOISE_ROLLED)
