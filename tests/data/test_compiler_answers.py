@@ -66,6 +66,17 @@ CASES = {
         ),
         ("9, 11", "20, 17"),
     ),
+    "convolution of each channel": (
+        problem(
+            "self.conv(x)", "torch.rand(2, 20, 9, 11)",
+            "self.conv = nn.Conv2d(a0, 20, 3, padding=1, groups=20)", "20",
+        ),
+        ("9, 11", "20, 17"),
+    ),
+    "nearest neighbours": (
+        problem("nn.functional.interpolate(x, scale_factor=2) * 2", "torch.rand(2, 3, 9, 11)"),
+        ("9, 11", "20, 17"),
+    ),
     "transposed convolution": (
         problem(
             "self.conv(x)", "torch.rand(2, 20, 9, 7)",
@@ -95,6 +106,12 @@ CASES = {
 }  # fmt: skip
 
 
+PRODUCTS = (
+    *("product", "batched", "convolution in", "convolution of points", "transposed", "a module"),
+)
+"""Beginnings of the names of cases whose kernels multiply matrices."""
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of torch, in its own imports
 @pytest.mark.parametrize("name", CASES)
@@ -105,7 +122,9 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
     preload()
     found = answer(AnswerTask(text=text))
     assert isinstance(found, Answered), found
-    assert (found.policy, found.library, found.literals) == ("own", (), ())
+    assert (found.policy, found.literals) == ("own", ())
+    assert "float64" not in found.code
+    assert ("tl.dot" in found.code) == name.startswith(PRODUCTS)
     assert old in text
     for place, asked in enumerate((text, text.replace(old, new))):
         folder = tmp_path / str(place)

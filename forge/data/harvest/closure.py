@@ -103,8 +103,11 @@ class CodeFile:
         self.stars: list[str] = []
         """Modules whose names are imported all."""
         self._used: dict[str, frozenset[str]] = {}
+        self._has_logger = False
         for node in _statements(self.tree.body):
             self._note(node)
+        if self._has_logger:
+            self._bind("logging", Import("logging", ""))
         self.order = {name: place for place, name in enumerate(self.definitions)}
 
     def _note(self, node: ast.stmt) -> None:
@@ -122,6 +125,12 @@ class CodeFile:
                         self.stars.append(base)
                     else:
                         self._bind(one.asname or one.name, Import(base, one.name))
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Attribute(attr="get_logger") | ast.Name(id="get_logger")),
+            ):  # of the tree's own logging, which reaches for streams and environments
+                self._bind(name, ast.parse(f"{name} = logging.getLogger(__name__)").body[0])
+                self._has_logger = True
             case ast.Assign(targets=targets):
                 for one in targets:
                     for each in ast.walk(one):

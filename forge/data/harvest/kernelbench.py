@@ -60,7 +60,7 @@ NOT_COUNTED = frozenset({
 })  # fmt: skip
 SAME = {
     "mult": "mul", "matmult": "matmul", "mm": "matmul", "bmm": "matmul", "einsum": "matmul",
-    "clip": "clamp", "clampmin": "relu", "swish": "silu",
+    "clip": "clamp", "clampmin": "clamp", "clampmax": "clamp", "swish": "silu",
     "expit": "sigmoid", "multiply": "mul", "divide": "div", "subtract": "sub",
 }  # fmt: skip
 
@@ -121,7 +121,7 @@ def operations_of(tree: ast.Module | None) -> str:
                 case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
                     is_layer = name[:1].isupper()
                     if is_layer or node.name != "__init__":
-                        found[_plain(name)] += 1
+                        found["relu" if _is_relu(one) else _plain(name)] += 1
                 case ast.BinOp(op=op) | ast.AugAssign(op=op) if node.name != "__init__":
                     found[_plain(type(op).__name__)] += 1
                 case _:
@@ -130,6 +130,23 @@ def operations_of(tree: ast.Module | None) -> str:
     if not found:
         return NONE
     return sha256(repr(sorted(found.items())).encode()).hexdigest()[:DIGITS]
+
+
+def _is_relu(call: ast.Call) -> bool:
+    """True for a clamp whose only bound is 0 from below: `x.clamp(min=0)`, `torch.clamp(x, 0)`."""
+    match call.func:
+        case ast.Attribute(value=owner, attr="clamp" | "clip" | "clamp_min" | "clamp_"):
+            is_function = isinstance(owner, ast.Name) and owner.id in ("torch", "F")
+        case _:
+            return False
+    bounds = [*call.args[is_function:], *(one.value for one in call.keywords)]
+    is_lower = all(one.arg == "min" for one in call.keywords)
+    return (
+        len(bounds) == 1
+        and is_lower
+        and isinstance(bounds[0], ast.Constant)
+        and (bounds[0].value == 0)
+    )
 
 
 def _plain(name: str) -> str:

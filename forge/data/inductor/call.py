@@ -1,4 +1,4 @@
-"""Reads the body of `call` as steps, and the entry's forward with these steps in place.
+"""Reads the body of `call` as the steps of forward.
 
 Every statement has one of a closed set of forms. What guards, synchronises or frees is left out;
 names of buffers that stand for the same memory become one.
@@ -18,8 +18,6 @@ from forge.data.inductor.source import (
     calls_of,
     copied,
     dotted,
-    forward_of,
-    literal,
     walk,
 )
 from forge.data.inductor.steps import (
@@ -31,23 +29,18 @@ from forge.data.inductor.steps import (
     Value,
     View,
     counterpart,
-    is_contiguous,
     unknown,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel
+    from forge.data.inductor.source import Entry, GeneratedAnswer, GeneratedKernel
 
 IGNORED = frozenset({
-    *("assert_size_stride", "assert_alignment", "get_raw_stream", "args.clear"),
-    *("torch.cuda.set_device", "torch.cuda.synchronize", "start_graph", "end_graph"),
+    *("assert_size_stride", "get_raw_stream", "args.clear", "torch.cuda.set_device"),
 })  # fmt: skip
 """Calls that guard or synchronise."""
-
-GUARDS = ("torch.cuda._DeviceGuard", "torch.cuda.device")
-EMPTY = ("empty_strided_cuda", "empty_strided", "torch.empty_strided")
 
 
 @dataclass(slots=True)
@@ -70,8 +63,7 @@ class CallReader:
             if len(one.args) >= 3
         }
         self._read_all(call.body, parameter, given, asserted)
-        if self.returned is None:
-            raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, "call returns nothing")
+        assert self.returned is not None
         return self.returned
 
     def _read_all(
@@ -82,7 +74,7 @@ class CallReader:
                 case ast.Assign(targets=[target], value=ast.Name(id=name)) if name == parameter:
                     self._bind(target, given, asserted)
                 case ast.With(items=[ast.withitem(context_expr=ast.Call() as guard)]) if (
-                    dotted(guard.func) in GUARDS
+                    dotted(guard.func) == "torch.cuda._DeviceGuard"
                 ):
                     self._read_all(node.body, parameter, given, asserted)
                 case ast.Return(value=value):
@@ -99,10 +91,8 @@ class CallReader:
     def _bind(self, target: ast.expr, given: list[ast.expr], asserted: _Asserted) -> None:
         names = [one.id for one in _elements(target) if isinstance(one, ast.Name)]
         if len(names) != len(given):
-            raise NotRewritten(
-                RewriteReason.UNKNOWN_STATEMENT,
-                f"call takes {len(names)} values, gets {len(given)}",
-            )
+            said = f"call takes {len(names)} values, gets {len(given)}"
+            raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, said)
         for name, expr in zip(names, given, strict=True):
             is_number = isinstance(expr, ast.Constant)
             self.names[name] = expr if is_number else View(root=Root(expr=expr, is_input=True))
@@ -114,7 +104,7 @@ class CallReader:
 
     def _assign(self, name: str, value: ast.expr, asserted: _Asserted) -> None:
         match value:
-            case ast.Call(func=function, args=[_, *_]) if dotted(function) in EMPTY:
+            case ast.Call(func=function, args=[_, *_]) if dotted(function) == "empty_strided_cuda":
                 self._allocate(name, value)
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id=owner), attr="size" | "stride" as kind),
@@ -133,10 +123,6 @@ class CallReader:
             case ast.Call() if dotted(value.func) in ("copy_if_misaligned", "reinterpret_tensor"):
                 self.names[name] = self.value(value)
             case ast.Call() if dotted(value.func).rpartition(".")[2] in IGNORED:
-                pass
-            case ast.Call(func=function) if (
-                dotted(function) == "torch._C._cuda_getCurrentRawStream"
-            ):
                 pass
             case ast.Call() | ast.Subscript():
                 root = Root(expr=ast.Name(id=name, ctx=ast.Load()))
@@ -176,49 +162,18 @@ class CallReader:
             return
         if name in IGNORED or name.endswith(".wait"):
             return
-        if launch := read_launch(made, self.kernels, self.value):
-            for value in launch.arguments.values():
-                if isinstance(value, View):
-                    value.root.is_used = True
-            self.steps.append(launch)
-            return
-        self._compute(made, None)
+        launch = read_launch(made, self.kernels, self.value)
+        if launch is None:
+            counterpart(made)  # for its own reason
+            unknown(made)
+        self.steps.append(launch)
 
-    def _compute(self, value: ast.expr, result: Root | None) -> None:
-        """An operation of torch, whose result may be a buffer that it is given as `out`."""
+    def _compute(self, value: ast.expr, result: Root) -> None:
+        """An operation of torch, or an element of its result."""
         tensors: list[View] = []
-        written: tuple[Root, ...] = ()
-        expr = value
-        if isinstance(value, ast.Call):
-            expr = counterpart(value)
-            out = next((one for one in expr.keywords if one.arg == "out"), None)
-            if out is not None:
-                target = self.value(out.value)
-                if not isinstance(target, View):
-                    unknown(value)
-                if result is None and self._is_fresh(target):
-                    result = target.root
-                    self.steps = [one for one in self.steps if not _allocates(one, result)]
-                    expr.keywords.remove(out)
-                else:
-                    written = (target.root,)
-            elif result is None:
-                unknown(value)
-        elif not (isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)):
-            unknown(value)
+        expr = counterpart(value) if isinstance(value, ast.Call) else value
         expr = _Placed(self, tensors).visit(copied(expr))
-        for one in tensors:
-            one.root.is_used = True
-        if result is not None:
-            result.is_used = True
-        self.steps.append(Compute(call=expr, tensors=tensors, result=result, written=written))
-
-    def _is_fresh(self, target: View) -> bool:
-        """True for a whole buffer that nothing has touched, so that a new tensor may replace it."""
-        root = target.root
-        is_whole = target.size is None or ast.dump(target.write()) == ast.dump(root.expr)
-        is_plain = is_contiguous(root.size, root.stride) and target.offset is None
-        return is_whole and is_plain and not root.is_used and not root.is_input
+        self.steps.append(Compute(call=expr, tensors=tensors, result=result))
 
     def value(self, node: ast.expr) -> Value:
         """A tensor or a number of `call`."""
@@ -315,10 +270,6 @@ def _sum(left: ast.expr, right: ast.expr) -> ast.expr:
             return ast.BinOp(left=left, op=ast.Add(), right=right)
 
 
-def _allocates(step: Step, root: Root) -> bool:
-    return isinstance(step, Allocate) and step.root is root
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
     """The steps of forward, and the value that it returns."""
@@ -336,123 +287,36 @@ class Forward:
 
 
 def read_forward(
-    answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel], labels: dict[str, str]
-) -> Forward:
-    """The steps of the entry's forward, that of `call` in place. Raises NotRewritten."""
-    forward = forward_of(answer.entry)
-    assert forward is not None
-    reader = _Forward(CallReader(kernels, labels))
-    for node in forward.body:
-        reader.read(node, answer.call)
-    if reader.result is None:
-        raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, "forward returns nothing")
+    answer: GeneratedAnswer, entry: Entry, kernels: dict[str, GeneratedKernel],
+    labels: dict[str, str],
+) -> Forward:  # fmt: skip
+    """The steps of the entry's forward, those of `call`. Raises NotRewritten."""
+    reader = CallReader(kernels, labels)
+    returned = reader.run(answer.call, entry.given)
+    known: dict[str, ast.expr] = {}
+    outputs: list[View] = []
+    for place, value in enumerate(returned):
+        if isinstance(value, View):
+            known[str(place)] = ast.Name(id=str(len(outputs)), ctx=ast.Load())
+            outputs.append(value)
+        else:
+            known[str(place)] = value
+    roots = [one.root for one in reader.names.values() if isinstance(one, View)]
     return Forward(
-        steps=reader.steps.steps,
-        result=reader.result,
-        outputs=reader.outputs,
-        device=_device(reader.steps),
-        inputs=[one.root for one in _views(reader.steps) if one.root.is_input],
-        taken={one.arg for one in walk(forward) if isinstance(one, ast.arg)},
+        steps=reader.steps,
+        result=Substituted(known).visit(copied(entry.result)),
+        outputs=outputs,
+        device=_device(roots),
+        inputs=[one for one in roots if one.is_input],
+        taken={one.arg for one in walk(entry.forward) if isinstance(one, ast.arg)},
     )
 
 
-def _views(steps: CallReader) -> list[View]:
-    return [one for one in steps.names.values() if isinstance(one, View)]
-
-
-def _device(steps: CallReader) -> ast.expr:
+def _device(roots: list[Root]) -> ast.expr:
     """The device of the first tensor of forward, or of a parameter."""
-    given = [one.root for one in _views(steps)]
-    tensors = [one.expr for one in given if one.is_input and one.size is not None]
+    tensors = [one.expr for one in roots if one.is_input and one.size is not None]
     chosen = next((one for one in tensors if isinstance(one, ast.Name)), None)
     chosen = chosen or next(iter(tensors), None)
     if chosen is None:
         return ast.Constant("cuda")
     return ast.Attribute(value=copied(chosen), attr="device", ctx=ast.Load())
-
-
-@dataclass(slots=True)
-class _Forward:
-    """Reads the entry's forward."""
-
-    steps: CallReader
-    known: dict[str, ast.expr] = field(default_factory=dict[str, ast.expr])
-    returned: list[Value] = field(default_factory=list[Value])
-    output: str = ""
-    """Name of the list that `call` returned."""
-    outputs: list[View] = field(default_factory=list[View])
-    result: ast.expr | None = None
-
-    def read(self, node: ast.stmt, call: ast.FunctionDef) -> None:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as made) if (
-                dotted(made.func) == "call"
-            ):
-                self.output = name
-                self.returned = self._run(made, call)
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_chain(value):
-                self.known[name] = self._with_known(value)
-            case ast.Return(value=ast.expr() as value):
-                self.result = self._result(value, call)
-            case ast.Expr(value=ast.Constant()) | ast.Pass():
-                pass
-            case _:
-                unknown(node)
-
-    def _run(self, made: ast.Call, call: ast.FunctionDef) -> list[Value]:
-        match made:
-            case ast.Call(args=[ast.List(elts=given)], keywords=[]) if not self.returned:
-                return self.steps.run(call, [self._with_known(one) for one in given])
-            case _:
-                unknown(made)
-
-    def _result(self, value: ast.expr, call: ast.FunctionDef) -> ast.expr:
-        """The returned expression: elements of what `call` returned, alone or in a tuple."""
-        match value:
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                made = [self._result(one, call) for one in parts]
-                kind = ast.Tuple if isinstance(value, ast.Tuple) else ast.List
-                return kind(elts=made, ctx=ast.Load())
-            case ast.Subscript(value=ast.Name(id=name), slice=index) if name == self.output:
-                return self._output(literal(index, None), value)
-            case ast.Subscript(value=ast.Call() as made, slice=index) if (
-                dotted(made.func) == "call"
-            ):
-                self.returned = self._run(made, call)
-                return self._output(literal(index, None), value)
-            case ast.Name(id=name) if name == self.output and self.returned:
-                places = range(len(self.returned))
-                every = [self._output(place, value) for place in places]
-                return ast.Tuple(elts=every, ctx=ast.Load())
-            case _ if _is_chain(value):
-                return self._with_known(value)
-            case _:
-                unknown(value)
-
-    def _output(self, place: object, node: ast.expr) -> ast.expr:
-        if not isinstance(place, int) or not 0 <= place < len(self.returned):
-            unknown(node)
-        value = self.returned[place]
-        if isinstance(value, View):
-            self.outputs.append(value)
-            return ast.Name(id=str(len(self.outputs) - 1), ctx=ast.Load())
-        return value
-
-    def _with_known(self, node: ast.expr) -> ast.expr:
-        for one in walk(node):
-            if isinstance(one, ast.Name) and one.id in self.known:
-                return Substituted(self.known).visit(copied(node))
-        return node
-
-
-def _is_chain(node: ast.expr) -> bool:
-    """True for names with attributes and constant subscripts, and for constants."""
-    match node:
-        case ast.Name() | ast.Constant():
-            return True
-        case ast.Attribute(value=owner):
-            return _is_chain(owner)
-        case ast.Subscript(value=owner, slice=ast.Constant()):
-            return _is_chain(owner)
-        case _:
-            return False

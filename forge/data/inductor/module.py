@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from forge.data.inductor.kernel.runtime_functions import FUNCTIONS, translate
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import Transformer, copied, named, walk
+from forge.data.inductor.source import Transformer, copied, is_class, named, walk
 from forge.data.inductor.steps import (
     Allocate,
     Compute,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from forge.data.inductor.call import Forward
-    from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel
+    from forge.data.inductor.source import Entry, GeneratedAnswer, GeneratedKernel
 
 GIVEN = ("torch", "triton", "triton.language", "triton.language.extra", "torch.nn")
 """Modules whose imports are written anew."""
@@ -41,23 +41,27 @@ LABELS = {
     "max_pool3d_with_indices": "max pool", "log_softmax": "log softmax", "to_copy": "cast",
 }  # fmt: skip
 """Words for operations whose names in Inductor have several parts."""
-VIEWS = {"t", "view", "expand", "select", "clone"}
+VIEWS = {"t", "view", "expand", "select", "clone", "unsafe", "squeeze", "unsqueeze", "permute"}
 """Operations that compute nothing."""
 OPERATION = re.compile("|".join([*LABELS, "[^_]+"]))
 
 
 def write_module(
-    answer: GeneratedAnswer, kernels: dict[str, GeneratedKernel], forward: Forward, *, name: str
+    answer: GeneratedAnswer,
+    entry: Entry,
+    kernels: dict[str, GeneratedKernel],
+    forward: Forward,
 ) -> str:
-    """The module's source; `name` is that of its class. Raises NotRewritten."""
+    """The module's source. Raises NotRewritten."""
     names = kernel_names(kernels)
     made = [_kernel(one, names[key]) for key, one in kernels.items()]
     functions = _functions(answer, made)
-    entry = _entry(answer, kernels, names, forward, name)
-    others = _needed(answer, [entry, *made])
+    entry.forward.body = _body(kernels, names, forward)
+    model = next(one for one in entry.definitions if is_class(one, "ModelNew"))
+    others = _needed([one for one in entry.definitions if one is not model], [model, *made])
     imports = [one for one in others if isinstance(one, ast.Import | ast.ImportFrom)]
     rest = [one for one in others if one not in imports]
-    body = [*rest, *functions, *made, entry]
+    body = [*rest, *functions, *made, model]
     comments = {names[key]: one.comment for key, one in kernels.items() if one.comment}
     code = print_module([[*_imports(body), *imports], body], comments)
     if missing := sorted(_free_names(code)):
@@ -133,23 +137,16 @@ def _without_decorations(node: ast.FunctionDef) -> ast.AST:
     return translate(node)
 
 
-def _entry(
-    answer: GeneratedAnswer,
-    kernels: dict[str, GeneratedKernel],
-    names: dict[str, str],
-    forward: Forward,
-    name: str,
-) -> ast.ClassDef:
-    """The entry class with a forward that launches the kernels."""
-    body = [_step(one, kernels, names, forward.device) for one in forward.steps]
+def _body(
+    kernels: dict[str, GeneratedKernel], names: dict[str, str], forward: Forward
+) -> list[ast.stmt]:
+    """The statements of a forward that launches the kernels."""
     outputs = [one.write() for one in forward.outputs]
     result = _Filled(outputs).visit(copied(forward.result))
-    body.append(ast.Return(value=result))
-    entry = _Renamed(answer.entry.name, name).visit(copied(answer.entry))
-    for node in entry.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "forward":
-            node.body = body
-    return entry
+    return [
+        *(_step(one, kernels, names, forward.device) for one in forward.steps),
+        ast.Return(value=result),
+    ]
 
 
 def _step(
@@ -163,7 +160,7 @@ def _step(
         case Compute():
             tensors = [one.write() for one in step.tensors]
             value = _Filled(tensors).visit(copied(step.call))
-            return _assign(step.result.expr, value) if step.result else ast.Expr(value=value)
+            return _assign(step.result.expr, value)
         case Launch():
             return ast.Expr(value=_launch(step, kernels[step.kernel], names[step.kernel]))
 
@@ -187,10 +184,6 @@ def _allocation(step: Allocate, device: ast.expr) -> ast.Call:
 def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
     given = [_argument(step.arguments[one]) for one in kernel.arguments]
     options = {one: step.sizes[one] for one in kernel.params if one in kernel.constexprs}
-    if step.num_warps != 4:
-        options["num_warps"] = step.num_warps
-    if step.num_stages is not None and _has_loop(kernel):
-        options["num_stages"] = step.num_stages
     # `ast.unparse` leaves out the parentheses of a tuple in brackets; as a name it keeps them.
     grid = ast.Name(id=ast.unparse(ast.Tuple(elts=step.grid, ctx=ast.Load())), ctx=ast.Load())
     return ast.Call(
@@ -201,10 +194,6 @@ def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
             for k, v in options.items()
         ],
     )
-
-
-def _has_loop(kernel: GeneratedKernel) -> bool:
-    return any(isinstance(one, ast.For) for one in walk(*kernel.body))
 
 
 def _argument(value: Value) -> ast.expr:
@@ -219,10 +208,10 @@ def _assign(target: ast.expr, value: ast.expr) -> ast.Assign:
     return ast.Assign(targets=[name], value=value, lineno=0)
 
 
-def _needed(answer: GeneratedAnswer, nodes: Iterable[ast.AST]) -> list[ast.stmt]:
-    """The answer's other statements that define a name in use, in their order."""
+def _needed(others: Sequence[ast.stmt], nodes: Iterable[ast.AST]) -> list[ast.stmt]:
+    """The statements of a problem that define a name in use, in their order."""
     sources: dict[str, ast.stmt] = {}
-    for node in answer.others:
+    for node in others:
         for name in _defined(node):
             sources[name] = node
     chosen: set[ast.stmt] = set()
@@ -232,7 +221,7 @@ def _needed(answer: GeneratedAnswer, nodes: Iterable[ast.AST]) -> list[ast.stmt]
         if node is not None and node not in chosen and not _is_given(node):
             chosen.add(node)
             waiting.extend(_global_names(ast.unparse(node)))
-    return [node for node in answer.others if node in chosen]
+    return [node for node in others if node in chosen]
 
 
 def _defined(node: ast.stmt) -> list[str]:
@@ -248,12 +237,12 @@ def _defined(node: ast.stmt) -> list[str]:
 
 
 def _is_given(node: ast.stmt) -> bool:
-    """True for imports that are written anew, and for those of Inductor's inside."""
+    """True for imports that are written anew."""
     match node:
         case ast.Import(names=[ast.alias(name=name, asname=other)]):
             return name in GIVEN and other in (None, "tl", "nn")
         case ast.ImportFrom(module=str(module)):
-            return module.startswith(("torch._", "triton"))
+            return module.startswith("triton")
         case _:
             return False
 
@@ -308,20 +297,3 @@ class _Filled(Transformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return self.values[int(node.id)] if node.id.isdecimal() else node
-
-
-class _Renamed(Transformer):
-    """Renames a class and its mentions."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self.old, self.new = old, new
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        if node.name == self.old:
-            node.name = self.new
-        return self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id == self.old:
-            node.id = self.new
-        return node

@@ -11,23 +11,21 @@ Policy = Literal["own", "hybrid"]
 
 
 class RewriteReason(StrEnum):
-    """Reasons why an answer is not rewritten. Manifests count them."""
+    """Reasons why an answer is not rewritten. Data cards count them."""
 
     NOT_PYTHON = "not_python"
-    """The text does not parse, or is too long or too deep to be an answer."""
-    NO_ENTRY_POINT = "no_entry_point"
-    """No class whose forward calls `call` once, with a list."""
+    """A text does not parse."""
     NO_KERNEL = "no_kernel"
     """No Triton kernel is launched for a value that forward returns."""
     UNKNOWN_HEURISTIC = "unknown_heuristic"
-    """A kernel's decorator or grid is none for which block sizes are known: templates, split scans,
+    """A kernel's decorator or grid is none for which block sizes are known: split scans,
     cooperative and combined kernels."""
     UNKNOWN_HELPER = "unknown_helper"
     """A kernel calls a function of Inductor's runtime that has no counterpart here."""
     UNKNOWN_STATEMENT = "unknown_statement"
     """A statement of `call`, or of forward, has a form that is not known."""
     UNKNOWN_OPERATION = "unknown_operation"
-    """`call` uses an external kernel that has no counterpart in torch."""
+    """`call` uses an external kernel of Inductor."""
     UNKNOWN_NAME = "unknown_name"
     """The module would use a name that nothing in it defines: constants folded into the graph."""
     RANDOM = "random"
@@ -48,12 +46,10 @@ class Rewritten:
     """A plain module."""
 
     code: str
-    """Source that needs torch and triton only, and defines `<entry_point>New`."""
+    """Source that needs torch and triton only, and defines `ModelNew`."""
     policy: Policy
     """`hybrid` if torch computes part of the answer: matrix products, convolutions."""
     kernels: tuple[str, ...] = ()
     """Names of the kernels."""
     products: int = 0
     """How many kernels are matrix products and convolutions, with what follows them."""
-    library: tuple[str, ...] = ()
-    """Functions of torch that compute part of the answer."""

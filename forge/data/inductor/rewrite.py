@@ -1,4 +1,4 @@
-"""`rewrite`: from the text of an answer to a plain module."""
+"""`rewrite`: from the text that Inductor would compile to a plain module."""
 
 from __future__ import annotations
 
@@ -17,62 +17,42 @@ from forge.data.inductor.kernel.body import (
 from forge.data.inductor.module import kernel_names, write_module
 from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
 from forge.data.inductor.readable import readable
-from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel, dotted, read, walk
+from forge.data.inductor.source import Entry, GeneratedKernel, dotted, read
 from forge.data.inductor.steps import Compute, Launch, unread_stores
 
 MAX_ROUNDS = 20
 
 
-def rewrite(
-    code: str, *, entry_point: str = "Model", labels: dict[str, str] | None = None
-) -> Rewritten:
-    """The plain module of an answer that Inductor made. Deterministic.
+def rewrite(code: str, entry: Entry, labels: dict[str, str]) -> Rewritten:
+    """The plain module of a problem. Deterministic.
 
     Args:
-        code: The whole answer: kernels, `call`, and the class whose forward calls it.
-        entry_point: Name of the reference; the module defines `<entry_point>New`.
+        code: The text that Inductor would compile.
+        entry: The problem, and how its forward calls the code.
         labels: Names for people of the symbols of sizes.
 
     Raises:
-        NotRewritten: nothing else, for any text.
+        NotRewritten: a form of code that is not known.
     """
-    try:
-        return _rewrite(code, f"{entry_point}New", entry_point, labels)
-    except RecursionError as err:
-        raise NotRewritten(RewriteReason.NOT_PYTHON, "nested too deeply") from err
-
-
-def _rewrite(code: str, name: str, entry_point: str, labels: dict[str, str] | None) -> Rewritten:
-    answer = read(code, entry_point)
-    kernels = {one.name: plain(one) for one in _called(answer)}
-    forward = read_forward(answer, kernels, labels or {})
+    answer = read(code)
+    kernels = {one.name: plain(one) for one in answer.kernels.values()}
+    forward = read_forward(answer, entry, kernels, labels)
     kernels = {name: _sized(one, forward) for name, one in kernels.items()}
     forward, kernels = _read_only(forward, kernels)
     if not kernels:
         raise NotRewritten(RewriteReason.NO_KERNEL, "no launch reaches a returned value")
-    if labels is not None:
-        forward, kernels = readable(forward, kernels)
+    forward, kernels = readable(forward, kernels)
     library = [dotted(one.call.func) for one in forward.steps if _is_operation(one)]
     return Rewritten(
-        code=write_module(answer, kernels, forward, name=name),
-        policy="hybrid" if any(isinstance(one, Compute) for one in forward.steps) else "own",
+        code=write_module(answer, entry, kernels, forward),
+        policy="hybrid" if library else "own",
         kernels=tuple(kernel_names(kernels).values()),
-        products=sum(
-            one.heuristic is not None and one.heuristic.kind == "template"
-            for one in kernels.values()
-        ),
-        library=tuple(dict.fromkeys(library)),
+        products=sum(one.heuristic.kind == "template" for one in kernels.values()),
     )
 
 
 def _is_operation(step: object) -> TypeGuard[Any]:
     return isinstance(step, Compute) and isinstance(step.call, ast.Call)
-
-
-def _called(answer: GeneratedAnswer) -> list[GeneratedKernel]:
-    """Kernels that `call` mentions."""
-    names = {one.id for one in walk(answer.call) if isinstance(one, ast.Name)}
-    return [one for name, one in answer.kernels.items() if name in names]
 
 
 def _sized(kernel: GeneratedKernel, forward: Forward) -> GeneratedKernel:

@@ -1,7 +1,6 @@
-"""Reads an answer: its kernels, the body of `call`, the entry class, and everything else.
-
-Kernels are jitted functions of the module, or texts given to `async_compile.triton`. `call` is a
-function of the module, or a method of its `Runner`.
+"""Reads the text that Inductor would compile: its kernels, which are texts given to
+`async_compile.triton`, and the method `call` of its `Runner`; and what all rewriting shares: names,
+walks and copies of trees.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 Tree = TypeVar("Tree", bound=ast.AST)
 
 SCALAR = re.compile(r"zf\d+$")
 """Names of numbers of forward, which kernels mention and launches do not pass."""
-MAX_CHARS = 2_000_000
-"""Longest answer that is read; the longest of KernelBook have 200,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +27,9 @@ class Heuristic:
     """Facts in a decorator of Inductor from which a launch's sizes follow."""
 
     kind: str
-    """Name of the decorator: `pointwise`, `reduction`, `persistent_reduction`, ..."""
-    size_hints: dict[str, int]
-    """Powers of two that are no smaller than each axis: `x`, `y`, `z`, `r0_`."""
+    """Name of the decorator: `pointwise`, `reduction`, `persistent_reduction`, `template`."""
     reduction_hint: str
     """`INNER`, `OUTER`, `OUTER_TINY` or `DEFAULT`."""
-    grid: str
-    """Kind of grid; empty if the launch has one."""
-    num_loads: int
-    num_reductions: int
-    num_warps: int
-    """Given for a template; 0 elsewhere."""
-    constants: dict[str, Any]
-    """Parameters that a launch may leave out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +40,7 @@ class GeneratedKernel:
     params: tuple[str, ...]
     constexprs: frozenset[str]
     body: list[ast.stmt]
-    heuristic: Heuristic | None
-    """None if the launch itself gives the block sizes."""
+    heuristic: Heuristic
     fixed: dict[str, int] = field(default_factory=dict[str, int])
     """Values of constexprs that the body gave itself."""
     comment: str = ""
@@ -77,81 +63,66 @@ class GeneratedAnswer:
     combines: dict[str, ast.FunctionDef]
     """Jitted functions that kernels call: operators of scans."""
     call: ast.FunctionDef
-    entry: ast.ClassDef
-    others: list[ast.stmt]
-    """The module's other statements, in their order."""
 
 
-@dataclass(slots=True)
-class _Reader:
-    kernels: dict[str, GeneratedKernel] = field(default_factory=dict[str, GeneratedKernel])
-    combines: dict[str, ast.FunctionDef] = field(default_factory=dict[str, ast.FunctionDef])
-    others: list[ast.stmt] = field(default_factory=list[ast.stmt])
-    classes: list[ast.ClassDef] = field(default_factory=list[ast.ClassDef])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The problem's side of an answer."""
+
+    definitions: list[ast.stmt]
+    """Those of the problem, with `ModelNew` in place of `Model`."""
+    given: list[ast.expr]
+    """The arguments of `call`, in names of forward."""
+    result: ast.expr
+    """The value that forward returns; names like `0` in it stand for what `call` returns."""
+
+    @property
+    def forward(self) -> ast.FunctionDef:
+        """The method to be written anew. Raises NotRewritten."""
+        classes = {one.name: one for one in self.definitions if isinstance(one, ast.ClassDef)}
+        model, waiting = classes["ModelNew"], ["ModelNew"]
+        while waiting:
+            owner = classes.get(waiting.pop(0))
+            if owner is not None and (found := _method(owner, "forward")) is not None:
+                if owner is not model:  # of a base class, which others may need as it is
+                    found = copied(found)
+                    model.body.append(found)
+                return found
+            waiting += [dotted(base) for base in (owner.bases if owner else ())]
+        raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, "no forward")
+
+
+def read(code: str) -> GeneratedAnswer:
+    """The kernels and `call` of the text that Inductor would compile. Raises NotRewritten."""
+    kernels: dict[str, GeneratedKernel] = {}
+    combines: dict[str, ast.FunctionDef] = {}
     call: ast.FunctionDef | None = None
-
-    def read(self, tree: ast.Module) -> None:
-        for node in tree.body:
-            match node:
-                case ast.FunctionDef() if _is_jitted(node):
-                    self.kernels[node.name] = _kernel(node, node.name)
-                    self.combines[node.name] = node
-                case ast.FunctionDef(name="call"):
-                    self.call = node
-                case ast.ClassDef(name="Runner"):
-                    self.call = _method(node, "call") or self.call
-                case ast.ClassDef():
-                    self.classes.append(node)
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as made) if (
-                    dotted(made.func) == "async_compile.triton"
-                ):
-                    self._read_text(name, made)
-                case _:
-                    self.others.append(node)
-
-    def _read_text(self, name: str, made: ast.Call) -> None:
-        """A kernel given as text, which may define operators beside it."""
-        if len(made.args) < 2 or not isinstance(text := made.args[1], ast.Constant):
-            raise NotRewritten(
-                RewriteReason.UNKNOWN_STATEMENT, f"{name} = async_compile.triton(...)"
-            )
-        jitted = [
-            node
-            for node in parse(str(text.value)).body
-            if isinstance(node, ast.FunctionDef) and _is_jitted(node)
-        ]
-        if not jitted:
-            raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, f"{name} has no kernel in its text")
-        *operators, main = jitted
-        for node in operators:
-            known = self.combines.setdefault(node.name, node)
-            if ast.dump(known) != ast.dump(node):
-                raise NotRewritten(
-                    RewriteReason.UNKNOWN_STATEMENT, f"two functions named {node.name}"
-                )
-        self.kernels[name] = _kernel(main, name)
-
-
-def read(code: str, entry_point: str) -> GeneratedAnswer:
-    """The parts of an answer. Raises NotRewritten."""
-    reader = _Reader()
-    reader.read(parse(code))
-    if reader.call is None:
-        raise NotRewritten(RewriteReason.NO_ENTRY_POINT, "no function `call`")
-    entry = _entry(reader.classes, entry_point)
-    return GeneratedAnswer(
-        kernels=reader.kernels,
-        combines=reader.combines,
-        call=reader.call,
-        entry=entry,
-        others=[*reader.others, *(one for one in reader.classes if one is not entry)],
-    )
+    for node in parse(code).body:
+        match node:
+            case ast.ClassDef(name="Runner"):
+                call = _method(node, "call")
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(args=[_, ast.Constant(value=str(text)), *_]) as made,
+            ) if dotted(made.func) == "async_compile.triton":
+                *operators, main = [
+                    one for one in parse(text).body if isinstance(one, ast.FunctionDef)
+                ]
+                for one in operators:
+                    known = combines.setdefault(one.name, one)
+                    if ast.dump(known) != ast.dump(one):
+                        raise NotRewritten(
+                            RewriteReason.UNKNOWN_STATEMENT, f"two functions named {one.name}"
+                        )
+                kernels[name] = _kernel(main, name)
+            case _:
+                pass
+    assert call is not None
+    return GeneratedAnswer(kernels=kernels, combines=combines, call=call)
 
 
 def parse(text: str) -> ast.Module:
     """The tree of a text. Raises NotRewritten."""
-    if len(text) > MAX_CHARS:
-        raise NotRewritten(RewriteReason.NOT_PYTHON, f"{len(text)} characters")
     try:
         with warnings.catch_warnings():  # of strings with unknown escapes: nothing to do about them
             warnings.simplefilter("ignore")
@@ -287,9 +258,9 @@ def calls_of(node: ast.AST, name: str) -> list[ast.Call]:
     return [one for one in walk(node) if isinstance(one, ast.Call) and dotted(one.func) == name]
 
 
-def forward_of(entry: ast.ClassDef) -> ast.FunctionDef | None:
-    """The method `forward` of a class."""
-    return _method(entry, "forward")
+def is_class(node: ast.stmt, name: str) -> bool:
+    """True for the definition of a class."""
+    return isinstance(node, ast.ClassDef) and node.name == name
 
 
 def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
@@ -299,92 +270,25 @@ def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
     return None
 
 
-def _entry(classes: Sequence[ast.ClassDef], entry_point: str) -> ast.ClassDef:
-    """The class `<entry_point>New`, or the only class whose forward calls `call`."""
-    callers = [one for one in classes if (f := forward_of(one)) and calls_of(f, "call")]
-    named = [one for one in callers if one.name in (f"{entry_point}New", entry_point)]
-    found = named or callers
-    if len(found) != 1:
-        names = ", ".join(one.name for one in found) or "no class"
-        raise NotRewritten(RewriteReason.NO_ENTRY_POINT, f"{names}: one forward must call `call`")
-    return found[0]
-
-
-def _is_jitted(node: ast.FunctionDef) -> bool:
-    return any(dotted(one) in ("triton.jit", "jit") for one in node.decorator_list)
-
-
 def _kernel(node: ast.FunctionDef, name: str) -> GeneratedKernel:
-    given = node.args
-    if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or given.defaults:
-        raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, f"parameters of {name}")
-    constexprs = (one.arg for one in given.args if dotted(one.annotation) == "tl.constexpr")
+    constexprs = (one.arg for one in node.args.args if dotted(one.annotation) == "tl.constexpr")
     scalars = sorted(
         {one.id for one in walk(*node.body) if isinstance(one, ast.Name) and SCALAR.match(one.id)}
     )
+    made = next(one for one in node.decorator_list if isinstance(one, ast.Call))
+    given = {one.arg: one.value for one in made.keywords}
+    pointers = literal(dict(_items(given.get("triton_meta"))).get("signature"), {})
     return GeneratedKernel(
         name=name,
-        params=(*(one.arg for one in given.args), *scalars),
+        params=(*(one.arg for one in node.args.args), *scalars),
         constexprs=frozenset(constexprs),
         body=node.body,
-        heuristic=_heuristic(node),
-        pointers=_signature(node),
+        heuristic=Heuristic(
+            kind=dotted(made.func).rpartition(".")[2],
+            reduction_hint=dotted(given.get("reduction_hint")).rpartition(".")[2],
+        ),
+        pointers={str(name): str(kind) for name, kind in pointers.items()},
     )
-
-
-def _heuristic(node: ast.FunctionDef) -> Heuristic | None:
-    for one in node.decorator_list:
-        if isinstance(one, ast.Call):
-            return _facts(dotted(one.func).rpartition(".")[2], one)
-    return None
-
-
-def _signature(node: ast.FunctionDef) -> dict[str, str]:
-    """Types of the parameters in a decorator's `triton_meta`."""
-    for one in node.decorator_list:
-        if isinstance(one, ast.Call):
-            given = {each.arg: each.value for each in one.keywords}
-            found = literal(dict(_items(given.get("triton_meta"))).get("signature"), {})
-            if isinstance(found, dict):
-                return {str(name): str(kind) for name, kind in found.items()}
-    return {}
-
-
-def _facts(kind: str, made: ast.Call) -> Heuristic:
-    given = {one.arg: one.value for one in made.keywords}
-    inductor = dict(_items(given.get("inductor_meta") or given.get("meta")))
-    triton = dict(_items(given.get("triton_meta") or given.get("meta")))
-    constants = literal(triton.get("constants"), {})
-    return Heuristic(
-        kind=kind,
-        size_hints=_size_hints(literal(given.get("size_hints"), {}), kind),
-        reduction_hint=dotted(given.get("reduction_hint")).rpartition(".")[2] or "DEFAULT",
-        grid=str(literal(inductor.get("grid_type"), "")),
-        num_loads=_number(inductor.get("num_load")),
-        num_reductions=_number(inductor.get("num_reduction")),
-        num_warps=_number(given.get("num_warps")),
-        constants={str(key): value for key, value in constants.items()}
-        if isinstance(constants, dict)
-        else {},
-    )
-
-
-def _size_hints(given: Any, kind: str) -> dict[str, int]:
-    """Hints by axis. Older versions wrote a list: z, y, x, and the reduction last."""
-    if isinstance(given, list | tuple):
-        has_reduction = kind != "pointwise"
-        num_others = len(given) - has_reduction
-        if not 0 <= num_others <= 3:
-            return {}
-        names = [*reversed("xyz"[:num_others]), *(["r0_"] if has_reduction else [])]
-        given = dict(zip(names, given, strict=True))
-    if not isinstance(given, dict):
-        return {}
-    return {
-        str(name): size
-        for name, size in given.items()
-        if isinstance(size, int) and 0 < size < 1 << 62
-    }
 
 
 def _items(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
@@ -402,8 +306,3 @@ def literal(node: ast.expr | None, default: Any) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return default
-
-
-def _number(node: ast.expr | None) -> int:
-    value = literal(node, 0)
-    return value if isinstance(value, int) else 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from forge.data.inductor.expressions import Polynomial, polynomial, product
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import copied, dotted, literal
+from forge.data.inductor.source import copied, dotted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -32,8 +32,6 @@ class Root:
     dtype: ast.expr | None = None
     is_input: bool = False
     """True if it outlasts the call."""
-    is_used: bool = False
-    """True once an operation has read or written it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +174,7 @@ class Compute:
     call: ast.expr
     """The operation; names like `0` in it stand for its tensors."""
     tensors: list[View]
-    result: Root | None = None
-    """None if it writes to its tensors only."""
-    written: tuple[Root, ...] = ()
+    result: Root
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -191,8 +187,6 @@ class Launch:
     sizes: dict[str, int | ast.expr]
     """By constexpr."""
     grid: list[ast.expr]
-    num_warps: int
-    num_stages: int | None = None
 
     def keep(self, names: Collection[str]) -> None:
         """Passes these parameters only."""
@@ -224,8 +218,7 @@ def unread_stores(
             case Number():
                 kept.append(step)
             case Compute():
-                made = {*step.written, *([step.result] if step.result else [])}
-                if not made or any(one in live or one.is_input for one in made):
+                if step.result in live:
                     kept.append(step)
                     live.update(one.root for one in step.tensors)
             case Launch():
@@ -271,25 +264,6 @@ def _stores_in_vain(step: Launch, access: Access, live: set[Root]) -> frozenset[
     return frozenset(vain)
 
 
-OPERATIONS = {
-    "mm": "torch.mm",
-    "bmm": "torch.bmm",
-    "addmm": "torch.addmm",
-    "bias_addmm": "torch.addmm",
-    "baddbmm": "torch.baddbmm",
-    "addmv": "torch.addmv",
-    "_int_mm": "torch._int_mm",
-}
-"""External kernels with a counterpart of the same arguments."""
-CONVOLUTIONS = {
-    (1, False): "torch.nn.functional.conv1d",
-    (2, False): "torch.nn.functional.conv2d",
-    (3, False): "torch.nn.functional.conv3d",
-    (1, True): "torch.nn.functional.conv_transpose1d",
-    (2, True): "torch.nn.functional.conv_transpose2d",
-    (3, True): "torch.nn.functional.conv_transpose3d",
-}
-"""By number of axes, and whether transposed."""
 DRAWS = ("rand", "seed", "bernoulli", "normal", "dropout")
 """Parts of the names of operations that draw random numbers."""
 
@@ -304,60 +278,10 @@ def unknown(node: ast.AST) -> NoReturn:
 
 
 def counterpart(made: ast.Call) -> ast.Call:
-    """An operation of torch that does what an external kernel does."""
+    """An operation that no kernel does, as torch has it. Raises NotRewritten."""
     name = dotted(made.func)
     if any(part in name for part in DRAWS):
         raise NotRewritten(RewriteReason.RANDOM, name)
-    owner, _, function = name.rpartition(".")
-    if name.startswith("torch.ops.aten."):
-        return made
-    if name.startswith("aten."):
-        return _renamed(made, f"torch.ops.{name}")
-    if owner != "extern_kernels":
-        unknown(made)
-    if function == "convolution":
-        return _convolution(made)
-    if function == "_mm_plus_mm" and len(made.args) == 4:
-        first = ast.Call(func=_name("torch.mm"), args=made.args[:2], keywords=[])
-        given = [first, *made.args[2:]]
-        return ast.Call(func=_name("torch.addmm"), args=given, keywords=made.keywords)
-    if function not in OPERATIONS:
+    if not name.startswith("torch.ops.aten."):
         raise NotRewritten(RewriteReason.UNKNOWN_OPERATION, name)
-    made = _renamed(made, OPERATIONS[function])
-    ones = {"alpha", "beta"}
-    kept = [k for k in made.keywords if k.arg not in ones or literal(k.value, None) != 1]
-    return ast.Call(func=made.func, args=made.args, keywords=kept)
-
-
-def _convolution(made: ast.Call) -> ast.Call:
-    given = {one.arg: one.value for one in made.keywords}
-    is_transposed = literal(given.pop("transposed", None), False) is True
-    stride = literal(given.get("stride"), None)
-    axes = len(stride) if isinstance(stride, tuple | list) else 0
-    if (axes, is_transposed) not in CONVOLUTIONS:
-        raise NotRewritten(RewriteReason.UNKNOWN_OPERATION, "extern_kernels.convolution")
-    usual = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
-    if not is_transposed:
-        given.pop("output_padding", None)
-    kept: list[ast.keyword] = []
-    for name in ("bias", "stride", "padding", "output_padding", "dilation", "groups"):
-        value = literal(given.get(name), None)
-        is_usual = name not in given or _is_usual(value, usual.get(name, 1))
-        if not (is_usual or (name == "bias" and literal(given[name], 0) is None)):
-            kept.append(ast.keyword(arg=name, value=given[name]))
-    function = _name(CONVOLUTIONS[axes, is_transposed])
-    return ast.Call(func=function, args=made.args, keywords=kept)
-
-
-def _is_usual(value: object, usual: int) -> bool:
-    if isinstance(value, tuple | list):
-        return all(one == usual for one in value)
-    return value == usual
-
-
-def _renamed(made: ast.Call, name: str) -> ast.Call:
-    return ast.Call(func=_name(name), args=made.args, keywords=list(made.keywords))
-
-
-def _name(name: str) -> ast.expr:
-    return ast.parse(name, mode="eval").body
+    return made

@@ -46,6 +46,16 @@ def print_statement(node: ast.stmt, indent: int) -> Iterator[str]:
             if node.orelse:
                 yield " " * indent + "else:"
                 yield from _body(node.orelse, indent + STEP)
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as value):
+            lines = list(_wrapped(_with_double_quotes(ast.unparse(node)), indent))
+            if max(map(len, lines)) > WIDTH:
+                margin, inner = " " * indent, " " * (indent + STEP)
+                lines = [
+                    f"{margin}{name} = (",
+                    *(inner + one for one in _terms(value)),
+                    f"{margin})",
+                ]
+            yield from lines
         case _:
             yield from _wrapped(_with_double_quotes(ast.unparse(node)), indent)
 
@@ -59,6 +69,17 @@ def _with_double_quotes(text: str) -> str:
             parts += [text[begin:start], f'"{inner}"']
             begin = end + 1
     return "".join([*parts, text[begin:]])
+
+
+def _terms(node: ast.BinOp) -> list[str]:
+    """The operands of a chain of one operator, a line each."""
+    parts: list[str] = []
+    left: ast.expr = node
+    while isinstance(left, ast.BinOp) and type(left.op) is type(node.op):
+        parts.append(ast.unparse(ast.BinOp(ast.Name("x"), left.op, left.right)).removeprefix("x "))
+        left = left.left
+    first = ast.unparse(ast.BinOp(left, node.op, ast.Name("x")))  # with its parentheses
+    return [first.rsplit(" ", 2)[0], *reversed(parts)]
 
 
 def _definition(node: ast.ClassDef | ast.FunctionDef, indent: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from forge.data.build.choice import HeldoutProblems
 from forge.data.harvest import mistakes
 from forge.data.harvest.checks import fault_of
 from forge.data.harvest.closure import Library
-from forge.data.harvest.kernelbench import FILE, SAMPLE, mark
+from forge.data.harvest.kernelbench import FILE, SAMPLE, mark, operations_of
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found, Rejected
 from forge.data.harvest.sieve import Sieve
@@ -148,6 +148,47 @@ def test_arguments_come_from_tests_before_names(tmp_path: Path) -> None:
     assert "return [24]" in one.text
     assert any("return [16]" in text for text in one.alternatives)
     assert one.licence == "MIT"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("x.clamp(min=0)", "torch.relu(x)", True),
+        ("torch.clamp_min(x, 0.0)", "F.relu(x)", True),
+        ("x.clamp_max(3)", "torch.clamp(x, max=3)", True),
+        ("x.clamp(min=3)", "torch.relu(x)", False),
+        ("x.clamp(0, 1)", "torch.relu(x)", False),
+    ],
+)
+def test_clamps_are_one_operation_and_a_relu_is_another(one: str, other: str, is_same: bool):
+    first, second = (
+        operations_of(ast.parse(SAMPLE.replace("torch.relu(self.linear(x))", text)))
+        for text in (one, other)
+    )
+    assert (first == second) is is_same
+
+
+def test_a_logger_of_the_tree_is_that_of_python(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        logs="import sys\ndef get_logger(name):\n    return sys.stderr\n",
+        layers="""
+            from torch import nn
+            from . import logs as logging
+
+            logger = logging.get_logger(__name__)
+
+            class Double(nn.Module):
+                def forward(self, x):
+                    logger.warning("twice")
+                    return x * 2
+        """,
+    )
+    (source,) = open_sources([str(tmp_path)])
+    (found,) = [one for unit in source.units() for one in source.read(unit)]
+    assert isinstance(found, Found)
+    assert "logger = logging.getLogger(__name__)" in found.text
+    assert "import logging\n" in found.text
 
 
 BOOK = """

@@ -54,12 +54,11 @@ def answer(task: AnswerTask) -> Answered | Unanswered:
 
 def _answer(text: str, **options: bool) -> Answered:
     traced = trace(text, **options)
-    made = rewrite(traced.code, labels=traced.names)
+    made = rewrite(traced.code, traced.entry, traced.names)
     return Answered(
         code=made.code,
         policy=made.policy,
         kernels=made.kernels,
         products=made.products,
-        library=made.library,
         literals=tuple(size_literals(made.code, traced.sizes)),
     )

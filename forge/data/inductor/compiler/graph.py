@@ -1,15 +1,14 @@
 """Traces a problem with symbolic sizes and gives the code that Inductor would compile for a card.
 
 Each axis of each input and parameter has a symbol; what the model does with them merges some, and
-fixes others. The answer is the code that Inductor generates for sm_90, followed by the problem's
-class, whose forward calls it: the shape that `forge.data.inductor.rewrite` reads.
+fixes others. The answer is the code that Inductor generates for sm_90, and how the problem's
+forward calls it: what `forge.data.inductor.rewrite` takes.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import keyword
 import math
 import types
@@ -31,6 +30,7 @@ from forge.data.inductor.compiler.plain import attributes, plain_operations
 from forge.data.inductor.compiler.reductions import reductions
 from forge.data.inductor.compiler.sizes import Sizes, substitution
 from forge.data.inductor.compiler.templates import templates
+from forge.data.inductor.source import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,6 +88,7 @@ class Traced:
     """An answer as Inductor writes it."""
 
     code: str
+    entry: Entry
     names: dict[str, str]
     """Names for people of the symbols of sizes."""
     sizes: frozenset[int]
@@ -149,13 +150,14 @@ def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) 
                 code = _code(graph, [sizes.on_card(one) for one in symbols])
         every = [*(_attribute(one.path) for one in held), *labels]
         passed = [one for one, kept in zip(every, is_symbolic, strict=True) if kept]
+        assert made.result is not None
         entry = _entry(problem, passed, made.result, len(inputs))
-        code = _with_formulas(code, sizes.formulas)
         every_tensor = [
             one for one in [*(h.value for h in held), *leaves] if isinstance(one, torch.Tensor)
         ]
         return Traced(
-            code=f"{code.strip()}\n\n\n{entry}\n",
+            code=_with_formulas(code, sizes.formulas),
+            entry=entry,
             names=sizes.names,
             sizes=frozenset(
                 n
@@ -243,7 +245,7 @@ class _Traced:
     spec: Any
     with_attributes: bool
     result: ast.expr | None = None
-    """The value that forward returns, with `output[k]` for its tensors."""
+    """The value that forward returns; names like `0` in it stand for its tensors."""
 
     def run(self, values: list[Any]) -> list[Any]:
         num_held = len(self.held)
@@ -269,7 +271,7 @@ def _written(value: Any, leaves: list[Any]) -> ast.expr:
     match value:
         case torch.Tensor():
             leaves.append(value)
-            return ast.parse(f"output[{len(leaves) - 1}]", mode="eval").body
+            return ast.Name(id=str(len(leaves) - 1), ctx=ast.Load())
         case tuple() if type(value) is tuple:
             return ast.Tuple(elts=[_written(one, leaves) for one in value], ctx=ast.Load())
         case list():
@@ -325,31 +327,25 @@ def _with_formulas(code: str, formulas: dict[str, str]) -> str:
     return code[:begin] + "".join(lines) + code[begin:]
 
 
-def _entry(problem: str, passed: list[str], result: ast.expr | None, num_inputs: int) -> str:
-    """The problem's definitions, with the class renamed to ModelNew and its forward replaced."""
+def _entry(problem: str, passed: list[str], result: ast.expr, num_inputs: int) -> Entry:
+    """The problem's definitions, with the class renamed to ModelNew, and the arguments of the code
+    in names of its forward."""
     tree = ast.parse(problem)
     skipped = {"get_inputs", "get_init_inputs", "get_input_sets"}
-    kept = [one for one in tree.body if getattr(one, "name", "") not in skipped]
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "Model":
             node.id = "ModelNew"
         if isinstance(node, ast.ClassDef) and node.name == "Model":
             node.name = "ModelNew"
-            node.body = [_forward(one, passed, result, num_inputs) for one in node.body]
-    return ast.unparse(ast.Module(body=kept, type_ignores=[]))
-
-
-def _forward(node: ast.stmt, passed: list[str], result: Any, num_inputs: int) -> ast.stmt:
-    if not isinstance(node, ast.FunctionDef) or node.name != "forward":
-        return node
-    names = [one.arg for one in [*node.args.posonlyargs, *node.args.args]][1:]
-    if node.args.vararg:
-        names += [f"{node.args.vararg.arg}[{k}]" for k in range(num_inputs - len(names))]
-    given = [one.format(*names) if one.startswith("{") else one for one in passed]
-    made = copy.copy(node)
-    text = f"output = call([{', '.join(given)}])\nreturn {ast.unparse(result)}"
-    made.body = ast.parse(text).body
-    return made
+    kept = [one for one in tree.body if getattr(one, "name", "") not in skipped]
+    entry = Entry(definitions=kept, given=[], result=result)
+    given = entry.forward.args
+    names = [one.arg for one in [*given.posonlyargs, *given.args]][1:]
+    if given.vararg:
+        names += [f"{given.vararg.arg}[{k}]" for k in range(num_inputs - len(names))]
+    texts = [one.format(*names) if one.startswith("{") else one for one in passed]
+    entry.given.extend(ast.parse(one, mode="eval").body for one in texts)
+    return entry
 
 
 def _attribute(path: str) -> str:

@@ -25,7 +25,7 @@ def plain_operations(stack: contextlib.ExitStack) -> None:
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     stack.callback(torch.backends.mha.set_fastpath_enabled, is_fast)
-    for function in (_layer_norm, _instance_norm, _max_pool1d):
+    for function in (_layer_norm, _instance_norm, _max_pool1d, _interpolate, _relu6):
         name = function.__name__.removeprefix("_")
         stack.enter_context(mock.patch.object(functional, name, function))
 
@@ -71,6 +71,35 @@ def _max_pool1d(
     if return_indices:
         return values.squeeze(-2), indices.squeeze(-2)
     return values.squeeze(-2)
+
+
+INTERPOLATE = functional.interpolate
+
+
+def _interpolate(
+    input: torch.Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
+    *rest: Any, **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Nearest neighbours at a whole factor are copies; their places take fp64 otherwise."""
+    rank = input.dim() - 2
+    factors = scale_factor if isinstance(scale_factor, list | tuple) else [scale_factor] * rank
+    if mode != "nearest" or size is not None or not all(_is_whole(one) for one in factors):
+        return INTERPOLATE(input, size, scale_factor, mode, *rest, **options)
+    made = input
+    for axis, factor in enumerate(factors, start=2):
+        made = made.unsqueeze(axis + 1)
+        sizes = [*made.shape]
+        sizes[axis + 1] = int(factor)
+        made = made.expand(sizes).flatten(axis, axis + 1)
+    return made
+
+
+def _is_whole(factor: Any) -> bool:
+    return isinstance(factor, int | float) and factor >= 1 and factor == int(factor)
+
+
+def _relu6(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return functional.hardtanh(input, 0.0, 6.0, inplace)
 
 
 def attributes(

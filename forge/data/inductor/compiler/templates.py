@@ -143,13 +143,15 @@ def _grouped(rank: int, names: str, *, is_transposed: bool) -> list[str]:
 def _depthwise(rank: int, names: str, *, is_transposed: bool) -> list[str]:
     """Lines of a sum over taps, where each channel has a kernel of its own."""
     taps = " * ".join(f"KERNEL_{n.upper()}" for n in names)
-    reading, inside, address = _reading(names, "tap", "", "", is_transposed)
-    at = " + ".join(["n * {{stride('X', 0)}}", "c * {{stride('X', 1)}}", *address])
+    reading, inside, _ = _reading(names, "tap", "", "", is_transposed)
+    at = "n * channels + c"  # sizes of X may be numbers, which the groups fix
+    for n in names:
+        at = f"({at}) * in_{n} + at_{n}"
     lines, rest = _positions(names, "index")
     return [
         *_sides(names),
         'batch = {{size("X", 0)}}',
-        'channels = {{size("X", 1)}}',
+        'channels = {{size("W", 0)}}',
         "index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
         *lines,
         f"c = {rest} % channels",
@@ -225,15 +227,10 @@ CONVOLUTIONS = {
 """By rank, kind, and whether each channel has a kernel of its own."""
 
 
-def _hint(size: Any) -> int:
-    if isinstance(size, int):
-        return size
-    return int(V.graph.sizevars.optimization_hint(size, fallback=64))
-
-
-def _block(size: Any, least: int, most: int) -> int:
-    """A power of two that is no larger than needed for a size."""
-    return max(least, min(most, 1 << max(_hint(size) - 1, 0).bit_length()))
+def _block(size: Any, most: int) -> int:
+    """The block of an axis: a power of two that is no larger than a length that is a number."""
+    size = sympy.sympify(size)
+    return min(most, max(16, 1 << (int(size) - 1).bit_length())) if size.is_Integer else most
 
 
 def _mm(a: Any, b: Any, **_: Any) -> Any:
@@ -243,7 +240,7 @@ def _mm(a: Any, b: Any, **_: Any) -> Any:
     layout = ir.FixedLayout(a.get_device(), a.get_dtype(), [*batch, m, n])
     made = PRODUCT.generate(
         input_nodes=(a, b), layout=layout, num_stages=3, num_warps=4, BATCHED=bool(batch),
-        BLOCK_M=_block(m, 16, 64), BLOCK_N=_block(n, 16, 64), BLOCK_K=_block(k, 16, 32),
+        BLOCK_M=_block(m, 64), BLOCK_N=_block(n, 64), BLOCK_K=_block(k, 32),
     )  # fmt: skip
     assert made is not None
     return made.output_node()
@@ -275,9 +272,9 @@ def _conv(
     if len(size) == rank + 1:
         size = [sympy.Integer(1), *size]
     known = V.graph.sizevars
-    is_depthwise = groups > 1 and all(
-        known.statically_known_equals(one, groups) for one in (x.get_size()[1], size[1])
-    )
+    first, second, *_ = weight.get_size()  # both are 1 a group where each channel has its own
+    is_depthwise = groups > 1 and known.statically_known_equals(second, 1)
+    is_depthwise = is_depthwise and known.optimization_hint(first, fallback=0) == groups
     options: dict[str, Any] = {"GROUPS": groups}
     for axis, name in enumerate("DHW"[-rank:]):
         options[f"KERNEL_{name}"] = known.guard_int(weight.get_size()[2 + axis])
@@ -287,8 +284,8 @@ def _conv(
         options["BLOCK"] = 256
     else:
         options |= {
-            "BLOCK_M": _block(math.prod([size[0], *size[2:]]), 16, 64),
-            "BLOCK_N": _block(_hint(size[1]) // groups, 16, 64),
+            "BLOCK_M": _block(math.prod([size[0], *size[2:]]), 64),
+            "BLOCK_N": _block(size[1] // groups if size[1].is_Integer else size[1], 64),
             "BLOCK_K": 32,
         }  # fmt: skip
     kind = "transposed" * transposed + "plain" * (not transposed)

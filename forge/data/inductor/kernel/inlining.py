@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from forge.data.inductor.source import CHILDREN, Transformer, copied, dotted, is_call, walk
+from forge.data.inductor.source import Transformer, copied, dotted, is_call, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,10 +18,6 @@ class Inlining(Transformer):
     """Replaces names that stand for another name or a constant."""
 
     known: dict[str, ast.expr] = field(default_factory=dict[str, ast.expr])
-    has_casts: bool = False
-    """True if the body has a cast of `tl.full`, which may become a `tl.full` of floats."""
-    names: dict[ast.stmt, set[str]] = field(default_factory=dict[ast.stmt, set[str]])
-    """Names in each statement of the body."""
 
     @classmethod
     def of(cls, body: list[ast.stmt], params: tuple[str, ...]) -> Inlining:
@@ -32,34 +28,19 @@ class Inlining(Transformer):
             if facts.may_replace(name, value) and not _mentions(value, known):
                 is_cast = facts.has_attributes(name)
                 known[name] = value if is_cast else facts.as_operand(value)
-        return cls(known=known, has_casts=facts.has_casts, names=facts.names)
-
-    @property
-    def is_done(self) -> bool:
-        """True if a visit would change nothing."""
-        return not self.known and not self.has_casts
+        return cls(known)
 
     def applied(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """The statements with all names replaced, without those that gave the names."""
-        if self.has_casts:
-            return [one for node in body if (one := self.visit(node)) is not None]
-        changed: list[ast.stmt] = []
-        for node in body:
-            is_touched = not self.known.keys().isdisjoint(self.names[node])
-            new = self.visit(node) if is_touched else node
-            if new is not None:
-                changed.append(new)
-        return changed
+        return [one for node in body if (one := self.visit(node)) is not None]
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         return _as_full_of_floats(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        if node.id in self.known and isinstance(node.ctx, ast.Load):
-            value = self.known[node.id]
-            return value if isinstance(value, ast.Name | ast.Constant) else copied(value)
-        return node
+        is_read = isinstance(node.ctx, ast.Load)
+        return copied(self.known[node.id]) if is_read and node.id in self.known else node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
         match node.targets:
@@ -67,11 +48,6 @@ class Inlining(Transformer):
                 return None
             case _:
                 return self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        if isinstance(node.target, ast.Name) and node.target.id in self.known:
-            return None
-        return self.generic_visit(node)
 
 
 def _mentions(value: ast.expr, known: dict[str, ast.expr]) -> bool:
@@ -89,46 +65,30 @@ class _Facts:
     """Parents of the uses of each name."""
     shapes: dict[str, str]
     """Shape to which a name was broadcast."""
-    has_casts: bool
-    """True if `tl.full(...)` is cast somewhere."""
-    names: dict[ast.stmt, set[str]]
-    """Names in each statement of the body."""
 
     @classmethod
     def of(cls, body: list[ast.stmt], params: tuple[str, ...]) -> _Facts:
-        """The facts of all statements, in one pass."""
+        """The facts of all statements."""
         stores: Counter[str] = Counter(params)
         assignments: list[tuple[str, ast.expr]] = []
         uses: dict[str, list[ast.AST]] = {}
-        names: dict[ast.stmt, set[str]] = {}
-        mentioned: set[str] = set()
-        has_casts = False
-        top = set(body)
-        stack: list[Any] = [*reversed(body)]
-        while stack:
-            node = stack.pop()
-            kind = type(node)
-            if node in top:
-                mentioned = names[node] = set()
-            if kind is ast.Assign or kind is ast.AnnAssign:
-                target = node.target if kind is ast.AnnAssign else _only(node.targets)
-                if type(target) is ast.Name and node.value is not None:
-                    assignments.append((target.id, node.value))
-            elif kind is ast.Attribute and node.attr == "to":
-                has_casts = has_casts or is_call(node.value, "tl.full")
-            for name in CHILDREN[kind]:
-                value = getattr(node, name, None)
-                for child in value if type(value) is list else (value,):
-                    if type(child) is not ast.Name:
-                        if child is not None:
-                            stack.append(child)
-                        continue
-                    mentioned.add(child.id)
-                    if type(child.ctx) is ast.Load:
-                        uses.setdefault(child.id, []).append(node)
-                    elif type(child.ctx) is ast.Store:
-                        stores[child.id] += 1
-        return cls(stores, assignments, uses, _broadcast(assignments), has_casts, names)
+        for node in walk(*body):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    assignments.append((name, value))
+                case _:
+                    pass
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load):
+                    uses.setdefault(child.id, []).append(node)
+                elif isinstance(child, ast.Name):
+                    stores[child.id] += 1
+        shapes = {
+            name: ast.dump(value.args[1])
+            for name, value in assignments
+            if isinstance(value, ast.Call) and is_call(value, "tl.broadcast_to")
+        }
+        return cls(stores, assignments, uses, shapes)
 
     def assigned(self) -> Iterator[tuple[str, ast.expr]]:
         """Names that are assigned once, with their values."""
@@ -166,21 +126,6 @@ class _Facts:
     def has_attributes(self, name: str) -> bool:
         """True if a name is used as `name.to(...)`."""
         return any(isinstance(one, ast.Attribute) for one in self.uses.get(name, []))
-
-
-def _only(targets: list[ast.expr]) -> ast.expr | None:
-    return targets[0] if len(targets) == 1 else None
-
-
-def _broadcast(assignments: list[tuple[str, ast.expr]]) -> dict[str, str]:
-    """Shapes to which names are broadcast."""
-    return {
-        name: ast.dump(value.args[1])
-        for name, value in assignments
-        if isinstance(value, ast.Call)
-        and len(value.args) == 2
-        and is_call(value, "tl.broadcast_to")
-    }
 
 
 def _is_cast(parent: ast.AST) -> bool:
