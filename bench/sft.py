@@ -55,7 +55,7 @@ def config_of(shape: str) -> Any:
     """The model's configuration."""
     from transformers import AfmoeConfig, Qwen3Config
 
-    from forge.runner.plan.model_shape import KNOWN
+    from forge.runner.plan.shape import KNOWN
 
     if shape in ("tiny", "tiny-mixture"):
         sizes: dict[str, Any] = {

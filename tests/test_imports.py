@@ -205,8 +205,7 @@ PARTS = {
 """Rooms that the supervisor joins: every room that runs on the host."""
 
 SUPERVISOR: dict[str, set[str]] = {
-    "runner.plan": {"runner.plan.nodes"},
-    "runner.plan.nodes": {"runner.plan"},
+    "runner.plan": set(),
     "runner.live": set(),
     "runner.prepare": {"runner.plan", "runner.live"},
     "runner.weights": set(),

@@ -46,7 +46,7 @@ from forge.rollout.prompter import TemplatePrompter
 from forge.rollout.rewards.scorer import open_own_scorer
 from forge.runner.attempt import describe_attempt
 from forge.runner.plan.machine import this_machine
-from forge.runner.plan.model_shape import lora_rank
+from forge.runner.plan.shape import lora_rank
 from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.serve.client import ReplicaClient

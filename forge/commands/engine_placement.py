@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage
-from forge.runner.plan.model_shape import refusal_of
 from forge.runner.plan.placement import place
+from forge.runner.plan.shape import refusal_of
 from forge.serve.engines import choose_engine
 
 if TYPE_CHECKING:

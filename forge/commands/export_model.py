@@ -28,7 +28,7 @@ from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError
 from forge.runner.merging import PROMPT, export_job, run_child
-from forge.runner.plan.model_shape import model_type
+from forge.runner.plan.shape import model_type
 from forge.runner.weights.resume import find_weights
 from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES

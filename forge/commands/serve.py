@@ -27,7 +27,7 @@ from forge.records import split_step
 from forge.runner.from_run import with_run
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
-from forge.runner.plan.model_shape import lora_rank
+from forge.runner.plan.shape import lora_rank
 from forge.runner.prepare.hub import locate_model
 from forge.runner.prepare.model_dir import with_template
 from forge.runner.prepare.prompt_facts import prompts_of_run

@@ -1,7 +1,7 @@
 # pyright: strict
 """Capacity of a judge: its CPU cores, its GPU contexts and their memory. Pure.
 
-Called by the pool, the judge and the plan (`runner/plan/gpu_costs.py`), which must agree.
+Called by the pool, the judge and the plan (`runner/plan/memory.py`), which must agree.
 """
 
 from __future__ import annotations

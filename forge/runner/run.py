@@ -44,6 +44,7 @@ from forge.runner.past import EarlierAttempts, back_to_step, load_past
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.plan import Plan, plan
+from forge.runner.plan.rates import record_rates
 from forge.runner.plan.requirements import require_template
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.hub import locate_model, locate_rows
@@ -211,6 +212,7 @@ async def _supervise(
         )
         await _record_all(run, past)
     show_summary(paths, console, placement)
+    record_rates(paths, placement)
     if experiment.eval.suite is not None:
         write_results(paths, experiment.model, console)
 

@@ -293,7 +293,7 @@ def test_a_plan_knows_the_parameters_and_the_cache_of_the_model(name: str, tmp_p
     import torch
     import transformers
 
-    from forge.runner.plan.model_shape import model_shape
+    from forge.runner.plan.shape import model_shape
     from forge.train.trainer.child.settings import model_class
 
     made = make_architecture(name, tmp_path)

@@ -10,9 +10,8 @@ import pytest
 
 from forge.config.schema import EvalStage, Experiment, ModelTable
 from forge.errors import ConfigError
-from forge.runner.plan.cpu_costs import count_params
-from forge.runner.plan.model_shape import model_shape
 from forge.runner.plan.requirements import require_template
+from forge.runner.plan.shape import count_params, model_shape
 from forge.runner.prepare.hub import locate_model
 from forge.train.gguf import read_gguf
 from tests.train.gguf_files import CHATML, VOCAB, write_header

@@ -12,8 +12,7 @@ import pytest
 from forge.config.schema import ModelTable, TinyModel
 from forge.data.chat import ChatTemplate
 from forge.errors import ChildDied
-from forge.runner.plan.cpu_costs import count_params
-from forge.runner.plan.model_shape import tiny_shape
+from forge.runner.plan.shape import count_params, tiny_shape
 from forge.train.checkpoints import whole_dir
 from forge.train.handle import run_init_model
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, SftStage
-from forge.runner.plan.gpu_costs import KEYS_PER_TOKEN as PLANNED_KEYS
+from forge.runner.plan.memory import KEYS_PER_TOKEN as PLANNED_KEYS
 from forge.train.refusals import refusals
 from forge.train.trainer.packed.sequences import KEYS_PER_TOKEN, RowLayout, Sequence, cut_batch
 from tests.train.samples import make_group

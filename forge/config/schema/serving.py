@@ -28,7 +28,7 @@ class DevicesTable(Table):
     """GPUs of the replicas together. auto: chosen by the plan, which prints its reason."""
     judge: NumGpus = 0
     """GPUs of the judges, one judge per GPU. auto: chosen by the plan, which prints its reason."""
-    share: Literal["never", "auto", "always"] = "never"
+    share: Literal["never", "auto", "always"] = "auto"
     """Sharing of a GPU by several roles. auto: if there are fewer GPUs than roles and their memory
     suffices."""
     wait_s: Annotated[float, Field(ge=0)] = 0.0

@@ -169,7 +169,8 @@ class TrainStage(Table):
     common beginning of several (a prompt, earlier turns) once. auto: for tested models;
     "forge plan" prints why not."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations instead of keeping them; absent means on GPUs only."""
+    """Recompute activations instead of keeping them. Absent: on GPUs where keeping them would not
+    fit, as the plan says."""
     save_every: Positive = 50
     """Steps between checkpoints; the last step always writes one."""
     keep_checkpoints: Positive | Literal["all"] = 2

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from forge.process.gpu_locks import Claim, claim
-from forge.runner.plan.gpu_fit import CardBusy
+from forge.runner.plan.fit import CardBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forge.config.schema import EvalStage
 from forge.process.devices import Vendor
-from forge.runner.plan.model_shape import config_dir, model_shape
+from forge.runner.plan.shape import config_dir, model_shape
 from forge.train.refusals import PACKED, text_config
 
 if TYPE_CHECKING:

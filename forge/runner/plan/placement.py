@@ -1,7 +1,7 @@
 """Placement of the roles of a run on GPUs, from `[devices]` and the machine.
 
 Pure. `plan` shows the placement, `run` hands the cards out. Three steps: the number of cards of
-each role (`_counts`), which cards (`_lay_out`), and whether their memory suffices (`gpu_fit`).
+each role (`_counts`), which cards (`_lay_out`), and whether their memory suffices (`fit`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from forge.config.schema import SftStage
 from forge.errors import MachineError
 from forge.process.devices import matching
-from forge.runner.plan.gpu_fit import fit
+from forge.runner.plan.fit import fit
 from forge.runner.plan.needs import needs_judges, needs_serving, needs_training
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Placement:
     """Resolved `serve.engine`."""
     parallel: str = "ddp"
     """Resolved `parallel = "auto"` of the stages."""
+    recomputes: bool = True
+    """Resolved `gradient_checkpointing` of the stages that leave it open, on GPUs."""
     sleeps: bool = False
     """True if engines free their memory while the trainer steps."""
     memory_share: float | None = None
@@ -53,12 +55,12 @@ class Placement:
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """Every card in use once, in the order of the roles."""
-        return tuple({gpu.uuid: gpu for role in self._by_role().values() for gpu in role}.values())
+        return tuple({gpu.uuid: gpu for role in self.by_role().values() for gpu in role}.values())
 
     @property
     def shared(self) -> frozenset[str]:
         """UUIDs of cards with more than one process, which work there under the card's lease."""
-        users = [gpu.uuid for role in self._by_role().values() for gpu in role]
+        users = [gpu.uuid for role in self.by_role().values() for gpu in role]
         return frozenset(uuid for uuid in users if users.count(uuid) > 1)
 
     @property
@@ -71,10 +73,19 @@ class Placement:
         """UUIDs by rank."""
         return tuple(gpu.uuid for gpu in self.train)
 
+    def on(self, gpus: Mapping[str, Gpu]) -> Placement:
+        """The same on other cards, by the UUIDs of these."""
+        return replace(
+            self,
+            serve=tuple(tuple(gpus[gpu.uuid] for gpu in replica) for replica in self.serve),
+            judge=tuple(gpus[gpu.uuid] for gpu in self.judge),
+            train=tuple(gpus[gpu.uuid] for gpu in self.train),
+        )
+
     def roles_of(self, uuid: str) -> tuple[str, ...]:
         """Roles on a card."""
         return tuple(
-            role for role, gpus in self._by_role().items() if uuid in {gpu.uuid for gpu in gpus}
+            role for role, gpus in self.by_role().items() if uuid in {gpu.uuid for gpu in gpus}
         )
 
     def settled(self, table: ServeTable) -> ServeTable:
@@ -84,7 +95,8 @@ class Placement:
             found["memory_share"] = self.memory_share
         return table.model_copy(update=found)
 
-    def _by_role(self) -> dict[str, tuple[Gpu, ...]]:
+    def by_role(self) -> dict[str, tuple[Gpu, ...]]:
+        """Cards of each role."""
         serve = tuple(gpu for replica in self.serve for gpu in replica)
         return {"serve": serve, "judge": self.judge, "train": self.train}
 

@@ -16,15 +16,14 @@ from forge.config.schema.problems import SHARED
 from forge.data.problems import in_split
 from forge.records import Split
 from forge.records.rules import rules_in_words
-from forge.runner.plan import cpu_costs as costs
+from forge.runner.plan.duration import PhasePlan, predict_disk_bytes, predict_phases
 from forge.runner.plan.machine import Machine, this_machine
 from forge.runner.plan.model_files import check_model_path
-from forge.runner.plan.model_shape import llama_refusal, why_unknown
 from forge.runner.plan.needs import makes_pairs, needs_judges, needs_serving, needs_training
-from forge.runner.plan.nodes.layout import NodePlan, plan_nodes
+from forge.runner.plan.nodes import NodePlan, plan_nodes
 from forge.runner.plan.packing import reasons
 from forge.runner.plan.placement import Placement, place
-from forge.runner.plan.predict import PhasePlan, predict_disk_bytes, predict_phases
+from forge.runner.plan.rates import Rate, load_rates
 from forge.runner.plan.requirements import (
     SHARE,
     require_cluster,
@@ -37,13 +36,27 @@ from forge.runner.plan.requirements import (
     require_template,
     require_trainer,
 )
+from forge.runner.plan.shape import count_params, llama_refusal, model_shape, why_unknown
 from forge.serve.engines import GET_VLLM, choose_engine
-from forge.views.text.numbers import gigabytes
+from forge.views.text.numbers import count, gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from forge.config.schema import ServeTable
+    from forge.config.schema.training import ModelTable
     from forge.process.devices import Gpu
+
+SUPERVISOR_BYTES = 200 << 20
+TORCH_PROCESS_BYTES = 450 << 20
+"""Host memory of a process after the import of torch, triton or transformers."""
+JUDGE_BYTES = 2 * TORCH_PROCESS_BYTES
+"""Oracle and zygote. Runners share the zygote's pages."""
+REPLICA_BYTES = 250 << 20
+GPU_PROCESS_BYTES = 4 << 30
+"""Host memory of a process whose model is on a GPU: torch, pinned buffers, a file being read."""
+TRAIN_BYTES_PER_PARAM = 16
+"""On the CPU: f32 weights, gradients and two Adam moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +164,12 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         num_heldout = len(in_split(loaded, Split.HELDOUT))
     problems = experiment.problems.model_copy(update={"num_heldout": num_heldout})
     experiment = experiment.model_copy(update={"problems": problems})
-    params = costs.count_params(experiment.model)
+    params = count_params(experiment.model)
     processes = tuple(_processes(experiment, placement=placement, params=params))
+    rates = load_rates(experiment, placement)
     phases = predict_phases(
-        experiment, machine=machine, params=params, num_judge_gpus=len(placement.judge),
-        shares=shares,
+        experiment, machine=machine, params=params, placement=placement, shares=shares,
+        rates=rates,
     )  # fmt: skip
     memory = _total([process.memory_bytes for process in processes])
     disk = predict_disk_bytes(experiment, params=params)
@@ -183,10 +197,20 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
             )
             for gpu in placement.gpus
         ),
-        reasons=(*adapted, *placement.reasons),
+        reasons=(*adapted, *placement.reasons, *_peaks(rates, placement)),
         assumed=machine.assumed,
         placement=placement,
     )
+
+
+def _peaks(rates: Mapping[str, Rate], placement: Placement) -> Iterator[str]:
+    """Memory that earlier trainers took on these cards, beside the plan's."""
+    planned = [placement.bytes_by_gpu.get(gpu.uuid, {}).get("train", 0) for gpu in placement.train]
+    most = gigabytes(max(planned, default=0))
+    for name, rate in rates.items():
+        if rate.peak_bytes is not None:
+            peak = gigabytes(rate.peak_bytes)
+            yield f"{name}: {rate.run} peaked at {peak} of a GPU, {most} planned"
 
 
 def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, ...]]:
@@ -204,47 +228,45 @@ def _processes(
     experiment: Experiment, *, placement: Placement, params: int | None
 ) -> Iterator[ProcessPlan]:
     serve, judge = experiment.serve, experiment.judge
-    num_judges = len(placement.judge) or judge.workers
-    if judge.url or experiment.cluster.judges or not needs_judges(experiment):
-        num_judges = 0
-    is_ours = needs_serving(experiment) and not (serve.url or experiment.cluster.serve)
     played = [stage.kind for stage in experiment.stage if not isinstance(stage, SftStage)]
     judged = ["prepare", *played] if makes_pairs(experiment) else played
-    yield ProcessPlan(
-        name="supervisor", device="cpu", threads=1, memory_bytes=costs.SUPERVISOR_BYTES,
-        stages="all",
-    )  # fmt: skip
-    for index in range(serve.replicas if is_ours else 0):
-        share = placement.serve[index] if placement.serve else ()
-        size = params and costs.replica_bytes(serve, experiment.model, params=params)
-        yield ProcessPlan(
-            name=f"serve-{index}", device=_device(share), threads=serve.threads,
-            memory_bytes=costs.GPU_PROCESS_BYTES if share else size, stages=_once(played),
-        )  # fmt: skip
-    for index in range(num_judges):
-        yield ProcessPlan(
-            name=f"judge-{index}", device=_device(placement.judge[index : index + 1]), threads=1,
-            memory_bytes=costs.JUDGE_BYTES, stages=_once(judged),
-        )  # fmt: skip
     trained = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
-    if trained:
-        size = params and costs.TORCH_PROCESS_BYTES + params * costs.TRAIN_BYTES_PER_PARAM
-        if placement.train:
-            size = len(placement.train) * costs.GPU_PROCESS_BYTES
-            size += 4 * (params or 0) * (experiment.model.lora is None)  # gathered to publish
-        yield ProcessPlan(
-            name="trainer", device=_device(placement.train),
-            threads=max(stage.threads for stage in trained), memory_bytes=size,
-            stages=_once([stage.kind for stage in trained]),
+
+    def process(
+        name: str, gpus: tuple[Gpu, ...], kinds: list[str], size: int | None, threads: int = 1
+    ) -> ProcessPlan:
+        device = ", ".join(gpu.uuid for gpu in gpus) or "cpu"
+        return ProcessPlan(
+            name=name, device=device, threads=threads, memory_bytes=size,
+            stages=", ".join(dict.fromkeys(kinds)),
         )  # fmt: skip
 
+    yield process("supervisor", (), ["all"], SUPERVISOR_BYTES)
+    if needs_serving(experiment) and not (serve.url or experiment.cluster.serve):
+        on_cpu = params and replica_bytes(serve, experiment.model, params=params)
+        for index in range(serve.replicas):
+            gpus = placement.serve[index] if placement.serve else ()
+            size = GPU_PROCESS_BYTES if gpus else on_cpu
+            yield process(f"serve-{index}", gpus, played, size, serve.threads)
+    if needs_judges(experiment) and not (judge.url or experiment.cluster.judges):
+        for index in range(len(placement.judge) or judge.workers):
+            yield process(
+                f"judge-{index}", placement.judge[index : index + 1], judged, JUDGE_BYTES
+            )  # fmt: skip
+    if trained:
+        size = params and TORCH_PROCESS_BYTES + params * TRAIN_BYTES_PER_PARAM
+        if placement.train:
+            size = len(placement.train) * GPU_PROCESS_BYTES
+            size += 4 * (params or 0) * (experiment.model.lora is None)  # gathered to publish
+        threads = max(stage.threads for stage in trained)
+        yield process("trainer", placement.train, [each.kind for each in trained], size, threads)
 
-def _once(kinds: list[str]) -> str:
-    return ", ".join(dict.fromkeys(kinds))
 
-
-def _device(gpus: tuple[Gpu, ...]) -> str:
-    return ", ".join(gpu.uuid for gpu in gpus) or "cpu"
+def replica_bytes(serve: ServeTable, model: ModelTable, *, params: int) -> int:
+    """Host memory of one engine on the CPU: weights and KV cache."""
+    width, shape = 4 if serve.precision == "exact" else 2, model_shape(model)
+    kv = serve.slots * shape.kv_of(serve.context_tokens) * width if shape else 0
+    return REPLICA_BYTES + params * width + kv
 
 
 def _notes(
@@ -302,22 +324,24 @@ def _notes(
 def _elsewhere(experiment: Experiment, placement: Placement) -> Iterator[str]:
     """A line for each role on other nodes."""
     table, serve = experiment.cluster, experiment.serve
-    where = f'on nodes of the Ray cluster "{table.address}"'
+    where = f'nodes of the Ray cluster "{table.address}"'
     card = "half a GPU" if table.share_gpus else "a GPU"
     if table.judges and needs_judges(experiment):
         each = card if table.judge_on == "gpu" else "a CPU core"
-        yield f"up to {table.judges} judges run {where}, {each} each{_labels(table.judge_labels)}"
+        yield f"up to {count(table.judges, 'judge')} on {where}, {each} each" + _labels(
+            table.judge_labels
+        )
     if table.serve and needs_serving(experiment):
-        cores = f"{serve.threads} CPU {'core' if serve.threads == 1 else 'cores'}"
-        num = serve.tensor_parallel
-        cards = card if num == 1 else f"{num} GPUs"
-        each = cards if table.serve_on == "gpu" else cores
-        engines = "1 engine runs" if serve.replicas == 1 else f"{serve.replicas} engines run"
-        yield f"{engines} {where}, {each} each{_labels(table.serve_labels)}"
+        cards = card if serve.tensor_parallel == 1 else f"{serve.tensor_parallel} GPUs"
+        each = cards if table.serve_on == "gpu" else count(serve.threads, "CPU core")
+        yield f"{count(serve.replicas, 'engine')} on {where}, {each} each" + _labels(
+            table.serve_labels
+        )
     if table.train_nodes:
-        num = len(placement.train) or 1
-        more = f"{num} more {'rank' if num == 1 else 'ranks'} on each of {table.train_nodes}"
-        yield f"the trainer has {more} {where[3:]}{_labels(table.train_labels)}"
+        ranks = count(len(placement.train) or 1, "more rank")
+        yield f"the trainer has {ranks} on each of {table.train_nodes} {where}" + _labels(
+            table.train_labels
+        )
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A plan on a terminal: tables of processes, cards and phases, reasons and warnings.
+"""A plan on a terminal: tables of processes, cards, nodes and phases, reasons and warnings.
 
 Called by `forge plan`.
 """
@@ -11,10 +11,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forge.runner.plan.nodes.view import nodes_table
-from forge.views.text.numbers import minutes, parameters, size
+from forge.views.text.numbers import NONE, UNKNOWN, minutes, parameters, size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.runner.plan.nodes import NodePlan, NodeRole
     from forge.runner.plan.plan import Plan
 
 
@@ -22,21 +24,24 @@ def render(plan: Plan) -> RenderableType:
     """All tables, totals, reasons and notes."""
     params = "size unknown" if plan.params is None else f"{parameters(plan.params)} parameters"
     where = f"assumed: {plan.assumed}" if plan.assumed else f"{plan.cores} cores"
-    head = Text(f"{plan.name}: {params}, {where}", style="bold")
-    notes = [Text(f"! {note}", style="yellow") for note in plan.notes]
-    disk = Text(f"disk: {size(plan.disk_bytes)}")
-    on_gpus = [cards(plan), Text()] if plan.cards else []
-    on_gpus += [nodes_table(plan.nodes), Text()] if plan.nodes else []
-    reasons = [Text(f"· {reason}") for reason in plan.reasons]
-    return Group(
-        head, Text(), processes(plan), Text(), *on_gpus, phases(plan), Text(), disk, *reasons,
-        *notes,
-    )  # fmt: skip
+    parts: list[RenderableType] = [
+        Text(f"{plan.name}: {params}, {where}", style="bold"), Text(), _processes(plan), Text(),
+    ]  # fmt: skip
+    if plan.cards:
+        parts += [_cards(plan), Text()]
+    if plan.nodes:
+        parts += [_nodes(plan.nodes), Text()]
+    parts += [_phases(plan), Text(), Text(f"disk: {size(plan.disk_bytes)}")]
+    parts += [Text(f"· {reason}") for reason in plan.reasons]
+    return Group(*parts, *(Text(f"! {note}", style="yellow") for note in plan.notes))
 
 
-def processes(plan: Plan) -> Table:
-    """Table of processes with their devices."""
-    table = Table("process", "device", "threads", "memory", "stages", box=None, pad_edge=False)
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=None, pad_edge=False)
+
+
+def _processes(plan: Plan) -> Table:
+    table = _table("process", "device", "threads", "memory", "stages")
     index = {card.uuid: str(card.index) for card in plan.cards}
     for each in plan.processes:
         cards = [index[uuid] for uuid in each.device.split(", ") if uuid in index]
@@ -46,32 +51,63 @@ def processes(plan: Plan) -> Table:
     return table
 
 
-def cards(plan: Plan) -> Table:
-    """Table of cards with the maximum memory of each role."""
-    table = Table("GPU", "name", "roles", box=None, pad_edge=False)
+def _cards(plan: Plan) -> Table:
+    """Cards with the maximum memory of each role."""
+    table = _table("GPU", "name", "roles")
     table.add_column("memory", justify="right")
     table.add_column("of", justify="right")
     for card in plan.cards:
-        parts = ", ".join(
-            f"{role} {size(card.bytes_by_role[role])}" if role in card.bytes_by_role else role
-            for role in card.roles
-        )
-        total = size(sum(card.bytes_by_role.values())) if card.bytes_by_role else "?"
-        table.add_row(str(card.index), card.name, parts, total, size(card.memory_bytes))
+        held = card.bytes_by_role
+        parts = [f"{role} {size(held[role])}" if role in held else role for role in card.roles]
+        total = size(sum(held.values())) if held else UNKNOWN
+        row = (str(card.index), card.name, ", ".join(parts), total, size(card.memory_bytes))
+        table.add_row(*row)
     return table
 
 
-def phases(plan: Plan) -> Table:
-    """Table of phases with predicted seconds."""
-    table = Table("phase", "work", box=None, pad_edge=False)
+def _phases(plan: Plan) -> Table:
+    """Phases with predicted seconds, and what they rest on."""
+    table = _table("phase", "work")
     table.add_column("CPU-s", justify="right")
     table.add_column("wall", justify="right")
+    table.add_column("by")
     for each in plan.phases:
-        table.add_row(each.name, each.work, seconds(each.cpu_s), minutes(each.wall_s))
-    table.add_row("total", "", seconds(plan.cpu_s), minutes(plan.wall_s), style="bold")
+        cpu_s = UNKNOWN if each.cpu_s is None else f"{each.cpu_s:.0f}"
+        table.add_row(each.name, each.work, cpu_s, minutes(each.wall_s), each.basis)
+    cpu_s = UNKNOWN if plan.cpu_s is None else f"{plan.cpu_s:.0f}"
+    table.add_row("total", "", cpu_s, minutes(plan.wall_s), "", style="bold")
     return table
 
 
-def seconds(value: float | None) -> str:
-    """Whole seconds; `?` if unknown."""
-    return "?" if value is None else f"{value:.0f}"
+def _nodes(nodes: Sequence[NodePlan]) -> Table:
+    """Nodes with their cards, what runs there, the memory that takes, idle cards."""
+    table = _table("node", "labels", "GPUs", "roles", "memory of a GPU", "idle GPUs")
+    for node in nodes:
+        labels = ", ".join(f"{key}={value}" for key, value in node.labels.items())
+        parts = [f"{each.role} {size(each.bytes_each)}" for each in node.roles if each.bytes_each]
+        table.add_row(
+            node.name, labels or NONE, f"{node.num_gpus} x {node.gpu}",
+            ", ".join(map(_role_text, node.roles)) or NONE,
+            f"{', '.join(parts)} of {size(node.memory_bytes)}" if parts else NONE,
+            spans(node.idle) or NONE,
+        )  # fmt: skip
+    return table
+
+
+def _role_text(each: NodeRole) -> str:
+    """`serve-0 to serve-7 on GPU 0-7`."""
+    names = f"{each.role}-{each.first}" if each.role != "train" else "trainer"
+    if each.role != "train" and each.count > 1:
+        names += f" to {each.role}-{each.first + each.count - 1}"
+    return f"{names} on {f'GPU {spans(each.gpus)}' if each.gpus else 'the CPU'}"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ranges: `0-3, 6`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)

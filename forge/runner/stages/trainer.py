@@ -257,6 +257,8 @@ def resolve_auto(
     found: dict[str, object] = {"packing": packing.is_on}
     if stage.parallel == "auto":
         found["parallel"] = placement.parallel
+    if stage.gradient_checkpointing is None and placement.train:
+        found["gradient_checkpointing"] = placement.recomputes
     return stage.model_copy(update=found)
 
 

@@ -87,6 +87,11 @@ def parameters(num: int) -> str:
     return f"{num / 1e9:.2f} B" if num >= 1e9 else f"{num / 1e6:.2f} M"
 
 
+def count(num: int, noun: str) -> str:
+    """`1 problem`, `2 problems`."""
+    return f"{num} {noun}{'s' * (num != 1)}"
+
+
 def launches(num: int) -> str:
     """`1 launch`, `2 launches`."""
     return f"{num} launch{'es' * (num != 1)}"

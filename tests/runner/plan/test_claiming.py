@@ -16,7 +16,7 @@ from forge.process.devices import GpuUser
 from forge.process.gpu_locks import claim, claimed
 from forge.runner.plan import claiming
 from forge.runner.plan.claiming import open_claimed
-from forge.runner.plan.gpu_fit import CardBusy
+from forge.runner.plan.fit import CardBusy
 from forge.runner.plan.machine import Machine, assume
 from forge.runner.plan.placement import Placement, place
 

@@ -12,9 +12,8 @@ from forge import cli
 from forge.config.load import load_experiment
 from forge.errors import MachineError
 from forge.runner.plan.machine import assume, this_machine
-from forge.runner.plan.nodes.view import spans
 from forge.runner.plan.plan import Plan, plan
-from forge.runner.plan.view import render
+from forge.runner.plan.view import render, spans
 
 RECIPES = Path(__file__).parents[3] / "examples" / "cluster"
 TWO, TEN = RECIPES / "train-and-judge.toml", RECIPES / "ten-nodes.toml"

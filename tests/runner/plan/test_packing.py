@@ -13,7 +13,7 @@ from forge.config.load import load_experiment
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable, SftStage
 from forge.process.devices import Gpu, Vendor
 from forge.runner.plan import packing
-from forge.runner.plan.gpu_fit import fit
+from forge.runner.plan.fit import fit
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.packing import resolve_packing
 from forge.runner.plan.placement import Placement

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,11 @@ from forge.config.load import load_experiment
 from forge.config.schema import ModelTable, ProblemsTable, ServeTable, TinyModel
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.runner.plan import cpu_costs, requirements
-from forge.runner.plan import cpu_costs as costs
+from forge.runner.plan import duration, requirements
 from forge.runner.plan.machine import Machine, assume, this_machine
-from forge.runner.plan.model_shape import KNOWN
 from forge.runner.plan.placement import Placement
-from forge.runner.plan.plan import Plan, plan
-from forge.runner.plan.predict import predict_phases
+from forge.runner.plan.plan import REPLICA_BYTES, Plan, plan, replica_bytes
+from forge.runner.plan.shape import KNOWN
 from forge.runner.plan.view import render
 from forge.runner.prepare.hub import locate_model
 
@@ -86,7 +85,7 @@ def test_each_card_has_one_role_and_one_place_in_the_table():
         "supervisor": "cpu", "serve-0": "GPU-3", "serve-1": "GPU-2", "judge-0": "GPU-1",
         "trainer": "GPU-0",
     }  # fmt: skip
-    assert planned.wall_s is None, "nothing is predicted for a GPU"
+    assert planned.cpu_s is None, "no core does the work of a GPU"
 
 
 def test_broken_answers_take_longer_on_one_card_than_on_two():
@@ -241,12 +240,13 @@ def test_answers_on_several_shapes_take_a_verdict_for_each():
     shapes = [{"N": size} for size in range(1, 5)]
     problems = experiment.problems.model_copy(update={"shapes": shapes})
     sized = experiment.model_copy(update={"problems": problems})
-    machine = make_machine()
-    one, four = (
-        {phase.name: phase.cpu_s or 0 for phase in predict_phases(each, machine=machine, params=1)}
-        for each in (experiment, sized)
+    predict = partial(
+        duration.predict_phases, machine=make_machine(), params=1, placement=Placement()
     )
-    answers = {name: (four[name] - one[name]) / (3 * cpu_costs.JUDGE_S) for name in one}
+    one, four = (
+        {phase.name: phase.cpu_s or 0 for phase in predict(each)} for each in (experiment, sized)
+    )
+    answers = {name: (four[name] - one[name]) / (3 * duration.JUDGE_S) for name in one}
     assert answers["sft-1"] == 0
     assert answers["eval-2"] >= 64 * 5
     assert answers["grpo-3"] >= 20 * 48
@@ -352,7 +352,7 @@ def test_the_rendered_plan_has_every_process_and_phase():
 def test_wider_heads_have_a_larger_cache_at_the_same_hidden_size():
     def cache_bytes(head_dim: int) -> int:
         model = ModelTable(init="tiny", tiny=TinyModel(head_dim=head_dim))
-        return costs.replica_bytes(ServeTable(), model, params=0) - costs.REPLICA_BYTES
+        return replica_bytes(ServeTable(), model, params=0) - REPLICA_BYTES
 
     assert cache_bytes(64) == 2 * cache_bytes(32) > 0
 

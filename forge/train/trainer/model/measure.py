@@ -2,7 +2,7 @@
 
 `python -m forge.train.trainer.model.measure` reads a `config.json` from stdin and writes JSON. It
 makes transformers' model on the meta device, where tensors have shapes and no values, and lets it
-read two tokens. Started by `forge.runner.plan.measured`.
+read two tokens. Started by `forge.runner.plan.shape`.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def _measure(config: Any) -> dict[str, Any]:
         "head_dim": getattr(text, "head_dim", None) or hidden // heads,
         "intermediate": text.intermediate_size,
         "expert_intermediate": expert if experts else 0,
+        "active_experts": getattr(text, "num_experts_per_tok", None) or 1 if experts else 0,
         "vocab": text.vocab_size,
     }
 

@@ -3,21 +3,29 @@
 It comes from the experiment (a tiny model), from `config.json` of a directory or of the hub's
 cache, from the header of a GGUF file, or from the table of known hub names, so that a plan needs no
 download. The shapes of plain decoders are computed here; for others transformers is asked
-(`measured`).
+(`_measure`), once for each config.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forge.errors import ConfigError
-from forge.runner.plan.measured import measure
-from forge.runner.plan.model_files import CONFIG, SIZES, read_config
+from forge.process.environment import child_env
+from forge.runner.plan.model_files import CONFIG, read_config
 from forge.serve.architectures import no_llama, why_not_llama
+from forge.store.layout import write_file
 from forge.train.gguf import made_dir, read_gguf
 
 if TYPE_CHECKING:
@@ -32,6 +40,12 @@ PLAIN_KEYS = (
 )  # fmt: skip
 """Keys that a config of these types must have."""
 QK_NORMS = frozenset({"qwen3", "qwen3_moe", "afmoe"})
+CHILD = "forge.train.trainer.model.measure"
+"""Makes transformers' model on the meta device: takes 4 s on two cores, for 671 B parameters too.
+"""
+CHILD_TIMEOUT_S = 60.0
+FORMAT = 2
+"""Raised when the child's answer changes."""
 
 
 class Matrices(NamedTuple):
@@ -63,12 +77,22 @@ class ModelShape:
     intermediate: int
     """Width of a dense layer's MLP."""
     expert_intermediate: int
+    active_experts: int
+    """Experts that a token passes, shared ones included; 0 for a dense model."""
     vocab: int
 
     @property
     def expert_params(self) -> int:
         """Parameters of the fused experts."""
         return sum(each.params for each in self.experts.values())
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that multiply a token: no embeddings, and of the experts its own."""
+        head = self.vocab * self.hidden
+        per_expert = 3 * self.hidden * self.expert_intermediate
+        experts = self.sparse_layers * self.active_experts * per_expert
+        return sum(each.params for each in self.linear.values()) + experts + head
 
     @property
     def quantized_params(self) -> int:
@@ -143,7 +167,8 @@ def decoder(config: Mapping[str, Any]) -> ModelShape:
         model_type=kind, linear=linear, experts=experts, kv=((None, layers * 2 * keys),),
         params=embeddings + norms + biases + matrices + num_sparse * num_experts * hidden,
         hidden=hidden, layers=layers, heads=heads, head_dim=head, vocab=vocab,
-        intermediate=inner, expert_intermediate=expert,
+        intermediate=inner, expert_intermediate=expert * bool(num_sparse),
+        active_experts=config.get("num_experts_per_tok", 0) * bool(num_sparse),
     )  # fmt: skip
 
 
@@ -214,6 +239,29 @@ def _find(model: ModelTable) -> ModelShape | str:
     return decoder(KNOWN[max(fitting, key=len)]) if fitting else "not on this machine"
 
 
+def count_params(model: ModelTable) -> int | None:
+    """Parameters of a run's model, by its shape or else by its files; None without either."""
+    folder = Path(model.path or "").expanduser()
+    if model.is_gguf and folder.is_file():
+        return read_gguf(folder).num_params
+    if shape := model_shape(model):
+        return shape.params
+    files = list(folder.glob("*.safetensors")) if model.path and folder.is_dir() else []
+    return sum(map(_params_of, files)) or None
+
+
+def _params_of(file: Path) -> int:
+    """Values in a safetensors file, by the shapes in its header. Raises ConfigError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        opened: Any = safe_open(file, framework="np")
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    with opened as tensors:
+        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+
+
 def config_dir(model: ModelTable) -> Path | None:
     """Folder with the `config.json` of a model: its directory, or the hub's cache. None for a
     random model, or without one on this machine."""
@@ -242,13 +290,13 @@ def _shape_of(config: dict[str, Any], *, where: str) -> ModelShape | str:
     has_biases = config.get("attention_bias") or config.get("mlp_bias")
     has_window = config.get("sliding_window") and config.get("use_sliding_window", True)
     has_default = kind == "qwen3" and not config.get("head_dim")
-    has_lists = any(isinstance(config.get(key), list) for key in SIZES)
+    has_lists = any(isinstance(value, list) for key, value in config.items() if key in PLAIN_KEYS)
     if kind in PLAIN and not (has_biases or has_window or has_default or has_lists):
         missing = [key for key in PLAIN_KEYS if config.get(key) is None]
         if missing:
             raise ConfigError(f"{where}: lacks {', '.join(missing)}")
         return decoder(config)
-    found = measure(config)
+    found = _measure(json.dumps(config, sort_keys=True))
     if "refused" in found:
         raise ConfigError(f"{where}: {found['refused']}")
     if "unknown" in found:
@@ -257,6 +305,42 @@ def _shape_of(config: dict[str, Any], *, where: str) -> ModelShape | str:
     for key in ("linear", "experts"):
         sizes[key] = {name: Matrices(*each) for name, each in found[key].items()}
     return ModelShape(model_type=kind, **sizes)
+
+
+@cache
+def _measure(config: str) -> dict[str, Any]:
+    """The child's answer: a shape, or `refused` or `unknown` with the reason. Shapes are kept in
+    `$XDG_CACHE_HOME/forge/shapes/`, by config and version of transformers."""
+    try:
+        name = f"{config} {version('transformers')} {version('torch')} {FORMAT}"
+    except PackageNotFoundError as error:
+        return {"unknown": f"{error.name} is not installed"}
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "forge" / "shapes"
+    kept = home / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+    with suppress(OSError, ValueError, TypeError):  # a damaged file is made again
+        shape = json.loads(kept.read_text())
+        if set(shape) >= {"params", "linear", "experts", "kv"}:
+            return shape
+    found = _ask(config)
+    if "params" in found:
+        with suppress(OSError):
+            home.mkdir(parents=True, exist_ok=True)
+            write_file(kept, json.dumps(found))
+    return found
+
+
+def _ask(config: str) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", CHILD], env=child_env(threads=1), input=config,
+            capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"unknown": f"transformers needs more than {CHILD_TIMEOUT_S:.0f} s to make it"}
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+        return {"unknown": f"transformers does not make it: {said[:300]}"}
+    return json.loads(done.stdout)
 
 
 def model_type(model_dir: Path) -> str | None:

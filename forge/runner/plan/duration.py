@@ -1,0 +1,391 @@
+"""Predicted time of each phase of a run, and its bytes on disk.
+
+A stage that an earlier run had on the same cards takes as long as there (`rates`). Else seconds
+come from sizes: on CPU cores by measured costs, on GPUs by a roofline of their data sheets, with
+the shares of it that were measured. A card without a data sheet here has no time, with the reason.
+Called by `plan`; pure. Constants name their measurement: RESULTS is `bench/RESULTS.md` and its
+history.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
+from forge.data.pairs.generated import most_broken
+from forge.runner.plan.needs import needs_judges, needs_serving, num_ranks, turns_played
+from forge.runner.plan.shape import model_shape
+from forge.views.text.numbers import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from forge.process.devices import Gpu
+    from forge.runner.plan.machine import Machine
+    from forge.runner.plan.placement import Placement
+    from forge.runner.plan.rates import Rate
+    from forge.runner.plan.shape import ModelShape
+
+TRAIN_S_PER_TOKEN, TRAIN_S_PER_TOKEN_PARAM = 41e-6, 82e-12
+"""Core seconds of forward and backward: 6 FLOPs a parameter at 73 GFLOP/s, and the rest. Fitted to
+9.0k tokens/s at 0.86M parameters and 5.1k at 1.9M on 2 x86 cores, as all times of a CPU here."""
+GENERATE_S_PER_TOKEN, GENERATE_S_PER_TOKEN_PARAM = 120e-6, 110e-12
+"""Core seconds of a token in a batch of 32: 2 FLOPs a parameter in f32, memory-bound."""
+JUDGE_S = 0.13
+"""Core seconds of a verdict: fork, sandbox, interpreter on two inputs, replay, compilation."""
+SCREEN_S = 0.01
+"""Core seconds of a completion without a kernel, which ends before the sandbox."""
+START_S = {"supervisor": 1.0, "replica": 1.5, "judge": 6.0, "trainer": 7.0, "task": 6.0}
+"""Seconds of imports by kind of process. A judge has an oracle and a zygote, which import torch."""
+GPU_START_S = 35.0
+"""A trainer or a vLLM engine on a card: SFT of 50 steps at 49,000 tokens/s took 46 s with it
+(RESULTS, H200, 1b913676)."""
+
+JUDGE_NEW_S, JUDGE_GPU_S, JUDGE_FULL_S = 0.16, 0.087, 2.0
+"""Wall seconds of a verdict on one card: each of another problem (471 in 76 s, RESULTS, H100,
+2026-11-25), siblings as GRPO asks for them (11.5/s, H100, 7fdc4ff8), published sizes up to 13 GB
+(two siblings, H100, f709ccd5)."""
+DECODE_S = 7.5e-3
+"""Seconds of a decoding step beside reading weights and cache: 256 sequences of a 0.6B at 28,633
+tokens/s (RESULTS, H200, 40fc4d2), of a 135M in 13 s for two turns of 640 tokens (1b913676)."""
+MFU = {51e6: 0.04, 135e6: 0.06, 0.6e9: 0.13, 8e9: 0.34}
+"""Share of the bf16 peak that training reaches, by active parameters: SFT of a 51M (H100, 4ede8413)
+and a 135M (H200, 1b913676), GRPO of a 0.6B (H200, d71944a) and an 8B (issue 47)."""
+MFU_ADAPTER, MFU_MIXTURE = 0.65, 0.22
+"""Factors of that: an adapter of an 8B reaches 22 %, a mixture in 4 bits 4.7 % (H100, d29912d5)."""
+
+
+class _Card(NamedTuple):
+    """Rates of a card by its data sheet."""
+
+    flops: float
+    """Dense operations in bf16 a second."""
+    bytes: float
+    """Bytes of memory a second."""
+
+
+CARDS = {
+    "B200": _Card(2250e12, 8.0e12), "H200": _Card(989e12, 4.8e12), "H100": _Card(989e12, 3.35e12),
+    "A100": _Card(312e12, 1.9e12), "MI300X": _Card(1307e12, 5.3e12), "L40S": _Card(362e12, 0.86e12),
+    "4090": _Card(165e12, 1.0e12), "A6000": _Card(155e12, 0.77e12),
+}  # fmt: skip
+"""Data sheets, by a word of the card's name."""
+
+ROW_TOKENS, PROMPT_TOKENS, ANSWER_TOKENS = 300, 85, 215
+"""Means of the generator: an SFT row, its prompt and its answer."""
+RETRY_SHARE = 0.4
+"""Share of rollouts that take another turn if allowed, after SFT."""
+REPLACED_SHARE = 0.3
+"""Groups replaced for lack of signal, per group trained."""
+TURN_BYTES = 8_000
+"""Growth of run.db and tokens.db by a turn."""
+CHECKPOINT_BYTES_PER_PARAM = 12
+EXTRA_CHECKPOINTS = 2
+"""Kept beside the newest ones: the best, and one that is being written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePlan:
+    """A phase of a run: prepare, or a stage."""
+
+    name: str
+    work: str
+    """Amount of work, for people: `64 problems × 5 rollouts, up to 3 turns`."""
+    cpu_s: float | None
+    """Seconds of one core; None on GPUs."""
+    wall_s: float | None
+    """None if it cannot be predicted."""
+    basis: str = ""
+    """Source of the time, or the reason for which there is none."""
+
+
+class _Spent(NamedTuple):
+    """Time of one kind of work in a phase."""
+
+    wall_s: float
+    """With all engines, judges or ranks at it."""
+    cpu_s: float | None = None
+    """On cores; None on GPUs."""
+
+
+class Unknown(Exception):
+    """No time can be predicted; the message is the reason."""
+
+
+def predict_phases(
+    experiment: Experiment,
+    *,
+    machine: Machine,
+    params: int | None,
+    placement: Placement,
+    rates: Mapping[str, Rate] | None = None,
+    shares: bool = False,
+) -> Iterator[PhasePlan]:
+    """Phases in order: prepare, then the stages.
+
+    Args:
+        rates: times of earlier runs, by `phase-index`.
+        shares: evaluations are of the problems that are trained on.
+    """
+    costs = _Costs(experiment, placement, machine, params=params)
+    cpu_s, wall_s, work = _prepare(costs)
+    yield PhasePlan(name="prepare", work=work, cpu_s=cpu_s, wall_s=wall_s)
+    for index, stage in enumerate(experiment.stage):
+        name, work, basis = f"{stage.kind}-{index}", _work(experiment, stage), ""
+        if shares and isinstance(stage, EvalStage):
+            work += ", shared with training"
+        if rate := (rates or {}).get(name):
+            num, cpu_s = num_items(experiment, stage), None
+            wall_s = None if num is None else num * rate.s_per_item
+            basis = f"as {rate.run} took"
+        else:
+            try:
+                cpu_s, wall_s = _stage(costs, stage)
+                basis = costs.basis
+            except Unknown as error:
+                cpu_s, wall_s, basis = None, None, str(error)
+        if isinstance(stage, SftStage):
+            costs.is_random = False
+        yield PhasePlan(name=name, work=work, cpu_s=cpu_s, wall_s=wall_s, basis=basis)
+
+
+class _Costs:
+    """Time of each kind of work on the devices of a run."""
+
+    def __init__(
+        self, experiment: Experiment, placement: Placement, machine: Machine, *, params: int | None
+    ) -> None:
+        self.experiment, self.placement, self.machine = experiment, placement, machine
+        self.params = params
+        self.shape = model_shape(experiment.model) if placement.train or placement.serve else None
+        self.is_random = experiment.model.init is not None
+        self.basis = "a roofline of its cards" if placement.train or placement.serve else ""
+
+    def generate(self, num_rollouts: float, *, turns: float, tokens: float) -> _Spent:
+        """Answers of `tokens` tokens, in so many turns of rollouts that are played at a time."""
+        serve, total = self.experiment.serve, num_rollouts * turns * tokens
+        if serve.url or self.experiment.cluster.serve:
+            raise Unknown("engines are elsewhere")
+        if self.params is None:
+            raise Unknown("the size of the model is unknown")
+        if not self.placement.serve:
+            each = GENERATE_S_PER_TOKEN + self.params * GENERATE_S_PER_TOKEN_PARAM
+            cpu_s = total * each
+            return _Spent(cpu_s / (serve.replicas * serve.threads), cpu_s)
+        card, shape = self._card(self.placement.serve[0]), self._shape
+        width = 4 if serve.precision == "exact" else 2
+        at_once = min(num_rollouts, serve.slots * serve.replicas)
+        cache = at_once / serve.replicas * shape.kv_of(serve.context_tokens) / 2
+        read = width * (shape.active_params + cache) / serve.tensor_parallel
+        return _Spent(total / at_once * (DECODE_S + read / card.bytes))
+
+    def judge(self, num: float, *, is_new: bool = False) -> _Spent:
+        """Verdicts; `is_new` if each is of another problem."""
+        experiment, on = self.experiment, self.placement.judge
+        if experiment.judge.url or experiment.cluster.judges:
+            raise Unknown("judges are elsewhere")
+        parts = experiment.problems.parts()
+        shapes = max(len(part.shapes or ()) or 1 for part in parts)
+        if not on:
+            cpu_s = num * (SCREEN_S if self.is_random and not is_new else JUDGE_S * shapes)
+            return _Spent(cpu_s / experiment.judge.workers, cpu_s)
+        is_full = any(p.source != "generated" and not (p.overrides or p.shapes) for p in parts)
+        each = JUDGE_FULL_S if is_full else JUDGE_NEW_S if is_new else JUDGE_GPU_S
+        return _Spent(num * shapes * each / len(on))
+
+    def train(self, stage: SftStage | GrpoStage, tokens: float) -> _Spent:
+        """Forward and backward passes and optimizer steps, with the trainer's start."""
+        cards = self.placement.train
+        if self.params is None:
+            raise Unknown("the size of the model is unknown")
+        if not cards:
+            each = TRAIN_S_PER_TOKEN + self.params * TRAIN_S_PER_TOKEN_PARAM
+            cpu_s = START_S["trainer"] + tokens * each
+            return _Spent(cpu_s / min(stage.threads, self.machine.cores), cpu_s)
+        shape, adapter = self._shape, self.experiment.model.lora is not None
+        mfu = share_of_peak(shape.active_params)
+        mfu *= MFU_MIXTURE if shape.is_mixture else MFU_ADAPTER if adapter else 1
+        flops = (4 if adapter else 6) * shape.active_params * tokens
+        peak = num_ranks(self.experiment, cards) * self._card(cards).flops
+        return _Spent(GPU_START_S + flops / (mfu * peak))
+
+    @property
+    def _shape(self) -> ModelShape:
+        if self.shape is None:
+            raise Unknown("the shape of the model is unknown")
+        return self.shape
+
+    def _card(self, gpus: tuple[Gpu, ...]) -> _Card:
+        for name, card in CARDS.items():
+            if name in gpus[0].name:
+                return card
+        raise Unknown(f"no data sheet of {gpus[0].name}, and no earlier run on it")
+
+    def overlapped(self, *parts: _Spent) -> tuple[float | None, float]:
+        """Core seconds and wall seconds of parts that work at the same time and share the cores."""
+        on_cores = sum(part.cpu_s or 0 for part in parts)
+        cpu_s = on_cores if all(part.cpu_s is not None for part in parts) else None
+        return cpu_s, max(on_cores / self.machine.cores, *(part.wall_s for part in parts))
+
+
+def share_of_peak(params: float) -> float:
+    """`MFU` between its points by the logarithm of the size, beyond them at their ends."""
+    sizes = sorted(MFU)
+    if params <= sizes[0] or params >= sizes[-1]:
+        return MFU[sizes[0] if params <= sizes[0] else sizes[-1]]
+    low, high = next((a, b) for a, b in itertools.pairwise(sizes) if a <= params <= b)
+    part = math.log(params / low) / math.log(high / low)
+    return MFU[low] * (MFU[high] / MFU[low]) ** part
+
+
+def _stage(costs: _Costs, stage: Stage) -> tuple[float | None, float]:
+    """Seconds of one core, and wall seconds."""
+    experiment = costs.experiment
+    rollout = experiment.rollout
+    if isinstance(stage, SftStage):
+        rows = num_items(experiment, stage)
+        if rows is None:
+            raise Unknown("the number of rows is known when they are read")
+        mean = ROW_TOKENS if not experiment.data.has_files else stage.max_length
+        costs.basis += f", rows of {mean} tokens" if costs.placement.train else ""
+        trained = costs.train(stage, rows * mean)
+        return trained.cpu_s, trained.wall_s
+    tokens = rollout.max_completion_tokens
+    if experiment.problems.source == "generated" and not costs.is_random:
+        tokens = min(tokens, ANSWER_TOKENS)
+    if costs.placement.serve:
+        costs.basis = f"a roofline of its cards, answers of {tokens} tokens"
+    if isinstance(stage, EvalStage):
+        num, each, most = eval_size(experiment, stage)
+        turns = most if costs.is_random else turns_of(most)
+        played = costs.generate(num * each, turns=turns, tokens=tokens)
+        return costs.overlapped(played, costs.judge(num * each * turns))
+    assert isinstance(stage, GrpoStage)
+    turns = turns_of(rollout.max_turns)
+    each = rollout.groups_per_step * rollout.group_size
+    replaced = 1 + min(REPLACED_SHARE, rollout.max_replacements)
+    played = costs.generate(each * replaced, turns=turns, tokens=tokens)
+    judged = costs.judge(each * replaced * turns)
+    played, judged = (
+        _Spent(one.wall_s * stage.steps, None if one.cpu_s is None else one.cpu_s * stage.steps)
+        for one in (played, judged)
+    )
+    trained = stage.steps * each * turns * (PROMPT_TOKENS + tokens) * stage.updates_per_batch
+    train = costs.train(stage, trained)
+    cpu_s, wall_s = costs.overlapped(played, judged)
+    total = None if cpu_s is None or train.cpu_s is None else cpu_s + train.cpu_s
+    if rollout.max_staleness:
+        return total, costs.overlapped(played, judged, train)[1]
+    return total, wall_s + train.wall_s
+
+
+def _prepare(costs: _Costs) -> tuple[float | None, float, str]:
+    """Starts of judges, verdicts on broken answers for repairs, making of tokenizer and model."""
+    experiment, workers = costs.experiment, costs.experiment.judge.workers
+    num_judged, most = 0, most_broken(turns_played(experiment))
+    if most and any(isinstance(stage, SftStage) for stage in experiment.stage):
+        repaired = _num_pairs(experiment) * experiment.data.repair_share
+        num_judged = int(repaired * (1 + most) / 2)
+    makes = experiment.model.init is not None
+    start_s = START_S["supervisor"] + workers * START_S["judge"] + START_S["task"] * makes
+    start_s += START_S["replica"] * experiment.serve.replicas * needs_serving(experiment)
+    made = ["judges start"] * needs_judges(experiment)
+    made += [f"{num_judged} broken answers judged"] * (num_judged > 0)
+    made += ["tokenizer and model made"] * makes
+    work = ", ".join(made) or "processes start"
+    if costs.placement.judge:
+        return None, start_s + costs.judge(num_judged, is_new=True).wall_s, work
+    cpu_s = start_s + num_judged * JUDGE_S
+    return cpu_s, cpu_s / min(workers, costs.machine.cores), work
+
+
+def _num_pairs(experiment: Experiment) -> int:
+    """One-turn rows that the generator makes."""
+    problems = experiment.problems
+    if not experiment.data.has_generated:
+        return 0
+    num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_reserved)
+    return num_sft * experiment.data.pairs_per_problem
+
+
+def num_items(experiment: Experiment, stage: Stage) -> float | None:
+    """Rows or rollouts of a stage; None for epochs of rows that are not counted yet."""
+    if isinstance(stage, EvalStage):
+        num, rollouts, _ = eval_size(experiment, stage)
+        return num * rollouts
+    if isinstance(stage, GrpoStage):
+        return stage.steps * experiment.rollout.groups_per_step * experiment.rollout.group_size
+    if stage.epochs is None:
+        return stage.steps * stage.batch_size
+    if experiment.data.has_files:
+        return None
+    return stage.epochs * _num_pairs(experiment) * (1 + experiment.data.repair_share)
+
+
+def turns_of(max_turns: int) -> float:
+    """Mean turns of a rollout after SFT."""
+    return 1 + RETRY_SHARE * (max_turns - 1)
+
+
+def eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]:
+    """Numbers of problems, rollouts a problem (the greedy one included), maximum turns."""
+    table = experiment.eval
+    greedy = table.greedy if stage.greedy is None else stage.greedy
+    num_heldout = experiment.problems.num_reserved
+    num_problems = min(stage.num_problems or num_heldout, num_heldout)
+    rollouts = (stage.samples or table.samples) + int(greedy)
+    return num_problems, rollouts, stage.max_turns or table.max_turns
+
+
+def _work(experiment: Experiment, stage: Stage) -> str:
+    if isinstance(stage, EvalStage):
+        num, rollouts, turns = eval_size(experiment, stage)
+        size = f"{count(num, 'problem')} × {count(rollouts, 'rollout')}"
+        return f"{size}, up to {count(turns, 'turn')}"
+    if isinstance(stage, SftStage):
+        length = f"{stage.steps} steps" if stage.epochs is None else f"{stage.epochs:g} epochs"
+        data = experiment.data
+        names = [
+            data.origin_of(index) + (f" (weight {part.weight:g})" if part.weight else "")
+            for index, part in enumerate(data.sources or ())
+        ]
+        sources = f" of {', '.join(names)}" if names else ""
+        return f"{length} × {stage.batch_size} rows{sources}"
+    rollout = experiment.rollout
+    size = f"{rollout.groups_per_step} groups × {rollout.group_size} rollouts"
+    return f"{stage.steps} steps × {size}, up to {count(rollout.max_turns, 'turn')}"
+
+
+def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | None:
+    """Bytes of kept checkpoints and weights, and of each turn's row, texts and tokens; None if the
+    number of parameters or of checkpoints is unknown."""
+    if params is None:
+        return None
+    turns = 0.0
+    for stage in experiment.stage:
+        if isinstance(stage, EvalStage):
+            num, rollouts, max_turns = eval_size(experiment, stage)
+            turns += num * rollouts * turns_of(max_turns)
+        elif isinstance(stage, GrpoStage):
+            each = (num_items(experiment, stage) or 0) * turns_of(experiment.rollout.max_turns)
+            turns += each * (1 + REPLACED_SHARE)
+    shape, lora = model_shape(experiment.model), experiment.model.lora
+    # A checkpoint of an adapter has no base model.
+    num_trained = shape.adapter_params(lora) if lora is not None and shape is not None else params
+    trained = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
+    counts = [_kept_checkpoints(stage) for stage in trained]
+    if None in counts:
+        return None
+    kept = max((num for num in counts if num is not None), default=0)
+    kept += EXTRA_CHECKPOINTS * bool(trained)
+    return int(kept * (CHECKPOINT_BYTES_PER_PARAM + 4) * num_trained + turns * TURN_BYTES)
+
+
+def _kept_checkpoints(stage: SftStage | GrpoStage) -> int | None:
+    """Checkpoints of a stage at its end; None if all are kept and its steps are unknown."""
+    if stage.keep_checkpoints != "all":
+        return stage.keep_checkpoints
+    return math.ceil(stage.steps / stage.save_every) if stage.steps else None

@@ -1,0 +1,244 @@
+"""GPU memory of a trainer's rank, an engine and a judge, by a formula from the shape of the model.
+
+Bytes of a layer's activations were counted on fake tensors (torch 2.13, transformers' Qwen3 under
+autocast to bf16, PEFT's adapters); the sums are 1 to 9 % above the peaks that were measured on
+H100s and H200s (`tests/runner/plan/test_memory.py` has them). `fit` adds them up by card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from forge.config.schema import SftStage
+from forge.evalpool import capacity
+
+if TYPE_CHECKING:
+    from forge.config.schema import GrpoStage, ModelTable, ProblemsTable, ServeTable
+    from forge.runner.plan.shape import ModelShape
+
+CONTEXT_BYTES = 900 << 20
+"""A process with torch on a card: CUDA context, cuBLAS workspace, rest of the allocator."""
+GRAPH_BYTES = 2 << 30
+"""vLLM's CUDA graphs and the activations of its largest batch."""
+ASLEEP_BYTES = 1536 << 20
+"""An engine that sleeps keeps its context and graphs."""
+LARGE_TENSOR_BYTES = 4 << 30
+"""Inputs and outputs of concurrent candidates, a quarter of the capacity, at the sizes of a GPU."""
+JUDGE_SHARE = 0.1
+"""Share of the card for inputs and results that a judge keeps."""
+BITS4_BYTES = 0.56
+"""Bytes of a weight in NF4, with its doubly quantised scales."""
+LOGIT_TILE = (4096, 32_768)
+"""Tokens by vocabulary entries of the f32 logits that the output layer holds at a time."""
+KEYS_PER_TOKEN, SFT_KEYS_PER_TOKEN = 4, 2
+"""Keys that a layer gathers for a token if prefixes are shared: the maximum, which
+`train.trainer.packed.sequences` keeps; and that of rows which have half of their tokens in common.
+"""
+NUM_ADAPTERS = 4
+"""Adapters in an engine at a time: running turns keep the adapter that they began with."""
+LEAST_CONTEXTS = 4
+"""Sequences of full length that must fit an engine for it to be useful."""
+EXPERTS_AT_A_TIME = {True: 4 / 3, False: 1.0}
+"""Copies of a layer's experts, in bf16, under an adapter on experts: both changed matrices and a
+gradient of the second; without one, those that are expanded from 4 bits."""
+
+
+class _Layer(NamedTuple):
+    """Bytes of a layer's activations for each token, and each value of the width that is named."""
+
+    stream: int
+    """Input, as wide as the model, which is kept although the layer is recomputed."""
+    hidden: int
+    """Tensors as wide as the model that are kept for a backward pass, the input included."""
+    queries: int
+    keys: int
+    inner: int
+    inner_gradient: int
+    """Gradients as wide as the MLP, in a backward pass."""
+
+
+LAYERS = {
+    "f32": _Layer(4, 26, 14, 6, 8, 4),
+    "bf16": _Layer(2, 16, 14, 6, 8, 4),
+    "adapter": _Layer(2, 22, 16, 6, 8, 6),
+}
+"""By the type of the trained weights. An adapter in f32 keeps its inputs too."""
+HIDDEN_GRADIENT, HEAD = 16, 28
+"""Bytes a token and hidden value: gradients of a layer's backward pass; the output layer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBytes:
+    """GPU memory of one rank of the trainer, by part."""
+
+    context: int = 0
+    weights: int = 0
+    optimizer: int = 0
+    """Both moments, and DDP's buffers of gradients."""
+    gradients: int = 0
+    """None between steps."""
+    step: int = 0
+    """More at the peak of a step: activations, logits, weights that are cast or gathered."""
+
+    @property
+    def resident(self) -> int:
+        """Between steps."""
+        return self.context + self.weights + self.optimizer
+
+    @property
+    def peak(self) -> int:
+        """Maximum during a step."""
+        return self.resident + self.gradients + self.step
+
+
+def train_bytes(
+    stage: SftStage | GrpoStage,
+    model: ModelTable,
+    shape: ModelShape,
+    *,
+    num_gpus: int,
+    parallel: str,
+    tokens: int,
+    is_whole: bool = False,
+    recomputes: bool = True,
+) -> TrainBytes:
+    """GPU memory of a rank of the trainer.
+
+    Args:
+        num_gpus: number of ranks.
+        parallel: `ddp` or `fsdp2`; without effect on a single rank.
+        tokens: tokens of the rank's largest micro-batch.
+        is_whole: True if it is the only one of a step, whose gradients grow while its activations
+            shrink.
+        recomputes: the value of an absent `gradient_checkpointing`.
+    """
+    if stage.gradient_checkpointing is not None:
+        recomputes = stage.gradient_checkpointing
+    shards = parallel == "fsdp2" and num_gpus > 1
+    moments = 2 if stage.optimizer == "adamw_8bit" else 8
+    trained, width = shape.params, 2 if model.dtype == "bfloat16" else 4
+    frozen = 0.0
+    if model.lora is not None:
+        # TRL keeps an adapter of 4-bit weights in bf16, and so its gradients and moments.
+        trained, width = shape.adapter_params(model.lora), 4 if model.quantize is None else 2
+        in_4_bits = shape.quantized_params if model.quantize is not None else 0
+        frozen = in_4_bits * BITS4_BYTES
+        frozen += (shape.params - in_4_bits) * (4 if model.dtype == "float32" else 2)
+    elif not isinstance(stage, SftStage) and stage.beta > 0:
+        frozen = width * shape.params  # the reference
+    parts = {
+        "weights": frozen + width * trained,
+        "optimizer": min(moments, 2 * width) * trained,
+        "gradients": width * trained,
+    }
+    if shards:
+        parts = {name: size / num_gpus for name, size in parts.items()}
+    elif num_gpus > 1:
+        parts["optimizer"] += width * trained
+    kind = "adapter" if model.lora else "bf16" if width == 2 or shards else "f32"
+    step = _step_bytes(stage, model, shape, kind=kind, tokens=tokens, recomputes=recomputes)
+    if shards:  # two layers are gathered, and the gradient of one
+        step += (2 * 2 + 4) * shape.params / shape.layers + 2 * shape.vocab * shape.hidden
+    if is_whole:
+        step = max(step - parts["gradients"], 0)
+    sizes = {name: int(size) for name, size in (parts | {"step": step}).items()}
+    return TrainBytes(context=CONTEXT_BYTES, **sizes)
+
+
+def _step_bytes(
+    stage: SftStage | GrpoStage,
+    model: ModelTable,
+    shape: ModelShape,
+    *,
+    kind: str,
+    tokens: int,
+    recomputes: bool,
+) -> float:
+    """Maximum of a forward and backward pass: at the output layer or in the last decoder layer."""
+    each, hidden, queries = LAYERS[kind], shape.hidden, shape.heads * shape.head_dim
+    inner = max(shape.intermediate, shape.active_experts * shape.expert_intermediate)
+    shares = stage.packing is True and not shape.is_mixture  # a shared prefix is computed once
+    num_keys = (SFT_KEYS_PER_TOKEN if isinstance(stage, SftStage) else KEYS_PER_TOKEN) * shares
+    keys = 2 * num_keys * shape.kv_values / shape.layers  # gathered, in bf16
+    layer = each.hidden * hidden + each.queries * queries + each.inner * inner
+    layer += each.keys * shape.kv_values / shape.layers / 2 + keys
+    layer += 2 * 2 * shape.active_experts * hidden  # a token's row for each expert, in and out
+    gradient = HIDDEN_GRADIENT * hidden + each.inner_gradient * inner
+    gradient += 2 * num_keys * 2 * queries
+    stream = each.stream * hidden
+    kept = shape.layers * (stream if recomputes else layer)
+    cast = 2 * shape.params if kind == "f32" else 0  # autocast's copy of the weights
+    head = 4 * shape.vocab * shape.hidden if model.lora is None else 0  # its gradient, in f32
+    tile = 4 * min(tokens, LOGIT_TILE[0]) * min(shape.vocab, LOGIT_TILE[1])
+    copies = _expert_copies(model, recomputes=recomputes, layers=shape.sparse_layers)
+    at_head = cast + tile + tokens * HEAD * hidden
+    in_layer = tokens * (gradient + (layer - stream) * recomputes) + 2 * copies * (
+        shape.expert_params / max(shape.sparse_layers, 1)
+    )
+    return tokens * kept + head + max(at_head, in_layer + cast * (not recomputes))
+
+
+def _expert_copies(model: ModelTable, *, recomputes: bool, layers: int) -> float:
+    """Copies of a layer's fused experts: one for every layer without recomputation."""
+    if model.lora is None:
+        return 0
+    is_adapted = bool(model.lora.target_parameters)
+    if not is_adapted and model.quantize is None:
+        return 0
+    return EXPERTS_AT_A_TIME[is_adapted] + (0 if recomputes else layers - 1)
+
+
+def micro_batch(
+    stage: SftStage | GrpoStage, *, num_gpus: int, context_tokens: int, num_samples: int
+) -> tuple[int, bool]:
+    """Tokens of a rank's largest micro-batch, in which a row above the budget is alone; and True if
+    it surely is the only one of a step.
+
+    Args:
+        context_tokens: context of the engine, and so the length of the longest sample.
+        num_samples: samples of a grpo step.
+    """
+    is_sft = isinstance(stage, SftStage)
+    longest = stage.max_length if is_sft else context_tokens
+    rows = -(-(stage.batch_size if is_sft else num_samples) // num_gpus)
+    most = max(stage.micro_batch_tokens, longest)
+    return min(most, rows * longest), rows * longest <= most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeBytes:
+    """GPU memory on one card of a replica."""
+
+    least: int = 0
+    """With less the engine does not start, or serves only a few sequences."""
+    full: int = 0
+    """With a KV cache for all slots."""
+    fixed: int = 0
+    """Without a KV cache: weights, context, graphs."""
+
+
+def serve_bytes(
+    serve: ServeTable, model: ModelTable, shape: ModelShape, *, engine: str
+) -> ServeBytes:
+    """GPU memory of an engine on each of its cards."""
+    width, num_gpus = 4 if serve.precision == "exact" else 2, serve.tensor_parallel
+    adapters = 0 if model.lora is None else NUM_ADAPTERS * 2 * shape.adapter_params(model.lora)
+    fixed = CONTEXT_BYTES + (shape.params * width + adapters) / num_gpus
+    if engine == "vllm":
+        fixed += GRAPH_BYTES
+    context = shape.kv_of(serve.context_tokens) * width / num_gpus
+    least = min(serve.slots, LEAST_CONTEXTS) if engine == "vllm" else serve.slots
+    full = int(fixed + serve.slots * context)
+    return ServeBytes(least=int(fixed + least * context), full=full, fixed=int(fixed))
+
+
+def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
+    """GPU memory of a judge at full capacity, on a card of this size."""
+    has_own_sizes = any(
+        part.source != "generated" and not (part.overrides or part.shapes)
+        for part in problems.parts()
+    )
+    is_large = problems.sizes == "gpu" or has_own_sizes
+    tensors = LARGE_TENSOR_BYTES * is_large + int(JUDGE_SHARE * memory_bytes)
+    return capacity.num_contexts(memory_bytes=memory_bytes) * capacity.CONTEXT_BYTES + tensors

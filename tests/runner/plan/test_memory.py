@@ -1,0 +1,182 @@
+"""GPU memory by role: the formula against measured peaks, and how it grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge.config.schema import (
+    GrpoStage,
+    LoraTable,
+    ModelTable,
+    ProblemsTable,
+    QuantizeTable,
+    ServeTable,
+    SftStage,
+    TinyModel,
+)
+from forge.evalpool.capacity import CONTEXT_BYTES, MAX_EXECUTORS, MAX_ORACLES, NUM_OTHER_CONTEXTS
+from forge.runner.plan.memory import (
+    JUDGE_SHARE,
+    TrainBytes,
+    judge_bytes,
+    micro_batch,
+    serve_bytes,
+    train_bytes,
+)
+from forge.runner.plan.shape import KNOWN, decoder, tiny_shape
+from tests.examples import examples
+
+GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
+SFT = SftStage(kind="sft", steps=1, learning_rate=1e-6)
+SHARED = GRPO.model_copy(update={"packing": True})
+KEPT = SFT.model_copy(update={"gradient_checkpointing": False})
+FULL = ModelTable(path="x")
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj"]
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
+LORA = ModelTable(path="x", dtype="bfloat16", lora=LoraTable(r=64, target_modules=MODULES + MLP))
+QLORA = ModelTable(
+    path="x", lora=LoraTable(r=64, target_modules=MODULES, target_parameters=EXPERTS),
+    quantize=QuantizeTable(),
+)  # fmt: skip
+SMALL, LARGE, MIXTURE = (
+    decoder(KNOWN[name]) for name in ("qwen3-0.6b", "qwen3-8b", "trinity-mini")
+)
+SCRATCH = tiny_shape(
+    TinyModel(
+        hidden_size=640, num_layers=10, num_heads=10, num_kv_heads=5, intermediate_size=1920,
+        vocab_size=2048,
+    )
+)  # fmt: skip
+
+
+def need(
+    stage: Any = GRPO, model: ModelTable = FULL, shape: Any = LARGE, **keys: Any
+) -> TrainBytes:
+    keys = {"num_gpus": 1, "parallel": "ddp", "tokens": 4096, **keys}
+    return train_bytes(stage, model, shape, **keys)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "asked"),
+    [
+        # bench/trainers.py --shape 0.6b on H200s, 2026-11-21, d71944a and 94b3e96: torch's peaks,
+        # with the tokens of its largest micro-batches.
+        (13.69, {"shape": SMALL, "tokens": 16326}),
+        (21.56, {"shape": SMALL, "tokens": 65394, "is_whole": True}),
+        (14.73, {"shape": SMALL, "stage": SHARED, "tokens": 29058, "is_whole": True}),
+        (16.07, {"shape": SMALL, "tokens": 16326, "num_gpus": 2}),
+        (7.87, {"shape": SMALL, "tokens": 16326, "num_gpus": 2, "parallel": "fsdp2"}),
+        # bench/sft.py on an H100, 2026-11-25, d29912d5: an 8B, and Trinity-Mini in 4 bits.
+        (24.5, {"stage": SFT, "model": LORA, "tokens": 8192}),
+        (33.2, {"stage": SFT, "model": QLORA, "shape": MIXTURE}),
+        # SFT of h200-from-scratch on an H100, 2026-11-26, 4ede8413: without the context's 0.9 GB.
+        (14.3, {"stage": KEPT, "shape": SCRATCH, "tokens": 32768}),
+    ],
+)
+def test_the_formula_is_within_a_tenth_of_measured_peaks(
+    gigabytes: float, asked: dict[str, Any]
+) -> None:
+    planned = need(**asked)
+    assert (planned.peak - planned.context) / 1e9 == pytest.approx(gigabytes, rel=0.1)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    grown=st.sampled_from(["tokens", "num_layers", "hidden_size", "intermediate_size"]),
+    tokens=st.integers(1, 1 << 16), layers=st.integers(1, 63), units=st.integers(1, 60),
+    lora=st.booleans(), recomputes=st.booleans(), num_gpus=st.sampled_from([1, 2, 8]),
+    parallel=st.sampled_from(["ddp", "fsdp2"]), is_whole=st.booleans(),
+)  # fmt: skip
+def test_a_larger_step_or_model_never_takes_less(
+    grown: str, tokens: int, layers: int, units: int, lora: bool, **keys: Any
+) -> None:
+    sizes = {"num_layers": layers, "hidden_size": 64 * units, "intermediate_size": 128 * units}
+    less, more = ({"tokens": tokens, **sizes} for _ in range(2))
+    more[grown] += 64
+    model = LORA if lora else FULL
+    peaks = [
+        need(model=model, tokens=each.pop("tokens"),
+             shape=tiny_shape(TinyModel.model_construct(**{**TinyModel().model_dump(), **each})),
+             **keys).peak
+        for each in (less, more)
+    ]  # fmt: skip
+    assert peaks[0] <= peaks[1]
+
+
+def test_experts_in_4_bits_take_a_quarter_and_are_expanded_a_layer_at_a_time() -> None:
+    assert MIXTURE.quantized_params / MIXTURE.params == pytest.approx(0.97, abs=0.01)
+    attention = LoraTable(r=8, target_modules=["q_proj"])
+    experts = attention.model_copy(update={"target_parameters": ["mlp.experts.down_proj"]})
+
+    def bytes_of(lora: LoraTable, is_quantized: bool, **keys: Any) -> int:
+        table = ModelTable(path="x", lora=lora, quantize=QuantizeTable() if is_quantized else None)
+        return need(SFT, table, MIXTURE, tokens=1024, **keys).peak
+
+    layer = 2 * MIXTURE.expert_params / MIXTURE.sparse_layers
+    saved = bytes_of(attention, False) - bytes_of(attention, True)
+    assert saved == pytest.approx((2 - 0.56) * MIXTURE.quantized_params - layer, rel=0.01)
+    kept = bytes_of(experts, True, recomputes=False)
+    assert kept > bytes_of(experts, True) + 2 * MIXTURE.expert_params - 2 * layer
+
+
+def test_settings_that_save_memory_save_it_in_the_plan() -> None:
+    def changed(**keys: Any) -> GrpoStage:
+        return GRPO.model_copy(update=keys)
+
+    peak = need().peak
+    quantized = LORA.model_copy(update={"quantize": QuantizeTable()})
+    sizes = [need(model=m).peak for m in (ModelTable(path="x", dtype="bfloat16"), LORA, quantized)]
+    assert peak > sizes[0] > sizes[1] > sizes[2]
+    assert need(num_gpus=4, parallel="fsdp2").peak < need(num_gpus=4).peak / 2
+    assert need(changed(optimizer="adamw_8bit")).peak == peak - 6 * LARGE.params
+    assert need(changed(gradient_checkpointing=False)).peak == need(recomputes=False).peak > peak
+    assert need(changed(beta=0.1)).peak - peak == pytest.approx(4 * LARGE.params, rel=1e-6)
+    assert need(is_whole=True).peak < peak
+    assert need(SHARED, tokens=65536).peak > need(tokens=65536).peak
+    assert need().resident / LARGE.params == pytest.approx(12, rel=0.02), "no gradients are left"
+
+
+def test_a_micro_batch_has_the_longest_row_and_no_more_rows_than_there_are() -> None:
+    def of(stage: Any, num_gpus: int = 1, context_tokens: int = 1024) -> tuple[int, bool]:
+        return micro_batch(
+            stage, num_gpus=num_gpus, context_tokens=context_tokens, num_samples=32
+        )  # fmt: skip
+
+    assert of(GRPO) == (4096, False)
+    assert of(GRPO, context_tokens=32768) == (32768, False), "one sample may be that long"
+    assert of(GRPO.model_copy(update={"micro_batch_tokens": 1 << 20})) == (32 * 1024, True)
+    assert of(SFT.model_copy(update={"batch_size": 8}), 2) == (4 * SFT.max_length, True)
+
+
+def test_an_engine_needs_more_memory_for_longer_contexts() -> None:
+    def of(engine: str = "vllm", **keys: Any) -> Any:
+        return serve_bytes(ServeTable(**keys), FULL, LARGE, engine=engine)
+
+    assert of().least > 4 * LARGE.params, "exact is f32"
+    assert 4 * LARGE.params > of(precision="fast").least > 2 * LARGE.params
+    assert of(context_tokens=32768).least > of().least > of(tensor_parallel=2).least
+    assert of("llama", precision="exact").full > of("llama", precision="fast").full
+    assert of("llama").least == of("llama").full, "llama.cpp allocates its whole cache"
+
+
+def test_a_judge_needs_room_for_the_tensors_of_its_problems() -> None:
+    small = judge_bytes(ProblemsTable(), memory_bytes=80 << 30)
+    assert judge_bytes(ProblemsTable(sizes="gpu"), memory_bytes=80 << 30) - small == 4 << 30
+    full = ProblemsTable(source="dir")
+    assert judge_bytes(full, memory_bytes=80 << 30) > small
+    less = full.model_copy(update={"overrides": {"batch_size": 4}})
+    assert judge_bytes(less, memory_bytes=80 << 30) == small
+
+
+def test_a_judge_needs_room_for_every_context_it_may_hold() -> None:
+    least, large = (
+        judge_bytes(ProblemsTable(), memory_bytes=one << 30) - int(JUDGE_SHARE * (one << 30))
+        for one in (8, 141)
+    )
+    assert least == (NUM_OTHER_CONTEXTS + 1 + 1 + 1) * CONTEXT_BYTES
+    assert large == (NUM_OTHER_CONTEXTS + 2 * MAX_EXECUTORS + MAX_ORACLES) * CONTEXT_BYTES
