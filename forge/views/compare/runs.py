@@ -8,8 +8,10 @@ import json
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from forge.views.compare.comparison import (
     WINDOW,
@@ -28,7 +30,7 @@ from forge.views.run_state import run_state, trained_label
 from forge.views.statistics import Tally, compare_paired, estimate_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from forge.store.reader import RunReader
 
@@ -38,29 +40,30 @@ INSTEAD = "no curves; the last evaluations are compared"
 
 def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
     """Compares two runs at equal steps, tokens or time."""
-    of_rollouts = has_rollouts(a) or has_rollouts(b)
-    left = load_trained_steps(a, of_rollouts=of_rollouts)
-    right = load_trained_steps(b, of_rollouts=of_rollouts)
-    notes: list[str] = []
-    kind = "step of grpo" if of_rollouts else "step"
-    names = (a.paths.name, b.paths.name)
-    budget = _budget(left, right, by, kind=kind, names=names, notes=notes)
-    curves = compare_curves(left, right, by=by, budget=budget) if budget else ()
+    runs, notes = (a, b), list[str]()
+    of_rollouts = any(has_rollouts(reader) for reader in runs)
+    left, right = (load_trained_steps(reader, of_rollouts=of_rollouts) for reader in runs)
+    budget = _budget(runs, (left, right), by, of_rollouts=of_rollouts, notes=notes)
     chosen_a = choose_evaluation(a, left, by=by, budget=budget)
     chosen_b = choose_evaluation(b, right, by=by, budget=budget)
-    answers_a, answers_b = _common(a, b, chosen_a, chosen_b, by=by, budget=budget, notes=notes)
+    both = _common(runs, (chosen_a, chosen_b), by=by, budget=budget, notes=notes)
+    has_sources = len({answers.origin for answers, _ in both.values()}) > 1
     return Comparison(
         by=by,
         budget=budget,
         a=_side(a, left, chosen_a, by=by),
         b=_side(b, right, chosen_b, by=by),
         config=find_changes(a, b),
-        curves=curves,
-        score=score(tallies(answers_a), tallies(answers_b)),
-        problems=compare_problems(answers_a, answers_b),
-        by_source=parts_by_source(answers_a, answers_b),
-        by_level=parts_by_level(answers_a, answers_b),
-        by_device=parts_by_device(answers_a, answers_b),
+        curves=compare_curves(left, right, by=by, budget=budget) if budget else (),
+        score=score(both),
+        problems=compare_problems(both),
+        by_source=parts_of(both, lambda each: (each.origin,), name="{}") if has_sources else (),
+        by_level=parts_of(
+            both,
+            lambda each: (each.origin if has_sources else "", each.level),
+            name="{} level {}",
+        ),
+        by_device=parts_by_device(both),
         notes=tuple(notes),
     )
 
@@ -76,52 +79,48 @@ def _side(reader: RunReader, steps: TrainedSteps, chosen: Chosen | None, *, by: 
 
 
 def _budget(
-    a: TrainedSteps, b: TrainedSteps, by: By, *, kind: str, names: tuple[str, str], notes: list[str]
-) -> float | None:
+    runs: Sequence[RunReader], trained: Sequence[TrainedSteps], by: By, *,
+    of_rollouts: bool, notes: list[str],
+) -> float | None:  # fmt: skip
     """Common budget; None if a run has no steps or did not count the quantity."""
-    for name, steps in zip(names, (a, b), strict=True):
+    known = list[float]()
+    for reader, steps in zip(runs, trained, strict=True):
+        spent = steps.total(by)
         if not steps.places:
-            notes.append(f"{name} has trained no {kind}: {INSTEAD}")
-        elif steps.total(by) is None:
-            notes.append(f"{name} did not count its {UNIT[by]}: {INSTEAD}")
-    known = [spent for each in (a, b) if each.places and (spent := each.total(by)) is not None]
+            kind = "step of grpo" if of_rollouts else "step"
+            notes.append(f"{reader.paths.name} has trained no {kind}: {INSTEAD}")
+        elif spent is None:
+            notes.append(f"{reader.paths.name} did not count its {UNIT[by]}: {INSTEAD}")
+        else:
+            known.append(spent)
     return min(known) if len(known) == 2 else None
 
 
 def _common(
-    a: RunReader,
-    b: RunReader,
-    chosen_a: Chosen | None,
-    chosen_b: Chosen | None,
-    *,
-    by: By,
-    budget: float | None,
-    notes: list[str],
-) -> tuple[dict[str, Answers], dict[str, Answers]]:
+    runs: Sequence[RunReader], evaluations: Sequence[Chosen | None], *,
+    by: By, budget: float | None, notes: list[str],
+) -> Both:  # fmt: skip
     """Answers to the problems that are the same in both, by name and source."""
-    for reader, chosen in ((a, chosen_a), (b, chosen_b)):
+    found = [chosen.answers for chosen in evaluations if chosen is not None]
+    for reader, chosen in zip(runs, evaluations, strict=True):
         if chosen is None:
             when = "" if budget is None else f" after at most {budget:,.0f} {UNIT[by]}"
             notes.append(f"{reader.paths.name} has no evaluation{when}: no problems won or lost")
-    if chosen_a is None or chosen_b is None:
-        return {}, {}
-    found_a, found_b = chosen_a.answers, chosen_b.answers
-    both = found_a.keys() & found_b.keys()
-    same = {name for name in both if found_a[name].source == found_b[name].source}
-    if not both:
-        notes.append(
-            f"no problem in common: {a.paths.name} evaluated {_some(found_a)}, "
-            f"{b.paths.name} {_some(found_b)}"
-        )
-    elif len(same) < len(both):
-        notes.append(
-            f"{len(both) - len(same)} problems share a name but not their source: left out"
-        )
-    if same and len(same) < max(len(found_a), len(found_b)):
-        notes.append(
-            f"{len(same)} problems in common, of {len(found_a)} and {len(found_b)} evaluated"
-        )
-    return {n: found_a[n] for n in same}, {n: found_b[n] for n in same}
+    if len(found) < 2:
+        return {}
+    a, b = found
+    names = sorted(a.keys() & b.keys())
+    same = {name: (a[name], b[name]) for name in names if a[name].source == b[name].source}
+    if not names:
+        left, right = (reader.paths.name for reader in runs)
+        named = f"{left} evaluated {_some(a)}, {right} {_some(b)}"
+        notes.append(f"no problem in common: {named}")
+    elif len(same) < len(names):
+        number = len(names) - len(same)
+        notes.append(f"{number} problems share a name but not their source: left out")
+    if same and len(same) < max(len(a), len(b)):
+        notes.append(f"{len(same)} problems in common, of {len(a)} and {len(b)} evaluated")
+    return same
 
 
 def _some(answers: Mapping[str, Answers]) -> str:
@@ -202,12 +201,29 @@ def load_trained_steps(reader: RunReader, *, of_rollouts: bool) -> TrainedSteps:
         found = {p: played[p][name] for p in places if p in played and not played[p]["is_open"]}
         values[name] = {p: value for p, value in found.items() if value is not None}
     walls = values.pop(_WALL, {}) if of_rollouts else {}  # SFT has one for the whole stage
-    spent = {
-        By.STEP: _count_steps(places),
-        By.TOKENS: _add_up([played.get(p, {}).get("num_completion_tokens") for p in places]),
-        By.TIME: _add_up(_seconds(places, walls, marks)),
-    }
+    costs: dict[By, list[float | None]] = {by: [] for by in By}
+    for index, place in enumerate(places):
+        stage, step = place
+        before = places[index - 1] if index and places[index - 1][0] == stage else None
+        costs[By.STEP].append(step if before is None else step - before[1])
+        costs[By.TOKENS].append(played.get(place, {}).get("num_completion_tokens"))
+        costs[By.TIME].append(walls.get(place, _seconds_between(before, place, marks)))
+    spent = {by: tuple(accumulate(each, _added)) for by, each in costs.items()}
     return TrainedSteps(places=places, spent=spent, values=dict(values))
+
+
+def _added(total: float | None, cost: float | None) -> float | None:
+    """None from the first step with an unknown cost."""
+    return None if total is None or cost is None else total + cost
+
+
+def _seconds_between(
+    before: StageStep | None, place: StageStep, marks: Mapping[StageStep, tuple[int, float]]
+) -> float:
+    """Seconds since the step before, for one that was not measured; 0 across attempts."""
+    if before is None or marks[before][0] != marks[place][0]:
+        return 0.0
+    return max(0.0, marks[place][1] - marks[before][1])
 
 
 def compare_curves(
@@ -231,55 +247,15 @@ def _mean_at(curve: tuple[tuple[float, float], ...], x: float) -> float | None:
     return sum(last) / len(last) if last else None
 
 
-def _count_steps(places: tuple[StageStep, ...]) -> tuple[float, ...]:
-    """Step numbers, continued over stages."""
-    out: list[float] = []
-    before, base = None, 0.0
-    for stage, step in places:
-        if before is not None and stage != before:
-            base = out[-1]
-        before = stage
-        out.append(base + step)
-    return tuple(out)
-
-
-def _add_up(costs: list[float | None]) -> tuple[float | None, ...]:
-    """Cumulative sums; None from the first step with an unknown cost."""
-    out: list[float | None] = []
-    total: float | None = 0.0
-    for cost in costs:
-        total = None if total is None or cost is None else total + cost
-        out.append(total)
-    return tuple(out)
-
-
-def _seconds(
-    places: tuple[StageStep, ...],
-    walls: dict[StageStep, float],
-    marks: dict[StageStep, tuple[int, float]],
-) -> list[float | None]:
-    """Seconds of each step, as measured; otherwise since the previous step of the same stage and
-    attempt.
-    """
-    out: list[float | None] = []
-    for index, place in enumerate(places):
-        known = walls.get(place)
-        previous = places[index - 1] if index else None
-        if known is None and previous is not None and previous[0] == place[0]:
-            is_same = marks[previous][0] == marks[place][0]
-            known = max(0.0, marks[place][1] - marks[previous][1]) if is_same else 0.0
-        out.append(0.0 if known is None else known)
-    return out
-
-
 _EVALUATIONS = """
 SELECT stage, stage_index, step, at, num_problems, num_trained_problems, num_shared_problems,
     json_extract(detail, '$.sources') AS sources
 FROM v_evaluations WHERE stage_index IS NOT NULL ORDER BY at
 """
 _ANSWERS = f"""
-SELECT g.problem_id, p.family, p.level, t.sha256 AS source, v.device, count(*) AS num,
-    sum(v.status = 'correct') AS correct,
+SELECT g.problem_id, coalesce(p.family, '') AS family, coalesce(p.level, 0) AS level,
+    t.sha256 AS source, coalesce(v.device, '') AS device, count(*) AS num,
+    coalesce(sum(v.status = 'correct'), 0) AS correct,
     max(CASE WHEN v.status = 'correct' THEN v.speedup END) AS speedup
 {FIRST_ANSWERS} GROUP BY g.problem_id, v.device
 """
@@ -296,12 +272,22 @@ class Answers:
     source: bytes | None
     tallies: Mapping[str, Tally]
     speedups: Mapping[str, float]
+    """The best of each device; none without times."""
 
     @property
     def tally(self) -> Tally:
         """Counts over all devices."""
         found = self.tallies.values()
         return Tally(num=sum(t.num for t in found), correct=sum(t.correct for t in found))
+
+    def on(self, device: str) -> Answers:
+        """Those that one device judged."""
+        speedups = {name: each for name, each in self.speedups.items() if name == device}
+        return replace(self, tallies={device: self.tallies[device]}, speedups=speedups)
+
+
+Both = Mapping[str, tuple[Answers, Answers]]
+"""Problems of two evaluations, and the answers of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,42 +324,35 @@ def choose_evaluation(
 def _load_answers(
     reader: RunReader, sources: Mapping[str, str], *, stage: int, step: int
 ) -> dict[str, Answers]:
-    found: dict[str, list[dict]] = {}
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in reader.rows(_ANSWERS, {"stage": stage, "step": step}):
-        found.setdefault(row["problem_id"], []).append(row)
+        found[row["problem_id"]].append(row)
     return {
         name: Answers(
-            family=rows[0]["family"] or "",
-            level=rows[0]["level"] or 0,
+            family=rows[0]["family"],
+            level=rows[0]["level"],
             origin=sources.get(name, ""),
             source=rows[0]["source"],
-            tallies={
-                row["device"] or "": Tally(num=row["num"], correct=row["correct"] or 0)
-                for row in rows
-            },
-            speedups={
-                row["device"] or "": row["speedup"] for row in rows if row["speedup"] is not None
-            },
+            tallies={row["device"]: Tally(num=row["num"], correct=row["correct"]) for row in rows},
+            speedups={row["device"]: row["speedup"] for row in rows if row["speedup"]},
         )
         for name, rows in found.items()
     }
 
 
-def compare_problems(
-    a: Mapping[str, Answers], b: Mapping[str, Answers]
-) -> tuple[ProblemChange, ...]:
+def compare_problems(both: Both) -> tuple[ProblemChange, ...]:
     """Problems of both, largest loss first."""
-    out = [_change(name, a[name], b[name]) for name in a.keys() & b.keys()]
+    out = [_change(name, *pair) for name, pair in both.items()]
     return tuple(sorted(out, key=lambda each: (each.difference, each.problem_id)))
 
 
-def score(a: Mapping[str, Tally], b: Mapping[str, Tally]) -> Score | None:
+def score(both: Both) -> Score | None:
     """pass@1 of both on their common problems; None if there are none with samples."""
+    a, b = ({name: pair[side].tally for name, pair in both.items()} for side in (0, 1))
     difference = compare_paired(a, b)
     if difference is None:
         return None
-    both = [name for name in a.keys() & b.keys() if a[name].num and b[name].num]
-    rates = [(a[n].correct / a[n].num, b[n].correct / b[n].num) for n in both]
+    rates = [(a[n].correct / a[n].num, b[n].correct / b[n].num) for n in a if a[n].num and b[n].num]
     return Score(
         a=math.fsum(left for left, _ in rates) / len(rates),
         b=math.fsum(right for _, right in rates) / len(rates),
@@ -384,78 +363,40 @@ def score(a: Mapping[str, Tally], b: Mapping[str, Tally]) -> Score | None:
     )
 
 
-def tallies(answers: Mapping[str, Answers]) -> dict[str, Tally]:
-    """Counts by problem."""
-    return {name: each.tally for name, each in answers.items()}
+def parts_of(
+    both: Both, key: Callable[[Answers], tuple[str | int, ...]], *, name: str
+) -> tuple[ScorePart, ...]:
+    """Scores of the problems whose answers in a have the same key, which `name` shows."""
+    found: dict[tuple[str | int, ...], dict[str, tuple[Answers, Answers]]] = defaultdict(dict)
+    for problem, pair in both.items():
+        found[key(pair[0])][problem] = pair
+    return _scored({name.format(*each).strip(): found[each] for each in sorted(found)})
 
 
-def parts_by_source(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[ScorePart, ...]:
-    """Scores by source; none if there is one."""
-    if len(_origins(a, b)) < 2:
-        return ()
-    return _parts_by(a, b, lambda each: (each.origin, 0), lambda origin, _: origin)
-
-
-def parts_by_level(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[ScorePart, ...]:
-    """Scores by level, of each source if there are several."""
-    has_several = len(_origins(a, b)) > 1
-    return _parts_by(
-        a, b, lambda each: (each.origin if has_several else "", each.level),
-        lambda origin, level: f"{origin} level {level}".strip(),
-    )  # fmt: skip
-
-
-def _origins(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> set[str]:
-    return {a[name].origin for name in a.keys() & b.keys()}
-
-
-def _parts_by(
-    a: Mapping[str, Answers], b: Mapping[str, Answers],
-    key: Callable[[Answers], tuple[str, int]], named: Callable[[str, int], str],
-) -> tuple[ScorePart, ...]:  # fmt: skip
-    """Scores of the problems whose answers in `a` have the same key."""
-    both = {name: key(a[name]) for name in a.keys() & b.keys()}
-    out = []
-    for part in sorted(set(both.values())):
-        of_a = {name: a[name] for name, of in both.items() if of == part}
-        of_b = {name: b[name] for name in of_a}
-        out.append(_part(named(*part), tallies(of_a), tallies(of_b), _ratios(of_a, of_b)))
-    return tuple(part for part in out if part is not None)
-
-
-def parts_by_device(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[ScorePart, ...]:
+def parts_by_device(both: Both) -> tuple[ScorePart, ...]:
     """Scores by device that judged answers of both: times of different cards are not comparable."""
-    devices = sorted(
-        {device for each in a.values() for device in each.tallies}
-        & {device for each in b.values() for device in each.tallies}
+    found: dict[str, dict[str, tuple[Answers, Answers]]] = defaultdict(dict)
+    for problem, (a, b) in both.items():
+        for device in a.tallies.keys() & b.tallies.keys():
+            found[device or "unknown"][problem] = (a.on(device), b.on(device))
+    return _scored(dict(sorted(found.items())))
+
+
+def _scored(parts: Mapping[str, Both]) -> tuple[ScorePart, ...]:
+    scores = {name: score(both) for name, both in parts.items()}
+    return tuple(
+        ScorePart(name=name, score=found, speed=estimate_difference(_ratios(parts[name])))
+        for name, found in scores.items()
+        if found is not None
     )
-    out = []
-    for device in devices:
-        of_a = {n: each.tallies[device] for n, each in a.items() if device in each.tallies}
-        of_b = {n: each.tallies[device] for n, each in b.items() if device in each.tallies}
-        out.append(_part(device or "unknown", of_a, of_b, _ratios(a, b, device=device)))
-    return tuple(part for part in out if part is not None)
 
 
-def _part(
-    name: str, a: Mapping[str, Tally], b: Mapping[str, Tally], ratios: Sequence[float]
-) -> ScorePart | None:
-    if (found := score(a, b)) is None:
-        return None
-    return ScorePart(name=name, score=found, speed=estimate_difference(ratios))
-
-
-def _ratios(
-    a: Mapping[str, Answers], b: Mapping[str, Answers], *, device: str | None = None
-) -> list[float]:
+def _ratios(both: Both) -> list[float]:
     """log2 of b's best speedup over a's, for problems that both have timed on one device."""
-    out = []
-    for name in sorted(a.keys() & b.keys()):
-        common = a[name].speedups.keys() & b[name].speedups.keys()
-        wanted = common if device is None else common & {device}
-        both = [(a[name].speedups[each], b[name].speedups[each]) for each in wanted]
-        if both and min(min(pair) for pair in both) > 0:
-            best_a, best_b = (max(values) for values in zip(*both, strict=True))
+    out = list[float]()
+    for a, b in both.values():
+        if devices := a.speedups.keys() & b.speedups.keys():
+            best_a, best_b = (max(each.speedups[name] for name in devices) for each in (a, b))
             out.append(math.log2(best_b / best_a))
     return out
 
