@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from forge.cli import app
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES, ROOT, read_blocks
 from tests.zoo.animals import FOLDER, load
 
 DOCS = tuple(str(page.relative_to(ROOT)) for page in PAGES)
@@ -28,18 +28,10 @@ GROUPS = ("problems", "data", "kernels", "cluster")
 """Commands with two parts."""
 
 
-def find_blocks(text: str, *, language: str) -> list[str]:
-    """Bodies of the fenced blocks in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-
-
 def find_commands(text: str) -> set[tuple[str, frozenset[str]]]:
-    """`forge <command>` with its long options, from inline code and shell blocks."""
-    lines = re.findall(r"`(forge [^`\n]+)`", text)
-    for block in find_blocks(text, language="sh"):
-        lines += re.findall(r"^(?:\.venv/bin/)?(forge [^#\n]*)", block, flags=re.MULTILINE)
+    """`forge <command>` with its long options, from inline code."""
     commands = set()
-    for line in lines:
+    for line in re.findall(r"`(forge [^`\n]+)`", text):
         words = shlex.split(line.replace("…", ""))[1:]
         options = frozenset(word.partition("=")[0] for word in words if word.startswith("--"))
         name = " ".join(words[: 2 if words[0] in GROUPS else 1])
@@ -105,8 +97,8 @@ def anchors(page: Path) -> set[str]:
 def test_the_readme_has_at_most_8_kB_and_two_commands_to_begin_with() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.encode()) <= 8000
-    begin = find_blocks(text, language="sh")[0].splitlines()
-    assert [line.split()[:2] for line in begin] == [["make", "quickstart"], ["make", "test"]]
+    begin = next(block for block in read_blocks("sh") if block.page == "README.md").commands
+    assert [each.words[:2] for each in begin] == [["make", "quickstart"], ["make", "test"]]
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -18,6 +18,7 @@ from textual.containers import Vertical
 from textual.screen import Screen
 from textual.worker import Worker, WorkerState
 
+from forge.tui.frame.dialogs import FilterLine
 from forge.tui.frame.heading import KeyFooter, NavLine, TopLine
 
 if TYPE_CHECKING:
@@ -83,6 +84,14 @@ class AskingScreen(Screen[None], Generic[Data]):
         if not self._is_asking:
             self._is_asking = True
             self.run_worker(self._ask, thread=True, group=ASKING)
+
+    def action_filter(self) -> None:
+        """Opens the filter line of a screen that has one."""
+        self.query_one(FilterLine).open()
+
+    def action_unfilter(self) -> None:
+        """Clears and closes the filter line."""
+        self.query_one(FilterLine).close()
 
     def poll(self) -> None:
         """Called by a timer of a screen that reads more than the run's store."""

@@ -148,14 +148,6 @@ class KernelsScreen(PacedScreen[Shown]):
         self._words = event.value.strip() or None
         self.ask_now()
 
-    def action_filter(self) -> None:
-        """Opens the filter line."""
-        self.query_one(FilterLine).open()
-
-    def action_unfilter(self) -> None:
-        """Clears and closes the filter line."""
-        self.query_one(FilterLine).close()
-
     def action_scroll(self, by: int) -> None:
         """Scrolls the code by so many lines."""
         self.query_one("#one").scroll_relative(y=by, animate=False)

@@ -123,13 +123,9 @@ class ProblemsScreen(PacedScreen[list[dict[str, Any]]]):
         elif order in ORDERS:
             self._change(order=order, is_reversed=False)
 
-    def action_filter(self) -> None:
-        """Opens the filter line."""
-        self.query_one(FilterLine).open()
-
     def action_unfilter(self) -> None:
         """Clears every filter."""
-        self.query_one(FilterLine).close()
+        super().action_unfilter()
         self._change(words=None, purpose=None, is_solved=None)
 
     def action_order(self) -> None:

@@ -117,14 +117,6 @@ class RunsScreen(AskingScreen[list[Row]]):
         self._words = event.value.strip().casefold()
         self.show(self._rows)
 
-    def action_filter(self) -> None:
-        """Opens the filter line."""
-        self.query_one(FilterLine).open()
-
-    def action_unfilter(self) -> None:
-        """Clears and closes the filter line."""
-        self.query_one(FilterLine).close()
-
     def action_mark(self) -> None:
         """Marks the run under the cursor; the last two marked are compared."""
         name = self.query_one(RowTable).chosen
