@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,53 +49,44 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
         serve: `[serve]` of an experiment, to check the engines of its interpreter; absent means
             this interpreter.
     """
-    engines, of_engines = None, list[Finding]()
+    python, of_engines = None, list[Finding]()
     try:
-        engines = EngineFacts(python=read_interpreter(serve), table=serve or ServeTable())
+        python = read_interpreter(serve)
     except MachineError as failure:
         fix = "serve.python must name a Python that runs"
         of_engines.append(error("engines", str(failure), fix=fix))
-    machine = this_machine(store_dir, serve=None if engines is None else serve)
-    if engines is not None:
-        engines = replace(engines, gpus=machine.gpus)
+    machine = this_machine(store_dir, serve=None if python is None else serve)
     gpus = GpuFacts(
         gpus=machine.gpus,
         hidden=machine.hidden_gpus,
         holders=holders(machine.gpus),
         users=machine.gpu_users,
     )
+    engines = None
+    if python is not None:
+        engines = EngineFacts(python=python, table=serve or ServeTable(), gpus=machine.gpus)
     with ExitStack() as opened:
         folder, sockets = _open_folder(opened)
-        trials = anyio.run(_try_all, folder, gpus, engines)
+        here, serving, sandbox, gpus = anyio.run(_try_all, folder, gpus, engines)
     host = read_host(machine, store_dir)
     if engines is not None:
-        imported = {**trials.here, **trials.serving}
-        of_engines = [*check_engines(replace(engines, imported=imported))]
+        of_engines = [*check_engines(replace(engines, imported={**here, **serving}))]
     return [
         *check_host(host),
-        *check_packages(trials.here),
+        *check_packages(here),
         *of_engines,
-        *check_gpus(trials.gpus),
-        check_sandbox(trials.sandbox, host, sysctls=read_sysctls()),
+        *check_gpus(gpus),
+        check_sandbox(sandbox, host, sysctls=read_sysctls()),
         sockets,
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trials:
-    """Results of the probes."""
-
-    here: Mapping[str, Imported]
-    """Packages of judges and trainers, in this interpreter."""
-    serving: Mapping[str, Imported] = field(default_factory=dict[str, "Imported"])
-    """Packages of engines, in the interpreter that serves."""
-    sandbox: Outcome
-    gpus: GpuFacts
-
-
-async def _try_all(folder: Path, gpus: GpuFacts, engines: EngineFacts | None) -> Trials:
-    """Run all probes; `folder` is a private directory for their files."""
-    found: dict[str, Any] = {}
+async def _try_all(
+    folder: Path, gpus: GpuFacts, engines: EngineFacts | None
+) -> tuple[Mapping[str, Imported], Mapping[str, Imported], Outcome, GpuFacts]:
+    """Run all probes; `folder` is a private directory for their files. Returns the packages of this
+    interpreter and of the one that serves, the sandbox, and the GPUs."""
+    found: dict[str, Any] = {"serving": {}}
 
     async def keep(name: str, trial: Awaitable[Any]) -> None:
         found[name] = await trial
@@ -106,7 +97,7 @@ async def _try_all(folder: Path, gpus: GpuFacts, engines: EngineFacts | None) ->
         tasks.start_soon(keep, "gpus", try_gpus(gpus, folder))
         if engines is not None:
             tasks.start_soon(keep, "serving", import_for_engines(engines, folder))
-    return Trials(**found)
+    return found["here"], found["serving"], found["sandbox"], found["gpus"]
 
 
 def _open_folder(opened: ExitStack) -> tuple[Path, Finding]:

@@ -14,13 +14,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
+from time import monotonic  # the real one: a capture replaces that of the module
 from typing import Any
 
 from forge.errors import Stalled
@@ -138,9 +138,9 @@ def run_kernel(config: Mapping[str, Any], answer: AnswerFile) -> None:
         else:
             answer.begin("capturing and evaluating a kernel as a judge does")
             multiply = _multiply_as_judged
-        started = time.monotonic()
+        started = monotonic()
         is_right = bool(np.array_equal(multiply(path, a, b), a @ b))
-        answer.say(is_right=is_right, seconds=round(time.monotonic() - started, 2))
+        answer.say(is_right=is_right, seconds=round(monotonic() - started, 2))
 
 
 def _multiply_on_gpu(path: Path, a: Any, b: Any) -> Any:

@@ -15,7 +15,7 @@ from forge.cluster.nodes import RANKS_NEED, Node
 from forge.commands.cluster_check import find_all
 from forge.commands.doctor import probe
 from forge.commands.doctor.packages import Imported, import_packages
-from forge.commands.doctor.probe import Outcome, run_probe
+from forge.commands.doctor.probe import DEADLINES_S, Outcome, run_probe
 from forge.config.load import load_experiment
 from forge.errors import pip_install
 from forge.origin import installed_versions, source_digest
@@ -102,6 +102,7 @@ async def test_a_kernel_is_evaluated_as_in_a_judge_or_fails_with_the_words_of_th
         lock.unlink()
     assert outcome.fault.endswith("(while starting the GPU's driver)" if uuid else ""), outcome.log
     assert outcome.get("is_right") is (None if uuid else True)
+    assert 0 <= (outcome.get("seconds") or 0) < DEADLINES_S["kernel"], "by the real clock"
 
 
 def test_an_error_of_one_process_of_a_probe_is_its_outcome_whatever_the_others_do() -> None:
