@@ -66,7 +66,7 @@ def test_compositions_differ_in_operations_and_in_how_they_are_written(tmp_path:
     for one in made:
         parse_source(one.text, path=tmp_path)
     assert len({normal_digest(one.text) for one in made}) > 97
-    assert set(Counter(one.level for one in made)) == {1, 2, 3}
+    assert set(Counter(one.level for one in made)) == {1, 2}
     texts = [one.text for one in made]
     for habit in ('"""', "F.", "nn.functional.", "super(Model, self)", ": torch.Tensor", "    # "):
         assert 5 < sum(habit in text for text in texts) < 95, habit
@@ -82,7 +82,7 @@ def test_other_sizes_change_no_argument_of_the_constructor() -> None:
         assert not changed & set(given[0].replace("[", " ").replace("]", " ").split(", "))
 
 
-@pytest.mark.parametrize("number", [545, 681, 998])
+@pytest.mark.parametrize("number", [545, 681, 1023])
 def test_a_composition_that_kernelbench_has_is_drawn_again(number: int) -> None:
     # The first draws of these are, such as a linear layer, a minimum and a difference.
     assert summary(compose(0, number).ops) not in section("kernelbench")["level_2"].forms

@@ -7,7 +7,7 @@ code at small sizes and at those for a card.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
@@ -88,9 +88,6 @@ class Value:
     def is_signal(self) -> bool:
         """True if windows may move over its sides."""
         return bool(self.sides) and all(self.dims[i].least >= 4 for i in self.sides)
-
-    def with_dims(self, dims: tuple[Dim, ...]) -> Value:
-        return replace(self, dims=dims)
 
 
 class SizeDraw:

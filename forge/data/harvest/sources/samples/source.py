@@ -67,8 +67,9 @@ def _record(line: dict[str, Any]) -> Found | Rejected:
     if "reason" in line:
         return Rejected(origin=origin, kind=kind, reason=line["reason"], detail=line["detail"])
     return Found(
-        text=line["text"], origin=origin, name=line["name"], kind=kind, level=1, licence=LICENCE
-    )
+        text=line["text"], alternatives=tuple(line["alternatives"]), origin=origin,
+        name=line["name"], kind=kind, level=1, licence=LICENCE,
+    )  # fmt: skip
 
 
 def open_samples(rest: str) -> TorchSamples:
