@@ -435,7 +435,8 @@ class _Work:
     async def _answer(self) -> None:
         text = self._result.text
         work = {
-            "step": "answer", "source": text, "task": {"text": text}, "cpu_s": ANSWER_CPU_S
+            "step": "answer", "source": text, "task": {"text": text, "large": self._result.large},
+            "cpu_s": ANSWER_CPU_S,
         }  # fmt: skip
         done = await self._ask(work, step="answered")
         if not done["is_answered"]:

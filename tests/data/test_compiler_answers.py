@@ -135,6 +135,20 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of torch, in its own imports
+def test_a_row_that_is_long_at_large_sizes_is_a_loop():
+    from forge.data.inductor.compiler.answering import answer
+
+    text = CASES["row norm"][0]
+    for length, has_loop in ((2048, False), (1 << 20, True)):
+        large = text.replace("4, 24", f"64, {length}")
+        found = answer(AnswerTask(text=text, large=large))
+        assert isinstance(found, Answered), found
+        assert ("for " in found.code) == has_loop
+        assert ("next_power_of_2" in found.code) != has_loop
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of torch, in its own imports
 @pytest.mark.parametrize(
     "text",
     [

@@ -85,6 +85,8 @@ class AnswerTask:
 
     text: str
     """As `Found.text`, at the sizes that are traced."""
+    large: str = ""
+    """The problem at sizes for a card, where it has some: rows may be too long for one block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ def answer(task: AnswerTask) -> Answered | Unanswered:
     first: Unanswered | None = None
     for options in ATTEMPTS:
         try:
-            return _answer(task.text, **options)
+            return _answer(task, **options)
         except Untraceable as err:
             found = Unanswered(reason=err.reason, detail=err.detail)
         except NotRewritten as err:
@@ -52,8 +52,8 @@ def answer(task: AnswerTask) -> Answered | Unanswered:
     return first
 
 
-def _answer(text: str, **options: bool) -> Answered:
-    traced = trace(text, **options)
+def _answer(task: AnswerTask, **options: bool) -> Answered:
+    traced = trace(task.text, large=task.large, **options)
     made = rewrite(traced.code, traced.entry, traced.names)
     return Answered(
         code=made.code,

@@ -95,11 +95,14 @@ class Traced:
     """Lengths of all axes, and products of the last ones, of inputs, parameters and results."""
 
 
-def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) -> Traced:
+def trace(
+    problem: str, *, large: str = "", symbolic: bool = True, with_attributes: bool = True
+) -> Traced:
     """The answer of a problem as Inductor writes it. Raises Untraceable.
 
     Args:
         problem: Source with `Model`, `get_inputs` and `get_init_inputs`.
+        large: The problem at the largest sizes, where it has others.
         symbolic: False for sizes as numbers.
         with_attributes: Whether numbers that modules keep become symbols, too.
     """
@@ -118,6 +121,7 @@ def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) 
         taken |= {one.arg for one in ast.walk(ast.parse(problem)) if isinstance(one, ast.arg)}
         sizes = Sizes(env, fake, symbolic, taken)
         labels = [_label(path) for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
+        sizes.longest = _lengths(large) if large and symbolic else {}
         given = [sizes.symbolic(one, f"x{k}") for k, one in enumerate(leaves)]
         given = [
             *(sizes.symbolic(one.value, f"self.{one.path}", _axes(one)) for one in held), *given
@@ -144,7 +148,7 @@ def trace(problem: str, *, symbolic: bool = True, with_attributes: bool = True) 
                     sizes.shapes.append(tuple(value.shape))
             pretend(stack)
             templates(stack)
-            reductions(stack)
+            reductions(stack, sizes)
             substitution(stack, sizes)
             with _reason("not compiled"):
                 code = _code(graph, [sizes.on_card(one) for one in symbols])
@@ -205,6 +209,18 @@ def _subject(problem: str) -> tuple[Any, Sequence[Any]]:
             return _model(module), module.get_inputs()
     except Exception:
         return _model(module), module.get_inputs()
+
+
+def _lengths(large: str) -> dict[str, Sequence[int]]:
+    """Lengths of inputs and of what the model holds at the largest sizes, by their labels; none of
+    a problem that does not run so."""
+    try:
+        model, inputs = _subject(large)
+    except Exception:
+        return {}
+    found = {f"self.{one.path}": one.value for one in _held(model)}
+    found |= {f"x{k}": one for k, one in enumerate(pytree.tree_flatten(list(inputs))[0])}
+    return {k: [*one.shape] for k, one in found.items() if isinstance(one, torch.Tensor)}
 
 
 def _model(module: types.ModuleType) -> Any:

@@ -1,9 +1,9 @@
-"""Reductions whose row fits into one block, decided by the traced sizes: one pass, no loop."""
+"""Reductions whose row fits into one block, also at the largest sizes: one pass, no loop."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import sympy
@@ -12,14 +12,24 @@ from torch._inductor.codegen.triton import TritonKernel
 from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.virtualized import V
 
+if TYPE_CHECKING:
+    from forge.data.inductor.compiler.sizes import Sizes
+
 MOST = {ReductionHint.INNER: 4096, ReductionHint.DEFAULT: 1024}
 """Longest row that one block holds; elsewhere neighbours along the row lie far apart."""
 OTHERWISE = 64
 
 
-def reductions(stack: contextlib.ExitStack) -> None:
+def reductions(stack: contextlib.ExitStack, sizes: Sizes) -> None:
     """Chooses how rows are reduced until the stack is left."""
-    choose = staticmethod(_is_persistent)
+
+    def is_persistent(features: Any, _: bool) -> bool:
+        most = MOST.get(features.get_reduction_hint(), OTHERWISE)
+        size = features.reduction_numel
+        longest = max(_length(size), sizes.largest_of(size) or 0)
+        return _is_of_one_axis(size) and longest <= most
+
+    choose = staticmethod(is_persistent)
     for owner, name, value in (
         (InductorChoices, "should_use_persistent_reduction", choose),
         (TritonKernel, "_get_persistent_RBLOCK", staticmethod(_block)),
@@ -30,11 +40,6 @@ def reductions(stack: contextlib.ExitStack) -> None:
 
 def _length(size: Any) -> int:
     return int(V.graph.sizevars.optimization_hint(size, fallback=1 << 20))
-
-
-def _is_persistent(features: Any, _: bool) -> bool:
-    most = MOST.get(features.get_reduction_hint(), OTHERWISE)
-    return _is_of_one_axis(features.reduction_numel) and _length(features.reduction_numel) <= most
 
 
 def _is_of_one_axis(size: Any) -> bool:

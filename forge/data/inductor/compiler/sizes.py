@@ -22,6 +22,8 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, ModularIndexin
 from torch.utils._sympy.printers import PythonPrinter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 FIRST = 9000
@@ -56,6 +58,10 @@ class Sizes:
     """Divisions that are no size of a tensor."""
     shapes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     """Shapes of all results of the graph."""
+    longest: dict[str, Sequence[int]] = field(default_factory=dict[str, "Sequence[int]"])
+    """Lengths at the largest sizes, by the label of a tensor."""
+    largest: dict[Any, int] = field(default_factory=dict[Any, int])
+    """The same by symbol."""
 
     def symbolic(self, value: Any, label: str, axes: tuple[str, ...] | None = None) -> Any:
         """A fake tensor with symbolic sizes in place of a tensor, a symbol for a number."""
@@ -97,6 +103,8 @@ class Sizes:
             length, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
         )
         self.names[str(symbol)] = self._free(name, label)
+        lengths = self.longest.get(label, ())
+        self.largest[symbol] = max(length, lengths[axis] if axis < len(lengths) else 0)
         return self.env.create_symintnode(symbol, hint=length, source=source)
 
     def _number(self, value: float, label: str) -> Any:
@@ -114,6 +122,11 @@ class Sizes:
         chosen = next(one for one in options if one.isidentifier() and one not in self.taken)
         self.taken.add(chosen)
         return chosen
+
+    def largest_of(self, size: Any) -> int | None:
+        """A size where all others are the largest; None where some are unknown."""
+        found = sympy.sympify(size).subs(self.largest)
+        return int(found) if found.is_Integer else None
 
     def substituted(self, expr: Any) -> Any:
         """The expression with symbols in place of divisions of sizes."""
@@ -177,6 +190,7 @@ class Sizes:
         symbol = sympy.Symbol(f"s{FIRST + len(self.derived)}", integer=True, positive=True)
         hint = int(V.graph.sizevars.optimization_hint(value, fallback=64))
         self.env.backed_var_to_val[symbol] = sympy.Integer(hint)
+        self.largest[symbol] = self.largest_of(value) or hint
         self.names[str(symbol)] = self._free(f"out_{name}")
         self.formulas[str(symbol)] = str(value)
         return symbol, more
