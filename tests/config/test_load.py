@@ -280,12 +280,6 @@ def test_extends_merges_files_and_each_mistake_names_its_own_file(tmp_path):
     assert (rollout.gamma, rollout.group_size, rollout.max_turns) == (1.0, 2, 1)
 
 
-def test_stages_of_a_file_replace_those_of_the_file_it_extends(tmp_path):
-    write(tmp_path, MINIMAL + '[[stage]]\nkind = "eval"\nsamples = 0\n', name="base.toml")
-    path = write(tmp_path, 'extends = "base.toml"\n[[stage]]\nkind = "eval"\n')
-    assert len(load_experiment(path).stage) == 1
-
-
 @pytest.mark.parametrize(
     ("extends", "expected"),
     [

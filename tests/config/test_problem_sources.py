@@ -195,3 +195,9 @@ def test_without_rows_a_directory_has_no_answers_to_learn_from(folder: Path) -> 
     assert len(lines) == 2
     assert "tokenizer learns from answers" in lines[0]
     assert 'found "sft", which needs answers' in lines[1]
+
+
+def test_a_missing_kernelbench_comes_with_the_command_that_fetches_it(folder: Path) -> None:
+    (line,) = mistakes(folder, '[problems]\nsource = "dir"\npath = "KernelBench/KernelBench"\n')
+    clone = "git clone https://github.com/ScalingIntelligence/KernelBench"
+    assert line.endswith(f"; {clone} {folder}/KernelBench")

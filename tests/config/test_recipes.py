@@ -145,15 +145,6 @@ def test_a_recipe_has_the_published_values(name: str) -> None:
     assert {path: attrgetter(path)(whole) for path in PUBLISHED[name]} == PUBLISHED[name]
 
 
-def test_the_full_recipe_trains_on_levels_1_and_2_and_evaluates_on_level_3(tmp_path: Path) -> None:
-    experiment = load("qwen3-8b-full")
-    problems = experiment.problems
-    assert (problems.train_levels, problems.heldout_levels) == ([1, 2], [3])
-    phases = plan_for("qwen3-8b-full", "8xH100-80GB", tmp_path).phases
-    assert [phase.name for phase in phases[1:]] == ["sft-0", "eval-1", "grpo-2", "eval-3"]
-    assert "50 problems" in phases[2].work
-
-
 TRAINED_ON = {
     "rows/trinity.toml": ["trinity-mini-grpo", "trinity-mini-qlora-sft"],
 }
@@ -187,28 +178,6 @@ def test_rows_have_the_prompts_and_the_policy_of_the_recipes_that_train_on_them(
             assert tmp_path / name / file in written
             with pytest.raises(ConfigError, match=rf"`forge data build {written[-2]}` writes it"):
                 load_experiment(written[0], overrides=[f"problems.path={heldout}"])
-
-
-def test_evaluation_of_a_server_needs_only_its_address(tmp_path: Path) -> None:
-    path = FOLDER / "eval-kernelbench.toml"
-    experiment = load_experiment(
-        path, overrides=['serve.url=["http://localhost:8000"]'], is_here=False
-    )
-    planned = plan(experiment, machine=assume("1xH100-80GB", here=this_machine(tmp_path)))
-    assert planned.placement.serve == ()
-    assert len(planned.placement.judge) == 1
-
-
-def test_the_recipe_from_scratch_downloads_nothing_and_times_on_the_gpu() -> None:
-    experiment = load("h200-from-scratch")
-    assert experiment.model.init == "tiny"
-    shape = model_shape(experiment.model)
-    assert shape is not None
-    assert 30e6 <= shape.params <= 150e6
-    assert (experiment.problems.source, experiment.problems.sizes) == ("generated", "gpu")
-    assert experiment.judge.timing
-    assert experiment.reward.speedup > 0
-    assert [stage.kind for stage in experiment.stage] == ["sft", "eval", "grpo", "eval"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,7 +22,6 @@ from forge.records import (
     Problem,
     Prompt,
     Purpose,
-    Sample,
     Status,
     Trajectory,
     Turn,
@@ -289,17 +288,6 @@ async def test_each_batch_without_signal_is_an_event_with_the_cause() -> None:
     assert all("more SFT" in e.message for e in events)
 
 
-async def test_a_batch_lists_all_groups_that_were_played_for_it() -> None:
-    answers = iter([2] * 24)  # two groups of four rollouts of three turns
-
-    def choose(seed: int, i: int, length: int) -> int:
-        return next(answers, 1 if i % 2 else 2)
-
-    batches, _ = await run_loop(batch_plan(last_step=1, max_replacements=0), choose)
-    assert {group.group_id for group in batches[0].groups} == {0, 1, 2, 3}
-    assert {sample.group_id for sample in batches[0].samples} == {2, 3}
-
-
 @pytest.mark.parametrize("train_truncated", [True, False])
 async def test_truncated_answers_are_trained_only_if_the_plan_says_so(
     train_truncated: bool,
@@ -313,13 +301,3 @@ async def test_truncated_answers_are_trained_only_if_the_plan_says_so(
     plan = batch_plan(train_truncated=train_truncated)
     rollouts = [sample.rollout for sample in make_samples([group], plan, count_from(-1))]
     assert rollouts == ([0, 1, 2, 3] if train_truncated else [1, 2, 3])
-
-
-async def test_advantages_of_a_batch_sum_to_zero_in_each_group() -> None:
-    batches, _ = await run_loop(batch_plan(), mixed)
-    sums: dict[int, float] = {}
-    for sample in (s for b in batches for s in b.samples):
-        assert isinstance(sample, Sample)
-        sums[sample.group_id] = sums.get(sample.group_id, 0.0) + sample.advantage
-    assert sums
-    assert all(abs(total) < 1e-6 for total in sums.values())

@@ -169,14 +169,6 @@ async def test_a_failure_after_a_stop_request_is_reported_as_that_failure(
     assert read_status(supervised.paths)["state"] == "failed"
 
 
-async def test_a_stop_after_the_last_stage_changes_nothing(supervised: Supervised) -> None:
-    async def work(self: Work) -> None:
-        self.run.stop.set("stopped by SIGINT")
-
-    assert await supervised.end(work) is None
-    assert supervised.recorded == (0, "done")
-
-
 async def test_a_second_ctrl_c_cancels_the_work_and_records_how_its_children_ended(
     supervised: Supervised,
 ) -> None:

@@ -222,18 +222,6 @@ def test_a_bomb_writes_no_more_than_it_declares(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x.zip"]
 
 
-def test_what_is_no_archive_is_one_line(tmp_path: Path) -> None:
-    for content in (b"", b"x" * 100, b"PK\x03\x04" + bytes(100)):
-        (tmp_path / "x").write_bytes(content)
-        with pytest.raises(ConfigError, match="x: no archive of a run, or one that was cut off"):
-            unpack_to_resume(tmp_path / "x")
-    made_zip(tmp_path / "x", {"run.db": b""})
-    with zipfile.ZipFile(tmp_path / "y", "w") as opened:
-        opened.writestr("run.db", b"")
-    with pytest.raises(ConfigError, match=r"y: no archive of a run: it has no archive\.json"):
-        unpack_to_resume(tmp_path / "y")
-
-
 def test_any_damage_is_one_line(run: RunPaths, tmp_path: Path) -> None:
     """Each of 300 archives with changed bytes, or cut off, is read or refused with one line."""
     good = tmp_path / "good"
@@ -282,3 +270,11 @@ def test_an_error_of_forge_does_not_read_as_damage(
     monkeypatch.setattr("forge.store.archive._check", fail)
     with pytest.raises(KeyError, match="a bug"):
         unpack_to_read(file, tmp_path)
+
+
+def test_an_archive_overwrites_nothing(run: RunPaths, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(ConfigError, match="there: exists; --out names another file"):
+        write_archive(run, tmp_path / "there", with_weights=False)
+    with pytest.raises(MachineError, match=r"/no/there: cannot be archived: No such file"):
+        write_archive(run, tmp_path / "no" / "there", with_weights=False)

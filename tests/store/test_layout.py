@@ -34,11 +34,6 @@ def test_runs_that_start_simultaneously_get_different_numbers(tmp_path: Path) ->
     assert sorted(run.name for run in runs) == sorted(f"toy-{n}" for n in range(1, 33))
 
 
-def test_a_name_that_ends_in_a_number_is_numbered_separately(tmp_path: Path) -> None:
-    assert create_run("toy-2", store_dir=tmp_path).name == "toy-2-1"
-    assert create_run("toy", store_dir=tmp_path).name == "toy-1"
-
-
 def test_a_run_is_found_by_path_name_number_and_last(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, "toy") for _ in range(11)]
     other = make_run(tmp_path, "other")

@@ -17,7 +17,7 @@ from forge.runner.weights.resume import find_weights
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.store.resume import events, last_state, untrained_groups
+from forge.store.resume import last_state, untrained_groups
 from tests.store.storefactory import attempt, group, problem, small_run, timing, turn, write_run
 
 
@@ -66,16 +66,6 @@ def test_policies_are_the_newest_of_each_stage_and_those_whose_weights_exist(
     assert state.policies[2].path == str(root / "weights" / "w120")
 
 
-def test_a_run_that_never_started_has_an_empty_state(tmp_path: Path) -> None:
-    root = tmp_path / "toy-1"
-    anyio.run(write_run, root, [])
-    with open_run(root) as reader:
-        state = last_state(reader)
-    assert (state.attempt, state.group_id, state.sample_id, state.policy_version) == (0, -1, -1, -1)
-    assert state.policies == ()
-    assert state.finished_stages == ()
-
-
 def test_an_untrained_group_is_read_back_as_played(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG, Status.CORRECT], [Status.INFRA_ERROR], [Status.CORRECT]]
@@ -122,14 +112,6 @@ def without_logprobs(group: Group) -> dict[str, Any]:
         for each in trajectory["turns"]:
             del each["completion"]["logprobs"]
     return found
-
-
-def test_events_are_read_back_with_their_data(tmp_path: Path) -> None:
-    root = tmp_path / "toy-1"
-    marks = [Event(at=n, kind="checkpoint", message=f"step {n}", data={"step": n}) for n in (1, 2)]
-    anyio.run(write_run, root, marks)
-    with open_run(root) as reader:
-        assert events(reader, kind="checkpoint") == marks
 
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -17,8 +16,6 @@ from forge.records import Event, Metrics, Sample, Status
 from forge.store.codec import Encoder, decode_ids, decode_logprobs, decode_text, utf8
 from forge.store.reader import open_run
 from forge.store.schema.create import UNRELEASED_IDS
-from forge.store.write import writer as writing
-from forge.store.write.databases import Databases
 from forge.store.write.writer import COMMIT_AFTER_S, open_writer
 from tests.examples import examples
 from tests.store.storefactory import (
@@ -101,24 +98,6 @@ async def test_tokens_and_logprobs_are_read_back_exactly(tmp_path: Path) -> None
 @given(st.text(), st.sampled_from(["plain", "zstd"]))
 def test_any_text_survives(text: str, texts: str) -> None:
     assert decode_text(Encoder(texts=texts).text(utf8(text)), {}.get) == utf8(text).decode()
-
-
-async def test_an_empty_put_starts_no_transaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "settle_oldest", lambda _: False)  # when it is idle
-    monkeypatch.setattr(Databases, "checkpoint", lambda _: True)  # an emptied WAL is a new version
-    async with open_writer(tmp_path, Options()) as writer:
-        await writer.put(*small_run())
-        await writer.flush()
-        with closing(sqlite3.connect(tmp_path / "run.db")) as other:
-            before = other.execute("PRAGMA data_version").fetchone()
-            await writer.put()
-            await writer.flush()
-            assert other.execute("PRAGMA data_version").fetchone() == before
-            await writer.put(Event(at=1_004.0, kind="x", message="one"))
-            await writer.flush()
-            assert other.execute("PRAGMA data_version").fetchone() != before
 
 
 async def test_an_object_without_a_table_is_refused_by_put(tmp_path: Path) -> None:

@@ -79,12 +79,6 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], R
     return make
 
 
-def test_terms_are_floats_by_name(loaded):
-    function = loaded("def score(verdict):\n    return {'half': 1, 'flag': verdict.is_correct}\n")
-    assert function.score(WRONG) == {"half": 1.0, "flag": 0.0}
-    assert function.line == 1
-
-
 def test_a_function_may_import_its_neighbours(loaded, tmp_path):
     (tmp_path / "weights_of_mine.py").write_text("HALF = 0.5\n")
     function = loaded(

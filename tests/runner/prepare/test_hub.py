@@ -235,18 +235,3 @@ def test_hub_names_become_directories_and_paths_stay(
 def test_a_data_set_without_rows_is_an_error(fetched: list[tuple[str, str]]) -> None:
     with pytest.raises(ConfigError, match=r"data\.path: org/none: a data set without Parquet"):
         locate_rows(experiment(data=file("org/none")))
-
-
-def test_without_a_network_a_hub_name_is_an_error_of_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", NOWHERE)
-    with pytest.raises(MachineError) as caught:
-        locate_rows(experiment(problems=file("org/book")))
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith("problems.path: org/book: not whole in the local cache, and the hub")
-    assert line.endswith("or give a file or a directory")

@@ -10,7 +10,6 @@ import pytest
 from forge.config.load import load_experiment
 from forge.config.schema import ModelTable
 from forge.data.chat import ChatTemplate
-from forge.data.prompts.prompt_set import make_prompts
 from forge.data.template import text_of
 from forge.errors import ConfigError
 from forge.records import Message, Pair
@@ -69,19 +68,6 @@ def test_the_plan_reads_the_template_of_the_experiment(model: Path, tmp_path: Pa
         ConfigError, match=r'm: no chat template; \[model\] chat_template = "chatml"'
     ):
         noted(tmp_path, OWN, key="")
-
-
-def test_the_plan_counts_the_tokens_of_a_prompt(model: Path, tmp_path: Path) -> None:
-    stage = EXPERIMENT.format(key='chat_template = "chatml"').partition("[[stage]]")[0]
-    (tmp_path / "x.toml").write_text(f'{stage}[[stage]]\nkind = "eval"\n')
-    experiment = load_experiment(tmp_path / "x.toml")
-    prompts = make_prompts(experiment.prompt)
-    with pytest.raises(
-        ConfigError, match=r"context_tokens: found 1280; no prompt of turn 1 .*: at least \d{4}$"
-    ):
-        require_template(experiment, prompts)
-    serve = experiment.serve.model_copy(update={"context_tokens": 5000})
-    assert require_template(experiment.model_copy(update={"serve": serve}), prompts) == ()
 
 
 @pytest.mark.parametrize("asked", ["chatml", OWN + ANSWER, "t.jinja"])

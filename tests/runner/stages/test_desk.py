@@ -249,3 +249,23 @@ async def saved(step: int, shelf: object) -> int:
 def records_of(desk: TrainerDesk) -> list[Any]:
     writer: Any = desk._run.writer
     return writer.records
+
+
+async def test_a_batch_without_a_checkpoint_is_offered_again_after_a_crash(
+    tmp_path: Path,
+) -> None:
+    first = make_desk(tmp_path)
+    for step in (1, 2):
+        await first.offer(batch(step))
+        await first.trained(step, {"train/loss/mean": 1.0})
+    second = make_desk(tmp_path)
+    assert second.shelf.recover(after=1, trained=2) == ""
+    assert (await second.take(1))["step"] == 2
+
+
+async def test_staleness_counts_steps_even_if_a_restart_publishes_one_again(tmp_path: Path) -> None:
+    desk = make_desk(tmp_path)
+    await desk.offer(batch(3))
+    desk.steps.update({4: 1, 5: 2, 6: 0, 7: 1, 8: 2})  # version 4 sampled what step 3 trains
+    await desk.trained(3, {})
+    assert records_of(desk)[0].staleness == 1

@@ -207,19 +207,6 @@ async def test_engines_sleep_with_a_batch_and_are_awake_between_steps(tmp_path: 
     assert engines.slept == 2
 
 
-async def test_a_trainer_without_a_batch_leaves_the_engines_awake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(desk_module, "TAKE_WAIT_S", 0.01)
-    desk, engines = make_desk(tmp_path), Engines()
-    async with sleeping(desk, engines):
-        assert await desk.take(0) == {"kind": "wait"}
-        desk.hold()
-        await desk.offer(batch(1))
-        assert await desk.take(0) == {"kind": "wait"}, "an evaluation needs them"
-        assert engines.slept == 0
-
-
 async def test_a_batch_is_held_back_until_slow_engines_are_asleep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,17 +219,6 @@ async def test_a_batch_is_held_back_until_slow_engines_are_asleep(
         engines.may_sleep.set()
         await anyio.wait_all_tasks_blocked()
         assert (await desk.take(0))["kind"] == "batch"
-
-
-async def test_a_restarted_trainer_gets_its_batch_again_with_the_engines_asleep(
-    tmp_path: Path,
-) -> None:
-    desk, engines = make_desk(tmp_path), Engines()
-    async with sleeping(desk, engines):
-        await desk.offer(batch(1))
-        assert (await desk.take(0))["kind"] == "batch"
-        assert (await desk.take(0))["kind"] == "batch"
-        assert engines.is_asleep
 
 
 async def test_engines_wake_for_the_publish_after_a_trainer_died_in_a_step(

@@ -105,12 +105,6 @@ async def test_the_newest_whole_checkpoint_is_continued_and_damage_is_said_once(
     assert stage.said == stage.events("checkpoint_damaged") == [line]
 
 
-async def test_a_deleted_checkpoint_is_missed(stage: Stage) -> None:
-    shutil.rmtree(checkpoint_dir(stage.folder, 4))
-    assert (await stage.checkpoints.choose()).step == 2
-    assert stage.said[0].startswith("checkpoints/stage-1/checkpoint-4: missing; grpo-1 continues")
-
-
 async def test_a_stage_that_lost_every_checkpoint_says_how_to_begin_anew(stage: Stage) -> None:
     shutil.rmtree(stage.folder)
     match = r'checkpoint-4: missing; no whole .* "forge resume toy-1 --from 0" trains grpo-1 from'

@@ -438,3 +438,14 @@ async def test_ranks_that_exit_with_the_trainer_are_not_blamed(
     lose_ranks(stage, monkeypatch, "exit 1")
     with pytest.raises(ChildDied, match=r"trainer died .* exit 7"):
         await stage.own()
+
+
+@trainers(FAILS_TO_SAVE, SAVES)
+async def test_gpu_memory_that_ran_out_while_stopping_is_reported_with_figures(
+    stage: Stage,
+) -> None:
+    fill_memory(stage)
+    with pytest.raises(ExceptionGroup) as caught:
+        await stage.own_and_stop()
+    assert caught.group_contains(MachineError, match=r"78\.1 GB.*, while stopping\. resume\.")
+    assert len(stage.started) == 1

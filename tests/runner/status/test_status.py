@@ -407,3 +407,14 @@ async def test_a_judge_with_only_a_canary_is_not_idle() -> None:
 )
 def test_health_has_the_figure_that_decides(facts: HealthFacts, health: str, why: str) -> None:
     assert judge_health(facts) == (health, why)
+
+
+async def test_a_judge_closed_at_the_end_has_not_failed(watched: Watched) -> None:
+    watched.start("judge-0", pid=21)
+    seat = Seat("judge-0", state=State.UP)
+    pool_of(watched, seat)
+    assert watched.look()["judge-0"].phase == "idle"
+    watched.run.ending = ("judge",)
+    seat.state = State.DOWN
+    found = watched.look()["judge-0"]
+    assert (found.phase, found.health, found.why) == ("ending", "green", "")

@@ -11,7 +11,6 @@ import pytest
 
 from forge.errors import ChildDied, Stalled
 from forge.records import Event, PolicyVersion
-from forge.runner.weights import sync as sync_module
 from forge.runner.weights.sync import Probe, TurnGate, Turnover, choose_turnover
 from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
@@ -129,17 +128,6 @@ async def test_a_directory_is_deleted_only_once_its_successor_is_stored(tmp_path
     await sync.publish(new_dir(tmp_path, "w2"), stage=3, step=2, probe=None, keep=False)
     assert is_whole_at_flush == [True]
     assert not first.exists()
-
-
-async def test_the_steps_of_the_last_versions_only_are_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sync_module, "KEPT_VERSIONS", 3)
-    sync, _ = weight_sync(tmp_path, FakeServing())
-    for step in range(1, 8):
-        path = new_dir(tmp_path, f"w{step}")
-        await sync.publish(path, stage=3, step=step, probe=None, keep=False)
-    assert [sync.step_of(version, stage=3) for version in (11, 12, 13, 14)] == [None, 5, 6, 7]
 
 
 async def test_a_publish_waits_for_running_turns_and_holds_back_new_ones() -> None:
