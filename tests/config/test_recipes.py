@@ -20,7 +20,6 @@ from forge.config.recipes import list_recipes, write_recipe
 from forge.errors import ConfigError, MachineError
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.plan import plan
-from forge.runner.plan.shape import model_shape
 
 if TYPE_CHECKING:
     from forge.config.schema import Experiment
