@@ -1,11 +1,9 @@
-"""Answers of other servers to `forge.client`: in pieces, unusual, cut short or no HTTP."""
+"""Answers of other servers to `forge.client` that are cut short or no HTTP."""
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,21 +19,6 @@ if TYPE_CHECKING:
 BODY = b'{"problems": ["a", "b"]}'
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 PLAIN = b"HTTP/1.1 200 OK\r\n" + LENGTH + b"\r\n" + BODY
-CHUNKED = (
-    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-    b"5\r\n" + BODY[:5] + b"\r\n%x\r\n" % len(BODY[5:]) + BODY[5:] + b"\r\n0\r\n\r\n"
-)
-LONG = b'{"problems": ["%b"]}' % (b"x" * 300_000)
-USUAL = {
-    "in parts": [PLAIN[:9], PLAIN[9:-9], PLAIN[-9:]],
-    "in chunks": [CHUNKED[:20], CHUNKED[20:]],
-    "long": [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(LONG), LONG],
-}
-"""Answers whose connection serves the next request, too."""
-LAST = {
-    "up to the end": [b"HTTP/1.1 200 OK\r\n\r\n" + BODY],
-    "Connection: close": [PLAIN.replace(LENGTH, LENGTH + b"Connection: close\r\n")],
-}
 BROKEN = {
     "nothing": ([], "RemoteDisconnected"),
     "no HTTP": ([b"\x00" * 40 + b"\r\n\r\n"], "BadStatusLine"),
@@ -47,25 +30,19 @@ BROKEN = {
 
 
 @contextmanager
-def answering(path: Path, *answers: Sequence[bytes], is_last: bool = False) -> Iterator[list[int]]:
-    """A server that gives these answers in turn, and the connection of each request. Connections
-    end with their answer if `is_last`, else with the answers."""
+def answering(path: Path, *answers: Sequence[bytes]) -> Iterator[list[int]]:
+    """A server that gives these answers in turn, each on a connection of its own, and the number of
+    each connection with a request."""
     asked: list[int] = []
-    left = list(answers)
 
     def serve(listener: socket.socket) -> None:
-        number = 0
-        while left:
+        for number, answer in enumerate(answers, 1):
             connection, _ = listener.accept()
-            number += 1
             with connection:
-                while left and connection.recv(1 << 16):
-                    asked.append(number)
-                    for part in left.pop(0):
-                        connection.sendall(part)
-                        time.sleep(0.005)
-                    if is_last:
-                        break
+                connection.recv(1 << 16)
+                asked.append(number)
+                for part in answer:
+                    connection.sendall(part)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -76,31 +53,13 @@ def answering(path: Path, *answers: Sequence[bytes], is_last: bool = False) -> I
         server.join(10)
 
 
-@pytest.mark.parametrize("kind", USUAL)
-def test_an_answer_is_read_and_its_connection_used_again(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.sock"
-    with answering(path, USUAL[kind], [PLAIN]) as asked, Judge(f"unix:{path}") as judge:
-        assert judge.problems() == json.loads(LONG if kind == "long" else BODY)["problems"]
-        assert judge.problems() == ["a", "b"]
-    assert asked == [1, 1]
-
-
-@pytest.mark.parametrize("kind", LAST)
-def test_after_the_last_answer_of_a_connection_another_is_opened(kind: str, tmp_path: Path) -> None:
-    path, answer = tmp_path / "x.sock", LAST[kind]
-    with answering(path, answer, answer, is_last=True) as asked, Judge(f"unix:{path}") as judge:
-        assert judge.problems() == ["a", "b"]
-        assert judge.problems() == ["a", "b"]
-    assert asked == [1, 2]
-
-
 @pytest.mark.parametrize("kind", BROKEN)
 def test_an_answer_that_is_none_is_unavailable(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     parts, message = BROKEN[kind]
     judge = Judge(f"unix:{path}", patience_s=0.1)
     with (
-        answering(path, parts, is_last=True),
+        answering(path, parts),
         judge,
         pytest.raises(Unavailable, match=message),
     ):
@@ -110,7 +69,7 @@ def test_an_answer_that_is_none_is_unavailable(kind: str, tmp_path: Path) -> Non
 def test_a_broken_connection_is_not_used_again(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     with (
-        answering(path, [PLAIN[:-3]], [PLAIN], is_last=True) as asked,
+        answering(path, [PLAIN[:-3]], [PLAIN]) as asked,
         Judge(f"unix:{path}", patience_s=5.0) as judge,
     ):
         assert judge.problems() == ["a", "b"]

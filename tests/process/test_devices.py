@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.config.schema import JudgeTable, ServeTable
+from forge.config.schema import JudgeTable
 from forge.evalpool.judge.sandbox import gpu_files
 from forge.evalpool.keeper import judge_spec
 from forge.process import devices
@@ -28,8 +28,6 @@ from forge.process.devices import (
     why_hidden,
 )
 from forge.process.environment import child_env
-from forge.serve import replicas
-from forge.train.handle import QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -240,22 +238,6 @@ def test_the_environment_of_a_judge(tmp_path: Path) -> None:
         threads=1, capacity=16, gpu=devices.inventory()[3], cores=(0, 1),
     )  # fmt: skip
     assert of_devices(spec.env) == {**AMD, **seeing("3")}
-
-
-@pytest.mark.usefixtures("machine")
-def test_the_environment_of_a_replica_on_two_gpus(tmp_path: Path) -> None:
-    spec = replicas.engine_spec(
-        ServeTable(), index=0, socket_dir=tmp_path, log_dir=tmp_path,
-        gpus=[uuid_of(0), uuid_of(1)], config={},
-    )  # fmt: skip
-    assert of_devices(spec.env) == {**AMD, **seeing("0,1")}
-
-
-@pytest.mark.usefixtures("machine")
-def test_the_environment_of_a_trainer_on_four_gpus() -> None:
-    gpus = [uuid_of(number) for number in range(4, 8)]
-    env = child_env(threads=8, gpus=gpus, extra=QUIET)
-    assert of_devices(env) == {**AMD, **seeing("4,5,6,7")}
 
 
 @pytest.mark.usefixtures("machine")

@@ -4,7 +4,6 @@ listener; WebSockets.
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 from functools import partial
@@ -204,36 +203,6 @@ def test_an_answer_in_two_writes_does_not_wait_for_an_acknowledgement(
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_a_server_without_an_address_of_its_own_asks_for_the_token() -> None:
-    passed: list[object] = []
-    sent: list[dict[str, object]] = []
-
-    async def app(scope, receive, send) -> None:
-        passed.append(scope["server"])
-
-    async def ask() -> None:
-        for server in (None, ("10.0.0.1", 80), ("host", None), ("/run/x.sock", None)):
-            scope = {
-                "type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"",
-                "server": server,
-            }  # fmt: skip
-
-            async def send(message) -> None:
-                sent.append(message)
-
-            async def receive():
-                return {"type": "http.request", "body": b"", "more_body": False}
-
-            await NetworkGuard(app, token="t")(scope, receive, send)
-
-    anyio.run(ask)
-    assert passed == [("/run/x.sock", None)]
-    bodies = [each["body"] for each in sent if each.get("body")]
-    assert [json.loads(bytes(body)) for body in bodies] == [  # type: ignore[arg-type]
-        {"error": "a bearer token is needed"}
-    ] * 3
 
 
 def test_an_empty_token_is_refused() -> None:

@@ -353,24 +353,6 @@ def test_any_bytes_raise_machine_error_only(content: bytes) -> None:
             unpack(tried)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"n": 0},
-        [{"n": -1}, {"n": 1}],
-        [{"n": 0}],
-        [{"n": 0, "finish": "soon", "min_version": 0, "max_version": 0}],
-        [{"n": 0, "finish": "stop", "min_version": float("inf"), "max_version": 0}],
-        [{"n": None, "finish": "stop", "min_version": 0, "max_version": 0}],
-        [3],
-    ],
-)
-def test_an_invalid_header_is_damaged(header: object) -> None:
-    words = json.dumps(header).encode()
-    with pytest.raises(MachineError, match="damaged"):
-        unpack(b"FS1\0" + len(words).to_bytes(4, "little") + words)
-
-
 def test_json_and_packed_answers_have_the_same_numbers() -> None:
     request = Request(prompt=np.arange(3), n=1, max_tokens=9, temperature=1.0, seed=0)
     logprobs = np.random.default_rng(0).standard_normal(9).astype(np.float32)

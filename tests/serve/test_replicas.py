@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -22,7 +21,6 @@ import forge.serve.client
 import forge.serve.replica
 from forge.config.schema import ServeTable
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
-from forge.process.ask import open_client
 from forge.process.sockets import open_socket_dir
 from forge.records import Finish, Prompt
 from forge.serve.client import ReplicaClient
@@ -32,7 +30,6 @@ from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
-    import httpx
     from conftest import Reference
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -183,66 +180,6 @@ async def test_a_refused_publish_leaves_the_old_weights_everywhere(
             Prompt(ids=tuple(PROMPT)), n=1, max_tokens=9, temperature=1.0, seed=0
         )
         assert (one.min_version, one.max_version, one.finish) == (1, 1, Finish.LENGTH)
-
-
-BAD_COMPLETIONS: list[tuple[Any, str]] = [
-    ({"prompt": []}, "found no token"),
-    ({"prompt": [512]}, "found token 512; allowed is 0 to 511"),
-    ({"prompt": [10**30]}, "beyond 64 bits"),
-    ({"prompt": "text"}, "allowed is a list of token ids"),
-    ({"prompt": [1.5]}, "allowed is a list of token ids"),
-    ({"prompt": [True]}, "allowed is a list of token ids"),
-    ({}, "prompt: found None"),
-    ({"prompt": [1] * 1020, "max_tokens": 5}, "= 1025; allowed is 1024"),
-    ({"prompt": [1], "n": 0}, "n: found 0"),
-    ({"prompt": [1], "n": 10**9}, "n: found 1000000000"),
-    ({"prompt": [1], "n": "2"}, "allowed is an integer"),
-    ({"prompt": [1], "temperature": -1}, "temperature: found -1"),
-    ({"prompt": [1], "max_tokens": 10**40}, "max_tokens: found"),
-    ({"prompt": [1], "stop_token_ids": [-5]}, "found token -5"),
-    ({"prompt": [1], "stop_token_ids": None, "logit_bias": {}}, "logit_bias: unknown field"),
-    ([1, 2], "found list; a JSON object is needed"),
-    (b"{", "not JSON"),
-    (b"[" * 200_000, "nested deeper than 64 levels"),
-    (b'{"prompt": [1], "temperature": NaN}', "NaN"),
-]
-
-
-async def test_no_request_body_stops_a_replica(
-    shared: tuple[Replicas, Path, Path], tied: Reference
-) -> None:
-    replicas, socket, _ = shared
-    async with open_client(socket, timeout_s=10.0) as http:
-
-        async def post(path: str, body: Any) -> httpx.Response:
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            kind = {"Content-Type": "application/json"}
-            return await http.post(path, content=content, headers=kind)
-
-        for body, said in BAD_COMPLETIONS:
-            response = await post("/v1/completions", body)
-            assert response.status_code == 400, body
-            assert said in response.json()["error"]["message"]
-        for path, body in [
-            ("/weights", {"path": "/nowhere", "version": 1}),
-            ("/weights", {"path": 3, "version": 1}),
-            ("/weights", {"path": str(tied.path), "version": "1"}),
-            ("/score", {"prompt_ids": [1], "completion_ids": []}),
-            ("/score", {"prompt_ids": [1], "completion_ids": [512]}),
-            ("/score", {"prompt_ids": [1] * 1000, "completion_ids": [1] * 25}),
-            ("/v1/completions", {"prompt": [1], "stream": True, "n": 0}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
-            ("/v1/chat/completions", {"messages": []}),
-        ]:
-            response = await post(path, body)
-            assert response.status_code == 400, (path, body)
-            assert "\n" not in response.json()["error"]["message"]
-        assert (await http.get("/nowhere")).status_code == 404
-        (one,) = await replicas.generate(
-            Prompt(ids=tuple(PROMPT)), n=1, max_tokens=5, temperature=0.0, seed=0
-        )
-        assert len(one.token_ids) == 5
-        assert replicas.stats().num_restarts == 0
 
 
 async def test_a_client_that_hangs_up_frees_its_slots(
