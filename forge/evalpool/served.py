@@ -30,7 +30,8 @@ from forge.errors import MachineError, Stalled
 from forge.evalpool.keeper import STARTING, TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seating import State
-from forge.evalpool.wire import parse_lists_sets, parse_problem, parse_request, read_request
+from forge.evalpool.wire import ExamineBody, JudgeBody, read_request
+from forge.process.server.bodies import parse_body
 from forge.process.server.door import Door, error_answer, unless_hung_up
 from forge.process.server.listening import open_listener, url_of
 from forge.process.server.serving import (
@@ -190,7 +191,7 @@ class PoolApp:
         return AHEAD * self._room
 
     async def _judge(self, body: dict[str, Any]) -> Response:
-        problem, code, options = parse_request(body)
+        problem, code, options = parse_body(JudgeBody, body).request()
         try:
             verdict = await self._pool.judge(
                 problem,
@@ -204,8 +205,9 @@ class PoolApp:
         return to_json_response(verdict.to_json())
 
     async def _examine(self, body: dict[str, Any]) -> Response:
-        problem = parse_problem(body)
-        if parse_lists_sets(body):
+        asked = parse_body(ExamineBody, body)
+        problem = asked.problem.module()
+        if asked.lists_sets:
             return to_json_response((await self._pool.list_input_sets(problem)).to_json())
         return to_json_response((await self._pool.examine(problem)).to_json())
 

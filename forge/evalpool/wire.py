@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import anyio
+from pydantic import ConfigDict, Field
 
 from forge.errors import ChildDied, Stalled
 from forge.process.answers import error_message, retry_pause_s
 from forge.process.ask import send
+from forge.process.server.bodies import INVALID, Body
 from forge.process.server.door import Refused, read_object
 from forge.records.examination import Examination
 from forge.records.problem import ReferenceModule
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 16 << 20
 """A source of 5 MB, escaped, and its problem."""
-INVALID = 422
-"""Status of a request that is not one for a judge."""
 REFUSALS = frozenset({400, 413, 415, INVALID})
 """Statuses of a request that no judge would take."""
 HARVEST_SLACK_S = 120.0
@@ -40,8 +40,6 @@ HARVEST_SLACK_S = 120.0
 LONGEST_PAUSE_S = 10.0
 """Maximum pause between two requests to a full server, whatever it asks for."""
 PROBLEM_FIELDS = ("problem_id", "source", "entry_point", "precision")
-OPTIONS = ("timing", "profile", "program")
-PRECISIONS = ("fp32", "fp16", "bf16")
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 """Errors of a record made from JSON of another shape."""
 
@@ -168,79 +166,75 @@ async def read_request(request: Request) -> dict[str, Any]:
     return await read_object(request, max_bytes=MAX_BODY_BYTES, invalid=INVALID, is_text=False)
 
 
-def parse_request(body: Any) -> JudgeRequest:
-    """The body of POST /judge. Raises Refused."""
-    problem, code = parse_problem(body), body.get("code")
-    if not isinstance(code, str):
-        raise Refused(INVALID, f"code: found {_name(code)}; a string is needed")
-    options = _object(body.get("options", {}), name="options")
-    for name, value in options.items():
-        if name not in OPTIONS or not isinstance(value, bool):
-            found = f"options.{name[:40]}: found {_name(value)}"
-            raise Refused(INVALID, f"{found}; {', '.join(OPTIONS)} are allowed, each a boolean")
-    return JudgeRequest(problem, code, JudgeOptions(**options))
+class ProblemBody(Body):
+    """A problem, as far as a judge needs it."""
+
+    problem_id: str
+    source: str
+    entry_point: str = "Model"
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+
+    def module(self) -> ReferenceModule:
+        """The problem. Raises Refused for a text that no file takes."""
+        fields = self.model_dump()
+        for name, value in fields.items():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                message = f"problem.{name}: found half of a surrogate pair; text is needed"
+                raise Refused(INVALID, message) from None
+        return ReferenceModule(**fields)
 
 
-def parse_problem(body: Any) -> ReferenceModule:
-    """The problem in the body of POST /judge or POST /examine. Raises Refused."""
-    problem = _object(_object(body, name="body").get("problem"), name="problem")
-    fields: dict[str, Any] = {"entry_point": "Model", "precision": "fp32", **problem}
-    for name in PROBLEM_FIELDS:
-        if not isinstance(fields.get(name), str):
-            found = _name(fields.get(name))
-            raise Refused(INVALID, f"problem.{name}: found {found}; a string is needed")
-        try:
-            fields[name].encode()
-        except UnicodeEncodeError:
-            message = f"problem.{name}: found half of a surrogate pair; text is needed"
-            raise Refused(INVALID, message) from None
-    if fields["precision"] not in PRECISIONS:
-        found = fields["precision"][:40]
-        allowed = ", ".join(PRECISIONS)
-        raise Refused(INVALID, f'problem.precision: found "{found}"; one of {allowed}')
-    return ReferenceModule(**{name: fields[name] for name in PROBLEM_FIELDS})
+class OptionsBody(Body):
+    """The fields of `JudgeOptions`."""
+
+    timing: bool = True
+    profile: bool = False
+    program: bool = False
 
 
-def parse_lists_sets(body: Any) -> bool:
-    """True if the body of POST /examine asks for the names of the input sets alone. Raises
-    Refused."""
-    value = _object(body, name="body").get("lists_sets", False)
-    if not isinstance(value, bool):
-        raise Refused(INVALID, f"lists_sets: found {_name(value)}; a boolean is needed")
-    return value
+class JudgeBody(Body):
+    """Body of POST /judge."""
+
+    problem: ProblemBody
+    code: str
+    options: OptionsBody = OptionsBody()
+
+    def request(self) -> JudgeRequest:
+        """The candidate. Raises Refused."""
+        options = JudgeOptions(**self.options.model_dump())
+        return JudgeRequest(self.problem.module(), self.code, options)
 
 
-def parse_harvest(body: Any) -> tuple[dict[str, Any], float]:
-    """The work and its deadline in the body of POST /harvest. Raises Refused."""
-    found = _object(body, name="body")
-    limit_s: Any = found.get("limit_s")
-    if type(limit_s) not in (int, float) or not limit_s > 0:
-        raise Refused(INVALID, f"limit_s: found {_name(limit_s)}; seconds are needed")
-    work = _object(found.get("work"), name="work")
-    if not isinstance(work.get("source"), str) or work.get("step") not in ("sizes", "answer"):
-        raise Refused(INVALID, "work: a source and a step, sizes or answer, are needed")
-    if type(work.get("cpu_s")) not in (int, float):
-        raise Refused(INVALID, "work.cpu_s: seconds of processor time are needed")
-    return work, float(limit_s)
+class ExamineBody(Body):
+    """Body of POST /examine."""
+
+    problem: ProblemBody
+    lists_sets: bool = False
+    """Only the names of its input sets are wanted."""
 
 
-def parse_kernels(body: Any) -> tuple[int, list[str]]:
-    """The number and the entries in the body of POST /kernels. Raises Refused."""
-    found = _object(body, name="body")
-    since: Any = found.get("since")
-    entries: Any = found.get("entries")
-    if type(since) is not int or since < 0:
-        raise Refused(INVALID, f"since: found {_name(since)}; a number of kernels is needed")
-    if not isinstance(entries, list) or not all(isinstance(one, str) for one in found["entries"]):
-        raise Refused(INVALID, "entries: a list of strings is needed")
-    return since, found["entries"]
+class HarvestWork(Body):
+    """What a harvest's work always has; `judge/harvest/asking.py` has the rest."""
+
+    model_config = ConfigDict(extra="allow")
+
+    source: str
+    step: Literal["sizes", "answer"]
+    cpu_s: float
 
 
-def _object(value: Any, *, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Refused(INVALID, f"{name}: found {_name(value)}; a JSON object is needed")
-    return value  # pyright: ignore[reportUnknownVariableType]
+class HarvestBody(Body):
+    """Body of POST /harvest."""
+
+    work: HarvestWork
+    limit_s: Annotated[float, Field(gt=0)]
 
 
-def _name(value: object) -> str:
-    return "nothing" if value is None else type(value).__name__
+class KernelsBody(Body):
+    """Body of POST /kernels."""
+
+    since: Annotated[int, Field(ge=0)]
+    """A number of kernels."""
+    entries: list[str]

@@ -280,6 +280,8 @@ async def judged_with_a_kill(
 ) -> Verdict:
     """Kills once, in the loop; `victim` as `chain` orders them. It costs `num_infra` faults."""
     before = pool.stats()
+    for seat in pool.seating.seats:
+        seat.num_faults = 0  # two kills in a row would quarantine a judge
     verdicts: list[Verdict] = []
     found: list[int] = []
 

@@ -19,9 +19,9 @@ from forge.evalpool.judge.app import make_app
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import Seat, Seating
 from forge.evalpool.served import PoolApp
-from forge.evalpool.wire import INVALID
 from forge.process.answers import Answer
 from forge.process.busy import BusyClock
+from forge.process.server.bodies import INVALID
 from forge.process.server.serving import serve_task
 from forge.records.examination import Examination
 from forge.records.verdict import Status, Verdict

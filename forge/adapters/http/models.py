@@ -6,10 +6,11 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
 from forge.adapters.verdict import Reward, Verdict
+from forge.process.server.bodies import Body
 from forge.version import __version__
 
 if TYPE_CHECKING:
@@ -33,14 +34,6 @@ BODY = {
 """Refusals of a request with a body."""
 FAULT = {"503": "The machine prevented a verdict, or the server is full: repeat after Retry-After."}
 RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 0}}
-
-
-class Body(BaseModel):
-    """Base of every body: strict, without unknown keys."""
-
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
 
 
 class JudgeItem(Body):

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
-from pydantic import BaseModel, ValidationError
 from starlette.routing import Route
 
 from forge.adapters.answering import answering_on
@@ -25,6 +24,7 @@ from forge.errors import ConfigError
 from forge.evalpool.keeper import TOKEN_VARIABLE
 from forge.evalpool.served import error_with_pause, serve_pool, to_json_response
 from forge.process.answers import LOOP_BYTES
+from forge.process.server.bodies import INVALID, parse_body
 from forge.process.server.door import Refused
 
 if TYPE_CHECKING:
@@ -49,25 +49,8 @@ if TYPE_CHECKING:
 
 INFRA_RETRY_AFTER_S = 5
 """Pause that a client is asked for after a fault: a judge restarts within it."""
-T = TypeVar("T", bound=BaseModel)
-INVALID = 422
-"""Status of JSON that is not a request."""
-MAX_KEY = 40
-"""Characters of a client's key in a message."""
-NEEDED = {
-    "string_type": "a string is needed",
-    "bool_type": "true or false is needed",
-    "dict_type": "an object is needed",
-    "model_type": "an object is needed",
-    "list_type": "an array is needed",
-    "missing": "it is needed",
-}
-"""Requirements by pydantic's type of error."""
-NAMES = {
-    "bool": "a boolean", "int": "a number", "float": "a number", "str": "a string",
-    "list": "an array", "dict": "an object", "NoneType": "null",
-}  # fmt: skip
-"""JSON's names of Python's types."""
+MAX_NAME = 40
+"""Characters of a problem's name in a message."""
 
 
 class JudgeApi:
@@ -113,7 +96,7 @@ class JudgeApi:
         return await self._served.answer(request, self._answer_batch)
 
     async def _answer_one(self, body: dict[str, Any]) -> Response:
-        call = parse(JudgeCall, body)
+        call = parse_body(JudgeCall, body)
         weights = self._weights(call)
         problem = await read_problem(call, self._known)
         verdict = await self._verdict(problem, call, call)
@@ -122,7 +105,7 @@ class JudgeApi:
         return to_json_response(_reply(verdict, weights))
 
     async def _answer_batch(self, body: dict[str, Any]) -> Response:
-        call = parse(BatchCall, body)
+        call = parse_body(BatchCall, body)
         weights = self._weights(call)
         problems = [await read_problem(item, self._known) for item in call.items]
         found: dict[int, Verdict] = {}
@@ -208,14 +191,6 @@ def _fault(verdict: Verdict) -> str:
     return f"{verdict.status}: {verdict.reason}: {' '.join(verdict.detail.split())}"
 
 
-def parse(model: type[T], body: dict[str, Any]) -> T:
-    """The body as a model. Raises Refused."""
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        raise Refused(INVALID, _describe(error, model)) from None
-
-
 async def read_problem(item: JudgeItem, known: KnownProblems | None) -> ReferenceModule:
     """The problem of an item. Raises Refused."""
     try:
@@ -232,7 +207,7 @@ def _problem(item: JudgeItem, known: KnownProblems | None) -> ReferenceModule:
         return problem_from_text(
             item.problem, entry_point=item.entry_point, precision=item.precision
         )
-    name = item.problem[:MAX_KEY]
+    name = item.problem[:MAX_NAME]
     if known is None:
         raise ConfigError(f"{name!r} is no source, and this server knows no problems by name")
     return known.problem(find_known(name, known), precision=item.precision)
@@ -246,23 +221,6 @@ def find_known(name: str, known: KnownProblems) -> ProblemFile:
         raise ConfigError(
             f"{name!r}: no single problem of this name or number; GET /v1/problems lists them"
         ) from None
-
-
-def _describe(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first mistake in one line."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(str(part)[:MAX_KEY] for part in first["loc"]) or "body"
-    if first["type"] == "extra_forbidden":
-        return f"{where}: unknown key; known are {', '.join(model.model_fields)}"
-    if first["type"] == "missing":
-        return f"{where}: missing"
-    found = _name(first["input"])
-    needed = NEEDED.get(first["type"]) or first["msg"].replace("Input should be ", "")
-    return f"{where}: found {found}; {needed}"
-
-
-def _name(value: object) -> str:
-    return NAMES.get(type(value).__name__, "a value")
 
 
 def serve(

@@ -34,6 +34,7 @@ from forge.data.answers import fenced_blocks
 from forge.data.problem_files import find_problem
 from forge.errors import ConfigError
 from forge.process.answers import LOOP_BYTES
+from forge.process.server.bodies import INVALID, first_mistake
 from forge.process.server.door import Refused
 from forge.records import Reason
 from forge.rollout.rewards import is_good_enough
@@ -221,12 +222,13 @@ class Environment:
 
 
 def parse(model: type[ModelT], data: Any) -> ModelT:
-    """A message's data as a model. Raises Refusal, which names every field that is wrong."""
+    """A message's data as a model. Raises Refusal, which names the first field that is wrong."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = [f"{_path(each['loc'])}: {each['msg'].lower()}" for each in error.errors()]
-        raise Refusal(ErrorCode.VALIDATION_ERROR, "; ".join(lines)[:1000], status=422) from None
+        raise Refusal(
+            ErrorCode.VALIDATION_ERROR, first_mistake(error, model), status=INVALID
+        ) from None
 
 
 def payload(observation: KernelObservation) -> dict[str, Any]:
@@ -239,10 +241,6 @@ def payload(observation: KernelObservation) -> dict[str, Any]:
         "done": observation.done,
         "metadata": observation.metadata,
     }
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    return ".".join(str(part)[:40] for part in loc) or "data"
 
 
 @dataclass(slots=True, kw_only=True)

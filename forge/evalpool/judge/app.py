@@ -50,15 +50,15 @@ from forge.evalpool.judge.trial.examiner import Examiners
 from forge.evalpool.judge.trial.trial import Stamp, Trials
 from forge.evalpool.site_packages import versions_of
 from forge.evalpool.wire import (
-    parse_harvest,
-    parse_kernels,
-    parse_lists_sets,
-    parse_problem,
-    parse_request,
+    ExamineBody,
+    HarvestBody,
+    JudgeBody,
+    KernelsBody,
     read_request,
 )
 from forge.process.busy import BusyClock
 from forge.process.machine import limit_behind
+from forge.process.server.bodies import parse_body
 from forge.process.server.door import Door
 
 if TYPE_CHECKING:
@@ -272,21 +272,21 @@ def make_app(judge: Judge) -> Starlette:
         return JSONResponse(judge.health())
 
     async def judge_one(request: Request) -> JSONResponse:
-        problem, code, options = parse_request(await read_request(request))
+        problem, code, options = parse_body(JudgeBody, await read_request(request)).request()
         return JSONResponse((await judge.judge(problem, code, options)).to_json())
 
     async def examine_one(request: Request) -> JSONResponse:
-        body = await read_request(request)
-        problem, lists_sets = parse_problem(body), parse_lists_sets(body)
-        return JSONResponse((await judge.examine(problem, lists_sets=lists_sets)).to_json())
+        asked = parse_body(ExamineBody, await read_request(request))
+        found = await judge.examine(asked.problem.module(), lists_sets=asked.lists_sets)
+        return JSONResponse(found.to_json())
 
     async def harvest_one(request: Request) -> JSONResponse:
-        work, limit_s = parse_harvest(await read_request(request))
-        return JSONResponse(await judge.harvest(work, limit_s=limit_s))
+        asked = parse_body(HarvestBody, await read_request(request))
+        return JSONResponse(await judge.harvest(asked.work.model_dump(), limit_s=asked.limit_s))
 
     async def exchange_kernels(request: Request) -> JSONResponse:
-        since, entries = parse_kernels(await read_request(request))
-        work = partial(exchange, judge.cache, since=since, entries=entries)
+        asked = parse_body(KernelsBody, await read_request(request))
+        work = partial(exchange, judge.cache, since=asked.since, entries=asked.entries)
         return JSONResponse(await anyio.to_thread.run_sync(work))
 
     @asynccontextmanager

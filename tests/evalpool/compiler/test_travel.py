@@ -13,7 +13,8 @@ from forge.evalpool.judge.compiler import cache
 from forge.evalpool.judge.compiler.binary import Binary
 from forge.evalpool.judge.compiler.cache import Cache, exchange
 from forge.evalpool.judge.compiler.compile import Compiler
-from forge.evalpool.wire import parse_kernels
+from forge.evalpool.wire import KernelsBody
+from forge.process.server.bodies import parse_body
 from forge.process.server.door import Refused
 from tests.evalpool.compiler.kernels import TARGET, make_kernel
 
@@ -98,6 +99,6 @@ def test_an_answer_is_bounded_and_the_next_one_goes_on(
     [{}, {"since": -1, "entries": []}, {"since": 0, "entries": "x"}, {"since": 0, "entries": [1]}],
 )
 def test_another_request_is_refused(body: dict[str, Any]) -> None:
-    assert parse_kernels({"since": 0, "entries": ["x"]}) == (0, ["x"])
+    assert parse_body(KernelsBody, {"since": 0, "entries": ["x"]}).entries == ["x"]
     with pytest.raises(Refused):
-        parse_kernels(body)
+        parse_body(KernelsBody, body)

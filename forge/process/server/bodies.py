@@ -1,0 +1,68 @@
+"""Bodies of requests as pydantic models, and the first mistake of one in a line: where, what was
+found, what is needed.
+
+Used by the routes of judges (`evalpool.wire`), of `/v1/` and of OpenEnv.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from forge.process.server.door import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+INVALID = 422
+"""Status of JSON that is not a request."""
+MAX_KEY = 40
+"""Characters of a client's key in a message."""
+NEEDED = {
+    "string_type": "a string is needed",
+    "bool_type": "true or false is needed",
+    "int_type": "a whole number is needed",
+    "float_type": "a number is needed",
+    "dict_type": "an object is needed",
+    "model_type": "an object is needed",
+    "list_type": "an array is needed",
+}
+"""Requirements by pydantic's type of error."""
+NAMES = {
+    "bool": "a boolean", "int": "a number", "float": "a number", "str": "a string",
+    "list": "an array", "dict": "an object", "NoneType": "null",
+}  # fmt: skip
+"""JSON's names of Python's types."""
+
+
+class Body(BaseModel):
+    """Base of every body: strict, without unknown keys."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def parse_body(model: type[T], body: Mapping[str, Any]) -> T:
+    """The body as a model. Raises Refused."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise Refused(INVALID, first_mistake(error, model)) from None
+
+
+def first_mistake(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first mistake in one line."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part)[:MAX_KEY] for part in first["loc"]) or "body"
+    if first["type"] == "extra_forbidden":
+        return f"{where}: unknown key; known are {', '.join(model.model_fields)}"
+    if first["type"] == "missing":
+        return f"{where}: missing"
+    found = NAMES.get(type(first["input"]).__name__, "a value")
+    needed = NEEDED.get(first["type"]) or first["msg"].replace("Input should be ", "")
+    return f"{where}: found {found}; {needed}"
