@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -92,12 +92,6 @@ MAX_COUNT = 1 << 16
 """Magnitude of an int argument that may be a seed."""
 MAX_NOTED = 64
 """Plants that a set names."""
-GROWTH = (0, -1, -2)
-"""Steps by which large plants that the reference does not bear are made anew."""
-LARGE_BYTES = 4 << 20
-"""Inputs and outputs above which all groups are planted together: a call costs more."""
-SPLIT = ("constant", "edge", "beyond", "sign", "special")
-"""Kinds whose values are tried apart where not all are borne."""
 LEAST_SHAKE = 0.1
 """Least change of a parameter."""
 NUM_TENSORS = 4
@@ -332,20 +326,9 @@ class Draws:
             made.is_open = wide is not None and self._is_open(made)
             self._given = _Tried(inputs, made.wide or outputs, wide)
             self._largest = [_largest(one) for one in self._given.outputs]
-            self._free_copied()
             if (error := made.real_error) <= MAX_OWN_ERROR:
                 return made
         raise _ill_conditioned(error)
-
-    def _free_copied(self) -> None:
-        """Takes domains from inputs that are outputs, too: they hide what is computed."""
-        assert self._given is not None
-        for tensor, one in enumerate(leaves(self._given.inputs)[: len(self._domains)]):
-            if self._domains[tensor].form in ("sorted", "symmetric", "sums", "norms") and any(
-                output.shape == one.shape and _distance(output, one) <= SAME
-                for output in self._given.outputs
-            ):
-                self._domains[tensor] = replace(self._domains[tensor], form="free", fixed=None)
 
     def _require_conditioned(self, outputs: Outputs, wide: Outputs) -> None:
         """Raises Unjudgeable where a rounding decides about most elements of an output, in which
@@ -526,7 +509,6 @@ class Draws:
         work = _Work(start, turn=self._turns[is_loud], is_rough=plan.is_rough)
         if plan.has_arguments:
             self._plant_arguments(work)
-        is_large = sum(one.nbytes for one in [*leaves(start.inputs), *start.outputs]) > LARGE_BYTES
         tensors = random.sample(range(len(self._domains)), len(self._domains))
         floats = [n for n, one in enumerate(leaves(start.inputs)) if one.is_floating_point()]
         if is_loud:  # of two, a product would be beyond all other results
@@ -538,8 +520,7 @@ class Draws:
         for tensor in tensors:
             found = self._on_device(plants.elements_for, self._ground(tensor, start.inputs))
             own = [kind for kind in found if kind in plan.kinds] or found[:1]
-            for part in [own] if is_large else [[kind] for kind in own]:
-                self._plant_elements(work, tensor, part)
+            self._plant_elements(work, tensor, random.sample(own, len(own)))
         work.lost = self._lost(work.now)  # what loses little is stable, too
         if work.groups and work.lost > MAX_REAL_ERROR and not self._is_stable(work.now):
             self._plant_stable(work)
@@ -590,20 +571,18 @@ class Draws:
                 self._bad.add((tensor, kind))
 
     def _plant_elements(self, work: _Work, tensor: int, kinds: Sequence[str]) -> None:
-        for size in GROWTH if "large" in kinds else GROWTH[:1]:
-            ground = self._ground(tensor, work.now.inputs, work)
-            ground.size = size
-            groups = self._on_device(plants.make_elements, ground, tensor, kinds)
-            found = self._accepts(work, groups) if groups else False
-            if found:
-                return
-            if found is None and len(kinds) > 1:  # one of them is to blame
-                for kind in kinds:
-                    self._plant_elements(work, tensor, [kind])
-                return
-            if found is None and kinds[0] in SPLIT:
-                for part in self._on_device(plants.parts_of, groups[0]):
-                    self._accepts(work, [part])
+        """Single elements: all kinds together, or one by one where not all are borne, or their
+        values."""
+        ground = self._ground(tensor, work.now.inputs, work)
+        groups = self._on_device(plants.make_elements, ground, tensor, kinds)
+        if not groups or self._accepts(work, groups) is not None:
+            return
+        if len(kinds) > 1:
+            for kind in kinds:
+                self._plant_elements(work, tensor, [kind])
+            return
+        for part in self._on_device(plants.parts_of, groups[0]):
+            self._accepts(work, [part])
 
     def _planted_whole(self) -> Iterator[InputSet]:
         """Sets one of whose inputs is planted as a whole, as far as the reference bears it."""
@@ -840,7 +819,7 @@ class _Work:
         self.groups: list[Group] = []
         self.shared: dict[Any, torch.Tensor] = {}
         self.taken: dict[int, torch.Tensor] = {}
-        """Elements where whole rows are planted, by tensor."""
+        """Elements where something is planted, by tensor: nothing undoes it."""
 
     def replace(self, found: _Tried) -> None:
         """Takes inputs with more plants. Results of those without any are needed no more."""
@@ -852,9 +831,9 @@ class _Work:
         self.groups += groups
         for one in groups:
             for tensor in alike if one.kind == "same row" else [one.tensor]:
-                if one.kind in plants.ROWS:
-                    new = one.at.new_zeros(size, dtype=torch.bool)
-                    self.taken.setdefault(tensor, new)[one.at] = True
+                if tensor not in self.taken:
+                    self.taken[tensor] = one.at.new_zeros(size, dtype=torch.bool)
+                self.taken[tensor][one.at] = True
 
 
 def _ill_conditioned(error: float) -> Unjudgeable:

@@ -59,8 +59,6 @@ class Looks:
     """True if it compares two tensors: elements are hardly ever equal by chance."""
     is_global: bool = True
     """True if an output may depend on an input as a whole, by more than a sum."""
-    is_product: bool = True
-    """True if it multiplies all elements of something."""
     permutes: bool = True
     """True if it may draw indices that are all different by design."""
 
@@ -95,7 +93,6 @@ class Looks:
             is_comparing=counted.is_comparing,
             is_global=bool(counted.whole - SUMS)
             or (bool(counted.whole) and (counted.is_comparing or bool(counted.constants))),
-            is_product=any("prod" in name for name in counted.names),
             permutes=permutes,
         )
 
