@@ -18,7 +18,7 @@ from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stag
 from forge.data.pairs.generated import most_broken
 from forge.runner.plan.needs import needs_judges, needs_serving, num_ranks, turns_played
 from forge.runner.plan.shape import model_shape
-from forge.views.text.numbers import count
+from forge.views.text.numbers import count, minutes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -110,6 +110,10 @@ class _Spent(NamedTuple):
     cpu_s: float | None = None
     """On cores; None on GPUs."""
 
+    def times(self, num: float) -> _Spent:
+        """So many times the work."""
+        return _Spent(self.wall_s * num, self.cpu_s and self.cpu_s * num)
+
 
 class Unknown(Exception):
     """No time can be predicted; the message is the reason."""
@@ -131,24 +135,21 @@ def predict_phases(
         shares: evaluations are of the problems that are trained on.
     """
     costs = _Costs(experiment, placement, machine, params=params)
-    cpu_s, wall_s, work = _prepare(costs)
-    yield PhasePlan(name="prepare", work=work, cpu_s=cpu_s, wall_s=wall_s)
+    spent, work = _prepare(costs)
+    yield PhasePlan(name="prepare", work=work, cpu_s=spent.cpu_s, wall_s=spent.wall_s)
     for index, stage in enumerate(experiment.stage):
-        name, work, basis = f"{stage.kind}-{index}", _work(experiment, stage), ""
+        name, work, wall_s, cpu_s = f"{stage.kind}-{index}", _work(experiment, stage), None, None
         if shares and isinstance(stage, EvalStage):
             work += ", shared with training"
-        if rate := (rates or {}).get(name):
-            num, cpu_s = num_items(experiment, stage), None
-            wall_s = None if num is None else num * rate.s_per_item
-            basis = f"as {rate.run} took"
-        else:
-            try:
-                cpu_s, wall_s = _stage(costs, stage)
-                basis = costs.basis
-            except Unknown as error:
-                cpu_s, wall_s, basis = None, None, str(error)
-        if isinstance(stage, SftStage):
-            costs.is_random = False
+        try:
+            (wall_s, cpu_s), basis = _stage(costs, stage), costs.basis
+        except Unknown as error:
+            basis = str(error)
+        rate, num = (rates or {}).get(name), num_items(experiment, stage)
+        if rate and num is not None:
+            beside = f"{basis}: {minutes(wall_s)}" if wall_s else basis
+            wall_s, basis = num * rate.s_per_item, f"as {rate.run} took ({beside})"
+        costs.is_random &= not isinstance(stage, SftStage)
         yield PhasePlan(name=name, work=work, cpu_s=cpu_s, wall_s=wall_s, basis=basis)
 
 
@@ -224,35 +225,33 @@ class _Costs:
                 return card
         raise Unknown(f"no data sheet of {gpus[0].name}, and no earlier run on it")
 
-    def overlapped(self, *parts: _Spent) -> tuple[float | None, float]:
-        """Core seconds and wall seconds of parts that work at the same time and share the cores."""
+    def overlapped(self, *parts: _Spent) -> _Spent:
+        """Time of parts that work at the same time and share the cores."""
         on_cores = sum(part.cpu_s or 0 for part in parts)
-        cpu_s = on_cores if all(part.cpu_s is not None for part in parts) else None
-        return cpu_s, max(on_cores / self.machine.cores, *(part.wall_s for part in parts))
+        wall_s = max(on_cores / self.machine.cores, *(part.wall_s for part in parts))
+        return _Spent(wall_s, None if any(part.cpu_s is None for part in parts) else on_cores)
 
 
 def share_of_peak(params: float) -> float:
     """`MFU` between its points by the logarithm of the size, beyond them at their ends."""
-    sizes = sorted(MFU)
-    if params <= sizes[0] or params >= sizes[-1]:
-        return MFU[sizes[0] if params <= sizes[0] else sizes[-1]]
-    low, high = next((a, b) for a, b in itertools.pairwise(sizes) if a <= params <= b)
-    part = math.log(params / low) / math.log(high / low)
-    return MFU[low] * (MFU[high] / MFU[low]) ** part
+    for low, high in itertools.pairwise(MFU):
+        if params < high:
+            part = max(0.0, math.log(params / low) / math.log(high / low))
+            return MFU[low] * (MFU[high] / MFU[low]) ** part
+    return max(MFU.values())
 
 
-def _stage(costs: _Costs, stage: Stage) -> tuple[float | None, float]:
-    """Seconds of one core, and wall seconds."""
-    experiment = costs.experiment
-    rollout = experiment.rollout
+def _stage(costs: _Costs, stage: Stage) -> _Spent:
+    """Time of a stage."""
+    experiment, rollout = costs.experiment, costs.experiment.rollout
     if isinstance(stage, SftStage):
         rows = num_items(experiment, stage)
         if rows is None:
             raise Unknown("the number of rows is known when they are read")
         mean = ROW_TOKENS if not experiment.data.has_files else stage.max_length
-        costs.basis += f", rows of {mean} tokens" if costs.placement.train else ""
-        trained = costs.train(stage, rows * mean)
-        return trained.cpu_s, trained.wall_s
+        if costs.placement.train:
+            costs.basis = f"a roofline of its cards, rows of {mean} tokens"
+        return costs.train(stage, rows * mean)
     tokens = rollout.max_completion_tokens
     if experiment.problems.source == "generated" and not costs.is_random:
         tokens = min(tokens, ANSWER_TOKENS)
@@ -263,26 +262,20 @@ def _stage(costs: _Costs, stage: Stage) -> tuple[float | None, float]:
         turns = most if costs.is_random else turns_of(most)
         played = costs.generate(num * each, turns=turns, tokens=tokens)
         return costs.overlapped(played, costs.judge(num * each * turns))
-    assert isinstance(stage, GrpoStage)
-    turns = turns_of(rollout.max_turns)
-    each = rollout.groups_per_step * rollout.group_size
-    replaced = 1 + min(REPLACED_SHARE, rollout.max_replacements)
-    played = costs.generate(each * replaced, turns=turns, tokens=tokens)
-    judged = costs.judge(each * replaced * turns)
-    played, judged = (
-        _Spent(one.wall_s * stage.steps, None if one.cpu_s is None else one.cpu_s * stage.steps)
-        for one in (played, judged)
-    )
+    turns, each = turns_of(rollout.max_turns), rollout.groups_per_step * rollout.group_size
+    replaced = each * (1 + min(REPLACED_SHARE, rollout.max_replacements))
+    played = costs.generate(replaced, turns=turns, tokens=tokens).times(stage.steps)
+    judged = costs.judge(replaced * turns).times(stage.steps)
     trained = stage.steps * each * turns * (PROMPT_TOKENS + tokens) * stage.updates_per_batch
     train = costs.train(stage, trained)
-    cpu_s, wall_s = costs.overlapped(played, judged)
-    total = None if cpu_s is None or train.cpu_s is None else cpu_s + train.cpu_s
-    if rollout.max_staleness:
-        return total, costs.overlapped(played, judged, train)[1]
-    return total, wall_s + train.wall_s
+    whole = costs.overlapped(played, judged, train)
+    if not rollout.max_staleness:
+        wall_s = costs.overlapped(played, judged).wall_s + train.wall_s
+        whole = whole._replace(wall_s=wall_s)
+    return whole
 
 
-def _prepare(costs: _Costs) -> tuple[float | None, float, str]:
+def _prepare(costs: _Costs) -> tuple[_Spent, str]:
     """Starts of judges, verdicts on broken answers for repairs, making of tokenizer and model."""
     experiment, workers = costs.experiment, costs.experiment.judge.workers
     num_judged, most = 0, most_broken(turns_played(experiment))
@@ -297,9 +290,9 @@ def _prepare(costs: _Costs) -> tuple[float | None, float, str]:
     made += ["tokenizer and model made"] * makes
     work = ", ".join(made) or "processes start"
     if costs.placement.judge:
-        return None, start_s + costs.judge(num_judged, is_new=True).wall_s, work
+        return _Spent(start_s + costs.judge(num_judged, is_new=True).wall_s), work
     cpu_s = start_s + num_judged * JUDGE_S
-    return cpu_s, cpu_s / min(workers, costs.machine.cores), work
+    return _Spent(cpu_s / min(workers, costs.machine.cores), cpu_s), work
 
 
 def _num_pairs(experiment: Experiment) -> int:

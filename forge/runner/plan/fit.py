@@ -333,6 +333,10 @@ def _changes(
         if not model.lora:
             yield changed('optimizer = "adamw_8bit"', "stage", optimizer="adamw_8bit")
             yield changed("[model.lora]", "model", lora=LoraTable())
+            _, small, _ = changed("", "stage", optimizer="adamw_8bit")
+            table = model.model_copy(update={"dtype": "bfloat16"})
+            name = 'model.dtype = "bfloat16" with optimizer = "adamw_8bit"'
+            yield name, small.model_copy(update={"model": table}), placed
         elif model.quantize is None:
             yield changed("[model.quantize]", "model", quantize=QuantizeTable())
     for size in CARD_SIZES:

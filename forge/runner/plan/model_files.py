@@ -21,15 +21,13 @@ CONFIG = "config.json"
 NEEDED = (CONFIG, "tokenizer.json")
 MAX_CONFIG_BYTES = 8 << 20
 """Published ones have up to some hundred kB."""
-SIZES = {
-    "hidden_size": 1 << 20, "num_hidden_layers": 1 << 10, "num_attention_heads": 1 << 16,
-    "num_key_value_heads": 1 << 16, "head_dim": 1 << 16, "intermediate_size": 1 << 24,
-    "moe_intermediate_size": 1 << 24, "num_experts": 1 << 16, "num_local_experts": 1 << 16,
-    "n_routed_experts": 1 << 16, "vocab_size": 1 << 28, "max_position_embeddings": 1 << 31,
-}  # fmt: skip
-"""Keys of a config with sizes, and their maximum."""
-MAYBE_ZERO = frozenset({"moe_intermediate_size", "num_experts", "num_local_experts",
-                        "n_routed_experts"})  # fmt: skip
+SIZES = frozenset({
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "moe_intermediate_size", "num_experts", "num_local_experts",
+    "n_routed_experts", "vocab_size", "max_position_embeddings",
+})  # fmt: skip
+"""Keys of a config with sizes."""
+MAX_SIZE, MAX_LAYERS = 1 << 31, 1 << 10
 
 
 def check_model_path(model: ModelTable, *, is_here: bool = True) -> None:
@@ -88,10 +86,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: {key}: found {config[key]!r:.40}; an object")
     inner: dict[str, Any] = config.get("text_config") or {}
     for table, place in ((config, ""), (inner, "text_config.")):
-        for key, most in SIZES.items():
-            found, least = table.get(key), int(key not in MAYBE_ZERO)
-            if found is None or isinstance(found, list):  # one for each layer
-                continue
+        for key, found in table.items():
+            if key not in SIZES or found is None or isinstance(found, list):
+                continue  # a list has one for each layer
+            least = int("expert" not in key and not key.startswith("moe_"))
+            most = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
             if type(found) is not int or not least <= found <= most:
                 text = f"found {found!r:.40}; an integer from {least} to {most} is allowed"
                 raise ConfigError(f"{path}: {place}{key}: {text}")

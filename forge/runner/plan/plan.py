@@ -26,13 +26,11 @@ from forge.runner.plan.placement import Placement, place
 from forge.runner.plan.rates import Rate, load_rates
 from forge.runner.plan.requirements import (
     SHARE,
-    require_cluster,
     require_disk,
     require_engine,
-    require_judge,
+    require_packages,
     require_problems,
     require_prompts,
-    require_sinks,
     require_template,
     require_trainer,
 )
@@ -155,9 +153,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     adapted = require_template(experiment, prompts, loaded)
     require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:
-        require_judge(experiment.judge)
-        require_sinks(experiment.sinks)
-        require_cluster(experiment.cluster)
+        require_packages(experiment)
     shares = experiment.problems.num_heldout == SHARED
     num_heldout = experiment.problems.num_reserved
     if loaded is not None:

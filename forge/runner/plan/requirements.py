@@ -29,13 +29,12 @@ from forge.runner.plan.shape import config_dir, llama_refusal, lora_rank, model_
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
 from forge.train.refusals import OWN_CODE, has_own_code, refusals
-from forge.views.text.numbers import gigabytes
+from forge.views.text.numbers import count, gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.config.schema import ClusterTable, JudgeTable, ModelTable
-    from forge.config.schema.experiment import SinksTable
+    from forge.config.schema import ModelTable
     from forge.data.prompts.prompt_set import PromptSet
     from forge.data.template import Template
     from forge.runner.plan.machine import Machine
@@ -117,10 +116,11 @@ def require_problems(experiment: Experiment, machine: Machine) -> Sequence[Probl
             is_drawn = table.heldout_levels is None and any(p.use == "both" for p in table.parts())
             if table.has_others and is_drawn and len(problems) == num_heldout:
                 distinct = len({digest_of(problem) for problem in problems})
+                found = f"{count(num_heldout, 'problem')} ({distinct} distinct)"
                 raise ConfigError(
-                    f"problems.num_heldout: found {_count(num_heldout)} ({distinct} distinct), "
-                    f"all held out, which leaves none for stage {index} ({stage.kind}); fewer "
-                    f"held out, more distinct problems, or {SHARE}"
+                    f"problems.num_heldout: found {found}, all held out, which leaves none for "
+                    f"stage {index} ({stage.kind}); fewer held out, more distinct problems, or "
+                    f"{SHARE}"
                 )
             if table.has_others:
                 raise ConfigError(
@@ -134,10 +134,6 @@ def require_problems(experiment: Experiment, machine: Machine) -> Sequence[Probl
                 "plays the rest"
             )
     return problems
-
-
-def _count(num: int) -> str:
-    return "1 problem" if num == 1 else f"{num} problems"
 
 
 def require_prompts(experiment: Experiment, machine: Machine) -> PromptSet | None:
@@ -237,25 +233,23 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
         _require_package("bitsandbytes", needing[0])
 
 
-def require_judge(table: JudgeTable) -> None:
-    """Raises ConfigError if judges here cannot judge for their target, or if a distribution that
-    references may import is not installed."""
-    if not table.url:
-        require_installed(table.site_packages)
-        require_target(table.target)
+def require_packages(experiment: Experiment) -> None:
+    """Requirements of judges, sinks and `[cluster]` on this machine. Nodes are asked later: a plan
+    connects to nothing.
 
-
-def require_cluster(table: ClusterTable) -> None:
-    """Raises MachineError if the package for `[cluster]` is not installed. Nodes are asked later:
-    a plan connects to nothing."""
-    if table.address is not None:
-        _require_package("ray", f'cluster.address = "{table.address}"')
-
-
-def require_sinks(table: SinksTable) -> None:
-    """Raises MachineError if the package of a sink is not installed."""
-    for name in table.to:
+    Raises:
+        ConfigError: judges here cannot judge for their target, or a distribution that references
+            may import is not installed.
+        MachineError: a package is not installed.
+    """
+    judge, address = experiment.judge, experiment.cluster.address
+    if not judge.url:
+        require_installed(judge.site_packages)
+        require_target(judge.target)
+    for name in experiment.sinks.to:
         _require_package(name, f'sinks.to = "{name}"')
+    if address is not None:
+        _require_package("ray", f'cluster.address = "{address}"')
 
 
 def _require_package(name: str, needed_by: str) -> None:

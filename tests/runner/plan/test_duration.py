@@ -102,7 +102,7 @@ def test_a_stage_takes_as_long_as_an_earlier_run_on_the_same_cards(tmp_path: Pat
     assert (sft.wall_s, grpo.wall_s) == (pytest.approx(200), pytest.approx(20))
     assert first_eval.wall_s == pytest.approx(32)
     assert last_eval.wall_s == first_eval.wall_s, "the same evaluation"
-    assert {phase.basis for phase in planned.phases[1:]} == {"as toy-1 took"}
+    assert all(phase.basis.startswith("as toy-1 took (a roofline") for phase in planned.phases[1:])
     assert any("toy-1 peaked at 15.0 GB" in reason for reason in planned.reasons)
 
 
