@@ -99,7 +99,7 @@ class Bench:
     """Everything one judge process holds, without the process."""
 
     spawner: Spawner
-    references: References
+    references: References[Any]
     trials: Any
 
     def judge(
@@ -128,7 +128,7 @@ class Bench:
 
     def start(self, code: str) -> SandboxedChild:
         """Runs Python in a capture child, for the caller to end."""
-        reference = self.references.get(make_problem(RELU))
+        reference = self.references.hold(make_problem(RELU))
         source = f"class Answer(Exception): pass\n{code}"
         child = self.spawner.spawn(role="capture", uid=RUNNER_UID)
         body = {**reference.request, "code": source, "entry_point": "X"}

@@ -294,8 +294,8 @@ def test_the_judge_keeps_its_oracle_over_problems(bench: Any, monkeypatch: Any) 
     bench.references._oracles.clear()
     monkeypatch.setattr(bench.spawner, "spawn", counted)
     for number in range(3):
-        bench.references.get(make_problem(f"{RELU}# kept {number}"))
-    bench.references.get(make_problem(f"{RELU}torch.set_num_threads(1)"))
+        bench.references.hold(make_problem(f"{RELU}# kept {number}"))
+    bench.references.hold(make_problem(f"{RELU}torch.set_num_threads(1)"))
     assert roles == ["oracle", "oracle"]
 
 

@@ -415,10 +415,10 @@ def test_what_one_reference_does_to_torch_does_not_reach_another(bench: Any) -> 
 def test_a_bug_of_the_judge_is_an_infra_error_that_says_which(
     bench: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*args: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr(bench.references, "get", fail)
+    monkeypatch.setattr(bench.references, "hold", fail)
     verdict = bench.judge_honest()
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "judge_bug")
     assert verdict.detail == "ZeroDivisionError: of ours"

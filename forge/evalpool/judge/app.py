@@ -47,7 +47,7 @@ from forge.evalpool.judge.harvest.asking import ask_harvester
 from forge.evalpool.judge.sandbox.enter import Isolation, advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners
-from forge.evalpool.judge.trial.trial import Stamp, Trials
+from forge.evalpool.judge.trial.trial import Stamp
 from forge.evalpool.site_packages import versions_of
 from forge.evalpool.wire import (
     ExamineBody,
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.trial.trials import Trials
     from forge.records.examination import Examination
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import JudgeOptions, Verdict

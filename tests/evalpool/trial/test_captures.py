@@ -71,7 +71,7 @@ class SlowCompiler:
 def test_compilations_that_a_capture_waits_for_have_a_limit_together(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = bench.references.get(make_problem(RELU)).request
+    request = bench.references.hold(make_problem(RELU)).draw.request
     table = TABLE.model_copy(update={"compile_timeout_s": 3.0})
     patient = captures.Captures(bench.spawner, table=table, target=bench.trials.captures._target)
 
@@ -212,7 +212,7 @@ class Shared:
 
     def capture(self, code: str, *, alone: bool = False) -> bytes | str:
         """The program of a candidate, or what is said about its failure."""
-        request = self.bench.references.get(make_problem(RELU)).request
+        request = self.bench.references.hold(make_problem(RELU)).draw.request
         captures = copy(self.captures)
         captures._table = TABLE
         if alone:
@@ -234,7 +234,7 @@ class Shared:
 def shared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
     found = Shared(bench)
     original = Spawner.spawn
-    bench.references.get(make_problem(RELU))
+    bench.references.hold(make_problem(RELU))
 
     def spawn(self: Spawner, *, role: str, uid: int | None, source: str = "") -> SandboxedChild:
         child = original(self, role=role, uid=uid, source=source)

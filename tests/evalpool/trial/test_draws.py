@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.evalpool.judge.trial.draws.host import HostDraw
+    from forge.evalpool.judge.trial.references import Turn
     from forge.records.problem import ReferenceModule
     from tests.evalpool.benches import Bench
 
@@ -117,7 +118,7 @@ def test_a_draw_serves_no_more_candidates_than_its_answer_has_numbers(
 ) -> None:
     """Feedback tells them: turns later a kernel could store them without computing."""
     problem = make_problem(RELU.replace("torch.relu(x) * 2", result))
-    first, *others = (bench.references.get(problem) for _ in range(min(num, MAX_USES) + 1))
+    first, *others = (bench.references.hold(problem) for _ in range(min(num, MAX_USES) + 1))
     assert all(one is first for one in others[:-1])
     assert others[-1] is not first
 
@@ -129,17 +130,17 @@ def test_draws_that_have_no_room_beside_a_new_one_are_dropped_before_it_is_made(
     made, left = bench.references, list[int]()
     draw = made._draw
 
-    def counted(problem: ReferenceModule) -> HostDraw:
+    def counted(problem: ReferenceModule, shared: Turn) -> HostDraw:
         left.append(len(made._cache))
-        return draw(problem)
+        return draw(problem, shared)
 
-    monkeypatch.setattr(references, "MAX_CACHED_BYTES", limit)
+    monkeypatch.setattr(made, "_max_cached_bytes", limit)
     monkeypatch.setattr(made, "_cache", type(made._cache)())
     monkeypatch.setattr(made, "_draw", counted)
-    first, second = (made.get(make_problem(f"{RELU}# room {number}")) for number in range(2))
+    first, second = (made.hold(make_problem(f"{RELU}# room {number}")) for number in range(2))
     assert left == [0, num_left]
-    assert made.get(make_problem(f"{RELU}# room 1")) is second
-    assert (made.get(make_problem(f"{RELU}# room 0")) is first) == bool(num_left)
+    assert made.hold(make_problem(f"{RELU}# room 1")) is second
+    assert (made.hold(make_problem(f"{RELU}# room 0")) is first) == bool(num_left)
 
 
 class Clock:

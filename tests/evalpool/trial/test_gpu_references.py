@@ -26,7 +26,7 @@ from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 from forge.evalpool.judge.trial.gpu import references as module
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, spec_of
 from forge.evalpool.judge.trial.gpu.card_results import CardResults
-from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, GpuReferences
+from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, CardReferences
 from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
 from forge.evalpool.judge.trial.results import Left
 from forge.records.problem import Problem, Split
@@ -269,7 +269,7 @@ def open_references(
     is_tf32: bool = False,
     is_varied: bool = True,
     small: Oracles | None = None,
-) -> GpuReferences:
+) -> CardReferences:
     class Card:
         total_memory = 80 << 30
 
@@ -278,7 +278,7 @@ def open_references(
     spawner: Any = oracles
     kept = JudgeOracles(spawner, uid=None, num_kept=2)
     other: Any = small
-    return GpuReferences(
+    return CardReferences(
         kept,
         num_sets=2,
         timeout_s=10.0,
@@ -288,7 +288,7 @@ def open_references(
     )
 
 
-def held(references: GpuReferences) -> CardDraw:
+def held(references: CardReferences) -> CardDraw:
     return references.hold(PROBLEM, shared=contextlib.nullcontext)
 
 
@@ -441,8 +441,7 @@ def test_large_draws_make_room_for_each_other_and_not_for_a_small_one(
     large["tensors"][5] = ["float32", [1000]]
     names = ["canary", "one", "two", "three"]
     references = open_references(Oracles([answer(), large, large, large, large]), monkeypatch)
-    monkeypatch.setattr(module, "SMALL_BYTES", 1000)
-    monkeypatch.setattr(module, "CACHE_SHARE", 9000 / (80 << 30))
+    references.small_bytes, references._max_cached_bytes = 1000, 9000
 
     def draw(name: str) -> CardDraw:
         problem = replace(PROBLEM, problem_id=name, source=f"import os  # {name}")

@@ -10,7 +10,7 @@ import zstandard
 from forge.commands.explained import explain_packed
 from forge.errors import ConfigError
 from forge.evalpool.judge.program.limits import MAX_BYTES
-from forge.evalpool.judge.trial import trial
+from forge.evalpool.judge.trial import trials
 from forge.records.verdict import JudgeOptions, Status
 from tests.evalpool.benches import RELU_KERNEL
 
@@ -50,7 +50,7 @@ def test_no_program_is_handed_back_unasked_or_without_a_capture(bench: Bench) ->
 def test_a_program_that_is_too_large_is_left_out(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "MAX_PROGRAM_BYTES", 100)
+    monkeypatch.setattr(trials, "MAX_PROGRAM_BYTES", 100)
     verdict = bench.judge(RELU_KERNEL, options=EXPLAINED)
     assert verdict.is_correct
     assert verdict.program is None

@@ -22,19 +22,19 @@ from forge.evalpool.judge.trial.cpu_device import CpuDevice
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.evaluations import Evaluator
 from forge.evalpool.judge.trial.facts import Facts
-from forge.evalpool.judge.trial.judgement import CONSTANT_WORDS, Judgement
-from forge.evalpool.judge.trial.programs import Programs
-from forge.evalpool.judge.trial.references import References
+from forge.evalpool.judge.trial.judgement import Judgement
+from forge.evalpool.judge.trial.references import HostReferences
 from forge.evalpool.judge.trial.results import Results
-from forge.evalpool.judge.trial.trial import Finding, Trials
-from forge.records.reason import Reason, Status
+from forge.evalpool.judge.trial.trials import Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.trial.trial import Candidate, Stamp
+    from forge.evalpool.judge.trial.draws.host import HostDraw
+    from forge.evalpool.judge.trial.programs import Programs
+    from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
 
 
 H100 = 90
@@ -83,7 +83,7 @@ def open_cpu_trials(
         cache: compiled kernels; by default in memory.
     """
     draws = partial(
-        References,
+        HostReferences,
         spawner,
         timeout_s=reference_timeout_s(table),
         draw_timeout_s=draw_timeout_s(table),
@@ -113,10 +113,6 @@ def open_cpu_trials(
 class CpuTrials(Trials):
     """Judges without a GPU."""
 
-    references: References
-    """Draws of our own protocol: given inputs, and inputs with plants."""
-    given: References
-    """Draws of the others: inputs and parameters as the problem gives them."""
     evaluators: KeptChildren
 
     def close(self) -> None:
@@ -127,48 +123,29 @@ class CpuTrials(Trials):
         self.captures.close()
         self.compiler.close()
 
-    def _run(self, candidate: Candidate) -> Finding:
-        problem, protocol, phases = candidate.problem, candidate.protocol, candidate.phases
-        references = self.references if protocol is None else self.given
-        with phases.timed("reference"):
-            reference = references.get(problem)
-            draw = reference.draw
-            facts = self.facts.of(
-                problem,
-                draw.request,
-                io_bytes=draw.io_bytes,
-                names=draw.names,
-                uid=candidate.uid,
-            )
-        if draw.is_constant:
-            return Finding(status=Status.UNJUDGEABLE, reason=Reason.CONSTANT, detail=CONSTANT_WORDS)
-        with shared_memory(reference.memory_bytes) as (fd, memory):
-            mapped = CpuMemory(reference, memory)
-            has_tf32 = not (self.table.tf32 and draw.has_products)  # products lose what it lacks
+    def _judged(
+        self, candidate: Candidate, kept: HostDraw, programs: Callable[[], Programs]
+    ) -> Finding:
+        draw, found = kept.draw, programs()
+        has_tf32 = not (self.table.tf32 and draw.has_products)  # products lose what it lacks
+        with shared_memory(kept.memory_bytes) as (fd, memory):
+            mapped = CpuMemory(kept, memory)
             evaluator = Evaluator(
                 code=candidate.code,
                 evaluators=self.evaluators,
-                phases=phases,
+                phases=candidate.phases,
                 table=self.table,
-                request={**reference.request, "has_tf32": has_tf32},
+                request={**kept.request, "has_tf32": has_tf32},
                 memory_fd=fd,
                 restore=mapped.restore,
             )
-            programs = Programs(
-                candidate=candidate,
-                table=self.table,
-                draw=draw,
-                problem=facts,
-                captures=self.captures,
-                compiler=self.compiler,
-            )
             device = CpuDevice(
-                programs=programs,
-                results=Results(content=reference, protocol=protocol),
+                programs=found,
+                results=Results(content=kept, protocol=candidate.protocol),
                 memory=mapped,
                 evaluator=evaluator,
             )
             try:
-                return Judgement(programs=programs, device=device).finding()
+                return Judgement(programs=found, device=device).finding()
             finally:
                 evaluator.close()

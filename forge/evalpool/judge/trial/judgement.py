@@ -49,7 +49,6 @@ PRECISION_TERMS: Mapping[str, Any] = {
 }
 """Terms of the checks of question 2."""
 ORDER_WORDS = "another answer where one stream is ahead of another, which no wait forbids"
-CONSTANT_WORDS = "no output of Model changes with its inputs: a kernel may write what it knows"
 
 
 class Narrowed(Exception):

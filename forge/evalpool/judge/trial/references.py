@@ -1,6 +1,6 @@
 """The draws of each problem, asked of oracles and kept for a few candidates.
 
-Called by `trial.py`. Keeps the draws of a bounded number of problems, and has them made anew with
+Called by `trials.py`. Keeps the draws of a bounded number of problems, and has them made anew with
 fresh OS-random seeds after `draws.draw.MAX_USES` candidates. All that comes from one judgement
 to the next is the feedback, so sharing inputs among a few candidates tells them a few expected
 numbers each, which is too much only where there are few (`Draw.is_used_up`).
@@ -11,13 +11,15 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.shm import LARGE_BYTES, LayoutError, returned_memory
+from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.trial.draws.failures import (
     KnownFailures,
@@ -29,88 +31,172 @@ from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.trial.results import Content
     from forge.records.problem import ReferenceModule
 
+    Turn = Callable[[], AbstractContextManager[None]]
 
-MAX_PROBLEMS = 32
-"""More than are usually played at once. Each holds 10 to 400 kB, and each change leaves holes
-in the heap: 2.5 MB with 64 of them, half with 32."""
+
 MAX_CACHED_BYTES = 256 << 20
 
 
-class References:
+C = TypeVar("C", bound="Content")
+
+
+class References(ABC, Generic[C]):
     """Draws that oracles gave, kept. Safe to call from several threads."""
+
+    max_problems = 32
+    """More than are usually played at once. Each holds 10 to 400 kB, and each change leaves holes
+    in the heap: 2.5 MB with 64 of them, half with 32."""
+    small_bytes = 0
+    """A draw of up to so many bytes makes no room for another one."""
 
     def __init__(
         self,
-        spawner: Spawner,
+        oracles: Oracles,
         *,
         num_sets: int,
         timeout_s: float,
-        draw_timeout_s: float,
-        uid: int | None,
         max_bytes: int,
+        max_cached_bytes: int,
         is_varied: bool = True,
     ) -> None:
         """
         Args:
             timeout_s: limit for the reference itself, and for any silence.
-            draw_timeout_s: limit for a draw, most of which may be work of the judge's own.
-            is_varied: draw inputs of several distributions and move parameters; else both are as
-                the problem gives them.
+            max_bytes: memory that one draw may take.
+            max_cached_bytes: memory that all of them may take; one may take more.
+            is_varied: draw inputs with plants and move parameters; else, under another project's
+                protocol, both are as the problem gives them.
         """
-        self._oracles = Oracles(spawner, uid=uid, num_kept=1)
+        self._oracles = oracles
         self._num_sets = num_sets
         self._timeout_s = timeout_s
-        self._draw_timeout_s = draw_timeout_s
         self._max_bytes = max_bytes
+        self._max_cached_bytes = max_cached_bytes
         self._is_varied = is_varied
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, HostDraw] = OrderedDict()
+        self._drawing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        self._cache: OrderedDict[str, C] = OrderedDict()
         self._failures = KnownFailures()
-        self._ahead = ThreadPoolExecutor(1, "scales")
 
-    def get(self, problem: ReferenceModule) -> HostDraw:
-        """Raises ReferenceFailed, or ZygoteGone."""
+    def hold(self, problem: ReferenceModule, *, shared: Turn = nullcontext) -> C:
+        """A draw that stays until `let_go`.
+
+        Args:
+            shared: holds the card beside others while an oracle draws there; a kept draw needs no
+                turn.
+
+        Raises:
+            ReferenceFailed, ZygoteGone; on a card GpuMemoryError, Stalled.
+        """
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:
-            cached = self._cache.get(key)
-            if cached is None or cached.draw.is_used_up:
-                self._failures.require_unknown(key)
-                self._make_room(key)
-                with self._failures.noted(key):
-                    cached = self._cache[key] = self._draw(problem)
-                if cached.memory_bytes >= LARGE_BYTES:
-                    # What fails there fails again, and is raised, at the comparison.
-                    self._ahead.submit(cached.prepare)
-            self._cache.move_to_end(key)
-            while len(self._cache) > MAX_PROBLEMS or (
-                len(self._cache) > 1 and self._size() > MAX_CACHED_BYTES
-            ):
-                self._cache.popitem(last=False)
-            cached.draw.num_uses += 1
-            return cached
+            drawing = self._drawing.setdefault(key, threading.Lock())
+        with drawing:  # two candidates of one problem wait for one oracle; two problems do not
+            with self._lock:
+                cached = self._cache.get(key)
+                if cached is not None and not cached.draw.is_used_up:
+                    return self._held(key, cached)
+                self._retire(key)
+                self._make_room()  # before it is made: memory is used again at once
+            self._failures.require_unknown(key)
+            with self._failures.noted(key):
+                drawn = self._draw(problem, shared)
+            with self._lock:
+                self._cache[key] = drawn
+                return self._held(key, drawn)
+
+    def let_go(self, kept: C) -> None:
+        """Ends one hold; a retired draw without holders is freed."""
+        with self._lock:
+            kept.draw.num_holders -= 1
+            self._free_unheld(kept)
 
     def end_idle(self) -> None:
-        """Ends the oracle that waits for a problem, and a thread."""
+        """Ends oracles that wait for a problem. On a card under its lease, but at the judge's
+        end."""
         self._oracles.clear()
-        self._ahead.shutdown(cancel_futures=True)
-        self._ahead = ThreadPoolExecutor(1, "scales")
 
-    def _make_room(self, key: str) -> None:
-        """Drops what could not stay beside a new draw, before it is made: its memory is used again
-        at once."""
-        self._cache.pop(key, None)
-        while self._size() > MAX_CACHED_BYTES:
-            self._cache.popitem(last=False)
+    def close(self) -> None:
+        """Ends all oracles that wait."""
+        self.end_idle()
 
-    def _size(self) -> int:
-        return sum(one.memory_bytes * 4 for one in self._cache.values())
+    @abstractmethod
+    def _draw(self, problem: ReferenceModule, shared: Turn) -> C:
+        """A new draw. Raises as `hold`."""
 
-    def _draw(self, problem: ReferenceModule) -> HostDraw:
+    def _request(self, problem: ReferenceModule, **terms: Any) -> dict[str, Any]:
+        """Body of an oracle's request."""
+        return {
+            "source": problem.source,
+            "entry_point": problem.entry_point,
+            "precision": problem.precision,
+            "num_sets": self._num_sets,
+            "max_bytes": self._max_bytes,
+            "moved": self._is_varied,
+            **terms,
+        }
+
+    def _held(self, key: str, kept: C) -> C:
+        kept.draw.num_uses += 1
+        kept.draw.num_holders += 1
+        self._cache.move_to_end(key)
+        while len(self._cache) > self.max_problems:
+            self._retire(next(iter(self._cache)))
+        self._make_room(but=key)
+        return kept
+
+    def _make_room(self, *, but: str = "") -> None:
+        """Retires draws, the oldest first, until they take no more than they may.
+
+        Args:
+            but: key of one that stays.
+        """
+        sizes = {key: one.num_bytes for key, one in self._cache.items()}
+        large = [key for key, size in sizes.items() if size > self.small_bytes and key != but]
+        kept_bytes = sum(sizes.values())
+        while large and kept_bytes > self._max_cached_bytes:
+            oldest = large.pop(0)
+            kept_bytes -= sizes[oldest]
+            self._retire(oldest)
+
+    def _retire(self, key: str) -> None:
+        kept = self._cache.pop(key, None)
+        if kept is not None:
+            kept.draw.is_retired = True
+            self._free_unheld(kept)
+
+    def _free_unheld(self, kept: C) -> None:
+        if kept.draw.is_retired and kept.draw.num_holders == 0:
+            kept.free()
+
+
+def failed(problem: ReferenceModule, words: str) -> ReferenceFailed:
+    """The error of a reference."""
+    return ReferenceFailed(clean(without_paths(f"the reference of {problem.problem_id} {words}")))
+
+
+class HostReferences(References[HostDraw]):
+    """Draws of a judge without a card."""
+
+    def __init__(self, spawner: Spawner, *, uid: int | None, draw_timeout_s: float, **terms: Any):
+        """
+        Args:
+            draw_timeout_s: limit for a draw, most of which may be work of the judge's own.
+            terms: of `References`.
+        """
+        oracles = Oracles(spawner, uid=uid, num_kept=1)
+        super().__init__(oracles, max_cached_bytes=MAX_CACHED_BYTES, **terms)
+        self._draw_timeout_s = draw_timeout_s
+
+    def _draw(self, problem: ReferenceModule, shared: Turn) -> HostDraw:
         """Draws inputs as the problem gives them alone, if any others end its oracle, and without
         results in float64 where there is no memory for them."""
         is_wide = self._is_varied
@@ -128,12 +214,9 @@ class References:
             raise _too_large(problem, f"{words} (judge.memory_bytes)") from error
         except frames.DeadlinePassed as error:
             limit = f"{self._timeout_s:g} s (judge.compile_timeout_s and judge.correct_timeout_s)"
-            words = f"the reference of {problem.problem_id} gave no results within {limit}"
-            raise ReferenceFailed(clean(words)) from error
+            raise failed(problem, f"gave no results within {limit}") from error
         except (frames.PeerGone, frames.FrameError, LayoutError) as error:
-            cause = f"{type(error).__name__}: {error}"
-            words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
-            raise ReferenceFailed(clean(without_paths(words))) from error
+            raise failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
 
     def _asked(self, problem: ReferenceModule, *, is_plain: bool, is_wide: bool) -> HostDraw:
         """A draw of an oracle's."""
@@ -143,20 +226,15 @@ class References:
     def _ask(
         self, oracle: SandboxedChild, problem: ReferenceModule, *, is_plain: bool, is_wide: bool
     ) -> HostDraw:
-        body = {
-            "source": problem.source,
-            "entry_point": problem.entry_point,
-            "precision": problem.precision,
-            "num_sets": self._num_sets,
-            "device": "cpu",
-            "reports": True,
-            "tf32": False,
-            "tf32_products": False,
-            "max_bytes": self._max_bytes,
-            "plain": is_plain,
-            "moved": self._is_varied,
-            "wide": is_wide,
-        }
+        body = self._request(
+            problem,
+            device="cpu",
+            reports=True,
+            tf32=False,
+            tf32_products=False,
+            plain=is_plain,
+            wide=is_wide,
+        )
         with returned_memory(self._max_bytes) as fd:
             frames.send(oracle.sock, Kind.PROBLEM, body, fds=(fd,))
             answer = receive_answer(
@@ -174,8 +252,7 @@ class References:
             return _too_large(problem, message)
         if is_out_of_memory(f"{kind}: {message}"):
             return OutOfMemory()
-        words = f"the reference of {problem.problem_id} fails: {kind}: {message}"
-        return ReferenceFailed(clean(without_paths(words)))
+        return failed(problem, f"fails: {kind}: {message}")
 
 
 def receive_answer(sock: socket.socket, *, timeout_s: float, draw_timeout_s: float) -> frames.Frame:

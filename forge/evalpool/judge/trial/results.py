@@ -58,6 +58,15 @@ class Content(Protocol):
         """The draw that has them."""
         ...
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes up."""
+        ...
+
+    def free(self) -> None:
+        """Nobody reads it any more."""
+        ...
+
     def mismatch(
         self, got: Any, index: int, question: Question | None, *, name: str, operands: Operands
     ) -> tuple[str, Mask | None] | None:

@@ -1,8 +1,7 @@
-"""The frame of a judgement, on a CPU and on a GPU: from a source to a stamped verdict.
+"""The candidate and the finding of a judgement, and the judge's side of one child.
 
-Called by `app.py` in a worker thread, several at once if the config says so. `Runner` is the
-judge's side of one child: it sends work, waits under a deadline, and kills. Promise: every way a
-candidate can end gives a verdict; a fault of the judge is `infra_error`.
+`Runner` sends work, waits under a deadline, and kills: each way in which a child can end is a
+finding.
 """
 
 from __future__ import annotations
@@ -11,45 +10,32 @@ import logging
 import os
 import signal
 import time
-from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import zstandard
-
 from forge.evalpool.capacity import BUSY_FACTOR
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.sandbox.caps import held_bytes
 from forge.evalpool.judge.sandbox.processes import waited_s
-from forge.evalpool.judge.sandbox.proof import WeakSandbox
-from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.remarks import remark
-from forge.evalpool.judge.trial.source import check_source
-from forge.evalpool.site_packages import with_advice
 from forge.records.reason import Reason
 from forge.records.rules import split_rules
 from forge.records.verdict import (
-    MAX_PROGRAM_BYTES,
     JudgeOptions,
-    OtherVerdict,
     Profile,
     Status,
     Timing,
-    Verdict,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.compiler.compile import Compiler
+    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
-    from forge.evalpool.judge.trial.captures import Captures
-    from forge.evalpool.judge.trial.facts import Facts
     from forge.records.problem import ReferenceModule
     from forge.records.rules import PolicyName
 
@@ -71,8 +57,6 @@ REFUSED_LAUNCHES = ("Unsupported function referenced", "dynamic_func()")
 """Beginnings of Triton's errors at a launch that its compiler does not raise itself."""
 LARGE_BYTES = 1 << 30
 """Memory that a runner holds only if its candidate took it: torch itself holds a quarter."""
-PROGRAM_LEVEL = 9
-"""Level of zstd: 1 to 5 kB a program, in 0.3 ms."""
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
 MIN_OWN_SHARE = 0.5
 """Share of its limit that a child has run for before its silence is its own on a busy machine."""
@@ -157,117 +141,6 @@ class Decided(Exception):
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.reason)
         self.finding = finding
-
-
-@dataclass(kw_only=True, eq=False)
-class Trials(ABC):
-    """Judges candidates one at a time each; holds what they share."""
-
-    table: JudgeTable
-    spawner: Spawner
-    captures: Captures
-    facts: Facts
-    compiler: Compiler
-    stamp: Stamp
-
-    def judge(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        uid: int | None,
-        options: JudgeOptions = CORRECTNESS_ALONE,
-    ) -> Verdict:
-        """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
-        candidate = Candidate(
-            problem=problem, code=code, uid=uid, options=options,
-            protocol=PROTOCOLS.get(self.table.protocol), policy=self.table.policy,
-        )  # fmt: skip
-        phases = candidate.phases
-        finding = self._found(candidate)
-        verdict = self.stamped(finding, phases=phases)
-        if options.program and phases.program is not None:
-            verdict = replace(verdict, program=_packed(phases.program))
-        if verdict.status.is_scored and self.table.also:
-            with phases.timed("also"):
-                also = self._also(candidate, finding)
-            verdict = replace(verdict, also=also, phase_s=dict(phases.seconds))
-        return verdict
-
-    def _also(self, candidate: Candidate, finding: Finding) -> dict[str, OtherVerdict]:
-        """The verdicts of the table's other protocols, the same in each if it does not compile.
-        Rules that are named twice, or judged by already, are not tried again."""
-        also: dict[str, OtherVerdict] = {}
-        for name in dict.fromkeys(self.table.also):
-            other = finding
-            if finding.status is not Status.COMPILE_ERROR and name != self.table.rules:
-                other = self._found(candidate.under(name))
-            detail = words.clean(other.detail)
-            also[name] = OtherVerdict(status=other.status, reason=other.reason, detail=detail)
-        return also
-
-    def _found(self, candidate: Candidate) -> Finding:
-        """A finding for every way in which a judgement can end."""
-        try:
-            return self._find(candidate)
-        except Decided as decided:
-            return decided.finding
-        except ReferenceFailed as error:
-            is_large = isinstance(error, ProblemTooLarge)
-            reason = Reason.PROBLEM_TOO_LARGE if is_large else Reason.REFERENCE_FAILED
-            detail = with_advice(str(error))
-            return Finding(status=Status.UNJUDGEABLE, reason=reason, detail=detail)
-        except WeakSandbox as error:
-            return Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
-        except ZygoteGone as error:
-            return Finding(
-                status=Status.INFRA_ERROR,
-                reason="zygote_gone",
-                detail=words.without_paths(str(error)),
-            )
-        except Exception as error:
-            logger.exception("%s: a bug of the judge", candidate.problem.problem_id)
-            detail = words.without_paths(f"{type(error).__name__}: {error}")
-            return Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=detail)
-
-    @abstractmethod
-    def close(self) -> None:
-        """No more is judged. Children end with their zygote."""
-
-    def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:
-        """The verdict of a finding."""
-        return Verdict(
-            status=finding.status,
-            reason=finding.reason,
-            detail=words.clean(finding.detail),
-            is_compiled=finding.is_compiled,
-            num_launches=finding.num_launches,
-            torch_share=finding.torch_share,
-            evidence=finding.evidence,
-            timing=finding.timing,
-            profile=finding.profile,
-            isolation=self.stamp.isolation,
-            caps=self.stamp.caps,
-            device=self.stamp.device,
-            harness=self.stamp.harness,
-            rules=self.table.rules,
-            phase_s=dict(phases.seconds),
-        )
-
-    def _find(self, candidate: Candidate) -> Finding:
-        with candidate.phases.timed("source"):
-            fault = check_source(candidate.code, entry_point=candidate.entry_point)
-        if fault is not None:
-            return Finding(status=fault.status, reason=fault.reason, detail=fault.detail)
-        protocol = candidate.protocol
-        if protocol is not None and (refusal := protocol.source_fault(candidate.code)):
-            detail = words.at_line(candidate.code, refusal.line, refusal.message)
-            return Finding(status=Status.REJECTED, reason=Reason.STATIC_CHECK, detail=detail)
-        return self._run(candidate)
-
-    @abstractmethod
-    def _run(self, candidate: Candidate) -> Finding:
-        """Judges a source that has no fault of its own. Raises what `judge` makes a verdict of."""
 
 
 class Allowance:
@@ -445,9 +318,3 @@ class Runner:
             is_compiled=self.is_compiled,
             num_launches=self.num_launches,
         )
-
-
-def _packed(program: bytes) -> bytes | None:
-    """The program, compressed; None if it is too large even so."""
-    packed = zstandard.compress(program, level=PROGRAM_LEVEL)
-    return packed if len(packed) <= MAX_PROGRAM_BYTES else None

@@ -115,6 +115,9 @@ class Draw:
     is_constant: bool = False
     """True if no output depends on any input."""
     num_uses: int = 0
+    num_holders: int = 0
+    """Judgements that read it now: its memory is freed when none does."""
+    is_retired: bool = False
 
     @property
     def is_used_up(self) -> bool:

@@ -123,6 +123,16 @@ class HostDraw:
         return Wanted(spec=spec, data=data, question=question, exact=other)
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes up, about."""
+        return 4 * self.memory_bytes
+
+    def free(self) -> None:
+        """Nobody reads it any more."""
+        self.parts = ()
+        self.wanted.clear()
+
+    @property
     def memory_bytes(self) -> int:
         """Length of the shared memory."""
         return max(one.num_bytes for one in (self.real, self.wide) if one is not None)
@@ -145,12 +155,6 @@ class HostDraw:
         found = self.wide if is_wide else self.real
         assert found is not None
         return found
-
-    def prepare(self) -> None:
-        """Computes what the comparisons would compute, beside capture and calls."""
-        for one in self.draw.sets:
-            for index in (*one.wide, *(one.outputs if one.asks_real else ())):
-                self.wanted[index].prepare()
 
     def mismatch(
         self, got: Data, index: int, question: Question | None, *, name: str, operands: Operands

@@ -38,9 +38,6 @@ class CardDraw:
     is_on_host: bool = False
     """True if expected outputs are in the host's memory, where a small draw is compared: a kernel
     of the judge's own on the card takes longer to launch."""
-    num_holders: int = 0
-    """Judgements that read it now: it is freed when none does."""
-    is_retired: bool = False
 
     def __post_init__(self) -> None:
         draw = self.draw
@@ -66,6 +63,11 @@ class CardDraw:
         inputs = (index for one in self.draw.sets for index in one.inputs)
         for index in {*inputs, *self.draw.named.values()}:
             self.tensors[index] = put(index)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its memory on the card."""
+        return self.block.num_bytes
 
     def free(self) -> None:
         """Nobody reads it any more."""

@@ -7,13 +7,10 @@ call's inputs are copied from it into the places of a program (`trial.gpu.progra
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import torch
 
@@ -21,17 +18,13 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.channel.shm import LayoutError, offsets
-from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.trial.draws.build import Builder, parse_specs
-from forge.evalpool.judge.trial.draws.failures import (
-    KnownFailures,
-    ProblemTooLarge,
-    ReferenceFailed,
-)
+from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.draws.host import Delivered
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, view
 from forge.evalpool.judge.trial.gpu.small import SmallDraws
+from forge.evalpool.judge.trial.references import References, failed
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.channel.shm import TensorSpec
@@ -40,7 +33,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.oracles import Oracles
     from forge.records.problem import ReferenceModule
 
-MAX_PROBLEMS = 64
 SMALL_BYTES = 16 << 20
 """A draw of up to so many bytes makes no room for another one. The canary's is small, and needed
 after every fault, while all verdicts wait."""
@@ -59,8 +51,11 @@ class NoRoom(ProblemTooLarge):
     """Its tensors are more than its oracle was allowed."""
 
 
-class GpuReferences:
-    """Draws that oracles gave, kept. Safe to call from several threads."""
+class CardReferences(References[CardDraw]):
+    """Draws of a judge on a card."""
+
+    max_problems = 64
+    small_bytes = SMALL_BYTES
 
     def __init__(
         self,
@@ -74,62 +69,21 @@ class GpuReferences:
     ) -> None:
         """
         Args:
-            num_sets: input sets.
             small: oracles without the card's files, which draw small problems.
-            is_tf32: allow TF32 in fp32 products and convolutions.
-            is_varied: False for another project's protocol: inputs and parameters as the problem
-                gives them alone, and TF32 by torch's defaults.
+            is_tf32: allow TF32 in fp32 products and convolutions; another project's protocol has
+                torch's defaults.
         """
-        self._is_varied = is_varied
-        self._num_sets = num_sets
-        self._timeout_s = timeout_s
-        self._is_tf32 = is_tf32
-        self._lock = threading.Lock()
-        self._drawing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-        self._cache: OrderedDict[str, CardDraw] = OrderedDict()
-        self._failures = KnownFailures()
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
-        self._oracles = oracles
-        self._small = small and SmallDraws(
-            small, num_sets=num_sets, timeout_s=timeout_s, is_tf32=is_tf32
+        super().__init__(
+            oracles,
+            num_sets=num_sets,
+            timeout_s=timeout_s,
+            max_bytes=int(DRAW_SHARE * self._memory_bytes),
+            max_cached_bytes=int(CACHE_SHARE * self._memory_bytes),
+            is_varied=is_varied,
         )
-
-    def hold(self, problem: ReferenceModule, *, shared: Turn) -> CardDraw:
-        """A draw that stays until `let_go`.
-
-        Args:
-            shared: holds the card beside others while an oracle draws there; a kept draw needs no
-                turn.
-
-        Raises:
-            ReferenceFailed, ZygoteGone, GpuMemoryError, Stalled.
-        """
-        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
-        key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-        with self._lock:
-            drawing = self._drawing.setdefault(key, threading.Lock())
-        with drawing:  # two candidates of one problem wait for one oracle; two problems do not
-            with self._lock:
-                cached = self._cache.get(key)
-                if cached is not None and not cached.draw.is_used_up:
-                    return self._held(key, cached)
-                self._retire(key)
-            self._failures.require_unknown(key)
-            with self._failures.noted(key):
-                drawn = self._draw(problem, shared)
-            with self._lock:
-                self._cache[key] = drawn
-                return self._held(key, drawn)
-
-    def let_go(self, reference: CardDraw) -> None:
-        """Ends one hold; a retired draw without holders is freed."""
-        with self._lock:
-            reference.num_holders -= 1
-            self._free_unheld(reference)
-
-    def end_idle(self) -> None:
-        """Ends oracles that wait for a problem. Under the card's lease, but at the judge's end."""
-        self._oracles.clear()
+        self._tf32 = Tf32.of(is_tf32, is_other=not is_varied)
+        self._small = small and SmallDraws(small, request=self._request, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Ends all oracles that wait."""
@@ -137,38 +91,8 @@ class GpuReferences:
         if self._small is not None:
             self._small.clear()
 
-    def _held(self, key: str, reference: CardDraw) -> CardDraw:
-        reference.draw.num_uses += 1
-        reference.num_holders += 1
-        self._cache.move_to_end(key)
-        while len(self._cache) > MAX_PROBLEMS:
-            self._retire(next(iter(self._cache)))
-        self._make_room(but=key)
-        return reference
-
-    def _make_room(self, *, but: str = "") -> None:
-        """Retires large draws, the oldest first, until they take no more than their share.
-
-        Args:
-            but: key of one that stays.
-        """
-        sizes = {key: one.block.num_bytes for key, one in self._cache.items()}
-        large = [key for key, size in sizes.items() if size > SMALL_BYTES and key != but]
-        kept_bytes = sum(sizes.values())
-        while large and kept_bytes > CACHE_SHARE * self._memory_bytes:
-            oldest = large.pop(0)
-            kept_bytes -= sizes[oldest]
-            self._retire(oldest)
-
-    def _retire(self, key: str) -> None:
-        reference = self._cache.pop(key, None)
-        if reference is not None:
-            reference.is_retired = True
-            self._free_unheld(reference)
-
-    def _free_unheld(self, reference: CardDraw) -> None:
-        if reference.is_retired and reference.num_holders == 0:
-            reference.free()
+    def _request(self, problem: ReferenceModule, **terms: Any) -> dict[str, Any]:
+        return super()._request(problem, **self._tf32.request, **terms)
 
     def _draw(self, problem: ReferenceModule, shared: Turn) -> CardDraw:
         found = 0 if self._small is None else self._small.draw(problem)
@@ -231,7 +155,7 @@ class GpuReferences:
         try:
             return self._ask(oracle, asked, problem, deadline=deadline)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
-            raise _failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
+            raise failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
         except LayoutError as error:
             raise _unusable(problem, error) from error
 
@@ -243,23 +167,13 @@ class GpuReferences:
         *,
         deadline: float,
     ) -> CardDraw:
-        body = {
-            **asked,
-            "source": problem.source,
-            "entry_point": problem.entry_point,
-            "precision": problem.precision,
-            "num_sets": self._num_sets,
-            "device": "cuda",
-            **Tf32.of(self._is_tf32, is_other=not self._is_varied).request,
-            "max_bytes": int(DRAW_SHARE * self._memory_bytes),
-            "moved": self._is_varied,
-        }
+        body = self._request(problem, device="cuda", **asked)
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
             kind, message = answer.body.get("type"), answer.body.get("message")
-            failed = _failed(problem, f"fails: {kind}: {message}")
-            raise NoRoom(str(failed)) if kind == "OutOfMemoryError" else failed
+            error = failed(problem, f"fails: {kind}: {message}")
+            raise NoRoom(str(error)) if kind == "OutOfMemoryError" else error
         if answer.body.get("is_short") is True and asked["memory_share"] < LARGE_SHARE:
             raise NoRoom("something that it may do without had no room")
         specs = parse_specs(answer.body.get("tensors"))
@@ -306,8 +220,4 @@ def _view(content: bytearray, spec: TensorSpec, start: int) -> torch.Tensor:
 
 
 def _unusable(problem: ReferenceModule, error: LayoutError) -> ReferenceFailed:
-    return _failed(problem, f"cannot be used: {type(error).__name__}: {error}")
-
-
-def _failed(problem: ReferenceModule, words: str) -> ReferenceFailed:
-    return ReferenceFailed(clean(without_paths(f"the reference of {problem.problem_id} {words}")))
+    return failed(problem, f"cannot be used: {type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
@@ -22,6 +22,8 @@ from forge.evalpool.judge.trial.draws.host import Delivered
 from forge.evalpool.judge.trial.oracles import OutOfMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forge.evalpool.judge.children.spawner import SandboxedChild
     from forge.evalpool.judge.trial.oracles import Oracles
     from forge.records.problem import ReferenceModule
@@ -40,16 +42,17 @@ MAX_REMEMBERED = 4096
 class SmallDraws:
     """Safe to call from several threads."""
 
-    def __init__(self, oracles: Oracles, *, num_sets: int, timeout_s: float, is_tf32: bool) -> None:
+    def __init__(
+        self, oracles: Oracles, *, request: Callable[..., dict[str, Any]], timeout_s: float
+    ) -> None:
         """
         Args:
             oracles: without the card's files.
-            is_tf32: fp32 products of the reference may lose what TF32 lacks.
+            request: body of an oracle's request for a problem.
         """
         self._oracles = oracles
-        self._num_sets = num_sets
+        self._request = request
         self._timeout_s = timeout_s
-        self._is_tf32 = is_tf32
         self._lock = threading.Lock()
         self._others: dict[int, int] = {}
         """Bytes that problems need which are drawn on the card, by hash of their sources."""
@@ -83,20 +86,8 @@ class SmallDraws:
         self._oracles.clear()
 
     def _ask(self, oracle: SandboxedChild, problem: ReferenceModule) -> Delivered | None:
-        body = {
-            "source": problem.source,
-            "entry_point": problem.entry_point,
-            "precision": problem.precision,
-            "num_sets": self._num_sets,
-            "device": "cpu",
-            "tf32": self._is_tf32,
-            "tf32_products": self._is_tf32,
-            "max_bytes": ROOM_BYTES,
-            "plain": False,
-            "moved": True,
-            "wide": True,
-            "small": [SMALL_BYTES, SMALL_WORK],
-        }
+        body = self._request(problem, device="cpu", plain=False, wide=True)
+        body |= {"max_bytes": ROOM_BYTES, "small": [SMALL_BYTES, SMALL_WORK]}
         with returned_memory(ROOM_BYTES) as fd:
             frames.send(oracle.sock, Kind.PROBLEM, body, fds=(fd,))
             deadline = time.monotonic() + self._timeout_s

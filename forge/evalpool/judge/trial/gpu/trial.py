@@ -44,12 +44,12 @@ from forge.evalpool.judge.trial.draws.draw import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
 from forge.evalpool.judge.trial.gpu.card_results import CardResults
-from forge.evalpool.judge.trial.gpu.references import GpuReferences
+from forge.evalpool.judge.trial.gpu.references import CardReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
-from forge.evalpool.judge.trial.judgement import CONSTANT_WORDS, Judgement
+from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.oracles import Oracles
-from forge.evalpool.judge.trial.programs import Programs
-from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding, Trials
+from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding
+from forge.evalpool.judge.trial.trials import Trials
 from forge.process.gpu_locks import GpuLease
 from forge.records.reason import Reason, Status
 from forge.records.verdict import KernelTime, Profile, Timing
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.execute.executor import Executor, NodeTime
-    from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.timing.baseline import Baseline
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
     from forge.evalpool.judge.trial.gpu.turns import Turn
+    from forge.evalpool.judge.trial.programs import Programs
     from forge.evalpool.judge.trial.trial import Candidate, Phases, Stamp
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def open_gpu_trials(
         card_spawner, uid=oracle_uid, num_kept=num_oracles(memory_bytes=device.memory_bytes)
     )
     draws = partial(
-        GpuReferences,
+        CardReferences,
         oracles,
         timeout_s=table.compile_timeout_s + table.correct_timeout_s,
         is_tf32=table.tf32,
@@ -158,10 +158,6 @@ def open_gpu_trials(
 class GpuTrials(Trials):
     """Judges on one card; several candidates at once, in threads."""
 
-    references: GpuReferences
-    """Draws of our own protocol."""
-    given: GpuReferences
-    """Draws of the others: inputs and parameters as the problem gives them."""
     nursery: Nursery
     executors: Executors
     device: GpuDevice
@@ -179,7 +175,7 @@ class GpuTrials(Trials):
 
     def _run(self, candidate: Candidate) -> Finding:
         try:
-            return self._run_on_card(candidate)
+            return super()._run(candidate)
         except Stalled as error:
             return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_BUSY, detail=str(error))
         except ExecutorGone as error:
@@ -197,71 +193,44 @@ class GpuTrials(Trials):
             detail = str(error).split("\n")[0]
             return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_LOST, detail=detail)
 
-    def _run_on_card(self, candidate: Candidate) -> Finding:
-        problem, phases = candidate.problem, candidate.phases
-        references = self.references if candidate.protocol is None else self.given
-        with phases.timed("reference"):
-            reference = references.hold(problem, shared=self._to_draw)
-        draw = reference.draw
+    def _judged(
+        self, candidate: Candidate, kept: CardDraw, programs: Callable[[], Programs]
+    ) -> Finding:
+        draw, phases = kept.draw, candidate.phases
+        num_bytes = draw.num_bytes * (2 if draw.kinds else 1)  # in float64
+        is_large = num_bytes > LARGE_SHARE * self.device.memory_bytes
+        is_doubtful = partial(self._is_doubtful, is_alone=is_large)
+        shared, cleared = (partial(one, phases) for one in (self._shared, self._cleared))
+        judged = partial(self._judged_on, kept, candidate)
         try:
-            if draw.is_constant:
-                status, reason = Status.UNJUDGEABLE, Reason.CONSTANT
-                return Finding(status=status, reason=reason, detail=CONSTANT_WORDS)
-            with phases.timed("reference"):
-                facts = self.facts.of(
-                    problem,
-                    draw.request,
-                    io_bytes=draw.io_bytes,
-                    names=draw.names,
-                    uid=candidate.uid,
-                )
-            judged = partial(self._judged, candidate, reference, facts)
-            num_bytes = draw.num_bytes * (2 if draw.kinds else 1)  # in float64
-            is_large = num_bytes > LARGE_SHARE * self.device.memory_bytes
-            is_doubtful = partial(self._is_doubtful, is_alone=is_large)
-            shared, cleared = (partial(one, phases) for one in (self._shared, self._cleared))
-            try:
-                return judged(shared=shared, is_alone=is_large, is_doubtful=is_doubtful)
-            except Decided as decided:
-                if not is_doubtful(decided.finding):
-                    raise
-            return judged(shared=cleared, is_alone=True, is_doubtful=lambda _: False)
-        finally:
-            references.let_go(reference)
+            return judged(programs(), shared=shared, is_alone=is_large, is_doubtful=is_doubtful)
+        except Decided as decided:
+            if not is_doubtful(decided.finding):
+                raise
+        return judged(programs(), shared=cleared, is_alone=True, is_doubtful=lambda _: False)
 
     def _is_doubtful(self, finding: Finding, *, is_alone: bool) -> bool:
         """True for a failure that is maybe the fault of others on the card."""
         is_late = finding.reason == "deadline:correct" and not is_alone
         return finding.reason == OUT_OF_MEMORY or (is_late and self.executors.are_in_use)
 
-    def _judged(
+    def _judged_on(
         self,
-        candidate: Candidate,
         content: CardDraw,
-        facts: ProblemFacts,
+        candidate: Candidate,
+        programs: Programs,
         *,
         shared: Turn,
         is_alone: bool,
         is_doubtful: Callable[[Finding], bool],
     ) -> Finding:
-        """The finding on one draw.
+        """The finding on one draw. Raises Decided.
 
         Args:
             shared: holds the card for checked calls.
             is_alone: no other candidate has a program on the card meanwhile.
             is_doubtful: True for a failure that makes a second judgement, alone.
-
-        Raises:
-            Decided: the candidate fails.
         """
-        programs = Programs(
-            candidate=candidate,
-            table=self.table,
-            draw=content.draw,
-            problem=facts,
-            captures=self.captures,
-            compiler=self.compiler,
-        )
         device = CardDevice(
             programs=programs,
             results=CardResults(content=content, protocol=candidate.protocol),

@@ -1,0 +1,211 @@
+"""The frame of a judgement, on a CPU and on a GPU: from a source to a stamped verdict.
+
+Called by `app.py` in a worker thread, several at once if the config says so. Promise: every way a
+candidate can end gives a verdict; a fault of the judge is `infra_error`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import zstandard
+
+from forge.evalpool.judge.channel import words
+from forge.evalpool.judge.children.spawner import ZygoteGone
+from forge.evalpool.judge.numbers.protocols import PROTOCOLS
+from forge.evalpool.judge.sandbox.proof import WeakSandbox
+from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
+from forge.evalpool.judge.trial.programs import Programs
+from forge.evalpool.judge.trial.source import check_source
+from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Candidate, Decided, Finding, Phases
+from forge.evalpool.site_packages import with_advice
+from forge.records.reason import Reason
+from forge.records.verdict import MAX_PROGRAM_BYTES, JudgeOptions, OtherVerdict, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.children.spawner import Spawner
+    from forge.evalpool.judge.compiler.compile import Compiler
+    from forge.evalpool.judge.trial.captures import Captures
+    from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.facts import Facts
+    from forge.evalpool.judge.trial.references import References
+    from forge.evalpool.judge.trial.trial import Stamp
+    from forge.records.problem import ReferenceModule
+
+logger = logging.getLogger(__name__)
+
+PROGRAM_LEVEL = 9
+"""Level of zstd: 1 to 5 kB a program, in 0.3 ms."""
+CONSTANT_WORDS = "no output of Model changes with its inputs: a kernel may write what it knows"
+
+
+@dataclass(kw_only=True, eq=False)
+class Trials(ABC):
+    """Judges candidates one at a time each; holds what they share."""
+
+    table: JudgeTable
+    spawner: Spawner
+    references: References[Any]
+    """Draws of our own protocol: given inputs, and inputs with plants."""
+    given: References[Any]
+    """Draws of the others: inputs and parameters as the problem gives them."""
+    captures: Captures
+    facts: Facts
+    compiler: Compiler
+    stamp: Stamp
+
+    def judge(
+        self,
+        problem: ReferenceModule,
+        code: str,
+        *,
+        uid: int | None,
+        options: JudgeOptions = CORRECTNESS_ALONE,
+    ) -> Verdict:
+        """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
+        candidate = Candidate(
+            problem=problem, code=code, uid=uid, options=options,
+            protocol=PROTOCOLS.get(self.table.protocol), policy=self.table.policy,
+        )  # fmt: skip
+        phases = candidate.phases
+        finding = self._found(candidate)
+        verdict = self.stamped(finding, phases=phases)
+        if options.program and phases.program is not None:
+            verdict = replace(verdict, program=_packed(phases.program))
+        if verdict.status.is_scored and self.table.also:
+            with phases.timed("also"):
+                also = self._also(candidate, finding)
+            verdict = replace(verdict, also=also, phase_s=dict(phases.seconds))
+        return verdict
+
+    def _also(self, candidate: Candidate, finding: Finding) -> dict[str, OtherVerdict]:
+        """The verdicts of the table's other protocols, the same in each if it does not compile.
+        Rules that are named twice, or judged by already, are not tried again."""
+        also: dict[str, OtherVerdict] = {}
+        for name in dict.fromkeys(self.table.also):
+            other = finding
+            if finding.status is not Status.COMPILE_ERROR and name != self.table.rules:
+                other = self._found(candidate.under(name))
+            detail = words.clean(other.detail)
+            also[name] = OtherVerdict(status=other.status, reason=other.reason, detail=detail)
+        return also
+
+    def _found(self, candidate: Candidate) -> Finding:
+        """A finding for every way in which a judgement can end."""
+        try:
+            return self._find(candidate)
+        except Decided as decided:
+            return decided.finding
+        except ReferenceFailed as error:
+            is_large = isinstance(error, ProblemTooLarge)
+            reason = Reason.PROBLEM_TOO_LARGE if is_large else Reason.REFERENCE_FAILED
+            detail = with_advice(str(error))
+            return Finding(status=Status.UNJUDGEABLE, reason=reason, detail=detail)
+        except WeakSandbox as error:
+            return Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
+        except ZygoteGone as error:
+            return Finding(
+                status=Status.INFRA_ERROR,
+                reason="zygote_gone",
+                detail=words.without_paths(str(error)),
+            )
+        except Exception as error:
+            logger.exception("%s: a bug of the judge", candidate.problem.problem_id)
+            detail = words.without_paths(f"{type(error).__name__}: {error}")
+            return Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=detail)
+
+    @abstractmethod
+    def close(self) -> None:
+        """No more is judged. Children end with their zygote."""
+
+    def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:
+        """The verdict of a finding."""
+        return Verdict(
+            status=finding.status,
+            reason=finding.reason,
+            detail=words.clean(finding.detail),
+            is_compiled=finding.is_compiled,
+            num_launches=finding.num_launches,
+            torch_share=finding.torch_share,
+            evidence=finding.evidence,
+            timing=finding.timing,
+            profile=finding.profile,
+            isolation=self.stamp.isolation,
+            caps=self.stamp.caps,
+            device=self.stamp.device,
+            harness=self.stamp.harness,
+            rules=self.table.rules,
+            phase_s=dict(phases.seconds),
+        )
+
+    def _find(self, candidate: Candidate) -> Finding:
+        with candidate.phases.timed("source"):
+            fault = check_source(candidate.code, entry_point=candidate.entry_point)
+        if fault is not None:
+            return Finding(status=fault.status, reason=fault.reason, detail=fault.detail)
+        protocol = candidate.protocol
+        if protocol is not None and (refusal := protocol.source_fault(candidate.code)):
+            detail = words.at_line(candidate.code, refusal.line, refusal.message)
+            return Finding(status=Status.REJECTED, reason=Reason.STATIC_CHECK, detail=detail)
+        return self._run(candidate)
+
+    def _run(self, candidate: Candidate) -> Finding:
+        """Judges a source that has no fault of its own, on a draw. Raises what `judge` makes a
+        verdict of."""
+        problem, phases = candidate.problem, candidate.phases
+        references = self.references if candidate.protocol is None else self.given
+        with phases.timed("reference"):
+            kept = references.hold(problem, shared=self._to_draw)
+        draw: Draw = kept.draw
+        try:
+            if draw.is_constant:
+                status, reason = Status.UNJUDGEABLE, Reason.CONSTANT
+                return Finding(status=status, reason=reason, detail=CONSTANT_WORDS)
+            with phases.timed("reference"):
+                facts = self.facts.of(
+                    problem,
+                    draw.request,
+                    io_bytes=draw.io_bytes,
+                    names=draw.names,
+                    uid=candidate.uid,
+                )
+            programs = partial(
+                Programs,
+                candidate=candidate,
+                table=self.table,
+                draw=draw,
+                problem=facts,
+                captures=self.captures,
+                compiler=self.compiler,
+            )
+            return self._judged(candidate, kept, programs)
+        finally:
+            references.let_go(kept)
+
+    def _to_draw(self) -> AbstractContextManager[None]:
+        """Holds what an oracle needs for a draw."""
+        return nullcontext()
+
+    @abstractmethod
+    def _judged(self, candidate: Candidate, kept: Any, programs: Callable[[], Programs]) -> Finding:
+        """The finding on one draw. Raises Decided.
+
+        Args:
+            kept: the draw.
+            programs: makes the candidate's programs.
+        """
+
+
+def _packed(program: bytes) -> bytes | None:
+    """The program, compressed; None if it is too large even so."""
+    packed = zstandard.compress(program, level=PROGRAM_LEVEL)
+    return packed if len(packed) <= MAX_PROGRAM_BYTES else None
