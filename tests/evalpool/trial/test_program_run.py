@@ -370,6 +370,25 @@ def test_alternatives_that_are_right_are_not_captured_again(bench: Bench) -> Non
     assert tuned(bench.judgement(made, out))["k"] in ("0", "1")
 
 
+def test_time_for_tuning_is_none_of_checked_calls(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alternatives that lost, and the first call, have time of their own."""
+    made = Made()
+    x, out = made.input([NUM]), made.tensor([NUM])
+    node = launched(made, "scale", use(x), use(out), 2.0, NUM)
+    chosen_from(made, node, node)
+    judgement, tune = bench.judgement(made, out), Executor.tune
+
+    def long(self: Executor, *values: Any, **options: Any) -> Any:
+        assert judgement.device._run is not None
+        judgement.device._run.deadline = 0.0
+        return tune(self, *values, **options)
+
+    monkeypatch.setattr(Executor, "tune", long)
+    assert tuned(judgement)
+
+
 @pytest.mark.parametrize("is_in_place", [False, True])
 def test_a_first_call_on_a_card_runs_behind_its_benchmarks(bench: Bench, is_in_place: bool) -> None:
     made = Made()

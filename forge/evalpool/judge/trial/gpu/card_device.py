@@ -11,7 +11,6 @@ values: that is captured again for each input set, while the candidate has the e
 
 from __future__ import annotations
 
-import itertools
 import random
 import secrets
 import time
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.trial import Finding
 
 NUM_FURTHER, FURTHER_S = 16, 0.5
-"""Further calls of alternatives that lost, once each has run on a set of ours: so many, and as many
-as there is time for."""
+"""Most further calls of alternatives in float64, once each has run, and the time for them."""
 MAX_TUNINGS = 3
 """Captures with winners: one choice may depend on the winner of another."""
 MAX_TURNS = 128
@@ -249,13 +247,16 @@ class CardDevice:
         return tuple((step, found[turn % len(found)]) for step, found in able)
 
     def further(self, judged: Sequence[int]) -> Iterator[int]:
-        """Sets for the alternatives that have not run in float64."""
+        """Sets for the alternatives that have not run in float64, and for any others."""
         captured = self.programs.first()
         if not self.results.is_wide or captured.follows_winner or captured.reads_values:
             return
-        able = self._able_of(self._of_layout(captured))
+        able, began = self._able_of(self._of_layout(captured)), time.monotonic()
         widest = min(MAX_TURNS, max((len(found) for _, found in able), default=0))
-        while self._turn_of_call < widest:
+        most = widest + NUM_FURTHER if widest > 1 else 0
+        while self._turn_of_call < widest or (
+            self._turn_of_call < most and time.monotonic() - began < FURTHER_S
+        ):
             yield random.SystemRandom().choice(judged)
 
     def _quiet(self) -> list[int]:
@@ -425,92 +426,54 @@ class CardDevice:
         with self._turn(self.alone), programs.phases.timed("tune"):
             run = self._run_for(captured)
             found = run.tune()
-        winners = self._winners(captured.program, found)
+        run.deadline = time.monotonic() + programs.table.correct_timeout_s
+        named = named_choices(captured.program)
+        winners = {
+            named[one.step].key: named[one.step].alternatives[one.chosen].label
+            for one in found
+            if one.step in named and one.chosen < len(named[one.step].alternatives)
+        }
         if programs.candidate.protocol is None:
-            wrong = None if captured.follows_winner else self._wrong_alternative(run, found)
-            if captured.follows_winner or wrong:
-                self._require_programs(captured.program, found, winners, wrong=wrong)
+            self._require_losers(found, winners)
         return winners
 
-    def _winners(self, program: Program, found: Sequence[ChoiceReport]) -> dict[str, str]:
-        choices = named_choices(program)
-        return {
-            choices[one.step].key: choices[one.step].alternatives[one.chosen].label
+    def _require_losers(self, found: Sequence[ChoiceReport], winners: Mapping[str, str]) -> None:
+        """Runs each alternative that ran and lost on a set of ours, for half of the time of checked
+        calls: as the host has it if that had won, where it follows its winner or may do so. Raises
+        Decided for one that is wrong."""
+        programs, draw = self.programs, random.SystemRandom()
+        captured, end = programs.first(), time.monotonic() + programs.table.correct_timeout_s / 2
+        named, ours = named_choices(captured.program), self._own_sets()
+        losers = [
+            (one.step, number)
             for one in found
-            if one.step in choices and one.chosen < len(choices[one.step].alternatives)
-        }
-
-    def _require_programs(
-        self,
-        program: Program,
-        found: Sequence[ChoiceReport],
-        winners: Mapping[str, str],
-        *,
-        wrong: tuple[tuple[int, int], int] | None,
-    ) -> None:
-        """Runs the programs that the host would make if an alternative that lost had won, each on a
-        set of ours, for half of the time of checked calls. Raises Decided for one that is wrong.
-
-        Args:
-            wrong: an alternative that is wrong in the winners' program, and the set that shows it.
-        """
-        draw = random.SystemRandom()
-        end = time.monotonic() + self.programs.table.correct_timeout_s / 2
-        choices, losers = named_choices(program), _losers(found)
-        losers = [one for one in losers if one[0] in choices and (not wrong or one != wrong[0])]
-        pairs = [(one, draw.choice(self._own_sets())) for one in draw.sample(losers, len(losers))]
-        for (step, number), set_number in [*([wrong] if wrong else []), *pairs]:
+            for number, us in enumerate(one.times_us)
+            if us is not None and number != one.chosen
+        ]
+        for step, number in draw.sample(losers, len(losers)):
             if time.monotonic() > end:
                 return
-            choice = choices[step]
-            label = choice.alternatives[number].label
-            other = self.programs.with_winners(0, {**winners, choice.key: label})
-            with self._turn(self.shared), self.programs.phases.timed("tune"):
-                if detail := self._first_wrong(self._run_for(other).calls([set_number]))[1]:
-                    raise Decided(self.programs.report(Status.WRONG, Reason.MISMATCH, detail))
+            on_set, wrong = draw.choice(ours), None
+            if not captured.follows_winner:
+                wrong = self._wrong_on(on_set, captured, choices=((step, number),))
+            if step in named and (captured.follows_winner or wrong):
+                label = named[step].alternatives[number].label
+                other = programs.with_winners(0, {**winners, named[step].key: label})
+                wrong = self._wrong_on(on_set, other)
+            if wrong:
+                detail = f"{ALTERNATIVE_WORDS}: {wrong}"
+                raise Decided(programs.report(Status.WRONG, Reason.MISMATCH, detail))
+
+    def _wrong_on(self, number: int, captured: Captured, *, choices: Choices = ()) -> str | None:
+        """The difference after a call of a program with these alternatives on a set."""
+        with self._turn(self.shared), self.programs.phases.timed("tune"):
+            (left,) = self._run_for(captured).calls([number], choices=[choices])
+            return self.results.mismatch(left)
 
     def _own_sets(self) -> list[int]:
         """Sets with plants that the program of set 0 serves; set 0 where there is none."""
         ours = [n for n in self._quiet() if self.programs.draw.sets[n].is_planted]
         return ([] if self.programs.first().reads_values else self._alike(ours)) or [0]
-
-    def _first_wrong(self, left: Sequence[Left]) -> tuple[int, str]:
-        """The first call of an alternative that left something else than the reference, and what;
-        "" if there is none."""
-        for place, call in enumerate(self.results.compared(left)):
-            if wrong := self.results.mismatch(call):
-                return place, f"{ALTERNATIVE_WORDS}: {wrong}"
-        return 0, ""
-
-    def _wrong_alternative(
-        self, run: ProgramRun, found: Sequence[ChoiceReport]
-    ) -> tuple[tuple[int, int], int] | None:
-        """Runs the alternatives that lost: each on a set of ours, and NUM_FURTHER pairs of an
-        alternative and a set or more, for half of the time of checked calls. Answers the first that
-        is wrong, with its set, for the host's part may be another with that winner."""
-        draw, ours, losers = random.SystemRandom(), self._own_sets(), _losers(found)
-        began, limit_s = time.monotonic(), self.programs.table.correct_timeout_s
-        run.deadline = began + limit_s
-        first = [(loser, draw.choice(ours)) for loser in losers]
-        draw.shuffle(first)
-        others = [pair for pair in itertools.product(losers, ours) if pair not in first]
-        draw.shuffle(others)
-        tried = [*first, *others]
-        named = named_choices(self.programs.first().program)
-        for start in range(0, len(tried), run.memory.num_places):
-            taken_s = time.monotonic() - began
-            if taken_s > (limit_s / 2 if start < len(first) + NUM_FURTHER else FURTHER_S):
-                break
-            batch = tried[start : start + run.memory.num_places]
-            numbers = [number for _, number in batch]
-            with self._turn(self.shared), self.programs.phases.timed("tune"):
-                calls = run.calls(numbers, choices=[(loser,) for loser, _ in batch])
-                place, detail = self._first_wrong(calls)
-            if detail and batch[place][0][0] in named:
-                return batch[place]
-            if detail:
-                raise Decided(self.programs.report(Status.WRONG, Reason.MISMATCH, detail))
-        return None
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -606,13 +569,3 @@ class CardDevice:
             tf32=self.tf32,
             synchronize=self.synchronize,
         )
-
-
-def _losers(found: Sequence[ChoiceReport]) -> list[tuple[int, int]]:
-    """Step and number of each alternative that ran and did not win."""
-    return [
-        (one.step, number)
-        for one in found
-        for number, us in enumerate(one.times_us)
-        if us is not None and number != one.chosen
-    ]
