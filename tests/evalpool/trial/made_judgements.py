@@ -15,8 +15,9 @@ from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.draws.build import Builder
+from forge.evalpool.judge.trial.draws.host import HostDraw
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
-from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, spec_of
+from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, bytes_of, spec_of
 from forge.evalpool.judge.trial.gpu.card_results import CardResults
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.programs import Programs
@@ -41,6 +42,7 @@ def reference(
     factor: float = 2.0,
     is_in_place: bool = False,
     weight: float = 0.0,
+    held: float | None = None,
     name: str = "weight",
     left: float | None = None,
     is_wide: bool = True,
@@ -51,10 +53,11 @@ def reference(
     Args:
         is_on_host: a small problem.
         name: that of the weight.
+        held: what the weight holds, if not what is added.
         left: what a call leaves in it; None where it stays.
     """
     generator = torch.Generator().manual_seed(1)
-    tensors: list[torch.Tensor] = [torch.tensor([weight])]
+    tensors: list[torch.Tensor] = [torch.tensor([weight if held is None else held])]
     sets: list[dict[str, Any]] = []
     state: list[tuple[str, int]] = []
     if left is not None:
@@ -86,9 +89,8 @@ def reference(
     }
     none: Any = None
     draw = Builder([spec_of(one) for one in tensors], precision="fp32").build(layout)
-    made = CardDraw(draw, tensors, none)
-    made.is_on_host = is_on_host
-    return made
+    host = HostDraw(draw, [bytes_of(one) for one in tensors]) if is_on_host else None
+    return CardDraw(draw, tensors, none, host)
 
 
 class NoCapture:

@@ -501,9 +501,7 @@ def test_a_parameter_may_change_where_the_reference_writes_to_it(
     made, out = scaled()
     weight = made.tensor([1], origin=Origin.PARAMETER, name="weight")
     made.nodes.append(launched(made, "overwrite", use(weight), 1))
-    problem = reference()
-    problem.tensors[0].fill_(5.0)
-    judgement = bench.judgement(made, out, problem=problem)
+    judgement = bench.judgement(made, out, problem=reference(held=5.0))
     let_write(judgement, *["weight"] * is_written)
     if is_written:
         assert judgement.checked().status is Status.CORRECT
@@ -523,8 +521,9 @@ CHANGED = {
 
 @pytest.mark.parametrize(("kernel", "name", "is_right"), CHANGED.values(), ids=list(CHANGED))
 @pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("is_on_host", [True, False])
 def test_a_parameter_that_the_reference_changes_is_compared(
-    bench: Bench, kernel: str, name: str, is_right: bool, is_named: bool
+    bench: Bench, kernel: str, name: str, is_right: bool, is_named: bool, is_on_host: bool
 ) -> None:
     """5 becomes 6, in checked calls and in timed ones."""
     name = name or "keys"
@@ -533,8 +532,7 @@ def test_a_parameter_that_the_reference_changes_is_compared(
         weight = made.tensor([1], origin=Origin.PARAMETER, name=name)
         values = (1,) if kernel == "overwrite" else ()
         made.nodes += [launched(made, kernel, use(weight), *values)] if kernel else []
-    problem = reference(name=name, left=6.0)
-    problem.tensors[0].fill_(5.0)
+    problem = reference(name=name, left=6.0, held=5.0, is_on_host=is_on_host)
     judgement = bench.judgement(made, out, problem=problem)
     let_write(judgement, name)
     if is_right:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.numbers.blocks import CHUNK, blocks, limit_on
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.wide.compare import (
@@ -27,8 +26,6 @@ from forge.evalpool.judge.wide.compare import (
     QUANTISED,
     SENTINEL_RATIO,
     Question,
-    Wanted,
-    agrees,
 )
 from forge.evalpool.judge.wide.look import Values
 from forge.evalpool.judge.wide.patterns import describe, words_of
@@ -61,7 +58,6 @@ class CardWanted:
     """The same output by float64: eager's own roundings are no demand in question 2, where an
     element may be as near to this one, or the same integer."""
     _scales: tuple[torch.Tensor, torch.Tensor] | None = None
-    _on_host: Wanted | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -71,24 +67,6 @@ class CardWanted:
             if self._scales is None:
                 self._scales = _scales(self.tensor, self.question)
             return self._scales
-
-    @property
-    def on_host(self) -> Wanted:
-        """The same for compare.py, of an output in the host's memory."""
-        with self._lock:
-            if self._on_host is None:
-                self._on_host = Wanted(
-                    spec=TensorSpec(dtype_name(self.tensor), tuple(self.tensor.shape)),
-                    data=_bytes(self.tensor),
-                    question=self.question,
-                    exact=self.exact and self.exact.on_host,
-                )
-            return self._on_host
-
-    def agrees_on_host(self, got: torch.Tensor) -> bool:
-        """True if an output in the host's memory agrees. A call of torch gives Python's lock away,
-        and many threads wait for it: numpy needs a tenth of the calls."""
-        return agrees(self.on_host, _bytes(got))
 
     def differing(self, block: Block, got: torch.Tensor) -> torch.Tensor:
         """[rows, columns] of a block, True where it differs, still on the card."""
@@ -140,20 +118,8 @@ def matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 def agree(pairs: Sequence[tuple[torch.Tensor, CardWanted]]) -> list[bool]:
     """For each output and the expected one, True if it agrees. Waits for the card once."""
-    found, there = list[bool](), list[tuple[int, torch.Tensor]]()
-    for place, (got, wanted) in enumerate(pairs):
-        found.append(False)
-        if got.shape != wanted.tensor.shape:
-            continue
-        if wanted.tensor.device.type == "cpu":
-            found[place] = wanted.agrees_on_host(got)
-        else:
-            there.append((place, wanted.allows(_mask(got, wanted), got)))
-    if there:
-        flags = torch.stack([flag for _, flag in there]).cpu().numpy()
-        for (place, _), flag in zip(there, flags, strict=True):
-            found[place] = bool(flag)
-    return found
+    flags = [wanted.allows(_mask(got, wanted), got) for got, wanted in pairs]
+    return [bool(flag) for flag in torch.stack(flags).cpu().numpy()] if flags else []
 
 
 def mismatch(
@@ -166,8 +132,6 @@ def mismatch(
         operands: what the output is made from, asked where it is wrong.
     """
     right = wanted.tensor
-    if got.shape != right.shape:
-        return f"{name} shape is {list(got.shape)}, expected {list(right.shape)}", None
     differs = _mask(got, wanted)
     if bool(wanted.allows(differs, got)):
         return None
@@ -184,13 +148,6 @@ def mismatch(
     mask = differs.cpu().numpy()
     expected, values = values_of(right, name=name), values_of(got, name=name)
     return words_of(expected, values, mask, pair=pair, name=name, operands=operands), mask
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    """Bytes of a tensor in the host's memory."""
-    flat = tensor.reshape(-1)
-    found: Any = flat.view(torch.uint8).numpy() if len(flat) else b""
-    return memoryview(found)
 
 
 def _are_none(flags: torch.Tensor) -> bool:

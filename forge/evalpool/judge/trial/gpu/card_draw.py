@@ -7,7 +7,7 @@ Called by `trial.gpu.references`, which asks the oracle, and read by all that ju
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,10 +17,11 @@ from forge.evalpool.judge.wide import card
 from forge.evalpool.judge.wide.card import CardWanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from forge.evalpool.judge.channel.gpu_memory import Block
     from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.draws.host import HostDraw
     from forge.evalpool.judge.wide.compare import Mask, Question
     from forge.evalpool.judge.wide.look import Operands, Values
 
@@ -33,11 +34,12 @@ class CardDraw:
     draw: Draw
     tensors: list[torch.Tensor]
     block: Block
+    host: HostDraw | None = None
+    """The same in the host's memory, where a small draw is compared: a kernel of the judge's own on
+    the card takes longer to launch. A call of torch there gives Python's lock away, and many
+    threads wait for it: numpy needs a tenth of the calls."""
     wanted: dict[int, CardWanted] = field(init=False)
-    """Results, by number."""
-    is_on_host: bool = False
-    """True if expected outputs are in the host's memory, where a small draw is compared: a kernel
-    of the judge's own on the card takes longer to launch."""
+    """Results, by number; none of a small draw."""
 
     def __post_init__(self) -> None:
         draw = self.draw
@@ -47,22 +49,12 @@ class CardDraw:
         types = [[draw.specs[index].dtype for index in one.outputs] for one in draw.sets]
         if any(one != types[0] for one in types):
             raise LayoutError("outputs differ in their number or types from call to call")
-        self.wanted = {index: self._wanted(index, *asked) for index, asked in draw.asked.items()}
+        asked = {} if self.host is not None else draw.asked
+        self.wanted = {index: self._wanted(index, *one) for index, one in asked.items()}
 
     def _wanted(self, index: int, question: Question, exact: int | None = None) -> CardWanted:
         other = None if exact is None else self._wanted(exact, question)
         return CardWanted(tensor=self.tensors[index], question=question, exact=other)
-
-    def put_inputs(self, put: Callable[[int], torch.Tensor]) -> None:
-        """Takes inputs and parameters from the card; expected outputs stay where they are.
-
-        Args:
-            put: the tensor of an index there.
-        """
-        self.is_on_host = True
-        inputs = (index for one in self.draw.sets for index in one.inputs)
-        for index in {*inputs, *self.draw.named.values()}:
-            self.tensors[index] = put(index)
 
     @property
     def num_bytes(self) -> int:
@@ -75,7 +67,16 @@ class CardDraw:
         self.wanted.clear()
         self.block.close()
 
-    def asked(self, index: int, question: Question | None) -> CardWanted:
+    def agree(self, pairs: Sequence[tuple[torch.Tensor, int, Question | None]]) -> list[bool]:
+        """For each tensor and the expected one, True if it is right. Waits for the card once."""
+        if self.host is not None:
+            return [self.mismatch(*one, name="", operands=tuple) is None for one in pairs]
+        fit = [tuple(got.shape) == self.draw.specs[index].shape for got, index, _ in pairs]
+        asked = [(got, self._asked(index, question)) for got, index, question in pairs]
+        found = iter(card.agree([one for one, is_fit in zip(asked, fit, strict=True) if is_fit]))
+        return [is_fit and next(found) for is_fit in fit]
+
+    def _asked(self, index: int, question: Question | None) -> CardWanted:
         """A result under a question, that of the draw by default."""
         found = self.wanted[index]
         if question is None:
@@ -93,18 +94,30 @@ class CardDraw:
     ) -> tuple[str, Mask | None] | None:
         """None where a tensor is right under a question, that of the draw by default; else what
         differs in words, and where it does."""
-        return card.mismatch(got, self.asked(index, question), name=name, operands=operands)
+        spec = self.draw.specs[index]
+        if tuple(got.shape) != spec.shape:
+            return f"{name} shape is {list(got.shape)}, expected {list(spec.shape)}", None
+        if self.host is not None:
+            data = bytes_of(got)
+            return self.host.mismatch(data, index, question, name=name, operands=operands)
+        return card.mismatch(got, self._asked(index, question), name=name, operands=operands)
 
     def is_unwritten(self, got: torch.Tensor, index: int) -> bool:
         """True if a floating output is all NaN though the reference is not."""
-        return card.is_unwritten(got, self.wanted[index].tensor)
+        if self.host is not None:
+            return self.host.is_unwritten(bytes_of(got), index)
+        return card.is_unwritten(got, self.tensors[index])
 
     def is_same(self, got: torch.Tensor, index: int) -> bool:
         """True if a tensor equals one of the draw."""
-        return is_equal(got, self.wanted[index].tensor)
+        if self.host is not None:
+            return self.host.is_same(bytes_of(got), index)
+        return is_equal(got, self.tensors[index])
 
     def values(self, index: int, *, name: str) -> Values:
         """The elements of a tensor."""
+        if self.host is not None:
+            return self.host.values(index, name=name)
         return card.values_of(self.tensors[index], name=name)
 
 
@@ -117,3 +130,10 @@ def view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     """Type and shape of a tensor."""
     return TensorSpec(dtype_name(tensor), tuple(tensor.shape))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview[int]:
+    """Bytes of a tensor in the host's memory."""
+    flat = tensor.reshape(-1)
+    found: Any = flat.view(torch.uint8).numpy() if len(flat) else b""
+    return memoryview(found)

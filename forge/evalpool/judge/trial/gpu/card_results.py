@@ -11,7 +11,6 @@ import torch
 
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
 from forge.evalpool.judge.trial.results import Left, Results
-from forge.evalpool.judge.wide import card
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,9 +50,9 @@ class CardResults(Results[CardDraw]):
         pairs, places = list[Any](), list[int]()
         for place, call in enumerate(calls):
             for got, index, _ in self.pairs(call):
-                pairs.append((got, self.content.asked(index, self.question(index))))
+                pairs.append((got, index, self.question(index)))
                 places.append(place)
-        flags = zip(places, card.agree(pairs), strict=True)
+        flags = zip(places, self.content.agree(pairs), strict=True)
         unsure = {place for place, is_near in flags if not is_near}
         return [replace(call, is_right=n not in unsure) for n, call in enumerate(calls)]
 

@@ -130,7 +130,7 @@ class ProgramMemory:
             GpuMemoryError: there is no room.
         """
         self._draw, self._tensors = content.draw, content.tensors
-        self.is_small = content.is_on_host
+        self.is_small = content.host is not None
         """True if a call's tensors are copied at once."""
         draw, named = content.draw, content.draw.named
         self._written = frozenset(named[name] for name in written if name in named)

@@ -7,7 +7,6 @@ call's inputs are copied from it into the places of a program (`trial.gpu.progra
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,12 @@ from forge.evalpool.judge.channel.shm import LayoutError, offsets
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.trial.draws.build import Builder, parse_specs
 from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
-from forge.evalpool.judge.trial.draws.host import Delivered
+from forge.evalpool.judge.trial.draws.host import Delivered, HostDraw
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, view
 from forge.evalpool.judge.trial.gpu.small import SmallDraws
 from forge.evalpool.judge.trial.references import References, failed
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.channel.shm import TensorSpec
     from forge.evalpool.judge.children.spawner import SandboxedChild
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.oracles import Oracles
@@ -193,30 +191,19 @@ class CardReferences(References[CardDraw]):
 
 
 def _put(found: Delivered, problem: ReferenceModule, shared: Turn) -> CardDraw:
-    """A draw of the CPU's with its inputs on the card. Raises GpuMemoryError or LayoutError."""
-    content = bytearray(found.data) or bytearray(1)
-    data = torch.frombuffer(content, dtype=torch.uint8)
-    places = zip(found.specs, found.starts, strict=True)
-    tensors = [_view(content, spec, at) for spec, at in places]
+    """A draw of the CPU's, which is on the card, too. Raises GpuMemoryError or LayoutError."""
+    host = HostDraw(found.draw(problem), found.parts)
+    data = torch.frombuffer(bytearray(found.data) or bytearray(1), dtype=torch.uint8)
     with shared():
         block = create_block(len(data))
         memory = block.bytes()
         memory[: len(data)].copy_(data)
     try:
-        made = CardDraw(found.draw(problem), tensors, block)
-        made.put_inputs(lambda index: view(memory, found.specs[index], found.starts[index]))
+        places = zip(found.specs, found.starts, strict=True)
+        return CardDraw(host.draw, [view(memory, *one) for one in places], block, host)
     except BaseException:
         block.close()
         raise
-    return made
-
-
-def _view(content: bytearray, spec: TensorSpec, start: int) -> torch.Tensor:
-    """A tensor in the host's memory."""
-    kind, num = getattr(torch, spec.dtype), math.prod(spec.shape)
-    if not num:
-        return torch.empty(spec.shape, dtype=kind)
-    return torch.frombuffer(content, dtype=kind, count=num, offset=start).view(spec.shape)
 
 
 def _unusable(problem: ReferenceModule, error: LayoutError) -> ReferenceFailed:
