@@ -14,7 +14,6 @@ from forge.evalpool.judge.numbers.called import call, dtype_name
 from forge.evalpool.judge.numbers.given import Terms
 from forge.evalpool.judge.numbers.opcount import count_work
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, Wanted, agrees, real_question
-from forge.evalpool.judge.wide.plants import LOUD
 from forge.evalpool.judge.wide.reference import WideReference
 from forge.evalpool.judge.wide.sets import WideDraw, make_wide_sets
 
@@ -54,12 +53,6 @@ class Drawn:
             _agree(wide.run(one.inputs, []).outputs, one.wide or (), lambda _: SAME_FUNCTION)
             for one in self.found.sets
         )
-
-    def is_precise(self, answer: torch.nn.Module) -> bool:
-        """Question 2 of an answer: on no set with loud plants."""
-        asked = [one for one in self.found.sets if one.asks_real]
-        quiet = [one for one in asked if LOUD.isdisjoint(kind for _, _, kind in one.plants)]
-        return self._is_near(answer, quiet)
 
     def _is_near(self, answer: torch.nn.Module, sets: Sequence[InputSet]) -> bool:
         def question(dtype: str, slack: float) -> Question:

@@ -9,6 +9,7 @@ what reaches memory, time or code beside the arguments of a kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 
 def _words(names: str) -> frozenset[str]:
@@ -202,59 +203,43 @@ LIBDEVICE: Mapping[str, str] = {
 Functions that take a pointer (`sincosf`, `frexp`, `modf`, `remquo`) are missing on purpose."""
 
 OCML: Mapping[str, str] = {
-    "f32 -> f32": (
-        "__ocml_acos_f32 __ocml_acosh_f32 __ocml_asin_f32 __ocml_asinh_f32 __ocml_atan_f32 "
-        "__ocml_atanh_f32 __ocml_ceil_f32 __ocml_cos_f32 __ocml_cosh_f32 __ocml_erf_f32 "
-        "__ocml_erfc_f32 __ocml_erfcx_f32 __ocml_erfinv_f32 __ocml_exp2_f32 __ocml_exp_f32 "
-        "__ocml_expm1_f32 __ocml_floor_f32 __ocml_i0_f32 __ocml_i1_f32 __ocml_j0_f32 "
-        "__ocml_j1_f32 __ocml_lgamma_f32 __ocml_log10_f32 __ocml_log1p_f32 __ocml_log2_f32 "
-        "__ocml_log_f32 __ocml_nearbyint_f32 __ocml_round_f32 __ocml_rsqrt_f32 __ocml_sin_f32 "
-        "__ocml_sinh_f32 __ocml_sqrt_f32 __ocml_tan_f32 __ocml_tanh_f32 __ocml_trunc_f32 "
-        "__ocml_y0_f32 __ocml_y1_f32 __triton_hip_fabs __triton_hip_fast_expf "
-        "__triton_hip_fast_tanhf __triton_hip_rint "
+    "T -> T": (
+        "acos acosh asin asinh atan atanh ceil cos cosh erf erfc erfcx erfinv exp2 exp expm1 floor "
+        "i0 i1 j0 j1 lgamma log10 log1p log2 log nearbyint round rsqrt sin sinh sqrt tan tanh "
+        "trunc y0 y1"
     ),
-    "f32 -> i32": (
-        "__ocml_ilogb_f32 __ocml_isfinite_f32 __ocml_isinf_f32 __ocml_isnan_f32 __ocml_signbit_f32 "
+    "T -> i32": "ilogb isfinite isinf isnan signbit",
+    "T, T -> T": "atan2 copysign fmod hypot nextafter pow",
+    "T, T, T -> T": "fma",
+    "T, i32 -> T": "ldexp pown",
+}
+"""AMD's device library, `__ocml_NAME_f32` and `_f64`, by the types of scalars."""
+OTHERS: Mapping[str, str] = {
+    "f32 -> f32": (
+        "__triton_hip_fabs __triton_hip_fast_expf __triton_hip_fast_tanhf __triton_hip_rint"
     ),
     "f32 -> i64": "__triton_hip_llrint",
-    "f32, f32 -> f32": (
-        "__ocml_atan2_f32 __ocml_copysign_f32 __ocml_fmod_f32 __ocml_hypot_f32 "
-        "__ocml_nextafter_f32 __ocml_pow_f32 __triton_hip_fast_fdividef "
-    ),
-    "f32, f32, f32 -> f32": "__ocml_fma_f32",
-    "f32, i32 -> f32": "__ocml_ldexp_f32 __ocml_pown_f32",
-    "f64 -> f64": (
-        "__ocml_acos_f64 __ocml_acosh_f64 __ocml_asin_f64 __ocml_asinh_f64 __ocml_atan_f64 "
-        "__ocml_atanh_f64 __ocml_ceil_f64 __ocml_cos_f64 __ocml_cosh_f64 __ocml_erf_f64 "
-        "__ocml_erfc_f64 __ocml_erfcx_f64 __ocml_erfinv_f64 __ocml_exp2_f64 __ocml_exp_f64 "
-        "__ocml_expm1_f64 __ocml_floor_f64 __ocml_i0_f64 __ocml_i1_f64 __ocml_j0_f64 "
-        "__ocml_j1_f64 __ocml_lgamma_f64 __ocml_log10_f64 __ocml_log1p_f64 __ocml_log2_f64 "
-        "__ocml_log_f64 __ocml_nearbyint_f64 __ocml_round_f64 __ocml_rsqrt_f64 __ocml_sin_f64 "
-        "__ocml_sinh_f64 __ocml_sqrt_f64 __ocml_tan_f64 __ocml_tanh_f64 __ocml_trunc_f64 "
-        "__ocml_y0_f64 __ocml_y1_f64 __triton_hip_fabs __triton_hip_rint "
-    ),
-    "f64 -> i32": (
-        "__ocml_ilogb_f64 __ocml_isfinite_f64 __ocml_isinf_f64 __ocml_isnan_f64 __ocml_signbit_f64 "
-    ),
+    "f32, f32 -> f32": "__triton_hip_fast_fdividef",
+    "f64 -> f64": "__triton_hip_fabs __triton_hip_rint",
     "f64 -> i64": "__triton_hip_llrint",
-    "f64, f64 -> f64": (
-        "__ocml_atan2_f64 __ocml_copysign_f64 __ocml_fmod_f64 __ocml_hypot_f64 "
-        "__ocml_nextafter_f64 __ocml_pow_f64 "
-    ),
-    "f64, f64, f64 -> f64": "__ocml_fma_f64",
-    "f64, i32 -> f64": "__ocml_ldexp_f64 __ocml_pown_f64",
     "i32 -> i32": "__ockl_clz_u32 __ockl_popcount_u32 __triton_hip_iabs",
     "i64 -> i32": "__ockl_popcount_u64",
     "i64 -> i64": "__ockl_clz_u64 __triton_hip_iabs",
 }
-"""Functions of AMD's device libraries that Triton calls, by the types of their scalars."""
+"""Others that Triton calls on AMD's cards."""
 
-EXTERN: Mapping[str, frozenset[str]] = {
-    f"{prefix}{name}": frozenset(
-        signature for signature, names in table.items() if name in names.split()
-    )
-    for prefix, table in (("__nv_", LIBDEVICE), ("", OCML))
-    for known in table.values()
-    for name in known.split()
-}
+
+def _externs() -> dict[str, frozenset[str]]:
+    found = dict[str, set[str]]()
+    for table, prefix in ((LIBDEVICE, "__nv_"), (OTHERS, "")):
+        for signature, names in table.items():
+            for name in names.split():
+                found.setdefault(prefix + name, set()).add(signature)
+    for signature, names in OCML.items():
+        for name, kind in product(names.split(), ("f32", "f64")):
+            found[f"__ocml_{name}_{kind}"] = {signature.replace("T", kind)}
+    return {name: frozenset(signatures) for name, signatures in found.items()}
+
+
+EXTERN: Mapping[str, frozenset[str]] = _externs()
 """Signatures (`f32, f32 -> f32`) of each function that `tt.extern_elementwise` may call."""
