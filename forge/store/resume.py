@@ -32,7 +32,7 @@ from forge.store.acknowledged import read_acknowledged
 from forge.store.codec import decode_ids, decode_logprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from forge.store.reader import RunReader
 
@@ -148,39 +148,46 @@ def untrained_groups(reader: RunReader, *, stage: int) -> list[Group]:
     from before rows were lost: the row that says that they were trained may be among those.
     """
     rows = reader.rows(_UNTRAINED, (stage,))
-    groups = [list(turns) for _, turns in groupby(rows, key=itemgetter("group_id"))]
-    return [_group(turns) for turns in groups if all(row["prompt_ids"] for row in turns)]
+    return [group for group in read_groups(rows) if _has_tokens(group)]
+
+
+def _has_tokens(group: Group) -> bool:
+    return all(turn.prompt_ids for each in group.trajectories for turn in each.turns)
+
+
+def read_groups(rows: Iterable[dict[str, Any]]) -> list[Group]:
+    """Groups from rows of v_turns in order; one without a `turn` is a rollout that has none."""
+    return [_group(list(turns)) for _, turns in groupby(rows, key=itemgetter("group_id"))]
 
 
 def _group(rows: list[dict[str, Any]]) -> Group:
     first = rows[0]
-    rollouts = [list(turns) for _, turns in groupby(rows, key=itemgetter("rollout"))]
     return Group(
-        group_id=first["group_id"],
-        problem_id=first["problem_id"],
-        purpose=Purpose.TRAIN,
-        stage=first["stage"],
-        step=first["step"],
-        trajectories=tuple(_trajectory(turns) for turns in rollouts),
+        **{name: first[name] for name in ("group_id", "problem_id", "stage", "step")},
+        purpose=Purpose(first["purpose"]),
+        trajectories=tuple(
+            _trajectory(list(turns)) for _, turns in groupby(rows, key=itemgetter("rollout"))
+        ),
+        is_greedy=bool(first["is_greedy"]),
+        is_flat=bool(first.get("is_flat")),
     )
 
 
 def _trajectory(rows: list[dict[str, Any]]) -> Trajectory:
     first = rows[0]
+    turns = [row for row in rows if row["turn"] is not None]
     return Trajectory(
-        group_id=first["group_id"],
-        rollout=first["rollout"],
-        problem_id=first["problem_id"],
-        turns=tuple(read_turn(row) for row in rows),
+        **{name: first[name] for name in ("group_id", "rollout", "problem_id")},
+        turns=tuple(read_turn(row) for row in turns),
         end=End(first["ended"]),
-        returns=tuple(row["discounted_return"] for row in rows),
+        returns=tuple(row["discounted_return"] for row in turns),
     )
 
 
 def read_turn(row: dict[str, Any]) -> Turn:
     """The turn in a row of v_turns. Without tokens if the row has none."""
     names = ("group_id", "rollout", "turn", "reward", "generate_s", "judge_s")
-    has_tokens = "prompt_ids" in row
+    has_tokens = bool(row.get("prompt_ids"))
     return Turn(
         **{name: row[name] for name in names},
         prompt_ids=decode_ids(row["prompt_ids"]) if has_tokens else (),

@@ -16,9 +16,7 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -26,20 +24,19 @@ import anyio.to_thread
 from forge.config.schema import SftStage
 from forge.data.sources.normal_form import digests_in
 from forge.data.sources.splitting import digest_of, num_shared
-from forge.records import End, Evaluation, Event, Group, Problem, Purpose, Split, Trajectory
+from forge.records import End, Evaluation, Event, Group, Problem, Purpose, Split
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.seeds import problem_place
 from forge.runner.live.progress import group_numbers
 from forge.runner.prepare.prepare import load_pairs
 from forge.store.reader import open_run
-from forge.store.resume import read_turn
+from forge.store.resume import read_groups
 from forge.views.statistics import evaluate_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from forge.config.schema import EvalStage, EvalTable, ServeTable
-    from forge.records import Turn
     from forge.rollout.ports import Ports
     from forge.runner.stages.run_context import RunContext
     from forge.store.layout import RunPaths
@@ -50,18 +47,19 @@ ROLLOUTS_PER_SLOT = 1.5
 slots, and few wait."""
 KEPT = "evaluation_continued"
 """Kind of the event by which a resumed evaluation keeps finished groups (`v_replayed`)."""
-_ENDS = """
-SELECT g.group_id, g.problem_id, g.stage, g.step, g.is_greedy, g.is_flat, r.rollout, r.ended
-FROM groups g JOIN trajectories r USING (group_id)
-WHERE g.purpose = 'eval' AND g.stage = :stage AND g.step = :step AND g.num_rollouts > 0
+_FINISHED = """
+WITH finished AS (SELECT * FROM groups g
+    WHERE g.purpose = 'eval' AND g.stage = :stage AND g.step = :step AND g.num_rollouts > 0
     AND NOT EXISTS (SELECT 1 FROM groups l WHERE l.purpose = 'eval' AND l.stage = g.stage
         AND l.step = g.step AND l.problem_id = g.problem_id AND l.is_greedy = g.is_greedy
-        AND l.attempt > g.attempt)
-ORDER BY g.group_id, r.rollout
+        AND l.attempt > g.attempt))
 """
-_TURNS = """
-SELECT * FROM v_turns WHERE purpose = 'eval' AND stage = :stage AND step = :step
-ORDER BY group_id, rollout, turn
+_TURNS = f"""{_FINISHED}
+SELECT t.*, f.is_flat FROM finished f CROSS JOIN v_turns t ON t.group_id = f.group_id
+"""
+_WITHOUT_TURNS = f"""{_FINISHED}
+SELECT f.*, r.rollout, r.ended, NULL AS turn
+FROM finished f JOIN trajectories r USING (group_id) WHERE r.num_turns = 0
 """
 _PLAYED = """
 SELECT DISTINCT p.source_id FROM sample_uses u JOIN groups g USING (group_id)
@@ -287,34 +285,9 @@ def finished_groups(reader: RunReader, *, stage: int, step: int) -> list[Group]:
     """Complete groups of the evaluations of one stage and step, oldest first; of groups of one
     problem those of the last attempt that began one."""
     place = {"stage": stage, "step": step}
-    turns: dict[tuple[int, int], list[Turn]] = {}
-    for row in reader.rows(_TURNS, place):
-        turns.setdefault((row["group_id"], row["rollout"]), []).append(read_turn(row))
-    ends = groupby(reader.rows(_ENDS, place), key=itemgetter("group_id"))
-    return [_group(list(rows), turns) for _, rows in ends]
-
-
-def _group(rows: Sequence[dict[str, Any]], turns: dict[tuple[int, int], list[Turn]]) -> Group:
-    first = rows[0]
-    return Group(
-        group_id=first["group_id"],
-        problem_id=first["problem_id"],
-        purpose=Purpose.EVAL,
-        stage=first["stage"],
-        step=first["step"],
-        trajectories=tuple(
-            Trajectory(
-                group_id=row["group_id"],
-                rollout=row["rollout"],
-                problem_id=row["problem_id"],
-                turns=tuple(turns.get((row["group_id"], row["rollout"]), ())),
-                end=End(row["ended"]),
-            )
-            for row in rows
-        ),
-        is_greedy=bool(first["is_greedy"]),
-        is_flat=bool(first["is_flat"]),
-    )
+    rows = [*reader.rows(_TURNS, place), *reader.rows(_WITHOUT_TURNS, place)]
+    rows.sort(key=lambda row: (row["group_id"], row["rollout"], row["turn"] or 0))
+    return read_groups(rows)
 
 
 def count_trained(run: RunContext, problems: Sequence[Problem], *, stage: int) -> int:
