@@ -4,7 +4,11 @@ the last line of its log. `forge status` and the TUI read it.
     once a second   attributes (event loop, microseconds) ──▶ thread: /proc, NVML, ends of logs
                                                                 └──▶ `latest`, which /status copies
 
-A task beside the work of a run, started by `run.py`; nothing waits for it.
+A task beside the work of a run, started by `run.py`; nothing waits for it. Health:
+
+    red      failed (quarantined), recovering (ended, being restarted), or silent beyond its limit
+    yellow   a queue at its bound, memory over 90 %, or restarted within the last two minutes
+    green    otherwise
 """
 
 from __future__ import annotations
@@ -22,11 +26,10 @@ import anyio.to_thread
 
 from forge.process.control import ComponentStatus
 from forge.runner.status.observed import (
+    FULL,
     Component,
     Fill,
-    HealthFacts,
     Queue,
-    judge_health,
     observe_judges,
     observe_serving,
     observe_supervisor,
@@ -38,12 +41,18 @@ from forge.views.text import numbers
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from forge.process.control import Health
     from forge.process.machine import HostMemory
     from forge.runner.stages.run_context import RunContext
 
 LOOK_EVERY_S = 1.0
 VITALS_EVERY = 2
 """Looks between two passes over /proc, which take 15 us of a core for each process there."""
+RESTARTED_S = 120.0
+"""A restart is shown for this long: the component's state was lost and its caches are cold."""
+LATE_S, STUCK_S = 1.0, 5.0
+"""Delays of the supervisor's loop: above the first every child waits, above the second
+`forge status` times out."""
 LATE_FOR_S = 20.0
 """A delay of the event loop stays visible for this long."""
 
@@ -161,7 +170,7 @@ class Components:
         seen, living, known = component.seen, component.living, self._vitals.cards
         cards = {uuid: known[uuid] for uuid in component.uuids if uuid in known}
         is_ending = component.is_gone and component.role in self.run.ending
-        health, why = judge_health(self._facts(component, history, cards, now))
+        health, why = self._health(component, history, cards, now)
         uses = [card.use for card in cards.values() if card.use is not None]
         return ComponentStatus(
             name=component.name,
@@ -185,26 +194,42 @@ class Components:
         cores = self._vitals.cpu_cores.get(pid)
         return None if cores is None else round(cores, 2)
 
-    def _facts(
+    def _health(
         self, component: Component, history: _History, cards: Mapping[str, Card], now: float
-    ) -> HealthFacts:
+    ) -> tuple[Health, str]:
+        """The worst colour that applies, and the figure that decides; no figure for green."""
+        if component.failure:
+            return "red", component.failure
         is_restarting = component.is_gone and component.role not in self.run.ending
-        is_recovering = is_restarting and (history.was_up or component.num_restarts > 0)
-        reason = (component.seen.reason if component.seen else "") or "it does not answer"
-        is_supervisor = component.role == "supervisor"
-        memories = [*cards.values()] if component.fills_cards else []
-        if is_supervisor and self._vitals.memory is not None:
+        if is_restarting and (history.was_up or component.num_restarts > 0):
+            reason = (component.seen.reason if component.seen else "") or "it does not answer"
+            return "red", f"recovering: {reason}"
+        silent_s, limit_s = history.silent_s(component, now), component.limit_s
+        if silent_s is not None and limit_s is not None and silent_s > limit_s:
+            return "red", f"silent {silent_s:.0f} s of {limit_s:.0f} s"
+        late_s = self._late[0] if component.role == "supervisor" else 0.0
+        if late_s > LATE_S:
+            return "red" if late_s > STUCK_S else "yellow", f"loop late by {late_s:.1f} s"
+        strain = self._strain(component, history, cards, now)
+        return "yellow" if strain else "green", strain
+
+    def _strain(
+        self, component: Component, history: _History, cards: Mapping[str, Card], now: float
+    ) -> str:
+        """The figure that makes a working component yellow; empty for none."""
+        queue = component.queue
+        if queue is not None and queue.length >= queue.bound:
+            return f"{queue.what} {queue.length} of {queue.bound}"
+        memories: list[Card | HostMemory] = [*cards.values()] if component.fills_cards else []
+        if component.role == "supervisor" and self._vitals.memory is not None:
             memories = [self._vitals.memory]
-        return HealthFacts(
-            failure=component.failure,
-            recovering=reason if is_recovering else "",
-            silent_s=history.silent_s(component, now),
-            silent_limit_s=component.limit_s,
-            queue=component.queue,
-            fills=(*component.fills, *map(_fill, memories)),
-            restarted_s=None if history.restarted_at is None else now - history.restarted_at,
-            late_s=self._late[0] if is_supervisor else 0.0,
-        )
+        fills = (*component.fills, *map(_fill, memories))
+        fullest = max(fills, key=lambda fill: fill.share, default=None)
+        if fullest is not None and fullest.share > FULL:
+            return f"memory {100 * fullest.share:.0f} % of {fullest.of}"
+        if history.restarted_at is not None and now - history.restarted_at < RESTARTED_S:
+            return f"restarted {now - history.restarted_at:.0f} s ago"
+        return ""
 
     def _gpu_memory_bytes(
         self, component: Component, cards: Mapping[str, Card], sole_users: Mapping[str, str]

@@ -29,7 +29,7 @@ from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
 from forge.runner.stages.desk import TrainerState
 from forge.runner.status import status as components_module
-from forge.runner.status.observed import Fill, HealthFacts, Queue, judge_health, observe_judges
+from forge.runner.status.observed import observe_judges
 from forge.runner.status.status import Components
 from forge.runner.status.vitals import Card, Vitals
 from forge.serve.remote.remote import Remote, RemoteServer
@@ -158,6 +158,10 @@ async def test_the_supervisor_has_a_status_from_the_beginning(watched: Watched) 
     watched.backlog = (0, 1024)
     memory = HostMemory(used_bytes=93 * GB, total_bytes=100 * GB)
     assert watched.look(memory=memory)["supervisor"].why == "memory 93 % of 100 GB"
+    for late_s, health in ((1.25, "yellow"), (6.0, "red")):
+        watched.components._late = late_s, watched.now
+        found = watched.look()["supervisor"]
+        assert (found.health, found.why) == (health, f"loop late by {late_s:.1f} s")
 
 
 async def test_a_trainer_has_a_status_from_start_to_restart(watched: Watched) -> None:
@@ -379,34 +383,6 @@ async def test_a_judge_with_only_a_canary_is_not_idle() -> None:
     seats.canary_judged(seat, fault=None)
     seats.record_verdict(seat, replace(CRASH, device="cpu"))
     assert phase() == "idle"
-
-
-@pytest.mark.parametrize(
-    ("facts", "health", "why"),
-    [
-        (HealthFacts(), "green", ""),
-        (HealthFacts(queue=Queue(length=255, bound=256)), "green", ""),
-        (HealthFacts(queue=Queue(length=256, bound=256)), "yellow", "queue 256 of 256"),
-        (HealthFacts(fills=(Fill(share=0.9, of="80 GB"),)), "green", ""),
-        (HealthFacts(fills=(Fill(share=0.93, of="80 GB"),)), "yellow", "memory 93 % of 80 GB"),
-        (
-            HealthFacts(fills=(Fill(share=0.91, of="80 GB"), Fill(share=0.97, of="the KV cache"))),
-            "yellow",
-            "memory 97 % of the KV cache",
-        ),
-        (HealthFacts(restarted_s=20.4), "yellow", "restarted 20 s ago"),
-        (HealthFacts(restarted_s=121), "green", ""),
-        (HealthFacts(late_s=1.25), "yellow", "loop late by 1.2 s"),
-        (HealthFacts(late_s=6.0), "red", "loop late by 6.0 s"),
-        (HealthFacts(silent_s=119, silent_limit_s=120), "green", ""),
-        (HealthFacts(silent_s=130, silent_limit_s=120), "red", "silent 130 s of 120 s"),
-        (HealthFacts(silent_s=130), "green", ""),
-        (HealthFacts(recovering="killed by signal 9"), "red", "recovering: killed by signal 9"),
-        (HealthFacts(failure="quarantined: gpu_fault"), "red", "quarantined: gpu_fault"),
-    ],
-)
-def test_health_has_the_figure_that_decides(facts: HealthFacts, health: str, why: str) -> None:
-    assert judge_health(facts) == (health, why)
 
 
 async def test_a_judge_closed_at_the_end_has_not_failed(watched: Watched) -> None:
