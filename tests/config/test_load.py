@@ -149,8 +149,6 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             ["stage.3.min_learning_rate=1e-9"],
             '--set stage.3.min_learning_rate: found 1e-09 with schedule = "constant"',
         ),
-        (["stage.3.context_parallel=2"], "--set stage.3.context_parallel: found 2; 1, since no"),
-        (["stage.1.context_parallel=2"], "--set stage.1.context_parallel: found 2; 1, since no"),
         (
             ["rollout.replay=3"],
             "--set rollout.replay: found 3; at most rollout.max_staleness + 1 = 2",

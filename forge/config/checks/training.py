@@ -156,12 +156,6 @@ def check_training(experiment: Experiment) -> Iterator[Mistake]:
         yield from _check_learning_rate(stage, index)
         if isinstance(stage, SftStage) and stage.loss_turns == "all":
             yield from _check_loss_turns(experiment, index)
-        if stage.context_parallel > 1:
-            yield mistake(
-                f"found {stage.context_parallel}; 1, since no trainer here splits a sequence over "
-                "GPUs; fsdp2 and smaller micro-batches save memory",
-                *("stage", index, "context_parallel"),
-            )
         if experiment.model.quantize and stage.parallel == "fsdp2":
             text = 'found "fsdp2" with [model.quantize], whose 4-bit weights cannot be sharded;'
             yield mistake(f'{text} "ddp" or "auto"', "stage", index, "parallel")

@@ -162,8 +162,6 @@ class TrainStage(Table):
     parallel: Literal["auto", "ddp", "fsdp2"] = "auto"
     """Parallelism over several GPUs. ddp: a whole model on each. fsdp2: a shard on each. auto: ddp
     if the whole model fits."""
-    context_parallel: Positive = 1
-    """GPUs per sequence; only 1 is supported."""
     packing: bool | Literal["auto"] = "auto"
     """Lay sequences end to end, each sees itself only, instead of padding them; and compute the
     common beginning of several (a prompt, earlier turns) once. auto: for tested models;
