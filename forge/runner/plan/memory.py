@@ -113,8 +113,9 @@ def train_bytes(
             shrink.
         recomputes: the value of an absent `gradient_checkpointing`.
     """
-    if stage.gradient_checkpointing is not None:
-        recomputes = stage.gradient_checkpointing
+    asked = stage.gradient_checkpointing
+    asked = recomputes if asked is None else asked
+    num_kept = 0 if asked is True else max(shape.layers - int(asked), 0)
     shards = parallel == "fsdp2" and num_gpus > 1
     moments = 2 if stage.optimizer == "adamw_8bit" else 8
     trained, width = shape.params, 2 if model.dtype == "bfloat16" else 4
@@ -137,7 +138,7 @@ def train_bytes(
     elif num_gpus > 1:
         parts["optimizer"] += width * trained
     kind = "adapter" if model.lora else "bf16" if width == 2 or shards else "f32"
-    step = _step_bytes(stage, model, shape, kind=kind, tokens=tokens, recomputes=recomputes)
+    step = _step_bytes(stage, model, shape, kind=kind, tokens=tokens, num_kept=num_kept)
     if shards:  # two layers are gathered, and the gradient of one
         step += (2 * 2 + 4) * shape.params / shape.layers + 2 * shape.vocab * shape.hidden
     if is_whole:
@@ -153,9 +154,10 @@ def _step_bytes(
     *,
     kind: str,
     tokens: int,
-    recomputes: bool,
+    num_kept: int,
 ) -> float:
-    """Maximum of a forward and backward pass: at the output layer or in the last decoder layer."""
+    """Maximum of a forward and backward pass: at the output layer or in the last decoder layer.
+    `num_kept` layers are not recomputed."""
     each, hidden, queries = LAYERS[kind], shape.hidden, shape.heads * shape.head_dim
     inner = max(shape.intermediate, shape.active_experts * shape.expert_intermediate)
     shares = stage.packing is True and not shape.is_mixture  # a shared prefix is computed once
@@ -167,26 +169,25 @@ def _step_bytes(
     gradient = HIDDEN_GRADIENT * hidden + each.inner_gradient * inner
     gradient += 2 * num_keys * 2 * queries
     stream = each.stream * hidden
-    kept = shape.layers * (stream if recomputes else layer)
+    kept = num_kept * layer + (shape.layers - num_kept) * stream
     cast = 2 * shape.params if kind == "f32" else 0  # autocast's copy of the weights
     head = 4 * shape.vocab * shape.hidden if model.lora is None else 0  # its gradient, in f32
     tile = 4 * min(tokens, LOGIT_TILE[0]) * min(shape.vocab, LOGIT_TILE[1])
-    copies = _expert_copies(model, recomputes=recomputes, layers=shape.sparse_layers)
+    experts = 2 * shape.expert_params / max(shape.sparse_layers, 1)
     at_head = cast + tile + tokens * HEAD * hidden
-    in_layer = tokens * (gradient + (layer - stream) * recomputes) + 2 * copies * (
-        shape.expert_params / max(shape.sparse_layers, 1)
-    )
-    return tokens * kept + head + max(at_head, in_layer + cast * (not recomputes))
+    in_layer = tokens * (gradient + (0 if num_kept else layer - stream))
+    in_layer += experts * _expert_copies(model, num_kept=min(num_kept, shape.sparse_layers))
+    return tokens * kept + head + max(at_head, in_layer + cast * num_kept / shape.layers)
 
 
-def _expert_copies(model: ModelTable, *, recomputes: bool, layers: int) -> float:
+def _expert_copies(model: ModelTable, *, num_kept: int) -> float:
     """Copies of a layer's fused experts: one for every layer without recomputation."""
     if model.lora is None:
         return 0
     is_adapted = bool(model.lora.target_parameters)
     if not is_adapted and model.quantize is None:
         return 0
-    return EXPERTS_AT_A_TIME[is_adapted] + (0 if recomputes else layers - 1)
+    return EXPERTS_AT_A_TIME[is_adapted] + max(num_kept - 1, 0)
 
 
 def micro_batch(

@@ -136,6 +136,9 @@ def test_settings_that_save_memory_save_it_in_the_plan() -> None:
     assert need(changed(optimizer="adamw_8bit")).peak == peak - 6 * LARGE.params
     assert need(changed(gradient_checkpointing=False)).peak == need(recomputes=False).peak > peak
     assert need(changed(beta=0.1)).peak - peak == pytest.approx(4 * LARGE.params, rel=1e-6)
+    halves = [need(changed(gradient_checkpointing=num), tokens=1 << 15).peak for num in (36, 18, 1)]
+    assert halves == sorted(halves)
+    assert halves[0] == need(tokens=1 << 15).peak
     assert need(is_whole=True).peak < peak
     assert need(SHARED, tokens=65536).peak > need(tokens=65536).peak
     assert need().resident / LARGE.params == pytest.approx(12, rel=0.02), "no gradients are left"
