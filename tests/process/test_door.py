@@ -22,7 +22,7 @@ from forge.process.ask import open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.server import door
-from forge.process.server.door import Door, NetworkGuard, read_body
+from forge.process.server.door import Door, read_body
 from forge.process.server.listening import bind_network, open_listener, port_file
 from forge.process.server.serving import serve_listener
 from forge.process.sockets import open_socket_dir
@@ -203,11 +203,6 @@ def test_an_answer_in_two_writes_does_not_wait_for_an_acknowledgement(
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_an_empty_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a token"):
-        NetworkGuard(lambda *_: None, token="")  # pyright: ignore[reportArgumentType]
 
 
 async def echo(websocket: WebSocket) -> None:

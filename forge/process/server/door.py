@@ -100,13 +100,20 @@ class Door:
         *,
         token: str | None = None,
         is_local: bool = False,
+        opens_socket: bool = False,
         refusal: Callable[[int, str], Response] = error_answer,
     ) -> None:
-        """Guard `app`. `is_local`: no token, and reachable over loopback, so that browsers must be
-        kept out. `refusal` makes an error answer of the app's own format."""
+        """Guard `app`.
+
+        Args:
+            is_local: no token, and reachable over loopback, so that browsers must be kept out.
+            opens_socket: a request over the Unix socket needs nothing: `app` has a door of its own.
+            refusal: makes an error answer of the app's own format.
+        """
         self._app = app
         self._token = token
         self._is_local = is_local
+        self._opens_socket = opens_socket
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,10 +121,10 @@ class Door:
         from starlette.requests import ClientDisconnect
         from starlette.responses import Response
 
+        if scope["type"] == "lifespan" or (self._opens_socket and _is_unix(scope)):
+            return await self._app(scope, receive, send)
         if scope["type"] == "websocket":
             return await self._serve_socket(scope, receive, send)
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
         body = _Arriving(receive)
         try:
             self._check(scope)
@@ -160,24 +167,6 @@ class Door:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if scope["method"] == "POST" and kind != b"application/json":
             raise Refused(415, "Content-Type: application/json is needed")
-
-
-class NetworkGuard:
-    """ASGI middleware that asks for the token unless a request came over the Unix socket."""
-
-    def __init__(self, app: ASGIApp, *, token: str) -> None:
-        """Guard `app`. Raises ValueError for an empty token, which would admit everybody."""
-        if not token:
-            raise ValueError("a listener on the network needs a token")
-        self._app = app
-        self._door = Door(app, token=token)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "lifespan" or _is_unix(scope):
-            await self._app(scope, receive, send)
-        else:
-            await self._door(scope, receive, send)
 
 
 def _is_unix(scope: Scope) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 
-from forge.process.server.door import NetworkGuard
+from forge.process.server.door import Door
 from forge.process.server.listening import bind_network, bind_socket
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ def serve(app: Starlette, socket_path: Path, *, network: Mapping[str, str] | Non
     Args:
         network: host and token of a second listener, for clients on other machines.
     """
-    guarded = app if network is None else NetworkGuard(app, token=network["token"])
+    guarded = app
+    if network is not None:
+        assert network["token"], "an empty token would admit everybody"
+        guarded = Door(app, token=network["token"], opens_socket=True)
     server = _make_server(guarded, signals=(signal.SIGTERM,))
     with ExitStack() as stack:
         listeners = [stack.enter_context(bind_socket(socket_path))]
