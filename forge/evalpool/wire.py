@@ -216,7 +216,7 @@ class ExamineBody(Body):
 
 
 class HarvestWork(Body):
-    """What a harvest's work always has; `judge/harvest/asking.py` has the rest."""
+    """Keys that every work of a harvest has; `judge/harvest/asking.py` has the others."""
 
     model_config = ConfigDict(extra="allow")
 
