@@ -742,7 +742,6 @@ def test_a_candidate_is_judged_and_timed_beside_its_baseline(
     run = Executor.run
     monkeypatch.setattr(Executor, "run", full)
     monkeypatch.setattr(programs_module, "require_structure", lambda *_, **__: None)
-    monkeypatch.setattr(device_module, "require_waits", lambda *_, **__: None)
     made_up = partial(CardDevice, create=cast("Any", Block), synchronize=lambda: None)
     monkeypatch.setattr(trial_module, "CardDevice", made_up)
     trials = made_trials(
