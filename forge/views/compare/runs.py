@@ -281,7 +281,7 @@ class Answers:
         return Tally(num=sum(t.num for t in found), correct=sum(t.correct for t in found))
 
     def on(self, device: str) -> Answers:
-        """Those that one device judged."""
+        """The answers that one device judged."""
         speedups = {name: each for name, each in self.speedups.items() if name == device}
         return replace(self, tallies={device: self.tallies[device]}, speedups=speedups)
 
