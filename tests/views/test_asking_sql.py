@@ -16,7 +16,7 @@ import pytest
 
 from forge.cli import run_command
 from forge.errors import ConfigError
-from forge.store.read_only import RowStream, RowTable
+from forge.store.read_only import RowStream, RowTable, explain_sql
 from forge.store.reader import open_run
 from forge.views.sql import sql
 from forge.views.text.terminal import json_text
@@ -55,8 +55,12 @@ def contents(store: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("statement", WRITES)
 def test_sql_that_writes_is_refused_in_one_line(store: Path, statement: str) -> None:
     before = contents(store)
-    with open_run(store / "toy-1") as reader, pytest.raises(ConfigError) as error:
-        sql.run_sql(reader, statement)
+    with (
+        open_run(store / "toy-1") as reader,
+        pytest.raises(ConfigError) as error,
+        explain_sql(sql.PLACE),
+    ):
+        reader.query(statement)
     assert "\n" not in str(error.value)
     assert error.value.exit_code == 2
     assert contents(store) == before

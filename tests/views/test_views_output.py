@@ -18,6 +18,7 @@ from forge.errors import ConfigError
 from forge.records import AttemptEnd, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock
+from forge.store.read_only import explain_sql
 from forge.store.reader import open_run
 from forge.views import rollouts, runs, show
 from forge.views.run_state import load_idle, load_run_state
@@ -139,7 +140,7 @@ def test_the_ranking_speedup_is_printed_beside_the_times(tmp_path: Path, name: s
     played = group(0, [[Status.CORRECT], [Status.WRONG]], speed=timing(4.0))
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
     with open_run(tmp_path / "toy-1") as reader:
-        found = sql.run_sql(reader, QUERIES[name].sql, QUERIES[name].bind({}))
+        found = reader.query(QUERIES[name].sql, QUERIES[name].bind({}))
         row = json.loads("".join(sql.json_parts(found)))[0]
     names = ("speedup_low", "speedup", "candidate_us", "baseline_us")
     assert [row[each] for each in names] == [3.6, 4.0, 25.0, 100.0]
@@ -173,8 +174,12 @@ def test_named_queries_take_no_mean_of_means(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_sql_is_one_line_and_exit_2(root: Path, query: str, words: str) -> None:
-    with open_run(root) as reader, pytest.raises(ConfigError, match=words) as error:
-        sql.run_sql(reader, query)
+    with (
+        open_run(root) as reader,
+        pytest.raises(ConfigError, match=words) as error,
+        explain_sql(sql.PLACE),
+    ):
+        reader.query(query)
     assert "\n" not in str(error.value)
     assert error.value.exit_code == 2
 
@@ -191,9 +196,7 @@ def test_sql_without_a_query_lists_views_and_tables_with_comments(root: Path) ->
 
 def test_sql_answers_as_json(root: Path) -> None:
     with open_run(root) as reader:
-        table = sql.run_sql(
-            reader, "SELECT step, 'a,b' AS x, NULL AS y FROM v_steps WHERE step = ?", (2,)
-        )
+        table = reader.query("SELECT step, 'a,b' AS x, NULL AS y FROM v_steps WHERE step = ?", (2,))
     assert json.loads("".join(sql.json_parts(table))) == [{"step": 2, "x": "a,b", "y": None}]
 
 
@@ -238,7 +241,7 @@ def test_a_completion_cannot_control_the_terminal(tmp_path: Path) -> None:
         shown(show.render_show(show.show_run(path))),
     ]
     with open_run(path) as reader:
-        texts.append(shown(sql.render_found(sql.run_sql(reader, "SELECT completion FROM v_turns"))))
+        texts.append(shown(sql.render_found(reader.query("SELECT completion FROM v_turns"))))
     for text in texts:
         assert not set("\x07\x9b\u202e\r") & set(text)
         assert "\x1b]" not in text

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
-from forge.store.read_only import Params, RowStream, RowTable, explain_sql
+from forge.store.read_only import RowStream, RowTable
 from forge.views.sql.named_queries import QUERIES, NamedQuery
 from forge.views.text.numbers import finite
 from forge.views.text.terminal import json_text
@@ -21,7 +21,6 @@ from forge.views.text.terminal import json_text
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
 
-    from forge.store.reader import RunReader
     from forge.views.text.fitting import Fitting
 
 PLACE = "forge sql"
@@ -40,12 +39,6 @@ class Relation:
     kind: str
     comment: str
     columns: tuple[str, ...]
-
-
-def run_sql(reader: RunReader, query: str, params: Params = ()) -> RowTable:
-    """Runs one statement. Raises ConfigError with SQLite's message for a mistake."""
-    with explain_sql(PLACE):
-        return reader.query(query, params)
 
 
 def find_named(name: str) -> NamedQuery:
