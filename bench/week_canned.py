@@ -107,7 +107,7 @@ class CannedReplicas(Replicas):
         return frozenset()
 
     def load(self) -> EngineLoad | None:
-        return EngineLoad(kv_use=0.7, running=1, waiting=0, slots=32, preempted=0)
+        return EngineLoad(kv_use=0.7, running=1, waiting=0, slots=32)
 
     async def generate(
         self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int

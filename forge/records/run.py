@@ -154,5 +154,3 @@ class EngineLoad:
     """Samples without a slot."""
     slots: int
     """Samples that the engines decode together."""
-    preempted: int = 0
-    """Samples evicted from KV memory since the engines started."""

@@ -57,9 +57,6 @@ class EngineStatus:
     """Share of the KV memory in use, 0 to 1."""
     generated_tokens: int = 0
     prompt_tokens: int = 0
-    preempted: int = 0
-    """Samples that were evicted from KV memory and evaluated again, since more run than fit. 0 if
-    the engine does not report it."""
     step_s: float = 0.0
     """Total seconds in steps."""
 

@@ -145,7 +145,6 @@ class Publishing(Served, Generic[AnyServer]):
             running=sum(health["running"] for health in known),
             waiting=sum(health["waiting"] for health in known),
             slots=self._slots * len(known),
-            preempted=sum(health.get("preempted", 0) for health in known),
         )
 
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:

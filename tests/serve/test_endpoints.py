@@ -41,7 +41,7 @@ class FakeEngine:
 
     def __init__(self, *, features: frozenset[str] = frozenset({SLEEP})):
         self.features = features
-        self.now = EngineStatus(version=3, kv_use=0.25, preempted=2)
+        self.now = EngineStatus(version=3, kv_use=0.25)
         self.does: list[str] = []
         self.error: Exception | None = None
         self.is_silent = False
@@ -123,7 +123,7 @@ async def test_health_answers_with_numbers_engine_and_features() -> None:
     async with client(FakeEngine()) as http:
         said = (await http.get("/health")).json()
     assert (said["ok"], said["engine"], said["version"]) == (True, "fake", 3)
-    assert (said["kv_use"], said["preempted"], said["features"]) == (0.25, 2, ["sleep"])
+    assert (said["kv_use"], said["features"]) == (0.25, ["sleep"])
 
 
 async def test_weights_are_acknowledged_with_their_version() -> None:

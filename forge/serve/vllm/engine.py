@@ -286,7 +286,7 @@ class VllmEngine:
             await self._llm.wake_up()
 
     def status(self) -> EngineStatus:
-        """Numbers of the engine. Tokens count when their request ends; preemptions are unknown."""
+        """Numbers of the engine. Tokens count when their request ends."""
         if self._llm.errored:
             die()
         counters, unfinished = self._vllm.counters, len(self._flights)
