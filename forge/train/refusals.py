@@ -56,6 +56,11 @@ def refusals(
         found.append(f"model.path: found {OWN_CODE}; model.trust_remote_code = true runs it")
     if stage.packing is True and (why := why_not_packed(model_dir)):
         found.append(f"packing: found true for {why}; false")
+    if stage.offload and (num_gpus < 2 or stage.parallel == "ddp"):
+        found.append(
+            f'offload: found true with {num_gpus} trainer GPU(s), parallel = "{stage.parallel}"; '
+            'false, or 2 GPUs or more with "fsdp2" or "auto"'
+        )
     if model.quantize is not None and stage.parallel == "fsdp2":
         found.append('parallel: found "fsdp2" with model.quantize; "ddp" or "auto"')
     return found

@@ -81,9 +81,9 @@ def test_loss_and_gradient_are_those_of_padded_rows(
 
 @pytest.mark.parametrize(
     "keys",
-    [{"gradient_checkpointing": True}, {"lora": LoraTable(r=4)}, {"beta": 0.2},
-     {"beta": 0.2, "lora": LoraTable(r=4)}],
-    ids=["recomputed", "adapter", "reference", "reference of an adapter"],
+    [{"gradient_checkpointing": True}, {"gradient_checkpointing": 1}, {"lora": LoraTable(r=4)},
+     {"beta": 0.2}, {"beta": 0.2, "lora": LoraTable(r=4), "gradient_checkpointing": True}],
+    ids=["recomputed", "one block", "adapter", "reference", "reference of an adapter"],
 )  # fmt: skip
 def test_options_of_a_stage_give_the_same_gradients_in_every_layout(
     tiny_model: Path, tmp_path: Path, keys: dict[str, Any]
@@ -94,8 +94,32 @@ def test_options_of_a_stage_give_the_same_gradients_in_every_layout(
         if p.requires_grad:
             p.data.add_(torch.randn_like(p), alpha=0.05)
     assert_same(trainer, max_tokens=60)
+    blocks = trainer.policy.get_submodule("model.layers" if "lora" not in keys else
+                                          "base_model.model.model.layers")  # fmt: skip
+    recomputed = [block.gradient_checkpointing for block in blocks]
+    assert recomputed == [n < 2 * keys.get("gradient_checkpointing", 0) for n in range(2)] or (
+        recomputed == [True, False]
+    )
     kl = trainer.stats.metrics(trainer.world).get("train/kl_reference/mean", 0.0)
     assert (kl > 1e-4) is ("beta" in keys)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("recomputed", [0, 1, True])
+def test_compiled_blocks_have_the_same_gradients(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recomputed: int
+) -> None:
+    from torch._dynamo.utils import counters
+
+    from forge.train.trainer.model import load
+
+    monkeypatch.setattr(load, "BACKEND", "eager")  # traces alike, in seconds
+    keys = {"compile": True, "gradient_checkpointing": recomputed or False}
+    torch._dynamo.reset()
+    counters.clear()
+    assert_same(make_trainer(tiny_model, tmp_path, **keys), max_tokens=60)
+    assert counters["stats"]["unique_graphs"] > 0
 
 
 @pytest.mark.parametrize("window", [None, 6])

@@ -98,7 +98,7 @@ class ModelTable(Table):
     """Weights in 4 bits; needs [model.lora] and a GPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the trainer's weights. auto: float32 if all weights are trained, bfloat16 under an
-    adapter."""
+    adapter. All weights in bfloat16, with their moments, are rounded stochastically by "adamw"."""
     trust_remote_code: bool = False
     """Run Python code from the model's directory."""
 
@@ -166,9 +166,15 @@ class TrainStage(Table):
     """Lay sequences end to end, each sees itself only, instead of padding them; and compute the
     common beginning of several (a prompt, earlier turns) once. auto: for tested models;
     "forge plan" prints why not."""
-    gradient_checkpointing: bool | None = None
-    """Recompute activations instead of keeping them. Absent: on GPUs where keeping them would not
-    fit, as the plan says."""
+    gradient_checkpointing: bool | Positive | None = None
+    """Recompute activations instead of keeping them: of all blocks, of none, or of so many. Absent:
+    of all on GPUs where keeping them would not fit, as the plan says."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer state in host memory, on a GPU one block at a time.
+    Needs 2 or more GPUs, which share them (fsdp2)."""
+    compile: bool = False
+    """Compile the blocks with torch.compile, which takes minutes once: fewer, larger kernels for
+    small models."""
     save_every: Positive = 50
     """Steps between checkpoints; the last step always writes one."""
     keep_checkpoints: Positive | Literal["all"] = 2

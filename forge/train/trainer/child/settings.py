@@ -82,6 +82,12 @@ class TrainerSettings:
         return RowLayout.PACKED if is_mixture(self.model_dir) else RowLayout.SHARED
 
     @property
+    def recomputes(self) -> bool | int:
+        """Blocks whose activations are recomputed in the backward pass; by default all on GPUs."""
+        chosen = self.stage["gradient_checkpointing"]
+        return torch.cuda.is_available() if chosen is None else chosen
+
+    @property
     def temperature(self) -> float:
         """Temperature of the trained distribution: for grpo that of the samples."""
         return self.rollout["temperature"] if self.stage["kind"] == "grpo" else 1.0
@@ -174,8 +180,6 @@ def trainer_arguments(settings: TrainerSettings, *, updates_per_step: int = 1) -
     """Arguments of transformers' Trainer. A step is logged only if a callback asks for it."""
     stage = settings.stage
     on_gpu = torch.cuda.is_available()
-    recomputed = recomputes(settings)
-    shards = uses_fsdp(settings)
     return {
         "output_dir": str(settings.work_dir),
         "max_steps": stage["steps"] * updates_per_step,
@@ -197,35 +201,28 @@ def trainer_arguments(settings: TrainerSettings, *, updates_per_step: int = 1) -
         "dataloader_pin_memory": on_gpu,
         "bf16": on_gpu,
         "use_cpu": not on_gpu,
-        "gradient_checkpointing": recomputed and not shards,
         "seed": settings.seed,
         "data_seed": settings.seed,
-        **({"gradient_checkpointing_kwargs": {"use_reentrant": False}} if recomputed else {}),
-        **({"fsdp": True, "fsdp_config": _fsdp(recomputed=recomputed)} if shards else {}),
+        **({"fsdp": True, "fsdp_config": _fsdp(settings)} if uses_fsdp(settings) else {}),
         **({"ddp_find_unused_parameters": False} if settings.num_ranks > 1 else {}),
     }
-
-
-def recomputes(settings: TrainerSettings) -> bool:
-    """True if activations are recomputed in the backward pass: by default on GPUs."""
-    chosen = settings.stage["gradient_checkpointing"]
-    return torch.cuda.is_available() if chosen is None else chosen
 
 
 def uses_fsdp(settings: TrainerSettings) -> bool:
     """True if the model is sharded over the ranks. On CPUs, where accelerate has no FSDP, each rank
     holds all of it; the placement has already replaced "auto"."""
-    is_sharded = settings.stage["parallel"] == "fsdp2" and settings.num_ranks > 1
-    return is_sharded and torch.cuda.is_available()
+    is_asked = settings.stage["parallel"] == "fsdp2" or settings.stage["offload"]
+    return is_asked and settings.num_ranks > 1 and torch.cuda.is_available()
 
 
-def _fsdp(*, recomputed: bool) -> dict[str, Any]:
+def _fsdp(settings: TrainerSettings) -> dict[str, Any]:
     return {
         "version": 2,
         "reshard_after_forward": True,
         "state_dict_type": "FULL_STATE_DICT",
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "activation_checkpointing": recomputed,
+        "offload_params": settings.stage["offload"],
+        "activation_checkpointing": settings.recomputes is True,
     }
 
 

@@ -28,6 +28,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from forge.train.checkpoints import STAGING, checkpoint_dir, put_in_place, write_manifest
 from forge.train.trainer.child.card import SharedCard
+from forge.train.trainer.child.optimizer import rounding_optimizer
 from forge.train.trainer.child.parallel import World
 from forge.train.trainer.packed.head import Scores, add_head, router_weight, score
 from forge.train.trainer.packed.sequences import MicroBatch, cut_batch
@@ -53,7 +54,11 @@ class StageTrainer(Trainer):
         self.world = World()
         self.card = SharedCard(settings.shared_card)
         add_head(model, temperature=settings.temperature)
-        super().__init__(model=model, args=TrainingArguments(**arguments))
+        super().__init__(
+            model=model,
+            args=TrainingArguments(**arguments),
+            optimizer_cls_and_kwargs=rounding_optimizer(settings, model),
+        )
         self.router_weight = router_weight(model)
 
     def cut(self, batch: Sequence[sequences.Sequence]) -> list[MicroBatch]:

@@ -6,13 +6,17 @@ Called by `sft.stage` and `grpo.stage`.
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from forge.errors import ConfigError
-from forge.train.trainer.child.settings import model_class, recomputes
+from forge.train.trainer.child.settings import model_class, uses_fsdp
 from forge.train.trainer.model.quantized import experts_quantized, fused_experts, in_4_bits
 from forge.train.trainer.packed.attention import ATTENTION, register_attention
 
@@ -25,22 +29,56 @@ if TYPE_CHECKING:
     from forge.train.trainer.child.settings import TrainerSettings
 
 
+BACKEND = "inductor"
+"""Compiler of blocks."""
+
+
 def load_model(settings: TrainerSettings) -> PreTrainedModel | PeftModel:
-    """The checkpoint, with an earlier stage's adapter or a new one on it if there is one."""
+    """The checkpoint, with an earlier stage's adapter or a new one on it if there is one; its
+    blocks recomputed and compiled as the stage says."""
     model = load_base(settings)
+    _set_blocks(model, settings)
     if settings.adapter is not None:
         model = _with_adapter(model, settings.adapter)
     elif settings.model["lora"] is not None:
         model = _with_new_adapter(model, settings.model["lora"])
     else:
         return model
-    if recomputes(settings):  # a frozen embedding has no gradient to recompute a block for
+    if settings.recomputes:  # a frozen embedding has no gradient to recompute a block for
         model.enable_input_require_grads()
     if settings.model["quantize"] is not None:  # as in QLoRA, arXiv 2305.14314, section 3
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
     return model
+
+
+def _set_blocks(model: PreTrainedModel, settings: TrainerSettings) -> None:
+    recomputed: float = settings.recomputes
+    if recomputed is True:
+        recomputed = 0 if uses_fsdp(settings) else math.inf  # accelerate wraps all blocks for FSDP
+    if recomputed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    blocks = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+    for number, block in enumerate(blocks):
+        block.gradient_checkpointing = number < recomputed
+        if settings.stage["compile"]:
+            _compile(block)
+
+
+def _compile(block: Any) -> None:
+    """Compile a block: its call, or what is recomputed of it, since torch compiles no call with a
+    recomputation in it."""
+    if not block.gradient_checkpointing:
+        block.compile(dynamic=True, backend=BACKEND)
+        return
+    outer = block._gradient_checkpointing_func
+    forward = torch.compile(inspect.unwrap(type(block).forward), dynamic=True, backend=BACKEND)
+
+    def recomputed(call: partial, *args: Any) -> Any:
+        return outer(partial(forward, *call.args, **call.keywords), *args)
+
+    block._gradient_checkpointing_func = recomputed
 
 
 def load_base(settings: TrainerSettings) -> PreTrainedModel:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from functools import cache
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,10 +26,18 @@ ATTENTION = "forge_packed"
 """Name of this attention in a model's config. Inputs that are not packed get causal SDPA."""
 
 
+_OPTIONS: set[str] = set()
+"""Parameters of this torch version's kernel; earlier versions have fewer."""
+
+
 def register_attention() -> None:
     """Register `ATTENTION` with transformers."""
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
+    with suppress(ImportError):
+        from torch.nn.attention.varlen import varlen_attn
+
+        _OPTIONS.update(inspect.signature(varlen_attn).parameters)
 
 
 def _attention(
@@ -64,7 +72,7 @@ def _attention(
     q_NHD, k_KHD, v_KHD = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
     if packed_keys is not None:
         k_KHD, v_KHD = (x.index_select(0, packed_keys) for x in (k_KHD, v_KHD))
-    attend = _by_kernel if query.is_cuda else _by_sequence
+    attend: Any = _by_kernel if query.is_cuda else _by_sequence
     out_NHD = attend(
         q_NHD,
         k_KHD,
@@ -97,32 +105,25 @@ def _by_kernel(
     queries of a sequence; `ends_k` and `max_k` the same for keys. [S + 1]"""
     from torch.nn.attention.varlen import varlen_attn
 
-    known, attend = _options(), varlen_attn
+    attend: Any = varlen_attn
     options: dict[str, Any] = {"is_causal": True}
-    if "window_size" in known:
+    if "window_size" in _OPTIONS:
         options = {"window_size": (-1 if window is None else window - 1, 0)}
     elif window is not None:
         raise ConfigError("packing: found true for layers with windows, and a torch without; false")
-    if "scale" in known:
+    if "scale" in _OPTIONS:
         options["scale"] = scale
-    if "enable_gqa" in known:
+    if "enable_gqa" in _OPTIONS:
         options["enable_gqa"] = True
     else:
         k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
     width = v.size(-1)  # of DeepSeek's values, less than that of its keys
     v = torch.nn.functional.pad(v, (0, k.size(-1) - width))
-    found: Any = attend(q, k, v, ends_q, ends_k, max_q, max_k, **options)
+    found = attend(q, k, v, ends_q, ends_k, max_q, max_k, **options)
     return found[..., :width]
 
 
-@cache
-def _options() -> frozenset[str]:
-    """Parameters of this torch version's kernel; earlier versions have fewer."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return frozenset(inspect.signature(varlen_attn).parameters)
-
-
+@torch.compiler.disable
 def _by_sequence(
     q: torch.Tensor,
     k: torch.Tensor,

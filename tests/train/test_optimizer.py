@@ -1,0 +1,38 @@
+"""AdamW in bf16: right in expectation where rounding to the nearest loses every update."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forge.train.trainer.child import optimizer
+from forge.train.trainer.child.optimizer import RoundingAdamW
+
+
+def trained(kind: type[torch.optim.Optimizer], dtype: torch.dtype) -> torch.Tensor:
+    """4,096 equal weights after 200 steps down a constant slope, each 1/2000 of a weight."""
+    torch.manual_seed(0)
+    weights = torch.nn.Parameter(torch.ones(4096, dtype=dtype))
+    adam = kind([weights], lr=5e-4, weight_decay=0.1)  # type: ignore[call-arg]
+    for _ in range(200):
+        weights.grad = torch.full_like(weights, 0.01)
+        adam.step()
+    return weights.detach().float()
+
+
+def test_small_updates_add_up_as_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = float(trained(torch.optim.AdamW, torch.float32).mean())
+    assert want < 0.9
+    nearest = trained(torch.optim.AdamW, torch.bfloat16)
+    assert torch.equal(nearest, torch.ones(4096)), "every update is lost"
+    found = trained(RoundingAdamW, torch.bfloat16)
+    assert float(found.mean()) == pytest.approx(want, abs=2e-3)
+    monkeypatch.setattr(optimizer, "CHUNK", 1000)
+    assert float(trained(RoundingAdamW, torch.bfloat16).mean()) == pytest.approx(want, abs=2e-3)
+
+
+def test_what_bf16_can_hold_is_not_rounded() -> None:
+    values = torch.tensor([1.0, -2.5, 0.0, 3.140625])
+    target = torch.empty(4, dtype=torch.bfloat16)
+    optimizer._store(values, target)
+    assert torch.equal(target.float(), values)
