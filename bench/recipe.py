@@ -1,0 +1,248 @@
+"""A recipe with random weights of its model's shape, for a few steps of each stage: what training
+costs on this machine, before anything is downloaded.
+
+    python bench/recipe.py quickstart --steps 4                    # this machine's CPU, a minute
+    python bench/recipe.py qwen3-8b-full --steps 6 --set rollout.max_completion_tokens=2048
+    python bench/recipe.py trinity-mini-qlora-sft --steps 4 --dir /dev/shm/recipes
+
+Takes a file or a name in `experiments/`. The model is written once under `--dir`, in bf16; rows of
+SFT are random, from a quarter of `max_length` to all of it; problems are generated, and judges are
+replaced by a made-up reward (`bench/no_judge.py`). Evaluations are left out, and of the times a
+tenth of the steps, at least one. Then the run is forked after the last stage's checkpoint.
+
+Prints, by stage: seconds of a step, tokens a second (prompts included, a shared prefix as often as
+it occurs), their model FLOPs as a share of the card's dense bf16 peak (6 a parameter and token, 4
+under an adapter, and attention; repeated work does not count, after Chowdhery et al., PaLM,
+appendix B), peak memory, idle shares, seconds of a publish, seconds for which a step waited for a
+checkpoint, and seconds from the fork to its first step. What is not known is said to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from step import machine, run_forge
+from step_shape import without_judge
+
+from forge.config.load import load_experiment
+from forge.config.schema import DataTable, EvalStage, Experiment, ProblemsTable
+from forge.process.devices import inventory
+from forge.runner.plan.model_files import read_config
+from forge.runner.plan.shape import KNOWN, config_dir, model_shape
+from forge.store.layout import RunPaths, find_run
+from forge.store.reader import open_run
+
+ROOT = Path(__file__).resolve().parent.parent
+PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "MI300X": 1307.0}
+"""Dense bf16 of a card, by its data sheet."""
+NUM_ROWS = 256
+ROLES = ("trainer", "serve", "judge")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", help="a file, or a name in experiments/")
+    parser.add_argument("--steps", type=int, default=6, help="steps of each stage")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--dir", type=Path, default=Path("/dev/shm/recipes"))
+    args = parser.parse_args()
+    named = ROOT / "experiments" / f"{args.recipe}.toml"
+    path = named if named.exists() else Path(args.recipe)
+    recipe = load_experiment(path, overrides=args.set, is_here=False)
+    args.dir.mkdir(parents=True, exist_ok=True)
+    experiment = changed(recipe, steps=args.steps, at=args.dir.absolute())
+    paths = run_forge(experiment, store=args.dir, is_judged=False)
+    began = time.time()
+    again = ["--fork", f"{paths.root}:{args.steps - 1}", "--store", str(args.dir.absolute())]
+    command = [sys.executable, str(ROOT / "bench" / "no_judge.py"), "run", *again]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr)
+    resumed = find_run(experiment.name, store_dir=args.dir)
+    found = {
+        "recipe": experiment.name,
+        "machine": machine(),
+        "stages": figures(paths, experiment),
+        "resume_s": round(min(row["at"] for row in metrics_of(resumed)) - began, 1),
+    }
+    print(json.dumps(found, indent=1))
+    shutil.rmtree(paths.root)
+    shutil.rmtree(resumed.root)
+
+
+def changed(recipe: Experiment, *, steps: int, at: Path) -> Experiment:
+    """The recipe for a few steps, on random weights and rows of this folder."""
+    stages, longest = [], 0
+    for stage in recipe.stage:
+        if isinstance(stage, EvalStage):
+            continue
+        update: dict[str, Any] = {"steps": steps, "warmup_steps": 0, "save_every": steps - 1}
+        if stage.kind == "sft":
+            update["epochs"] = None
+            longest = max(longest, stage.max_length)
+        stages.append(stage.model_copy(update=update))
+    data = DataTable()
+    if longest:
+        data = DataTable(source="file", path=write_rows(at / f"rows-{longest}.jsonl", longest))
+    model = recipe.model
+    if not model.init:
+        path = str(write_model(recipe, at))
+        model = model.model_copy(update={"path": path, "revision": None, "adapter": None})
+    update = {
+        "name": f"recipe-{recipe.name}", "model": model, "data": data, "stage": stages,
+        "problems": ProblemsTable(), "eval": recipe.eval.model_copy(update={"every": 0}),
+    }  # fmt: skip
+    return without_judge(recipe.model_copy(update=update))
+
+
+def write_rows(path: Path, max_length: int) -> Path:
+    """Random conversations of a quarter to all of that many tokens, a fifth of them the prompt. Of
+    the words' letters, each is a token: the vocabulary has little more than bytes."""
+    draw = random.Random(0)
+
+    def text(size: int) -> str:
+        return "".join(draw.choices("bcdfghjklmnpqrstvwxz", k=size))
+
+    with path.open("w") as file:
+        for _ in range(NUM_ROWS):
+            size = draw.randrange(max_length // 4, max_length - 40)
+            row = {"prompt": text(size // 5), "completion": text(size - size // 5)}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def write_model(recipe: Experiment, at: Path) -> Path:
+    """Random weights in bf16 of the recipe's model, one file a layer, with a small tokenizer."""
+    name = (recipe.model.path or "").rpartition("/")[2].lower()
+    folder = at / f"model-{name}"
+    if (folder / "model.safetensors.index.json").exists():
+        return folder
+    if found := config_dir(recipe.model):
+        raw = dict(read_config(found))
+    else:
+        fitting = [known for known in KNOWN if name == known or name.startswith(f"{known}-")]
+        if not fitting:
+            sys.exit(f"model.path: found {recipe.model.path}, of unknown shape; {', '.join(KNOWN)}")
+        raw = {**KNOWN[max(fitting, key=len)], "max_position_embeddings": 40_960}
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+    from trainers_workload import make_model
+
+    config: Any = transformers.AutoConfig.for_model(**{**raw, "dtype": "bfloat16"})
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(str(folder))
+    tokenizer = make_model("tiny", at / "tokenizer")
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer / file, folder / file)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    draw = torch.Generator(device).manual_seed(0)
+    layers: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in model.state_dict().items():
+        layer = key.split("layers.")[1].split(".")[0] if "layers." in key else "rest"
+        layers.setdefault(layer, {})[key] = value
+    files: dict[str, str] = {}
+    for layer, tensors in layers.items():
+        made = {}
+        for key, value in tensors.items():
+            drawn = torch.ones(value.shape, dtype=value.dtype, device=device)
+            if value.dim() > 1:
+                drawn.normal_(0.0, 0.02, generator=draw)
+            made[key] = drawn.cpu()
+        save_file(made, str(folder / f"{layer}.safetensors"), metadata={"format": "pt"})
+        files |= dict.fromkeys(made, f"{layer}.safetensors")
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def metrics_of(paths: RunPaths) -> list[dict[str, Any]]:
+    with open_run(paths) as reader:
+        found = reader.rows(
+            "SELECT * FROM metrics WHERE key LIKE 'train/%' OR key LIKE '%/seconds'"
+        )
+    return [row for row in found if row["step"]]
+
+
+def figures(paths: RunPaths, experiment: Experiment) -> list[dict[str, Any]]:
+    """Figures of each stage from the run's store."""
+    metrics, found = metrics_of(paths), []
+    for number, stage in enumerate(experiment.stage):
+        assert not isinstance(stage, EvalStage)
+        first = [row for row in metrics if row["stage"] == number]
+        skipped = max(stage.steps // 10, 1)
+        steps: dict[int, dict[str, float]] = {}
+        for row in first:
+            steps.setdefault(row["step"], {})[row["key"]] = row["value"]
+        counted = [values for step, values in steps.items() if step > skipped]
+        ends = {row["step"]: row["at"] for row in first}
+        tokens_per_s = middle(counted, "train/tokens/per_s")
+        if tokens_per_s and stage.kind == "sft":
+            tokens_per_s = round(1.25 * tokens_per_s)  # it counts all but the prompts
+        spans = [ends[step + 1] - at for step, at in ends.items() if step and step + 1 in ends]
+        found.append({
+            "stage": f"{stage.kind}-{number}",
+            "steps": len(steps),
+            "step_s": middle(counted, "step/wall/seconds") or (spans and statistics.median(spans)),
+            "train_s": middle(counted, "train/step/seconds"),
+            "tokens_per_s": tokens_per_s,
+            "share_of_peak": share_of_peak(experiment, stage, tokens_per_s),
+            "peak_gb": round(highest(first, "train/peak_bytes/max") / 1e9, 2) or "unknown",
+            "idle": {
+                role: ratio(counted, f"idle/{role}/seconds", "step/wall/seconds") for role in ROLES
+            },
+            "publish_s": middle(counted, "weights/publish/seconds"),
+            "checkpoint_wait_s": highest(first, "train/checkpoint/seconds"),
+        })  # fmt: skip
+    return found
+
+
+def share_of_peak(experiment: Experiment, stage: Any, tokens_per_s: float | None) -> Any:
+    """Model FLOPs of that rate by the peak of all cards; in words what is not known."""
+    cards = [gpu.name for gpu in inventory()]
+    peak = next((v for name, v in PEAK_TFLOPS.items() if cards and name in cards[0]), None)
+    shape = model_shape(experiment.model)
+    if peak is None or shape is None or tokens_per_s is None:
+        missing = "peak" if peak is None else "shape" if shape is None else "rate"
+        return f"unknown: no {missing} of {', '.join(cards) or 'a CPU'}"
+    used, config = shape.params, read_config(Path(experiment.model.path or ""))
+    if shape.is_mixture:
+        share = config["num_experts_per_tok"] / (config.get("num_experts") or 1)
+        used -= int(shape.expert_params * (1 - share))
+    used -= shape.vocab * shape.hidden  # the input embedding multiplies nothing
+    is_sft = stage.kind == "sft"
+    length = stage.max_length * 5 / 8 if is_sft else experiment.serve.context_tokens / 2
+    factor = 6 if experiment.model.lora is None else 4
+    flops = factor * (used + shape.layers * shape.heads * shape.head_dim * length)
+    num = len(cards) if experiment.devices.train == "auto" else experiment.devices.train
+    return round(tokens_per_s * flops / (peak * 1e12 * max(num or 1, 1)), 3)
+
+
+def middle(steps: list[dict[str, float]], key: str) -> float | None:
+    values = [step[key] for step in steps if key in step]
+    return round(statistics.median(values), 3) if values else None
+
+
+def highest(rows: list[dict[str, Any]], key: str) -> float:
+    return max((row["value"] for row in rows if row["key"] == key), default=0.0)
+
+
+def ratio(steps: list[dict[str, float]], part: str, whole: str) -> float | None:
+    total = sum(step.get(whole, 0.0) for step in steps)
+    return round(sum(step.get(part, 0.0) for step in steps) / total, 3) if total else None
+
+
+if __name__ == "__main__":
+    main()
