@@ -31,6 +31,7 @@ METRICS = {
     "train/tokens/sum": "GRPO: trained tokens.",
     "train/samples/count": "GRPO: samples of the batch.",
     "train/micro_batches/count": "GRPO: forward-backward passes.",
+    "train/checkpoint/seconds": "Time that steps waited for a checkpoint since the last report.",
     "train/forward_tokens/sum": "GRPO: tokens that were computed, shared ones once.",
     "train/skipped_updates/count": "GRPO: updates left out, since loss or gradient was not finite.",
     "train/step/seconds": "GRPO: time of the step, without the wait for its batch.",

@@ -72,7 +72,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_package(GRPO, model=quantized) is None
 
 
-def test_the_tables_reach_trl(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_tables_reach_transformers(tiny_model: Path, tmp_path: Path) -> None:
     from forge.train.trainer.child.settings import trainer_arguments
 
     stage = GRPO.model_copy(
@@ -81,14 +81,16 @@ def test_the_tables_reach_trl(tiny_model: Path, tmp_path: Path) -> None:
             "optimizer": "adamw_8bit", "gradient_checkpointing": True,
         }
     )  # fmt: skip
-    found = trainer_arguments(settings_of(stage, tiny_model, tmp_path))
+    settings = settings_of(stage, tiny_model, tmp_path)
+    found = trainer_arguments(settings)
     assert found["lr_scheduler_type"] == "cosine_with_min_lr"
     assert found["lr_scheduler_kwargs"] == {"min_lr": 1e-6}
     assert (found["adam_beta1"], found["optim"]) == (0.8, "adamw_bnb_8bit")
-    assert found["gradient_checkpointing"] is True
-    plain = trainer_arguments(settings_of(GRPO, tiny_model, tmp_path))
+    assert settings.recomputes is True
+    by_default = settings_of(GRPO, tiny_model, tmp_path)
+    plain = trainer_arguments(by_default)
     assert plain["lr_scheduler_type"] == "constant_with_warmup"
-    assert plain["gradient_checkpointing"] is False, "recomputing on a CPU only costs time"
+    assert by_default.recomputes is False, "recomputing on a CPU only costs time"
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])

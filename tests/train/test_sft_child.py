@@ -260,3 +260,41 @@ def test_a_checkpoint_ordered_by_the_supervisor_is_saved_at_the_end_of_that_step
     again.train(resume_from_checkpoint=str(first))
     for name, tensor in trainer.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], tensor), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_weights_alone_continues_the_schedule(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    keys = {"steps": 4, "save_every": 2, "save": "weights", "schedule": "linear"}
+    stage = STAGE.model_copy(update=keys)
+    trainer = trainer_of(tiny_model, tmp_path, stage)
+    trainer.train()
+    first = tmp_path / "undisturbed" / "checkpoint-2"
+    assert not list(first.glob("optimizer*"))
+    assert trainer.take_checkpoint_s() > 0
+    again = trainer_of(tiny_model, tmp_path, stage)
+    rates: list[float] = []
+    again.training_step = lambda *args: rates.append(again._get_learning_rate()) or torch.zeros(())
+    again.train(resume_from_checkpoint=str(first))
+    assert rates == pytest.approx([3e-3, 1.5e-3])
+    assert again.state.global_step == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_disk_that_cannot_hold_a_checkpoint_is_found_before_the_first_step(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.errors import ConfigError
+    from forge.train.trainer.child import trainer as common
+
+    write_rows(tmp_path / "rows.jsonl")
+    trainer = trainer_of(tiny_model, tmp_path)
+    weights = 4 * trainer.model.num_parameters()
+    usage = SimpleNamespace(free=2 * weights)
+    monkeypatch.setattr(common.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ConfigError, match=r"^save: found .* GB free in .*; free space, or"):
+        trainer.require_disk()
+    usage.free = 4 * weights
+    trainer.require_disk()

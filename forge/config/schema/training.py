@@ -177,6 +177,9 @@ class TrainStage(Table):
     small models."""
     save_every: Positive = 50
     """Steps between checkpoints; the last step always writes one."""
+    save: Literal["all", "weights"] = "all"
+    """Content of a checkpoint. weights: without the optimizer's moments, two thirds of the bytes; a
+    stage that continues from it begins with moments of zero."""
     keep_checkpoints: Positive | Literal["all"] = 2
     """Number of newest checkpoints that are kept; the best one by evaluation is kept, too. all:
     none is removed."""

@@ -17,6 +17,7 @@ a directory that resume picks and fails on (measured, transformers 5.23). Here i
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import SCHEDULER_NAME
 
+from forge.errors import ConfigError
 from forge.train.checkpoints import STAGING, checkpoint_dir, put_in_place, write_manifest
 from forge.train.trainer.child.card import SharedCard
 from forge.train.trainer.child.optimizer import rounding_optimizer
@@ -51,6 +54,7 @@ class StageTrainer(Trainer):
     def __init__(self, *, settings: TrainerSettings, model: Any, arguments: dict[str, Any]) -> None:
         self.settings = settings
         self.saved = settings.checkpoint
+        self._checkpoint_s = 0.0
         self.world = World()
         self.card = SharedCard(settings.shared_card)
         add_head(model, temperature=settings.temperature)
@@ -145,9 +149,54 @@ class StageTrainer(Trainer):
         final = super()._get_output_dir(trial)
         return str(Path(final, STAGING)) if self._is_staging else final
 
+    def require_disk(self) -> None:
+        """Raise ConfigError if the disk cannot hold a checkpoint."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]  # type: ignore[union-attr]
+        weights = sum(p.numel() * p.itemsize for p in trained)
+        small = self.settings.stage["optimizer"] == "adamw_8bit"
+        moments = 2 * (sum(p.numel() for p in trained) if small else weights)
+        needed = weights + moments * (self.settings.stage["save"] == "all")
+        work_dir = self.settings.work_dir
+        work_dir.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(work_dir).free
+        if self.world.is_main and needed > free:
+            raise ConfigError(
+                f"save: found {free / 1e9:.1f} GB free in {work_dir}, and a checkpoint takes "
+                f'{needed / 1e9:.1f} GB; free space, or "weights" ({weights / 1e9:.1f} GB)'
+            )
+
+    def take_checkpoint_s(self) -> float:
+        """Seconds for which steps have waited for checkpoints since the last call."""
+        found, self._checkpoint_s = self._checkpoint_s, 0.0
+        return found
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Moments, unless only weights are saved, and the schedule."""
+        scheduler: Any = self.lr_scheduler
+        if self.settings.stage["save"] == "all" or self.is_fsdp_enabled:
+            super()._save_optimizer_and_scheduler(output_dir)  # for FSDP the weights, too
+        elif self.args.should_save:
+            torch.save(scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
+        if self.settings.stage["save"] == "weights":
+            for path in Path(output_dir).glob("optimizer*"):
+                path.unlink(missing_ok=True)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Also continue the schedule of a checkpoint without moments, which transformers skips."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or list(Path(checkpoint).glob("optimizer*")):
+            return
+        scheduler: Any = self.lr_scheduler
+        optimizer: Any = self.optimizer
+        state = torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True)
+        scheduler.load_state_dict(state)
+        for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """All ranks write into the staging directory of their machine; rank 0 adds what only others
         have, and moves it to its place."""
+        began = time.monotonic()
         work_dir = Path(super()._get_output_dir(trial))
         staging = work_dir / STAGING
         if self.world.is_first_here:
@@ -169,6 +218,7 @@ class StageTrainer(Trainer):
             put_in_place(written, checkpoint_dir(work_dir, self.step))
         self.saved = checkpoint_dir(work_dir, self.step)
         self.world.wait()
+        self._checkpoint_s += time.monotonic() - began
 
 
 class Reporter(TrainerCallback):
@@ -178,6 +228,12 @@ class Reporter(TrainerCallback):
         self._stage_trainer = trainer
         self._client = client
         self._stop = stop
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Ask the disk before the first checkpoint."""
+        self._stage_trainer.require_disk()
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -83,6 +83,7 @@ class GrpoReporter(Reporter):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Publish first after a resume: the replicas may serve weights of a step that is lost."""
+        super().on_train_begin(args, state, control, **kwargs)
         if state.global_step > 0 and self._trainer.settings.publishes:
             self._trainer.publish()
 

@@ -200,6 +200,7 @@ class TurnTrainer(StageTrainer):
         assert self.taken is not None
         (peak,) = self.world.max([float(take_peak_bytes())])
         metrics = self.stats.metrics(self.world)
+        metrics["train/checkpoint/seconds"] = self.take_checkpoint_s()
         if peak:
             metrics["train/peak_bytes/max"] = peak
         if peak and self.settings.shared_card is not None:

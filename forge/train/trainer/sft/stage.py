@@ -132,6 +132,8 @@ class SftReporter(Reporter):
             "train/learning_rate/value": logs["learning_rate"],
             "train/token_accuracy/mean": self._trainer.take_accuracy(),
         }
+        if seconds := self._trainer.take_checkpoint_s():
+            metrics["train/checkpoint/seconds"] = seconds
         (peak,) = world.max([float(take_peak_bytes())])
         if peak:
             metrics["train/peak_bytes/max"] = peak
