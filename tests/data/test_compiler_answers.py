@@ -59,6 +59,17 @@ CASES = {
         problem("x @ y.transpose(1, 2)", "torch.rand(2, 20, 24), torch.rand(2, 18, 24)"),
         ("2, 20, 24", "2, 35, 24"),
     ),
+    "convolution of what is padded": (
+        problem(
+            "self.conv(x)", "torch.rand(2, 4, 52)",
+            "self.conv = nn.Conv1d(a0, 20, 5, 2, padding=2, padding_mode='reflect')", "4",
+        ),
+        ("2, 4, 52", "3, 4, 37"),
+    ),
+    "smallest of it and a number": (
+        problem("torch.min(x, torch.tensor(0.4, device=x.device)) * 2", "torch.rand(4, 24)"),
+        ("4, 24", "6, 37"),
+    ),
     "convolution in groups": (
         problem(
             "self.conv(x).tanh()", "torch.rand(2, 24, 9, 11)",
@@ -107,7 +118,15 @@ CASES = {
 
 
 PRODUCTS = (
-    *("product", "batched", "convolution in", "convolution of points", "transposed", "a module"),
+    *(
+        "product",
+        "batched",
+        "convolution in",
+        "convolution of points",
+        "convolution of what",
+        "transposed",
+        "a module",
+    ),
 )
 """Beginnings of the names of cases whose kernels multiply matrices."""
 

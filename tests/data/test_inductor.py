@@ -11,7 +11,7 @@ import pytest
 
 from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
 from forge.data.inductor.rewrite import rewrite
-from forge.data.inductor.source import Entry, Transformer, copied, walk
+from forge.data.inductor.source import Entry
 from forge.data.inductor.text import WIDTH, print_statement
 
 FOLDER = Path(__file__).with_name("inductor")
@@ -86,49 +86,3 @@ def test_a_long_sum_has_a_line_for_each_term():
     lines = list(print_statement(node, 8))
     assert max(map(len, lines)) <= WIDTH
     assert ast.dump(ast.parse("\n".join(lines).strip())) == ast.dump(ast.Module([node], []))
-
-
-SYNTAX = """
-@d(1)
-class A(B, k=2):
-    def f(self, a, *b, c=1, d, **e) -> int:
-        global g
-        x: int = {**a, 'k': [y for y in b if y], 1: (z := 3)}
-        with open(a) as h, i:
-            del h[1:2, ::3], i.j
-        try:
-            return f"{a!r:>{b}}" if not c else lambda p, *, q=1, r: -p @ q
-        except (E, F) as e:
-            raise G from e
-        else:
-            assert a < b <= c, d
-        finally:
-            match a:
-                case [1, *s] | {"k": v, **w} | T(u, t=None) if a:
-                    yield from a
-    async def n(self):
-        async for o in p: await o
-"""
-
-
-def test_walking_and_copying_leave_out_contexts_and_operators_only() -> None:
-    tree = ast.parse(SYNTAX)
-    skipped = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
-    expected = {one for one in ast.walk(tree) if not isinstance(one, skipped)}
-    found = list(walk(tree))
-    assert len(found) == len(expected)
-    assert set(found) == expected
-    assert ast.unparse(copied(tree)) == ast.unparse(tree)
-    assert not set(walk(copied(tree))) & expected
-
-
-def test_a_transformer_removes_replaces_and_keeps() -> None:
-    class Changed(Transformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            return ast.Constant(7) if node.id == "a" else node
-
-        def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-            return None if ast.unparse(node.targets[0]) == "gone" else self.generic_visit(node)
-
-    tree = ast.parse("gone = a\nif a:\n    b = {**a, a: [a, c]}\n    gone = 1\n")
-    assert ast.unparse(Changed().visit(tree)) == "if 7:\n    b = {**7, 7: [7, c]}"

@@ -7,19 +7,14 @@ names of buffers that stand for the same memory become one.
 from __future__ import annotations
 
 import ast
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.expressions import Maxed, Substituted, tidy
+from forge.data.inductor.expressions import Substituted, tidy
 from forge.data.inductor.launches import read_launch
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import (
-    Transformer,
-    calls_of,
-    copied,
-    dotted,
-    walk,
-)
+from forge.data.inductor.source import calls_of, dotted, walk
 from forge.data.inductor.steps import (
     Allocate,
     Compute,
@@ -172,7 +167,7 @@ class CallReader:
         """An operation of torch, or an element of its result."""
         tensors: list[View] = []
         expr = counterpart(value) if isinstance(value, ast.Call) else value
-        expr = _Placed(self, tensors).visit(copied(expr))
+        expr = _Placed(self, tensors).visit(copy.deepcopy(expr))
         self.steps.append(Compute(call=expr, tensors=tensors, result=result))
 
     def value(self, node: ast.expr) -> Value:
@@ -217,7 +212,7 @@ class CallReader:
 
     def _number(self, node: ast.expr) -> ast.expr:
         """An expression of numbers, with the names of `call` replaced."""
-        made = tidy(Maxed().visit(_Placed(self, None).visit(copied(node))))
+        made = tidy(_Placed(self, None).visit(copy.deepcopy(node)))
         assert isinstance(made, ast.expr)
         return made
 
@@ -226,7 +221,7 @@ _Asserted = dict[str, tuple[ast.expr, ast.expr]]
 
 
 @dataclass(slots=True)
-class _Placed(Transformer):
+class _Placed(ast.NodeTransformer):
     """Replaces names of `call`: tensors by placeholders, numbers by their expressions."""
 
     steps: CallReader
@@ -243,10 +238,10 @@ class _Placed(Transformer):
 
     def _place(self, value: Value, node: ast.expr) -> ast.expr:
         if not isinstance(value, View):
-            return copied(value)
+            return copy.deepcopy(value)
         if self.tensors is None:
             if value.root.is_input and value.size is None:
-                return copied(value.root.expr)
+                return copy.deepcopy(value.root.expr)
             unknown(node)
         self.tensors.append(value)
         return ast.Name(id=str(len(self.tensors) - 1), ctx=ast.Load())
@@ -304,7 +299,7 @@ def read_forward(
     roots = [one.root for one in reader.names.values() if isinstance(one, View)]
     return Forward(
         steps=reader.steps,
-        result=Substituted(known).visit(copied(entry.result)),
+        result=Substituted(known).visit(copy.deepcopy(entry.result)),
         outputs=outputs,
         device=_device(roots),
         inputs=[one for one in roots if one.is_input],
@@ -319,4 +314,4 @@ def _device(roots: list[Root]) -> ast.expr:
     chosen = chosen or next(iter(tensors), None)
     if chosen is None:
         return ast.Constant("cuda")
-    return ast.Attribute(value=copied(chosen), attr="device", ctx=ast.Load())
+    return ast.Attribute(value=copy.deepcopy(chosen), attr="device", ctx=ast.Load())

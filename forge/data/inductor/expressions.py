@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.source import Transformer, copied, dotted, walk
+from forge.data.inductor.source import walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,7 +57,7 @@ def product(sizes: Iterable[ast.expr]) -> Polynomial:
     return made
 
 
-class _Tidied(Transformer):
+class _Tidied(ast.NodeTransformer):
     def __init__(self, *, is_kernel: bool) -> None:
         self.is_kernel = is_kernel
 
@@ -170,25 +171,11 @@ def tidy(node: ast.AST, *, is_kernel: bool = False) -> ast.AST:
     return _Tidied(is_kernel=is_kernel).visit(node)
 
 
-class Substituted(Transformer):
+class Substituted(ast.NodeTransformer):
     """Replaces names by copies of expressions."""
 
     def __init__(self, known: Mapping[str, ast.expr]) -> None:
         self.known = known
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return copied(self.known[node.id]) if node.id in self.known else node
-
-
-class Maxed(Transformer):
-    """Replaces `max(1, n)` by `n`: no size is 0."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        match node:
-            case ast.Call(args=[ast.Constant(value=1), other], keywords=[]) if (
-                dotted(node.func) == "max"
-            ):
-                return other
-            case _:
-                return node
+        return copy.deepcopy(self.known[node.id]) if node.id in self.known else node

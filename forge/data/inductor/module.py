@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import re
 import symtable
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.kernel.runtime_functions import FUNCTIONS, translate
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import Transformer, copied, is_class, named, walk
+from forge.data.inductor.source import is_class, named, walk
 from forge.data.inductor.steps import (
     Allocate,
     Compute,
@@ -124,7 +125,7 @@ def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> l
         if name in FUNCTIONS:
             node: ast.AST = ast.parse(FUNCTIONS[name]).body[0]
         else:
-            node = _without_decorations(copied(answer.combines[name]))
+            node = _without_decorations(copy.deepcopy(answer.combines[name]))
         assert isinstance(node, ast.stmt)
         found[name] = node
         waiting.extend(sorted(_names([node])))
@@ -142,7 +143,7 @@ def _body(
 ) -> list[ast.stmt]:
     """The statements of a forward that launches the kernels."""
     outputs = [one.write() for one in forward.outputs]
-    result = _Filled(outputs).visit(copied(forward.result))
+    result = _Filled(outputs).visit(copy.deepcopy(forward.result))
     return [
         *(_step(one, kernels, names, forward.device) for one in forward.steps),
         ast.Return(value=result),
@@ -159,7 +160,7 @@ def _step(
             return _assign(step.root.expr, _allocation(step, device))
         case Compute():
             tensors = [one.write() for one in step.tensors]
-            value = _Filled(tensors).visit(copied(step.call))
+            value = _Filled(tensors).visit(copy.deepcopy(step.call))
             return _assign(step.result.expr, value)
         case Launch():
             return ast.Expr(value=_launch(step, kernels[step.kernel], names[step.kernel]))
@@ -199,7 +200,7 @@ def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
 def _argument(value: Value) -> ast.expr:
     if not isinstance(value, View):
         return value
-    return copied(value.root.expr) if value.starts_at_root() else value.write()
+    return copy.deepcopy(value.root.expr) if value.starts_at_root() else value.write()
 
 
 def _assign(target: ast.expr, value: ast.expr) -> ast.Assign:
@@ -289,7 +290,7 @@ def tables_top(table: symtable.SymbolTable) -> list[symtable.Symbol]:
     return table.get_symbols() if table.get_type() == "module" else []
 
 
-class _Filled(Transformer):
+class _Filled(ast.NodeTransformer):
     """Puts expressions where placeholders stand."""
 
     def __init__(self, values: list[ast.expr]) -> None:

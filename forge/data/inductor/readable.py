@@ -23,7 +23,7 @@ from forge.data.inductor.expressions import (
     tidy,
 )
 from forge.data.inductor.module import operations
-from forge.data.inductor.source import Transformer, dotted, is_call, walk
+from forge.data.inductor.source import dotted, is_call, walk
 from forge.data.inductor.steps import Allocate, Compute, Launch, Number, Root, Step, View
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _as_node(value: int | ast.expr) -> ast.expr:
     return value if isinstance(value, ast.expr) else ast.Constant(value)
 
 
-class _OneRow(Transformer):
+class _OneRow(ast.NodeTransformer):
     """A program of one row: its index and its sums are numbers, no tensors of one element."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -133,7 +133,7 @@ def _without_repeated(kernel: GeneratedKernel, launches: list[Launch]) -> Genera
     return replace(kernel, body=body, params=tuple(p for p in kernel.params if p not in known))
 
 
-class _Plainer(Transformer):
+class _Plainer(ast.NodeTransformer):
     """Loads, casts and shapes without what changes nothing."""
 
     def __init__(self, pointers: dict[str, str]) -> None:
@@ -434,7 +434,7 @@ VALUES = {
 }  # fmt: skip
 
 
-class _NewNames(Transformer):
+class _NewNames(ast.NodeTransformer):
     def __init__(self, new: dict[str, str]) -> None:
         self.new = new
 

@@ -8,19 +8,15 @@ from typing import Any, TypeGuard
 
 from forge.data.inductor.call import Forward, read_forward
 from forge.data.inductor.kernel.body import (
-    Access,
-    examined,
     plain,
     with_sizes_as_arguments,
-    without,
+    with_used_parameters,
 )
 from forge.data.inductor.module import kernel_names, write_module
 from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
 from forge.data.inductor.readable import readable
 from forge.data.inductor.source import Entry, GeneratedKernel, dotted, read
-from forge.data.inductor.steps import Compute, Launch, unread_stores
-
-MAX_ROUNDS = 20
+from forge.data.inductor.steps import Compute, Launch, needed
 
 
 def rewrite(code: str, entry: Entry, labels: dict[str, str]) -> Rewritten:
@@ -38,7 +34,13 @@ def rewrite(code: str, entry: Entry, labels: dict[str, str]) -> Rewritten:
     kernels = {one.name: plain(one) for one in answer.kernels.values()}
     forward = read_forward(answer, entry, kernels, labels)
     kernels = {name: _sized(one, forward) for name, one in kernels.items()}
-    forward, kernels = _read_only(forward, kernels)
+    kernels = {name: with_used_parameters(one) for name, one in kernels.items()}
+    for step in forward.steps:
+        if isinstance(step, Launch):
+            step.keep(kernels[step.kernel].params)
+    forward = replace(forward, steps=needed(forward.steps, forward.outputs))
+    launched = {one.kernel for one in forward.steps if isinstance(one, Launch)}
+    kernels = {name: one for name, one in kernels.items() if name in launched}
     if not kernels:
         raise NotRewritten(RewriteReason.NO_KERNEL, "no launch reaches a returned value")
     forward, kernels = readable(forward, kernels)
@@ -67,29 +69,3 @@ def _sized(kernel: GeneratedKernel, forward: Forward) -> GeneratedKernel:
     return with_sizes_as_arguments(
         kernel, {name: size for name, size in sizes.items() if isinstance(size, int)}
     )
-
-
-def _read_only(
-    forward: Forward, kernels: dict[str, GeneratedKernel]
-) -> tuple[Forward, dict[str, GeneratedKernel]]:
-    """Forward and kernels without what reaches no output: repeated, as one store needs others."""
-    accesses: dict[str, Access] = {}
-    for _ in range(MAX_ROUNDS):
-        for name, one in kernels.items():
-            if name not in accesses:
-                kernels[name], accesses[name] = examined(one)
-        for step in forward.steps:
-            if isinstance(step, Launch):
-                step.keep(kernels[step.kernel].params)
-        steps, unread = unread_stores(forward.steps, accesses, forward.outputs)
-        launched = {one.kernel for one in steps if isinstance(one, Launch)}
-        is_done = len(steps) == len(forward.steps) and not any(unread.values())
-        forward = replace(forward, steps=steps)
-        kernels = {name: one for name, one in kernels.items() if name in launched}
-        for name, one in kernels.items():
-            if unread[name]:
-                kernels[name] = without(one, unread[name])
-                del accesses[name]
-        if is_done:
-            break
-    return forward, kernels

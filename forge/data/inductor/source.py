@@ -6,17 +6,16 @@ walks and copies of trees.
 from __future__ import annotations
 
 import ast
+import copy
 import re
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-Tree = TypeVar("Tree", bound=ast.AST)
 
 SCALAR = re.compile(r"zf\d+$")
 """Names of numbers of forward, which kernels mention and launches do not pass."""
@@ -70,7 +69,7 @@ class Entry:
     """The problem's side of an answer."""
 
     definitions: list[ast.stmt]
-    """Those of the problem, with `ModelNew` in place of `Model`."""
+    """Definitions of the problem, with `ModelNew` in place of `Model`."""
     given: list[ast.expr]
     """The arguments of `call`, in names of forward."""
     result: ast.expr
@@ -85,7 +84,7 @@ class Entry:
             owner = classes.get(waiting.pop(0))
             if owner is not None and (found := _method(owner, "forward")) is not None:
                 if owner is not model:  # of a base class, which others may need as it is
-                    found = copied(found)
+                    found = copy.deepcopy(found)
                     model.body.append(found)
                 return found
             waiting += [dotted(base) for base in (owner.bases if owner else ())]
@@ -152,100 +151,12 @@ def named(name: str) -> ast.expr:
 
 
 def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
-    """The nodes with all below them, a parent before its children, without contexts and operators.
-
-    Several times as fast as `ast.walk`, which also visits those: a data set has 18,000 answers.
-    """
-    stack: list[Any] = [*reversed(nodes)]
+    """The nodes with all below them, a parent before its children."""
+    stack = [*reversed(nodes)]
     while stack:
         node = stack.pop()
-        if node is None:  # a key of `{**other}`
-            continue
         yield node
-        for name in CHILDREN[type(node)]:
-            value = getattr(node, name, None)
-            if type(value) is list:
-                stack += value
-            elif value is not None:
-                stack.append(value)
-
-
-def _subclasses(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
-
-
-_NO_NODES = frozenset({
-    *("ctx", "op", "ops", "id", "attr", "arg", "name", "names", "asname", "module", "level"),
-    *("kind", "type_comment", "type_ignores", "conversion", "simple", "is_async", "rest"),
-    *("kwd_attrs", "tag", "lineno", "col_offset", "type_params", "str"),
-})  # fmt: skip
-"""Fields with names, numbers and operators, whatever node they belong to."""
-
-CHILDREN: dict[type[ast.AST], tuple[str, ...]] = {
-    kind: tuple(name for name in kind._fields if name not in _NO_NODES)
-    for kind in _subclasses(ast.AST)
-} | {ast.Constant: (), ast.MatchSingleton: ()}
-"""Fields of each kind of node that hold nodes, or lists of them."""
-
-
-def copied(node: Tree) -> Tree:
-    """A copy of a tree, without columns; contexts and operators are shared."""
-    made = type(node)()
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if type(value) is list:
-            value = [copied(one) if isinstance(one, ast.AST) else one for one in value]
-        elif isinstance(value, ast.AST) and value._fields:
-            value = copied(value)
-        setattr(made, name, value)
-    if isinstance(node, ast.stmt) and isinstance(made, ast.stmt):
-        made.lineno = node.lineno  # which `ast.unparse` asks for
-    return made
-
-
-_GONE = ast.Pass()
-"""Stands for a node that a transformer has removed from a list."""
-
-
-class Transformer(ast.NodeTransformer):
-    """A NodeTransformer that does not visit contexts, operators, names and numbers."""
-
-    _visitors: ClassVar[dict[type[ast.AST], Any]]
-    """The methods `visit_*` of a class itself, by kind of node."""
-
-    def __init_subclass__(cls) -> None:
-        found = {kind: cls.__dict__.get(f"visit_{kind.__name__}") for kind in CHILDREN}
-        cls._visitors = {
-            kind: visitor for kind, visitor in found.items() if CHILDREN[kind] or visitor
-        }
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        for name in CHILDREN[type(node)]:
-            value = getattr(node, name, None)
-            if type(value) is list:
-                is_shorter = False
-                for place, one in enumerate(value):
-                    if one is not None and (new := self.visit(one)) is not one:
-                        value[place] = _GONE if new is None else new
-                        is_shorter = is_shorter or new is None
-                if is_shorter:
-                    value[:] = [one for one in value if one is not _GONE]
-            elif value is not None:
-                new = self.visit(value)
-                if new is None:
-                    delattr(node, name)
-                elif new is not value:
-                    setattr(node, name, new)
-        return node
-
-    def visit(self, node: ast.AST) -> Any:
-        try:
-            visitor = self._visitors[type(node)]
-        except KeyError:
-            return node  # without a method and without nodes below it
-        return self.generic_visit(node) if visitor is None else visitor(self, node)
+        stack += ast.iter_child_nodes(node)
 
 
 def is_call(node: ast.AST, name: str) -> bool:

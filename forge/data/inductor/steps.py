@@ -5,17 +5,17 @@ launches), and their tensors: memory, and views of it, written as torch's own op
 from __future__ import annotations
 
 import ast
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from forge.data.inductor.expressions import Polynomial, polynomial, product
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import copied, dotted
+from forge.data.inductor.source import dotted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from forge.data.inductor.kernel.body import Access
 
 Sizes = tuple[ast.expr, ...]
 
@@ -51,7 +51,7 @@ class View:
 
     def write(self) -> ast.expr:
         """The tensor as an expression."""
-        root, base = self.root, copied(self.root.expr)
+        root, base = self.root, copy.deepcopy(self.root.expr)
         if self.size is None or self.stride is None:
             return base
         if self.offset is None and root.size is not None and root.stride is not None:
@@ -75,7 +75,7 @@ class View:
         assert self.offset is not None
         if not self.root.is_input:
             return self.offset
-        start = _method(copied(self.root.expr), "storage_offset", [])
+        start = _method(copy.deepcopy(self.root.expr), "storage_offset", [])
         return ast.BinOp(left=start, op=ast.Add(), right=self.offset)
 
 
@@ -86,7 +86,7 @@ def same(left: Sequence[ast.expr], right: Sequence[ast.expr]) -> bool:
 
 def as_tuple(sizes: Sequence[ast.expr]) -> ast.Tuple:
     """Sizes as an expression."""
-    return ast.Tuple(elts=[copied(one) for one in sizes], ctx=ast.Load())
+    return ast.Tuple(elts=[copy.deepcopy(one) for one in sizes], ctx=ast.Load())
 
 
 def is_contiguous(size: Sequence[ast.expr] | None, stride: Sequence[ast.expr] | None) -> bool:
@@ -139,7 +139,7 @@ def _permutation(size: Sizes, stride: Sizes, of_size: Sizes, of_stride: Sizes) -
 
 
 def _unpacked(size: Sizes) -> list[ast.expr]:
-    return [copied(one) for one in size]
+    return [copy.deepcopy(one) for one in size]
 
 
 def _method(owner: ast.expr, name: str, given: list[ast.expr]) -> ast.Call:
@@ -193,77 +193,39 @@ class Launch:
         self.arguments = {k: v for k, v in self.arguments.items() if k in names}
         self.sizes = {k: v for k, v in self.sizes.items() if k in names}
 
-    def roots(self, names: frozenset[str]) -> Iterator[Root]:
-        """The memory behind some parameters."""
-        for name in names:
-            if isinstance(value := self.arguments.get(name), View):
+    def roots(self, beginnings: tuple[str, ...]) -> Iterator[Root]:
+        """The memory behind the parameters whose names begin so."""
+        for name, value in self.arguments.items():
+            if isinstance(value, View) and name.startswith(beginnings):
                 yield value.root
 
 
 Step = Allocate | Compute | Launch | Number
 
 
-def unread_stores(
-    steps: list[Step], accesses: dict[str, Access], outputs: list[View]
-) -> tuple[list[Step], dict[str, frozenset[str]]]:
-    """The steps that reach an output, and by kernel the parameters to which it stores in vain."""
+def needed(steps: list[Step], outputs: list[View]) -> list[Step]:
+    """The steps that reach an output."""
     live = {one.root for one in outputs}
     kept: list[Step] = []
-    unread: dict[str, frozenset[str]] = {}
     for step in reversed(steps):
         match step:
-            case Allocate():
-                if step.root in live:
-                    kept.append(step)
-            case Number():
-                kept.append(step)
-            case Compute():
-                if step.result in live:
-                    kept.append(step)
-                    live.update(one.root for one in step.tensors)
+            case Allocate(root=made) | Compute(result=made):
+                is_needed = made in live
             case Launch():
-                access = accesses[step.kernel]
-                stored = [*step.roots(access.written)]
-                if any(one in live or one.is_input for one in stored):
-                    vain = _stores_in_vain(step, access, live)
-                    unread[step.kernel] = unread.get(step.kernel, vain) & vain
-                    kept.append(step)
-                    live.update(step.roots(access.read | (access.written - vain)))
-    return _with_allocations(steps, kept), unread
-
-
-def _with_allocations(steps: list[Step], kept: list[Step]) -> list[Step]:
-    """Steps in their order, with the buffers of all arguments that are still passed."""
-    passed: set[Root] = set()
-    for step in kept:
-        match step:
-            case Launch():
-                passed.update(v.root for v in step.arguments.values() if isinstance(v, View))
-            case Compute():
-                passed.update(one.root for one in step.tensors)
-            case Allocate():
-                passed.add(step.root)
+                is_needed = any(root in live for root in step.roots(WRITTEN))
             case Number():
-                pass
-    chosen = set(kept)
-    return [
-        one for one in steps if one in chosen or (isinstance(one, Allocate) and one.root in passed)
-    ]
+                is_needed = True
+        if is_needed:
+            kept.append(step)
+            if isinstance(step, Compute):
+                live.update(one.root for one in step.tensors)
+            elif isinstance(step, Launch):
+                live.update(step.roots(("",)))
+    return kept[::-1]
 
 
-def _stores_in_vain(step: Launch, access: Access, live: set[Root]) -> frozenset[str]:
-    """Parameters that a kernel only stores to, in memory that is not read afterwards."""
-    read = {*step.roots(access.read)}
-    vain = set[str]()
-    for name in access.written - access.read:
-        value = step.arguments.get(name)
-        if not isinstance(value, View) or value.root.is_input:
-            continue
-        if value.root not in live and value.root not in read:
-            vain.add(name)
-    return frozenset(vain)
-
-
+WRITTEN = ("out_ptr", "in_out_ptr")
+"""Beginnings of the names of parameters that Inductor's kernels write to."""
 DRAWS = ("rand", "seed", "bernoulli", "normal", "dropout")
 """Parts of the names of operations that draw random numbers."""
 

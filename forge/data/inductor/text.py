@@ -49,12 +49,9 @@ def print_statement(node: ast.stmt, indent: int) -> Iterator[str]:
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as value):
             lines = list(_wrapped(_with_double_quotes(ast.unparse(node)), indent))
             if max(map(len, lines)) > WIDTH:
-                margin, inner = " " * indent, " " * (indent + STEP)
-                lines = [
-                    f"{margin}{name} = (",
-                    *(inner + one for one in _terms(value)),
-                    f"{margin})",
-                ]
+                margin = " " * indent
+                terms = _filled(_terms(value), indent + STEP, end="")
+                lines = [f"{margin}{name} = (", *terms, f"{margin})"]
             yield from lines
         case _:
             yield from _wrapped(_with_double_quotes(ast.unparse(node)), indent)
@@ -72,7 +69,7 @@ def _with_double_quotes(text: str) -> str:
 
 
 def _terms(node: ast.BinOp) -> list[str]:
-    """The operands of a chain of one operator, a line each."""
+    """The operands of a chain of one operator, all but the first with it."""
     parts: list[str] = []
     left: ast.expr = node
     while isinstance(left, ast.BinOp) and type(left.op) is type(node.op):
@@ -130,24 +127,27 @@ def _wrapped(text: str, indent: int) -> Iterator[str]:
         return
     start, end = span
     parts = _split(text[start + 1 : end])
-    yield margin + text[: start + 1]
-    yield from _filled(parts, indent + STEP, is_tuple=text[start] == "(")
+    head = [margin + text[:start]]
+    if len(head[0]) >= WIDTH and text[start - 1] == "]":  # the grid of a launch
+        head = list(_wrapped(text[:start], indent))
+    yield from (*head[:-1], head[-1] + text[start])
+    yield from _filled(parts, indent + STEP)
     yield margin + text[end:]
 
 
-def _filled(parts: list[str], indent: int, *, is_tuple: bool) -> Iterator[str]:
+def _filled(parts: list[str], indent: int, *, end: str = ",") -> Iterator[str]:
     margin = " " * indent
     line = ""
     for place, part in enumerate(parts):
         is_last = place == len(parts) - 1
-        piece = part if is_last else part + ","
+        piece = part if is_last else part + end
         if line and len(margin) + len(line) + 1 + len(piece) > WIDTH:
             yield margin + line
             line = ""
         if not line and len(margin) + len(piece) > WIDTH and _last_brackets(part):
             lines = list(_wrapped(part, indent))
             yield from lines[:-1]
-            line = lines[-1].lstrip() + ("" if is_last else ",")
+            line = lines[-1].lstrip() + ("" if is_last else end)
             continue
         line = f"{line} {piece}" if line else piece
     if line:

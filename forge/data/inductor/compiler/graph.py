@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.data.inductor.compiler.card import pretend
 from forge.data.inductor.compiler.plain import attributes, plain_operations
@@ -308,6 +309,23 @@ def _move_to_card(graph: Any) -> None:
         if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":
             node.replace_all_uses_with(node.args[1])
             graph.graph.erase_node(node)
+            continue
+        if node.op == "get_attr":  # a number that forward makes a tensor of
+            value = getattr(graph, node.target, None)
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                with _disable_current_modes():  # which have symbols in place of numbers
+                    number = value.item()
+                    short = float(f"{number:.6g}") if isinstance(number, float) else number
+                    if bool((torch.tensor(short, dtype=value.dtype) == value).all()):
+                        number = short  # 0.4, not the nearest number of fp32
+                with graph.graph.inserting_before(node):
+                    given, options = (list(value.shape), number), {"dtype": value.dtype}
+                    made = graph.graph.call_function(torch.ops.aten.full.default, given, options)
+                made.meta, made.kwargs = node.meta, {**options, "device": card}
+                node.replace_all_uses_with(made)
+                graph.graph.erase_node(node)
+                if all(one.target != node.target for one in graph.graph.nodes):
+                    delattr(graph, node.target)  # which would be an input
             continue
         node.args = pytree.tree_map(
             lambda one: card if isinstance(one, torch.device) else one, node.args

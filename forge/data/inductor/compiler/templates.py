@@ -57,11 +57,11 @@ _PRODUCT = """{{def_kernel("A", "B")}}
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        at_a = rows[:, None] * {{stride("A", -2)}} + k[None, :] * {{stride("A", -1)}}
-        at_b = k[:, None] * {{stride("B", -2)}} + columns[None, :] * {{stride("B", -1)}}
+        at_a = rows[:, None] * ({{stride("A", -2)}}) + k[None, :] * ({{stride("A", -1)}})
+        at_b = k[:, None] * ({{stride("B", -2)}}) + columns[None, :] * ({{stride("B", -1)}})
 {% if BATCHED %}
-        at_a = batch * {{stride("A", 0)}} + at_a
-        at_b = batch * {{stride("B", 0)}} + at_b
+        at_a = batch * ({{stride("A", 0)}}) + at_a
+        at_b = batch * ({{stride("B", 0)}}) + at_b
 {% endif %}
         is_a = (rows[:, None] < M) & (k[None, :] < K)
         is_b = (k[:, None] < K) & (columns[None, :] < N)
@@ -106,7 +106,7 @@ def _grouped(rank: int, names: str, *, is_transposed: bool) -> list[str]:
     else:
         weight = f"{column}[None, :] * depth + k[:, None]"
     at = " + ".join([
-        "n[:, None] * {{stride('X', 0)}}", channel + "[None, :] * {{stride('X', 1)}}", *address
+        "n[:, None] * ({{stride('X', 0)}})", channel + "[None, :] * ({{stride('X', 1)}})", *address
     ])  # fmt: skip
     positions, rest = _positions(names, "rows")
     where = " & ".join(["(n[:, None] < batch)", "(k[None, :] < depth)", *inside])
@@ -128,7 +128,8 @@ def _grouped(rank: int, names: str, *, is_transposed: bool) -> list[str]:
         "    k = start + tl.arange(0, BLOCK_K)",
         f"    channel = k // ({taps})",
         *reading,
-        f"    x = tl.load(X + ({at}), mask={where}, other=0.0)",
+        f"    is_inside = {where}",
+        f"    x = tl.load(X + ({at}), mask=is_inside, other=0.0)",
         "    is_weight = (k[:, None] < depth) & (columns[None, :] < out_channels)",
         f"    w = tl.load(W + ({weight}), mask=is_weight, other=0.0)",
         '    acc += tl.dot(x, w, input_precision="ieee")',
@@ -159,7 +160,8 @@ def _depthwise(rank: int, names: str, *, is_transposed: bool) -> list[str]:
         "acc = tl.zeros((BLOCK,), dtype=tl.float32)",
         f"for tap in range({taps}):",
         *reading,
-        f"    x = tl.load(X + ({at}), mask={' & '.join(['(n < batch)', *inside])}, other=0.0)",
+        f"    is_inside = {' & '.join(['(n < batch)', *inside])}",
+        f"    x = tl.load(X + ({at}), mask=is_inside, other=0.0)",
         f"    w = tl.load(W + (c * ({taps}) + tap))",
         "    acc += x.to(tl.float32) * w",
         "mask = n < batch",
@@ -204,7 +206,7 @@ def _reading(
         else:
             lines.append(f"    at_{n} = pos_{n}{column} * STRIDE_{up} - PADDING_{up} + {offset}")
             inside += [f"(at_{n} >= 0)", f"(at_{n} < in_{n})"]
-        address.append(f"at_{n} * {{{{stride('X', {2 + names.index(n)})}}}}")
+        address.append(f"at_{n} * ({{{{stride('X', {2 + names.index(n)})}}}})")
     return lines, inside, address[::-1]
 
 

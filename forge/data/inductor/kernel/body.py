@@ -1,15 +1,12 @@
 """A kernel's body in Triton's own words: no aliases, no named constants, no unused values.
 
-`plain` and `with_sizes_as_arguments` are applied once to each kernel, `without` again whenever the
-launches show that nothing reads what it stores through a parameter. Each may change the statements
-that it is given.
+Each function may change the statements that it is given.
 """
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.kernel.inlining import Inlining
@@ -17,21 +14,13 @@ from forge.data.inductor.kernel.runtime_functions import translate
 from forge.data.inductor.source import dotted, is_call, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Set
+    from collections.abc import Iterator
 
     from forge.data.inductor.source import GeneratedKernel
 
 MAX_ROUNDS = 50
 EFFECTS = ("store", "atomic_", "debug_barrier", "device_print", "inline_asm", "static_assert")
 """Beginnings of the names of functions that do more than give a value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """Parameters through which a kernel reads and writes memory."""
-
-    read: frozenset[str]
-    written: frozenset[str]
 
 
 def plain(kernel: GeneratedKernel) -> GeneratedKernel:
@@ -48,27 +37,11 @@ def plain(kernel: GeneratedKernel) -> GeneratedKernel:
     return replace(kernel, body=left, params=params, constexprs=constexprs, fixed=fixed)
 
 
-def without(kernel: GeneratedKernel, unread: Set[str]) -> GeneratedKernel:
-    """The kernel without stores to some parameters, and without what only those needed."""
-    return _cleaned(replace(kernel, body=list(_kept(kernel.body, unread))))
-
-
-def examined(kernel: GeneratedKernel) -> tuple[GeneratedKernel, Access]:
-    """The kernel without the parameters that its body does not use, and its reads and writes.
-
-    A pointer outside `tl.load` and `tl.store` counts as both.
-    """
-    nodes = [one for one in walk(*kernel.body) if type(one) in (ast.Call, ast.Name)]
-    total = Counter(one.id for one in nodes if isinstance(one, ast.Name))
-    params = tuple(name for name in kernel.params if name in total)
-    kernel = replace(kernel, params=params, constexprs=kernel.constexprs & set(params))
-    written = _first_names([one for one in nodes if is_call(one, "tl.store")], kernel)
-    read = _first_names([one for one in nodes if is_call(one, "tl.load")], kernel)
-    for name in kernel.arguments:
-        if total[name] > written[name] + read[name]:
-            written[name] += 1
-            read[name] += 1
-    return kernel, Access(read=frozenset(read), written=frozenset(written))
+def with_used_parameters(kernel: GeneratedKernel) -> GeneratedKernel:
+    """The kernel without the parameters that its body does not use."""
+    used = {one.id for one in walk(*kernel.body) if isinstance(one, ast.Name)}
+    params = tuple(name for name in kernel.params if name in used)
+    return replace(kernel, params=params, constexprs=kernel.constexprs & set(params))
 
 
 def with_sizes_as_arguments(kernel: GeneratedKernel, sizes: dict[str, int]) -> GeneratedKernel:
@@ -83,18 +56,6 @@ def with_sizes_as_arguments(kernel: GeneratedKernel, sizes: dict[str, int]) -> G
 
     left = [node for node in kernel.body if not is_repeated(node)]
     return _cleaned(replace(kernel, body=left))
-
-
-def _first_names(calls: list[ast.AST], kernel: GeneratedKernel) -> Counter[str]:
-    """Uses of parameters in the first argument of some calls."""
-    pointers = set(kernel.arguments)
-    return Counter(
-        one.id
-        for call in calls
-        if isinstance(call, ast.Call) and call.args
-        for one in walk(call.args[0])
-        if isinstance(one, ast.Name) and one.id in pointers
-    )
 
 
 def _translated(node: ast.stmt) -> ast.stmt:
@@ -117,22 +78,6 @@ def _is_fixed(node: ast.stmt, fixed: dict[str, int]) -> bool:
 
 def _is_assertion(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and is_call(node.value, "tl.device_assert")
-
-
-def _kept(body: list[ast.stmt], unread: Set[str]) -> Iterator[ast.stmt]:
-    for node in body:
-        if isinstance(node, ast.Expr) and _stores_to(node.value, unread):
-            continue
-        for part in ("body", "orelse"):
-            if inner := getattr(node, part, None):
-                setattr(node, part, list(_kept(inner, unread)))
-        yield node
-
-
-def _stores_to(node: ast.expr, unread: Set[str]) -> bool:
-    if not (isinstance(node, ast.Call) and is_call(node, "tl.store") and node.args):
-        return False
-    return any(isinstance(one, ast.Name) and one.id in unread for one in walk(node.args[0]))
 
 
 def _cleaned(kernel: GeneratedKernel) -> GeneratedKernel:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.source import Transformer, copied, dotted, is_call, walk
+from forge.data.inductor.source import dotted, is_call, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @dataclass(slots=True)
-class Inlining(Transformer):
+class Inlining(ast.NodeTransformer):
     """Replaces names that stand for another name or a constant."""
 
     known: dict[str, ast.expr] = field(default_factory=dict[str, ast.expr])
@@ -40,7 +41,7 @@ class Inlining(Transformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         is_read = isinstance(node.ctx, ast.Load)
-        return copied(self.known[node.id]) if is_read and node.id in self.known else node
+        return copy.deepcopy(self.known[node.id]) if is_read and node.id in self.known else node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
         match node.targets:

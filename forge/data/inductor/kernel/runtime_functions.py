@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import CHILDREN, Transformer, dotted, named
+from forge.data.inductor.source import dotted, named
 
 LANGUAGE = frozenset({
     "abs", "cdiv", "ceil", "cos", "div_rn", "erf", "exp", "exp2",
@@ -147,12 +147,11 @@ def translate(node: ast.AST) -> ast.AST:
     return _Translator().visit(node)
 
 
-class _Translator(Transformer):
+class _Translator(ast.NodeTransformer):
     """Also removes masks that are None, and slices that take everything."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        for name in CHILDREN[type(node)]:
-            value = getattr(node, name, None)
+        for name, value in ast.iter_fields(node):
             if type(value) is ast.Subscript and _takes_all(value.slice):
                 setattr(node, name, value.value)
         return super().generic_visit(node)
