@@ -156,8 +156,8 @@ def _keeping_activations(
         not isinstance(stage, EvalStage) and stage.gradient_checkpointing is None
         for stage in experiment.stage
     )
-    if not (found.train and is_open):
-        return None
+    if not (found.train and is_open) or shape.is_mixture:
+        return None  # no peak of a mixture that keeps activations was measured yet
     try:
         kept = _fitted(experiment, replace(found, recomputes=False), shape, users=users)
     except MachineError:
