@@ -168,7 +168,7 @@ class TrainStage(Table):
     "forge plan" prints why not."""
     gradient_checkpointing: bool | Positive | None = None
     """Recompute activations instead of keeping them: of all blocks, of none, or of so many. Absent:
-    of all on GPUs where keeping them would not fit, as the plan says."""
+    on GPUs of as many as the memory needs, as the plan says."""
     offload: bool = False
     """Keep weights, gradients and optimizer state in host memory, on a GPU one block at a time.
     Needs 2 or more GPUs, which share them (fsdp2)."""

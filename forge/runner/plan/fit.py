@@ -44,6 +44,8 @@ TAKES_SHARE = frozenset({"vllm"})
 """Engines that take serve.memory_share of a card for any model."""
 DRIVER_SHARE = 0.02
 """Share of a card that the driver keeps."""
+KEPT_PARTS = (0, 0.25, 0.5, 0.75)
+"""Parts of the blocks that are recomputed, tried in order."""
 KEPT_SHARE = 0.8
 """Share of a card that a trainer without recomputation may take: peaks were up to 9 % off."""
 LESS_SLOTS, LESS_TOKENS, MORE_GPUS = 8, 1024, (2, 4, 8)
@@ -104,7 +106,7 @@ def fit(experiment: Experiment, placed: Placement, *, users: Users) -> Placement
             "allowed"
         )
     found = _fitted(experiment, placed, shape, users=users)
-    return _keeping_activations(experiment, found, shape, users=users) or found
+    return _keeping_activations(experiment, found, shape, users=users)
 
 
 def _fitted(
@@ -149,37 +151,40 @@ def _fitted(
 
 def _keeping_activations(
     experiment: Experiment, found: Placement, shape: ModelShape, *, users: Users
-) -> Placement | None:
-    """The placement without recomputation, if a stage leaves it open and all else stays; a step is
-    then shorter by a forward pass, a quarter of its work."""
-    is_open = any(
-        not isinstance(stage, EvalStage) and stage.gradient_checkpointing is None
-        for stage in experiment.stage
-    )
-    if not (found.train and is_open) or shape.is_mixture:
-        return None  # no peak of a mixture that keeps activations was measured yet
-    try:
-        kept = _fitted(experiment, replace(found, recomputes=False), shape, users=users)
-    except MachineError:
-        return None
-    peak = max(kept.bytes_by_gpu[gpu.uuid]["train"] for gpu in kept.train)
-    smallest = min(gpu.memory_bytes for gpu in kept.train)
-    same = (kept.sleeps, kept.memory_share) == (found.sleeps, found.memory_share)
-    if not same or kept.parallel != found.parallel or peak > KEPT_SHARE * smallest:
-        return None
-    reason = (
-        f"gradient_checkpointing absent: activations are kept, {gigabytes(peak)} of "
-        f"{gigabytes(smallest)} at the peak"
-    )
-    return replace(kept, reasons=(*found.reasons, reason))
+) -> Placement:
+    """The placement with as few recomputed blocks as leave all else as it is, if a stage leaves
+    them open: a step without any is shorter by a forward pass, a quarter of its work."""
+    stages = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
+    if not found.train or all(stage.gradient_checkpointing is not None for stage in stages):
+        return found
+    if shape.is_mixture:  # no peak of one that keeps activations was measured yet
+        return found
+    smallest = min(gpu.memory_bytes for gpu in found.train)
+    for part in KEPT_PARTS:
+        num = round(part * shape.layers)
+        try:
+            asked = replace(found, recomputes=num or False)
+            kept = _fitted(experiment, asked, shape, users=users)
+        except MachineError:
+            continue
+        peak = max(kept.bytes_by_gpu[gpu.uuid]["train"] for gpu in kept.train)
+        same = (kept.sleeps, kept.memory_share) == (found.sleeps, found.memory_share)
+        if same and peak <= KEPT_SHARE * smallest:
+            which = f"of all but {num} blocks" if num else "of all blocks"
+            reason = (
+                f"gradient_checkpointing absent: activations {which} are kept, {gigabytes(peak)} "
+                f"of {gigabytes(smallest)} at the peak"
+            )
+            return replace(kept, reasons=(*found.reasons, reason))
+    return found
 
 
 def _with_parallel(experiment: Experiment, placed: Placement, shape: ModelShape) -> Placement:
     """ddp if a whole trainer fits a card, else fsdp2, unless a stage sets it; and the reason."""
     stages = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
-    demanded = {stage.parallel for stage in stages} - {"auto"}
+    demanded = {"fsdp2" if stage.offload else stage.parallel for stage in stages} - {"auto"}
     num = num_ranks(experiment, placed.train)
-    if not placed.train or num < 2 or demanded or not placed.recomputes:
+    if not placed.train or num < 2 or demanded or placed.recomputes is not True:
         kept = placed.parallel if not demanded else "ddp"
         return replace(placed, parallel="fsdp2" if demanded == {"fsdp2"} else kept)
     smallest = min(gpu.memory_bytes for gpu in placed.train)
@@ -330,6 +335,9 @@ def _changes(
                     f"devices.train = {num} (fsdp2)", experiment,
                     replace(placed, train=train, parallel="fsdp2"),
                 )  # fmt: skip
+        if model.quantize is None and len(placed.train) > 1:
+            name, changes, _ = changed("offload = true", "stage", offload=True)
+            yield name, changes, replace(placed, parallel="fsdp2")
         if not model.lora:
             yield changed('optimizer = "adamw_8bit"', "stage", optimizer="adamw_8bit")
             yield changed("[model.lora]", "model", lora=LoraTable())

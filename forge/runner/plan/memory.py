@@ -101,7 +101,7 @@ def train_bytes(
     parallel: str,
     tokens: int,
     is_whole: bool = False,
-    recomputes: bool = True,
+    recomputes: bool | int = True,
 ) -> TrainBytes:
     """GPU memory of a rank of the trainer.
 
@@ -134,7 +134,8 @@ def train_bytes(
         "gradients": width * trained,
     }
     if shards:
-        parts = {name: size / num_gpus for name, size in parts.items()}
+        held = 0 if stage.offload else 1 / num_gpus
+        parts = {name: size * held for name, size in parts.items()}
     elif num_gpus > 1:
         parts["optimizer"] += width * trained
     kind = "adapter" if model.lora else "bf16" if width == 2 or shards else "f32"

@@ -39,7 +39,7 @@ class Placement:
     """Resolved `serve.engine`."""
     parallel: str = "ddp"
     """Resolved `parallel = "auto"` of the stages."""
-    recomputes: bool = True
+    recomputes: bool | int = True
     """Resolved `gradient_checkpointing` of the stages that leave it open, on GPUs."""
     sleeps: bool = False
     """True if engines free their memory while the trainer steps."""

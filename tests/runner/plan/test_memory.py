@@ -133,6 +133,9 @@ def test_settings_that_save_memory_save_it_in_the_plan() -> None:
     sizes = [need(model=m).peak for m in (ModelTable(path="x", dtype="bfloat16"), LORA, quantized)]
     assert peak > sizes[0] > sizes[1] > sizes[2]
     assert need(num_gpus=4, parallel="fsdp2").peak < need(num_gpus=4).peak / 2
+    host = need(changed(offload=True), num_gpus=4, parallel="fsdp2")
+    assert (host.weights, host.optimizer, host.gradients) == (0, 0, 0)
+    assert host.step == need(num_gpus=4, parallel="fsdp2").step
     assert need(changed(optimizer="adamw_8bit")).peak == peak - 6 * LARGE.params
     assert need(changed(gradient_checkpointing=False)).peak == need(recomputes=False).peak > peak
     assert need(changed(beta=0.1)).peak - peak == pytest.approx(4 * LARGE.params, rel=1e-6)

@@ -183,14 +183,17 @@ def test_activations_are_kept_where_that_costs_no_other_role_anything():
     asked = ("devices.gpus=auto", "devices.train=1")
     roomy = place_on("1xH100-80GB", *asked, model="Qwen/Qwen3-0.6B")
     assert not roomy.recomputes
-    assert any("activations are kept" in reason for reason in roomy.reasons)
-    tight = place_on("1xRTX4090-24GB", *asked, model="Qwen/Qwen3-0.6B")
-    assert tight.recomputes
+    assert any("activations of all blocks are kept" in reason for reason in roomy.reasons)
+    long = (*asked, "stage.3.micro_batch_tokens=32768")
+    some = place_on("1xL40S-48GB", *long, model="Qwen/Qwen3-0.6B")
+    assert some.recomputes in (7, 14, 21)
+    tight = place_on("1xRTX4090-13GB", *asked, model="Qwen/Qwen3-0.6B")
+    assert tight.recomputes is True
     shared = place_on("1xH100-80GB", *ALL_AUTO, model="Qwen/Qwen3-1.7B")
-    assert shared.recomputes, "the engine would get less"
+    assert shared.recomputes is True, "the engine would get less"
     key = "gradient_checkpointing=true"
     both = (f"stage.1.{key}", f"stage.3.{key}")
-    assert place_on("1xH100-80GB", *asked, *both, model="Qwen/Qwen3-0.6B").recomputes
+    assert place_on("1xH100-80GB", *asked, *both, model="Qwen/Qwen3-0.6B").recomputes is True
 
 
 def test_a_large_model_is_trained_with_fsdp2_and_a_small_one_with_ddp():
