@@ -101,8 +101,6 @@ def round_to(
     form = FORMATS[name]
     if values.dtype == np.float32 and not saturate and form.exponent_bits == 8:
         return _drop_bits(values, 23 - form.mantissa_bits, rounding)
-    if values.dtype == np.float32 and rounding is Rounding.NEAREST_EVEN:
-        return _round_nearest(values, form, saturate)
     return _round_any(values, form, rounding, saturate)
 
 
@@ -123,28 +121,6 @@ def _drop_bits(values: NDArray[Any], count: int, rounding: Rounding) -> NDArray[
     invalid = np.isnan(values)
     if invalid.any():
         rounded[invalid] = np.nan
-    return rounded
-
-
-def _round_nearest(values: NDArray[Any], form: Format, saturate: bool) -> NDArray[np.float32]:
-    """Round float32 to nearest even, by one float32 addition of a power of two for each value.
-
-    Adding `1.5 * 2**23` steps to a number and taking them away again leaves it on a step.
-    """
-    bits = np.ascontiguousarray(values).view(_U32)
-    power = bits & _U32(0x7F800000)
-    np.clip(power, _U32((form.min_exponent + 127) << 23), _U32(227 << 23), out=power)
-    power += _U32((23 - form.mantissa_bits) << 23)
-    power |= _U32(0x00400000)
-    magic = power.view(np.float32)
-    rounded = values + magic
-    rounded -= magic
-    outside = ~(np.abs(rounded) <= form.max)
-    if outside.any():
-        limit = np.float32(form.max if saturate else form.overflow)
-        beyond = values[outside]
-        rounded[outside] = np.where(np.isnan(beyond), beyond, limit)
-    np.copysign(rounded, values, out=rounded)
     return rounded
 
 
