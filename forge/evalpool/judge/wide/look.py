@@ -212,7 +212,7 @@ class Plant:
     kind: str
 
 
-FAR = frozenset({"large", "beyond", "far constant", "lowered row", "raised row"})
+FAR = frozenset({"large", "beyond", "far constant", "burst", "lowered row", "raised row"})
 """Kinds of plants far beyond other values."""
 
 

@@ -34,8 +34,10 @@ NUM_LINES = 8
 """Lines of each axis of which the first or last element is planted."""
 MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
 """Whole rows of a set: at most so many, one in so many, and elements of each."""
-LONE = 0.5
-"""Share of sets in which the first row has one element that is unlike the others."""
+WHOLE = 0.7
+"""Share of rows that are planted as a whole, not in a part; of each kind the first is."""
+FIRST, LONE = 0.5, 0.75
+"""Share of sets whose first row is equal; of equal rows, those with one element that is not."""
 MIN_NUMBERS, MAX_FIELD = 256, 256
 """Integers that are no lengths; largest range that may be a field of bits."""
 MAX_VALUES = 12
@@ -138,8 +140,8 @@ def _sign(ground: Ground, old: Values) -> Values:
 
 
 def _large(ground: Ground, old: Values) -> Values:
-    """Up to 4096 times the rms."""
-    low, high = 1.0, 4.0 if ground.value.itemsize < 4 else 12.0
+    """64 to 4096 times the rms, most of them large."""
+    low, high = (2.0, 4.0) if ground.value.itemsize < 4 else (6.0, 12.0)
     power = high - (high - low) * torch.rand(old.shape, dtype=torch.float64) ** 2
     sign = 1.0 if ground.domain.low >= 0 else -1.0 if ground.domain.high <= 0 else _signs(old.shape)
     return _power_of_2(power) * max(1.0, ground.rms) * sign
@@ -242,6 +244,15 @@ def _scaled(ground: Ground, old: Values) -> Values:
     return old * 2.0 ** -random.randint(4, 12 if ground.value.itemsize < 4 else 40)
 
 
+def _burst(ground: Ground, old: Values) -> Values:
+    """A few neighbours that are large."""
+    length = random.randint(2, 16)
+    start = random.randrange(max(1, len(old) - length))
+    made = old.clone()
+    made[start : start + length] = _large(ground, made[start : start + length])
+    return made
+
+
 def _moved(ground: Ground, old: Values, sign: float) -> Values:
     is_small = ground.value.dtype is torch.float16
     far = random.choice((FAR / 4, 5 * FAR)) if is_small else FAR
@@ -250,17 +261,18 @@ def _moved(ground: Ground, old: Values, sign: float) -> Values:
     return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
 
 
-def _lone(ground: Ground, old: Values) -> Values:
-    """Equal values but for one element, the last or any: every sum or extremum depends on it."""
-    made = torch.full_like(old, float(random.choice(old)))
-    at = random.choice((-1, random.randrange(len(old))))
-    made[at] = old[at]
+def _equal(ground: Ground, old: Values) -> Values:
+    """Equal values, most often but for one, the last or any: each sum or extremum depends on it."""
+    made = torch.full_like(old, float(random.choice(ground.flat)))
+    if random.random() < LONE:
+        at = random.choice((-1, random.randrange(len(old))))
+        made[at] = old[at]
     return made
 
 
 ROWS: dict[str, Callable[[Ground, Values], Values]] = {
     "zero row": lambda _, old: torch.zeros_like(old),
-    "equal row": lambda ground, old: torch.full_like(old, float(random.choice(ground.flat))),
+    "equal row": _equal,
     "negative row": lambda ground, old: -torch.where(old == 0, ground.rms / 8, old).abs(),
     "positive row": lambda ground, old: torch.where(old == 0, ground.rms / 8, old).abs(),
     "lowered row": lambda ground, old: _moved(ground, old, -1.0),
@@ -269,8 +281,8 @@ ROWS: dict[str, Callable[[Ground, Values], Values]] = {
     "row above": lambda ground, old: _bound(ground, old, 1.0),
     "row below": lambda ground, old: _bound(ground, old, -1.0),
     "row near": lambda ground, old: _bound(ground, old, 0.0),
-    "lone row": _lone,
     "same row": lambda _, old: old,  # of another input
+    "burst": _burst,
     "special row": _special,
     "full row": lambda ground, old: torch.full_like(old, ground.domain.high or 1.0),
     "empty row": lambda ground, old: torch.full_like(old, ground.domain.low),
@@ -305,6 +317,7 @@ LOUD = {
     "far constant",
     "lowered row",
     "raised row",
+    "burst",
     "special row",
 }
 """Kinds beside which others do not show: they have sets of their own."""
@@ -387,13 +400,13 @@ def make_rows(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
     """Whole rows of different kinds."""
     turn = ground.turn % max(1, len(kinds))
     left = [*kinds[turn:], *kinds[:turn]]
-    if "lone row" in kinds and random.random() < LONE:
-        left.insert(0, "lone row")
+    if "equal row" in kinds and random.random() < FIRST:
+        left.insert(0, "equal row")
     groups: list[Group] = []
     lines = _blocks(ground.value) if ground.domain.form in BY_ROW else None
     for number, line in enumerate((lines or _lines(ground.value, ground.turn)) if left else []):
         kind, at = left[number % len(left)], line
-        if number // len(left) % 2 and len(line) > 1:  # a part of the second of each kind
+        if number >= len(left) and random.random() > WHOLE and len(line) > 1:
             length = max(1, len(line) >> random.randint(1, 8))
             start = random.choice((0, random.randrange(len(line) - length), len(line) - length))
             at = line[start : start + length]

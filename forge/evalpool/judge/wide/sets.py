@@ -86,8 +86,6 @@ SHRUNK, CANCELLED = 1e-4, 1e-5
 as an entropy is: float64 loses more there than LEAST_SCALE and SAME allow."""
 MIN_SETS, NUM_SETS = 2, 5
 """Sets where there is room for no more, and least number where there is: two with loud plants."""
-MIN_CONSTANT = 1e-3
-"""Magnitude of a float argument that is no epsilon."""
 MAX_COUNT = 1 << 16
 """Magnitude of an int argument that may be a seed."""
 MAX_NOTED = 64
@@ -123,7 +121,6 @@ class InputSet:
     exact: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """`outputs`, the integers among them as float64 gives them, where a rounding decides: none is
     asked in float64."""
-    """`state` in float64."""
     plants: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     """(tensor, flat index, kind) of some planted elements; tensors as `leaves` numbers them."""
     asks_real: bool = False
@@ -852,13 +849,13 @@ def _largest(tensor: torch.Tensor) -> float:
 def _other_arguments(value: Any) -> list[Any]:
     """Other numbers or flags, of which each set takes one that is borne; none for what is neither.
     Of an int that is no seed also 0, one of the other sign and one that exceeds an axis; of a float
-    that is no epsilon also one of the other sign and a larger one."""
+    also one of the other sign and a larger one."""
     if type(value) is bool:
         return [not value]
     found: list[Any] = []
     if type(value) is float and math.isfinite(value) and value:
         near = value * random.randrange(32, 64) / 64
-        found = [near, -near, 8 * near] if abs(value) > MIN_CONSTANT else [near]
+        found = [near, -near, 8 * near]
     elif type(value) is int:
         near = value + random.choice((1, 2))
         found = [near, 0, -near, 2 * near + 64] if abs(value) < MAX_COUNT else [near]

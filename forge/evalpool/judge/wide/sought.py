@@ -42,7 +42,7 @@ class Looks:
     """The values that a reference looks for in its inputs."""
 
     constants: tuple[float, ...] = ()
-    """Numbers that its operations or its Python code compare with, or jump at."""
+    """Numbers that its operations or its Python code compare with."""
     integers: tuple[int, ...] = ()
     """The same for integers, with neighbours where their order counts."""
     special: tuple[float, ...] = ()
@@ -79,7 +79,6 @@ class Looks:
         if counted is None:
             return cls(constants=_worth(floats), ignored=ignored, permutes=permutes)
         constants = counted.constants | floats
-        constants |= {unit * part for unit in counted.units for part in (0.5, 1.0, 1.5, 2.0)}
         return cls(
             constants=_worth(constants),
             integers=tuple(sorted(one for one in counted.integers | near if abs(one) < 1 << 31)),
