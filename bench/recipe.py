@@ -14,7 +14,8 @@ Prints, by stage: seconds of a step, tokens a second (prompts included, a shared
 it occurs), their model FLOPs as a share of the card's dense bf16 peak (6 a parameter and token, 4
 under an adapter, and attention; repeated work does not count, after Chowdhery et al., PaLM,
 appendix B), peak memory, idle shares, seconds of a publish, seconds for which a step waited for a
-checkpoint, and seconds from the fork to its first step. What is not known is said to be.
+checkpoint, and seconds from the fork to its first step; and the plan's peak and times. What is not
+known is said to be.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ from step_shape import without_judge
 from forge.config.load import load_experiment
 from forge.config.schema import DataTable, EvalStage, Experiment, ProblemsTable
 from forge.process.devices import inventory
+from forge.runner.plan.duration import predict_phases
+from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_files import read_config
+from forge.runner.plan.plan import plan
 from forge.runner.plan.shape import KNOWN, config_dir, model_shape
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run
@@ -72,6 +76,7 @@ def main() -> None:
         "recipe": experiment.name,
         "machine": machine(),
         "stages": figures(paths, experiment),
+        "planned": planned(experiment),
         "resume_s": round(min(row["at"] for row in metrics_of(resumed)) - began, 1),
     }
     print(json.dumps(found, indent=1))
@@ -207,6 +212,21 @@ def figures(paths: RunPaths, experiment: Experiment) -> list[dict[str, Any]]:
             "checkpoint_wait_s": highest(first, "train/checkpoint/seconds"),
         })  # fmt: skip
     return found
+
+
+def planned(experiment: Experiment) -> dict[str, Any]:
+    """What `forge plan` says of the same stages without earlier runs: the largest peak of a card's
+    trainer, and seconds of each stage, judges included."""
+    machine = this_machine(experiment.store.dir, serve=experiment.serve)
+    made = plan(experiment, machine=machine)
+    phases = predict_phases(
+        experiment, machine=machine, params=made.params, placement=made.placement
+    )
+    peaks = [card.bytes_by_role.get("train", 0) for card in made.cards]
+    return {
+        "peak_gb": round(max(peaks, default=0) / 1e9, 2) or "unknown",
+        "stage_s": {each.name: each.wall_s and round(each.wall_s, 1) for each in phases},
+    }
 
 
 def share_of_peak(experiment: Experiment, stage: Any, tokens_per_s: float | None) -> Any:
