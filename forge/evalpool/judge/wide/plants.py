@@ -30,7 +30,7 @@ MAX_SHARE = 16
 """At most one element in so many, beside whole rows."""
 MIN_PLANTS = 4
 """Plants of each kind, as far as there are places."""
-NUM_LINES = 8
+NUM_LINES = 16
 """Lines of each axis of which the first or last element is planted."""
 MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
 """Whole rows of a set: at most so many, one in so many, and elements of each."""
@@ -509,6 +509,8 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
                 own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
             own = ground.movable(own)
             values = _values(ground, kind, own)
+            if kind == "large":
+                values = _with_loud_ends(ground, own, values)
         if len(own):
             groups.append(Group(tensor=tensor, kind=kind, at=own, values=ground.cast(values)))
             if ground.taken is not None:
@@ -563,6 +565,22 @@ def _ends(ground: Ground) -> Places:
         first = chosen // inner * (inner * length) + chosen % inner
         found += [first, first + (length - 1) * inner]
     return ground.movable(torch.cat(found).unique())[: max(MIN_PLANTS, size // 4)]
+
+
+def _with_loud_ends(ground: Ground, at: Places, values: Values) -> Values:
+    """Large values of which those at the ends of rows exceed all others, on both sides of 0: an
+    extremum that misses an end is another one."""
+    length = ground.value.shape[-1] if ground.value.ndim else 1
+    if not len(at) or length < 2:
+        return values
+    loud = values.clone()
+    for column in (0, length - 1):
+        own = torch.nonzero(at % length == column).flatten()
+        sign = 1 - 2 * ((torch.arange(len(own), dtype=values.dtype) + (column > 0)) % 2)
+        if ground.domain.low >= 0 or ground.domain.high <= 0:
+            sign = values[own].sign()
+        loud[own] = 2 * values.abs().max() * sign
+    return loud
 
 
 def _rows_chosen(ground: Ground) -> tuple[Places, int]:
