@@ -7,6 +7,7 @@ given by position. A configuration object becomes a dict, and the constructor ma
 from __future__ import annotations
 
 import ast
+import keyword
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,8 @@ def constructor_call(
         parameter = place if isinstance(place, str) else _at(names, place)
         if config and _is_call(value, config):
             assert isinstance(value, ast.Call)
-            if value.args or any(one.arg is None for one in value.keywords) or not parameter:
+            is_name = parameter.isidentifier() and not keyword.iskeyword(parameter)
+            if value.args or any(one.arg is None for one in value.keywords) or not is_name:
                 raise NotSelfContained("configuration object")
             keys: list[ast.expr | None] = [ast.Constant(one.arg) for one in value.keywords]
             plain[place] = ast.Dict(keys=keys, values=[copied(one.value) for one in value.keywords])
@@ -108,6 +110,8 @@ def tried(make: Callable[..., Found], *args: Any, origin: str, kind: str) -> Fou
         return Rejected(origin=origin, kind=kind, reason=str(error), detail=error.detail)
     except RecursionError:
         return Rejected(origin=origin, kind=kind, reason=TOO_DEEP)
+    except (SyntaxError, ValueError) as error:  # as of a number too long to write
+        return Rejected(origin=origin, kind=kind, reason="cannot be written", detail=str(error))
 
 
 def level_of(tree: ast.Module) -> int:

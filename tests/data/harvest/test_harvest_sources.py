@@ -87,6 +87,13 @@ def read(root: Path) -> tuple[dict[str, Found], dict[str, str]]:
     return {one.origin: one for one in every if isinstance(one, Found)}, reasons
 
 
+def read_rows(root: Path) -> list[str]:
+    """The reason or the origin of each row."""
+    (source,) = open_sources([f"rows:{root}"])
+    every = [one for unit in source.units() for one in source.read(unit)]
+    return [one.reason if isinstance(one, Rejected) else one.origin for one in every]
+
+
 def defined(text: str) -> list[str]:
     nodes = ast.parse(text).body
     return [one.name for one in nodes if isinstance(one, ast.ClassDef | ast.FunctionDef)]
@@ -235,7 +242,7 @@ def test_rows_of_any_format_become_problems(tmp_path: Path) -> None:
     (source,) = open_sources([f"rows:{tmp_path / 'book.jsonl'}"])
     first, second, *others = [one for unit in source.units() for one in source.read(unit)]
     assert isinstance(first, Found)
-    assert (first.origin, first.kind, first.licence) == ("a/b:1", "kernelbook", "MIT")
+    assert (first.origin, first.kind, first.licence) == ("a/b:book/1", "kernelbook", "MIT")
     assert "return [{'dim': 4}, False]" in first.text
     assert "class Model(nn.Module):" in first.text
     assert "_paritybench" not in first.text
@@ -244,6 +251,32 @@ def test_rows_of_any_format_become_problems(tmp_path: Path) -> None:
     assert (second.text, second.kind) == (PLAIN, "sines")
     reasons = [one.reason for one in others if isinstance(one, Rejected)]
     assert reasons == ["broken row", "unresolved name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("[[], {**more}]", "unknown form of get_init_inputs"),
+        ("[[], {name: 1}]", "unknown form of get_init_inputs"),
+        ("[[], {'a b': _mock_config(dim=4)}]", "configuration object"),
+        ("[[], {'class': _mock_config(dim=4)}]", "configuration object"),
+        (f"[[0x{'f' * 9000}], {{}}]", "cannot be written"),
+    ],
+)
+def test_a_row_that_cannot_be_written_out_is_left_out(
+    tmp_path: Path, arguments: str, reason: str
+) -> None:
+    start = BOOK[: BOOK.index("    return [[]")]
+    row = {"entry_point": "Scaled", "python_code": f"{start}    return {arguments}\n"}
+    write_jsonl(tmp_path / "book.jsonl", [row])
+    assert read_rows(tmp_path) == [reason]
+
+
+def test_rows_of_one_repository_in_two_files_differ_in_their_origins(tmp_path: Path) -> None:
+    row = {"id": "p", "code": PLAIN, "repo_name": "a/b"}
+    for name in ("one", "two"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [row])
+    assert read_rows(tmp_path) == ["a/b:one/1", "a/b:two/1"]
 
 
 def test_a_problem_file_is_a_problem_as_it_is(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class ProblemRows:
     def read(self, unit: str) -> Iterator[Found | Rejected]:
         """The problems of a file. Raises ConfigError for a file that is not whole."""
         for number, row in enumerate(rows_of(self._files[unit], key=KEY), start=1):
-            origin = f"{unit.rpartition('.')[0]}/{number}"
+            origin = place = f"{unit.rpartition('.')[0]}/{number}"
             try:
                 problem = row_problem(row, number=number, name=origin)
             except (BadRow, Unfit) as error:
@@ -73,7 +73,7 @@ class ProblemRows:
                 yield Rejected(origin=origin, kind=self.name, reason="broken row", detail=detail)
                 continue
             if repository := row.get("repo_name"):  # its rows stay on one side of a split
-                origin = f"{repository}:{number}"
+                origin = f"{repository}:{place.replace(':', '-')}"
             yield tried(_problem, row, problem, origin=origin, kind=problem.family or self.name)
 
 
@@ -109,10 +109,13 @@ def _returned(file: CodeFile, function: str) -> ast.expr | None:
 
 
 def _pair(node: ast.expr | None) -> tuple[list[ast.expr], dict[str, ast.expr]] | None:
-    """Positional and named arguments of `[[...], {...}]`; None for any other expression."""
+    """Positional and named arguments of `[[...], {...}]`; None for any other expression. Raises
+    NotSelfContained for names that are no constants."""
     match node:
         case ast.List(elts=[ast.List(elts=given), ast.Dict(keys=keys, values=values)]):
             names = [one.value for one in keys if isinstance(one, ast.Constant)]
+            if len(names) != len(values):
+                raise NotSelfContained("unknown form of get_init_inputs")
             return given, dict(zip(map(str, names), values, strict=True))
         case _:
             return None
