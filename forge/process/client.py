@@ -10,12 +10,13 @@ server sends; a connection whose request failed or was cancelled is never used a
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 import h11
 import httpx
 
@@ -98,28 +99,53 @@ class PooledClient(httpx.AsyncClient):
                 return connection
             connection.socket.close()
         try:
-            made = await anyio.to_thread.run_sync(self._connect, abandon_on_cancel=True)
+            made = await self._connect()
         except OSError as error:
             raise HungUp(f"cannot connect: {error}") from error
+        if self.is_closed:  # meanwhile
+            made.close()
+            raise HungUp("its client was closed")
         return _Connection(made)
 
-    def _connect(self) -> socket.socket:
-        """A new connection. Blocks."""
-        timeout_s = self.timeout.connect
-        if self._socket_path is None:
-            address = (self._url.host, self._url.port or 80)
-            made = socket.create_connection(address, timeout=timeout_s)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        else:
-            made = socket.socket(socket.AF_UNIX)
-            made.settimeout(timeout_s)
+    async def _connect(self) -> socket.socket:
+        """A new connection. Holds no thread: a peer may never answer."""
+        limit_s = self.timeout.connect
+        if self._socket_path is not None:
+            return await _connected(socket.AF_UNIX, self._socket_path, limit_s)
+        host, port = self._url.host, self._url.port or 80
+        failure = OSError("no address")
+        for family, _, _, _, address in await anyio.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        ):
             try:
-                made.connect(self._socket_path)
-            except OSError:
-                made.close()
-                raise
+                made = await _connected(family, address, limit_s)
+            except OSError as error:
+                failure = error
+                continue
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return made
+        raise failure
+
+
+async def _connected(
+    family: int, address: str | tuple[Any, ...], limit_s: float | None
+) -> socket.socket:
+    """A connected socket. Raises OSError."""
+    made = socket.socket(family)
+    try:
         made.setblocking(False)
-        return made
+        code = made.connect_ex(address)
+        if code == errno.EINPROGRESS:
+            code = errno.ETIMEDOUT
+            with anyio.move_on_after(limit_s):
+                await anyio.wait_writable(made)
+                code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 class _Connection:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+import socket
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import Response
@@ -222,6 +225,48 @@ async def test_closing_the_client_ends_a_request_that_waits(tmp_path: Path) -> N
                 await ask(client)
         with pytest.raises(ChildDied, match="it is gone"):
             await ask(client)
+
+
+async def test_closing_the_client_ends_a_request_that_connects() -> None:
+    async def never(_stream: anyio.abc.ByteStream, _head: bytes) -> None: ...
+
+    async def ask_lost(client: httpx.AsyncClient) -> None:
+        with anyio.fail_after(5), pytest.raises(ChildDied, match="it hung up"):
+            await ask(client, timeout_s=60)
+
+    server = Server(never)
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(listener.serve, server.serve)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        client = open_url_client(f"http://127.0.0.1:{port}", timeout_s=60, token=None)
+        async with anyio.create_task_group() as asking:
+            asking.start_soon(ask_lost, client)
+            await anyio.lowlevel.checkpoint()
+            await client.aclose()
+        assert not server.requests
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_connection_that_nobody_accepts_holds_no_thread() -> None:
+    threads = anyio.to_thread.current_default_thread_limiter()
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # the backlog is full then, and the kernel drops what follows
+            other = opened.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(listener.getsockname())
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with open_url_client(url, timeout_s=60, token=None) as client:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask, client)
+                await anyio.wait_all_tasks_blocked()
+                assert threads.borrowed_tokens == 0
+                tasks.cancel_scope.cancel()
+            with pytest.raises(Stalled):
+                await ask(client, timeout_s=0.1)
 
 
 async def test_an_answer_beyond_the_bound_is_refused(
