@@ -17,7 +17,7 @@ import pytest
 from forge.cli import run_command
 from forge.commands.doctor.finding import Severity
 from forge.commands.doctor.run import examine_run
-from forge.records import Event, Status
+from forge.records import Event, PolicyVersion, Status
 from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
@@ -150,10 +150,31 @@ def damage_page(root: Path) -> None:
         file.write(b"\xff" * 4096)
 
 
+def finish_and_lose_weights(root: Path) -> None:
+    """A published version, the end of its stage, and no directory of it."""
+    path = str(root / "weights/sft-3")
+    rows = [
+        PolicyVersion(
+            version=9,
+            attempt=1,
+            stage=1,
+            step=3,
+            path=path,
+            sha256="0" * 64,
+            publish_s=1.0,
+            probe_gap=0.0,
+        ),
+        Event(at=9.0, kind="stage_end", message="", data={"stage": 1}),
+    ]
+    anyio.run(write_run, root, rows)
+    (root / "experiment.toml").write_text(EXPERIMENT)
+
+
 STOPPED: dict[str, Callable[[Path], object]] = {
     "run.db": damage_page,
     "tokens.db": lambda root: (root / "tokens.db").write_bytes(b"\xff" * 8192),
     "checkpoints of sft-1": lambda root: damage_checkpoints(root, 1, 2),
+    "weights": finish_and_lose_weights,
     "resume": lambda root: (root / "experiment.toml").write_text("name ="),
 }
 

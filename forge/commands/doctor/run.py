@@ -23,7 +23,7 @@ from forge.store.acknowledged import find_faults
 from forge.store.ownership import is_owned
 from forge.store.reader import open_run
 from forge.train.batch import BadBatch, read_headers
-from forge.train.checkpoints import checkpoint_dir, checkpoints, find_damage, find_resume_point
+from forge.train.checkpoints import checkpoints, find_damage, find_resume_point
 from forge.views.run_state import run_state
 from forge.views.text.numbers import size
 
@@ -204,12 +204,7 @@ def _weights(reader: RunReader, experiment: Experiment, held: HeldRows) -> Findi
     try:
         found = find_starting_weights(start, held.state, experiment, paths.weights)
     except MachineError as failure:
-        newest = held.state.policies[0]
-        source = checkpoint_dir(paths.checkpoints / f"stage-{newest.stage}", newest.step)
-        if damage := find_damage(source):
-            fix = f"put a copy of it there; {source.name} is damaged too: {damage}"
-            return error("weights", str(failure), fix=fix)
-        return warning("weights", str(failure), fix="none needed: published again at a resume")
+        return error("weights", str(failure), fix="")
     version = found.weights.version
     words = f"version {version}, of step {found.step}" if version else "those of the run's start"
     return Finding(name="weights", found=words)

@@ -97,7 +97,10 @@ def find_starting_weights(
                 strays=strays,
             )
         if policy.stage in state.finished_stages:
-            raise MachineError(f"{path}: the weights to resume from are missing or damaged")
+            raise MachineError(
+                f"{path}: the weights to resume from are missing or damaged; put a copy of them "
+                "there, or begin a new run"
+            )
     return StartingWeights(weights=start, last_version=max(state.policy_version, 0), strays=strays)
 
 
