@@ -18,6 +18,7 @@ from forge.store.reader import open_run
 from forge.store.schema.views import (
     view_names,
 )
+from forge.store.write.databases import Databases
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, make_root, small_run, turn, write_run
 
@@ -46,6 +47,25 @@ def test_a_run_with_other_views_is_read_through_this_versions(tmp_path: Path) ->
         connection.execute("CREATE VIEW v_steps AS SELECT 1 AS other")
         connection.commit()
     assert read_all(root) == ours
+
+
+def test_a_database_that_cannot_be_copied_does_not_keep_the_other_from_it(tmp_path: Path) -> None:
+    root = anyio.run(write_run, tmp_path / "toy-1", small_run())
+    databases = Databases(RunPaths(root), texts="zstd", now=0.0)
+    databases.begin()
+    databases.run.execute("UPDATE runs SET texts = texts")
+    databases.commit()
+
+    def refuse(_action: int, name: str | None, *_rest: str | None) -> int:
+        return sqlite3.SQLITE_DENY if name == "wal_checkpoint" else sqlite3.SQLITE_OK
+
+    databases.tokens.set_authorizer(refuse)
+    assert not databases.checkpoint(), "it is tried again"
+    assert databases.tokens.execute("PRAGMA busy_timeout").fetchone()[0] > 0
+    assert not (root / "run.db-wal").stat().st_size
+    databases.tokens.set_authorizer(None)
+    assert databases.checkpoint()
+    databases.close()
 
 
 def test_a_plain_run_of_this_version_needs_no_temporary_views(tmp_path: Path) -> None:

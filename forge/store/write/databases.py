@@ -109,18 +109,24 @@ class Databases:
 
     def checkpoint(self) -> bool:
         """Copies the WALs into the databases, outside of a transaction; logs what fails. False if
-        one of them is not empty then."""
-        is_busy = False
-        try:
-            for connection in (self.tokens, self.run):
+        one of them is not empty then, or something failed."""
+        is_done = True
+        for connection in (self.tokens, self.run):
+            try:
                 connection.execute("PRAGMA busy_timeout = 0")
                 row = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                is_done &= not row[0]
+            except sqlite3.Error as error:  # full disk: readers still read the WAL
+                logger.warning("%s: checkpoint: %s", self._paths.root, error)
+                is_done = False
+            finally:
                 connection.execute(BUSY_TIMEOUT)
-                is_busy |= bool(row[0])
+        try:
             self._acknowledger.sync()
-        except (sqlite3.Error, OSError) as error:  # full disk: readers still read the WAL
+        except OSError as error:
             logger.warning("%s: checkpoint: %s", self._paths.root, error)
-        return not is_busy
+            is_done = False
+        return is_done
 
     def drop_spent_tokens(self, keep_tokens: str) -> None:
         """Deletes the token arrays that `keep_tokens` need not keep, after a commit."""
