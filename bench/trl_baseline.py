@@ -202,7 +202,7 @@ def arguments(given: argparse.Namespace, experiment: Experiment) -> Any:
         beta=0.0,
         bf16=on_gpu,
         use_cpu=not on_gpu,
-        gradient_checkpointing=on_gpu if checkpointing is None else checkpointing,
+        gradient_checkpointing=on_gpu if checkpointing is None else bool(checkpointing),
         model_init_kwargs={"dtype": "bfloat16" if on_gpu and given.lora else "float32"},
         save_strategy="no",
         logging_strategy="no",

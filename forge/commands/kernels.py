@@ -234,7 +234,8 @@ def plain_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]
 def hub_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]:
     """Contents of the project by path."""
     name = project_name(origin.run)
-    names = {"name": name, "module": name.replace("-", "_"), "version": VERSION}
+    module = name.replace("-", "_")
+    names: dict[str, Any] = {"name": name, "module": module, "version": VERSION}
     card = _render("CARD.md", kernels, origin, **names)
     package = {"__init__.py": _render("__init__.py", kernels, origin)}
     package |= {f"{each.name}.py": each.code for each in kernels}
@@ -242,7 +243,6 @@ def hub_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]:
         "name": name, "version": VERSION, "edition": EDITION, "license": origin.license,
         "backends": ["cuda"],
     }  # fmt: skip
-    module = names["module"]
     return {
         "build.toml": tomli_w.dumps({"general": general, "torch-noarch": {}}),
         "flake.nix": _template("flake.nix"),

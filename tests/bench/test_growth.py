@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from forge.evalpool import verdict_cache
-from forge.store.write import texts
+from forge.store.write import rows
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 STEPS = 60
@@ -39,7 +39,7 @@ def test_twice_as_many_steps_leave_as_many_objects(
 ) -> None:
     """No type of object grows with the steps, nor do the tables of versions."""
     monkeypatch.setattr(verdict_cache, "MAX_REMEMBERED", 16)
-    monkeypatch.setattr(texts, "CACHE_SIZE", 16)
+    monkeypatch.setattr(rows, "CACHE_SIZE", 16)
     monkeypatch.setattr(bench("week"), "SAVE_EVERY", 10)
     counts: dict[int, Counter[type]] = {}
     sizes: dict[int, tuple[int, int]] = {}
@@ -47,7 +47,7 @@ def test_twice_as_many_steps_leave_as_many_objects(
     def count(step: int, run: Any) -> None:
         if step % STEPS == 0:
             thread = run.writer._thread
-            while not thread._encoder.is_idle or thread._num_pending:
+            while thread.queue.qsize() or thread._num_pending:
                 time.sleep(0.01)
             gc.collect()
             kinds = (type(each) for each in gc.get_objects())
