@@ -43,7 +43,7 @@ from forge.data.build.rows import KEY, find_row_files
 from forge.data.build.steps import RowSteps, Step
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.rows import DROPPED, all_rows
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_private_pool
 from forge.process.devices import inventory
 from forge.records import Problem, Split, Status
@@ -83,7 +83,8 @@ def build_rows(build: DataBuild, *, is_shown: bool = True) -> Built:
     Raises:
         ConfigError: an input, tokenizer or held-out problem that cannot be used, an output
             directory with something else in it, or no row left.
-        MachineError: the output cannot be written, or no sandbox works on this machine.
+        MachineError: the output cannot be written, no sandbox works on this machine, or a row has
+            no verdict for a fault of the judges.
     """
     out, build = build.output.dir, locate_build(build)
     task = _Task(
@@ -133,6 +134,7 @@ class _Task:
             log = ResultLog(work / "verdicts.jsonl")
             verdicts = anyio.run(self._judge_all, _kept(texts, choice), len(choice.kept), log)
             log.close()
+            _check_judged(verdicts)
             choice.drop_judged(
                 {
                     number: f"{verdict['status']}: {verdict['reason']}"
@@ -304,6 +306,17 @@ def _judged(verdicts: Mapping[int, Mapping[str, str]]) -> dict[str, Any]:
             for name in ("device", "harness")
         },
     }
+
+
+def _check_judged(verdicts: Mapping[int, Mapping[str, str]]) -> None:
+    """Raises MachineError where rows have no verdict for a fault of the judges."""
+    reasons = [v["reason"] for v in verdicts.values() if v["status"] == Status.INFRA_ERROR]
+    if reasons:
+        raise MachineError(
+            f"{len(reasons)} of {len(verdicts)} rows have no verdict, for a fault of the judges or "
+            f"of the machine ({', '.join(sorted(set(reasons)))}); the same command judges these "
+            "again, and `forge doctor` says whether judges work here"
+        )
 
 
 async def _judge_one(row: Mapping[str, Any], pool: Pool, log: ResultLog) -> dict[str, str]:

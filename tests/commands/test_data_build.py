@@ -22,9 +22,10 @@ from forge.commands import data_build
 from forge.config.load import load_build
 from forge.config.schema import Experiment
 from forge.config.schema.build import DataBuild
+from forge.data.build.result_log import ResultLog
 from forge.data.pairs.files import read_pairs
 from forge.data.pairs.rows import all_rows
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.records import Pair, Problem, Split, Status, Verdict
 from forge.runner.prepare.prepare import without_heldout
 from tests.data.build.samples import (
@@ -231,11 +232,16 @@ def test_strict_ends_with_the_first_broken_row(
 class FakePool:
     """Judges by a word in the code. Counts its requests."""
 
+    fails = ""
+    """A word of the code whose judge fails."""
+
     def __init__(self) -> None:
         self.num_asked = 0
 
     async def judge(self, problem: Any, code: str, **options: Any) -> Verdict:
         self.num_asked += 1
+        if self.fails and self.fails in code:
+            return Verdict(status=Status.INFRA_ERROR, reason="gpu_busy", detail="", harness="h")
         status = Status.WRONG if "tl.exp" in code else Status.CORRECT
         reason = "mismatch" if status is Status.WRONG else "ok"
         return Verdict(status=status, reason=reason, detail="", harness="h")
@@ -273,6 +279,33 @@ def test_a_build_that_ended_while_judging_judges_no_answer_twice(
     assert pool.num_asked == 3
     build(tmp_path, rows, filters={"judged": True})
     assert pool.num_asked == 4
+
+
+def test_a_row_that_a_failed_judge_has_no_verdict_of_is_judged_again(
+    tmp_path: Path, pool: FakePool
+) -> None:
+    rows = [trinity_row(op) for op in ("relu", "exp", "sin")]
+    pool.fails = "tl.sin"
+    with pytest.raises(MachineError, match=r"1 of 3 rows .*gpu_busy"):
+        build(tmp_path, rows, filters={"judged": True})
+    pool.fails = ""
+    assert build(tmp_path, rows, filters={"judged": True})["verdicts"]["correct: ok"] == 2
+    assert pool.num_asked == 4
+
+
+@pytest.mark.parametrize("damage", ["\0" * 20 + "\n", "[]\n", '{"a": 1}\n', '{"key": "'])
+def test_a_log_is_read_to_its_first_damaged_line(tmp_path: Path, damage: str) -> None:
+    log = ResultLog(tmp_path / "log")
+    log.add("a", {"n": 1})
+    log.close()
+    with (tmp_path / "log").open("a") as file:
+        file.write(damage)
+    log = ResultLog(tmp_path / "log")
+    log.add("b", {"n": 2})
+    log.close()
+    log = ResultLog(tmp_path / "log")
+    assert (log.get("a"), log.get("b")) == ({"n": 1}, {"n": 2})
+    log.close()
 
 
 @pytest.mark.long

@@ -33,9 +33,13 @@ class ResultLog:
         whole = 0
         with self._path.open("rb") as file:
             for line in file:
-                if not line.endswith(b"\n"):
+                try:
+                    key = json.loads(line)["key"] if line.endswith(b"\n") else None
+                except (ValueError, LookupError, TypeError):
+                    key = None
+                if key is None:
                     break
-                self._places[json.loads(line)["key"]] = whole
+                self._places[key] = whole
                 whole += len(line)
         os.truncate(self._path, whole)
 
