@@ -18,7 +18,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface
 
 from forge.errors import ConfigError
 
@@ -31,9 +30,9 @@ _OPTIONS: set[str] = set()
 
 
 def register_attention() -> None:
-    """Register `ATTENTION` with transformers."""
+    """Register `ATTENTION` with transformers, without a mask: to look for packed sequences in the
+    positions, as for a mask, would wait for the GPU at each forward pass."""
     AttentionInterface.register(ATTENTION, _attention)
-    AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
     with suppress(ImportError):
         from torch.nn.attention.varlen import varlen_attn
 
