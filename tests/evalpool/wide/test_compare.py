@@ -46,6 +46,18 @@ def test_the_reference_agrees_and_one_wrong_element_differs(shape: tuple[int, ..
     assert not agrees(one, unwritten(one.spec))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_element_may_be_near_to_the_exact_result_of_either_type(dtype: type) -> None:
+    exact = np.maximum(DRAW.normal(size=64), 0).astype(dtype)
+    eager = (exact * (1 + 3e-4)).astype(np.float32)
+    one = replace(wanted(eager, REAL), exact=wanted(exact, REAL))
+    assert agrees(one, exact.astype(np.float32).tobytes())
+    for at in range(64):
+        got = exact.astype(np.float32)
+        got[at] += 1.0
+        assert not agrees(one, got.tobytes()), at
+
+
 def test_half_precision_within_float32_is_another_function() -> None:
     right = DRAW.normal(size=(64, 64))
     assert not agrees(wanted(right), right.astype(np.float16).astype(np.float64).tobytes())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.program.format import Origin
 from forge.evalpool.judge.program.walk import open_alternatives, returned_inputs, winners
-from forge.evalpool.judge.trial.judgement import WIDE
+from forge.evalpool.judge.trial.judgement import WIDE, Narrowed
 from forge.evalpool.judge.trial.trial import Decided, Finding
 from forge.records.reason import Reason, Status
 
@@ -162,7 +162,10 @@ class CpuDevice:
             return False
         self._follows, self._again = True, (tried, turn)
         self._lay(is_wide=is_wide)
-        if self.results.mismatch(self.call(number)):
+        try:
+            if self.results.mismatch(self.call(number)):
+                return False
+        except Narrowed:
             return False
         self._tried.clear()
         return True

@@ -197,7 +197,6 @@ class Judgement(Generic[D]):
             if not self.device.ends_wide(decided.finding):
                 raise
             self._narrow(decided.finding.detail.split("\n")[0])
-        self.programs.checks = None
 
     def _narrow(self, why: str) -> None:
         self.programs.evidence = f"narrow: {why}"
@@ -311,6 +310,8 @@ class Judgement(Generic[D]):
         except Decided as decided:
             found = decided.finding
             is_unfit = found.reason == Reason.OUT_OF_RESOURCES
+            if found.reason == Reason.OUT_OF_MEMORY:
+                raise  # others may hold it
             if is_tuned and (is_unfit or found.status is Status.COMPILE_ERROR):
                 return None  # an autotuner skips such a configuration
             if found.status not in (Status.WRONG, Status.RUNTIME_ERROR):

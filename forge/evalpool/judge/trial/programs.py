@@ -47,9 +47,6 @@ MAX_CHECKS = 8
 MAX_FURTHER_CALLS = 64
 """Calls of a capture between its first and its last one, of a host that may count them: a secret
 number, more often a small one."""
-ORDER_WORDS = "another answer where one stream is ahead of another, which no wait forbids"
-MAX_FIRST_CALLS = 16
-"""Alternatives whose first call is tried."""
 OF_OUTPUT = re.compile(r"\A(?!line ).*\boutput(?: (\d+))?(?:\[[\d, ]*\])?: expected ")
 """A message about an element of an output, and the output's number."""
 

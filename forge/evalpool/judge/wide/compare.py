@@ -190,7 +190,10 @@ def differing(wanted: Wanted, data: Data) -> Mask | None:
             found[block] = ~np.where(is_special, _is_equal(got, expected), near)
     found = found.reshape(wanted.spec.shape)
     if wanted.exact is not None:
-        others = differing(wanted.exact, decode(wanted.spec, data).data.cast("B"))
+        is_own = wanted.exact.spec == wanted.spec
+        others = differing(
+            wanted.exact, data if is_own else decode(wanted.spec, data).data.cast("B")
+        )
         if others is None or not (found := found & others).any():
             return None
     return found

@@ -46,6 +46,8 @@ GROWN = 0.7
 """Share of draws in which parameters of few elements exceed a bound that they may have."""
 FAINT = 2.0**-11
 """Factor of a whole input: a constant may bound something that all elements make."""
+APART = 16.0
+"""A lone element of a row is about so many times as large as the others."""
 FAR = 1100.0
 """Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
 FAR_IN_SINGLE = 100.0
@@ -262,9 +264,12 @@ def _moved(ground: Ground, old: Values, sign: float) -> Values:
 
 
 def _equal(ground: Ground, old: Values) -> Values:
-    """Equal values, most often but for one, the last or any: each sum or extremum depends on it."""
+    """Equal values, most often but for one, the last or any: each sum or extremum depends on it.
+    It is far from the others, so that a variance in one pass keeps its digits."""
     made = torch.full_like(old, float(random.choice(ground.flat)))
     if random.random() < LONE:
+        if ground.value.is_floating_point():
+            made /= APART
         at = random.choice((-1, random.randrange(len(old))))
         made[at] = old[at]
     return made
