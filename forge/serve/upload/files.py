@@ -30,10 +30,16 @@ CLAIM = "X-Forge-Claim"
 """Header with the key of a run's claim."""
 CONFLICT = 409
 """Another run publishes, or the claim is unknown."""
+DAMAGED = 422
+"""The bytes of a file that arrived have another digest."""
 FULL = 507
 """Insufficient storage: the client's run ends instead of trying again."""
 SAME = "install the same version on both"
 """End of the refusal of another version of forge, which no waiting repairs."""
+
+
+class DamagedFile(MachineError):
+    """A file did not arrive as it was sent."""
 
 
 class DiskFull(MachineError):

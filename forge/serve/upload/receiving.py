@@ -41,9 +41,11 @@ from forge.process.server.door import Refused, read_object
 from forge.serve.upload.files import (
     CLAIM,
     CONFLICT,
+    DAMAGED,
     DIGEST,
     FULL,
     SAME,
+    DamagedFile,
     Digests,
     DiskFull,
     read_manifest,
@@ -240,8 +242,9 @@ def _answered(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         try:
             return JSONResponse(await handler(request))
         except ForgeError as error:
-            status = 400 if isinstance(error, ConfigError) else 503
-            raise Refused(FULL if isinstance(error, DiskFull) else status, str(error)) from error
+            statuses = {ConfigError: 400, DamagedFile: DAMAGED, DiskFull: FULL}
+            found = [each for kind, each in statuses.items() if isinstance(error, kind)]
+            raise Refused(found[0] if found else 503, str(error)) from error
 
     return endpoint
 
@@ -291,7 +294,7 @@ class HeldFiles:
             )
 
     async def receive(self, digest: str, pieces: AsyncIterator[bytes], *, num_bytes: int) -> None:
-        """Keep the file that arrives. Raises ConfigError for other content than its digest's,
+        """Keep the file that arrives. Raises DamagedFile for other content than its digest's,
         DiskFull, and MachineError if it cannot be written."""
         self._require_room(num_bytes)
         self._num_begun += 1
@@ -313,7 +316,7 @@ class HeldFiles:
                     break
                 await anyio.to_thread.run_sync(put, data)
             if received != num_bytes or found.hexdigest() != digest:
-                raise ConfigError(f"{digest[:12]}: the bytes that arrived have another digest")
+                raise DamagedFile(f"{digest[:12]}: the bytes that arrived have another digest")
             with self._lock:
                 path.rename(self._blobs / digest)
         except OSError as error:

@@ -31,7 +31,7 @@ from forge.serve.port import SLEEP
 from forge.serve.remote.dialects import Dialect, discover
 from forge.serve.remote.remote import WAIT_S, ChatPort, RemoteServer
 from forge.serve.remote.url_client import OtherWeights, open_server
-from forge.serve.upload.files import CLAIM, CONFLICT, FULL, SAME, Digests
+from forge.serve.upload.files import CLAIM, CONFLICT, DAMAGED, FULL, SAME, Digests
 from forge.serve.weights import Publishing
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ SHORT_TIMEOUT_S = 20.0
 CLAIM_TIMEOUT_S = 600.0
 """Maximum wait for a claim: the server reads the digests of its own model first."""
 RELEASE_S = 2.0
+MAX_SENDS = 3
+"""Maximum times that a file is sent which arrives damaged."""
 SILENT_S = 20.0
 """Maximum time in which the connection takes nothing more of a file."""
 KEY_REFUSED = frozenset({401, 403})
@@ -327,7 +329,8 @@ class WeightSender:
 
         Raises:
             ConfigError: the server refuses the weights.
-            MachineError: its disk is full, or another run publishes there (OtherWeights).
+            MachineError: its disk is full, a file arrived damaged MAX_SENDS times, or another run
+                publishes there (OtherWeights).
             Stalled: there was no progress for `patience_s`.
         """
         body: dict[str, Any] = {
@@ -371,7 +374,11 @@ class WeightSender:
         ]
         answer = await self._send("/weights/files", {"files": files}, timeout_s=SHORT_TIMEOUT_S)
         for digest in self._read(answer)["missing"]:
-            self._read(await self._send_file(digest, paths[digest]))
+            for _ in range(MAX_SENDS):
+                answer = await self._send_file(digest, paths[digest])
+                if answer.status != DAMAGED:
+                    break
+            self._read(answer)
 
     async def _send_file(self, digest: str, path: Path) -> Answer:
         """Send the bytes of a file."""
@@ -424,7 +431,7 @@ class WeightSender:
             raise ConfigError(f"{said}; serve.api_key_env names the variable with its token")
         if answer.status == CONFLICT:
             raise OtherWeights(said)
-        if answer.status == FULL:
+        if answer.status in (DAMAGED, FULL):
             raise MachineError(said)
         if answer.status == 408:
             raise Stalled(said)
