@@ -257,6 +257,34 @@ async def test_a_busy_server_is_asked_again_and_a_dead_ones_requests_go_to_the_o
             assert remote.stats().num_restarts == 1
 
 
+async def test_a_silent_server_gets_no_request_until_it_answers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forge.serve.remote.remote, "PROBE_EVERY_S", 0.05)
+    monkeypatch.setattr(forge.serve.remote.url_client, "SHORT_TIMEOUT_S", 0.5)
+    server = Server(tmp_path / "s", models=[("qwen", "vllm")])
+    server.answers["/v1/chat/completions"] = like_chat
+    until_it_ends = anyio.CancelScope()
+
+    async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with until_it_ends:
+            await serve_task(server.app(), server.path, task_status=task_status)
+
+    async with anyio.create_task_group() as group:
+        await group.start(run)
+        async with connected(server.url, request_timeout_s=1.0) as remote:
+            until_it_ends.cancel()
+            await until(lambda: not server.path.exists())
+            async with await anyio.create_unix_listener(server.path):  # accepts, never answers
+                with pytest.raises(Stalled):
+                    await ask(remote)
+                assert not remote.all[0].is_up
+            server.path.unlink(missing_ok=True)
+            async with running(server):
+                await until(lambda: remote.all[0].is_up)
+                assert len(await ask(remote)) == 2
+
+
 async def test_an_unusable_server_is_one_line_before_anything_is_sampled(
     tmp_path: Path,
 ) -> None:

@@ -2,8 +2,8 @@
 """Running servers in place of replicas: `[serve] url`.
 
 Opened by the runner for evaluations. Promises: a server's dialect is found before anything is
-sampled, and reported; a server that hung up gets no request until it answers again; no weights are
-sent. Not promised: that it serves the model of `[model]`.
+sampled, and reported; a server that hung up or was silent gets no request until it answers again;
+no weights are sent. Not promised: that it serves the model of `[model]`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 2.0
-"""Interval of checks whether a server that hung up answers again."""
+"""Interval of checks whether a server that hung up or was silent answers again."""
 WAIT_S = 120.0
 """Maximum wait for any server to be up."""
 
@@ -177,7 +177,7 @@ class Remote(Served):
         """Nothing: the servers never sleep."""
 
     async def watch(self) -> None:
-        """Probe servers that hung up, and mark them up when they answer."""
+        """Probe servers that hung up or were silent, and mark them up when they answer."""
         while True:
             await anyio.sleep(PROBE_EVERY_S)
             for server in self.all:

@@ -143,7 +143,7 @@ class UrlClient:
                 self._http, method, path, body,
                 server=self.url, timeout_s=timeout_s, headers=headers,
             )  # fmt: skip
-        except ChildDied:
+        except (ChildDied, Stalled):
             self.is_up = False
             raise
 
