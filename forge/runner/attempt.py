@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge import origin
+from forge.errors import MachineError
 from forge.process.machine import total_memory_bytes
 from forge.records import Attempt, AttemptEnd
 from forge.runner.live.stopping import limit_reached
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from forge.exits import Ending
     from forge.process.devices import Gpu
     from forge.runner.stages.run_context import RunContext
+    from forge.store.layout import RunPaths
 
 PACKAGES = (
     "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
@@ -103,9 +105,22 @@ def log_to(path: Path) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
+def moved(paths: RunPaths) -> MachineError:
+    """The error of a run whose directory is gone, whatever else that led to."""
+    return MachineError(
+        f"{paths.root}: moved or deleted while its run wrote to it; what was recorded is at its "
+        'new place, where "forge resume" continues it; training since the last checkpoint is done '
+        "again"
+    )
+
+
 async def keep_status(run: RunContext) -> None:
-    """Write STATUS.json once a second until cancelled."""
+    """Write STATUS.json once a second until cancelled. Ends the children and raises MachineError if
+    the run's directory is gone: a trainer would make a new one in its place."""
     while True:
+        if not run.paths.run_db.exists():
+            run.observer.kill_all()
+            raise moved(run.paths)
         record_status(run, state="running", control_socket=str(run.control_socket))
         await anyio.sleep(STATUS_EVERY_S)
 

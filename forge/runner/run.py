@@ -29,7 +29,14 @@ from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
 from forge.process.machine import collect_less_often, use_one_heap
 from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
-from forge.runner.attempt import describe_attempt, keep_status, log_to, record_end, record_status
+from forge.runner.attempt import (
+    describe_attempt,
+    keep_status,
+    log_to,
+    moved,
+    record_end,
+    record_status,
+)
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.from_run import with_run
 from forge.runner.live.console import Console
@@ -227,14 +234,16 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
         with open_socket_dir() as run.socket_dir:
             await _work(run, past)
     except BaseException as found:
-        error = found if run.paths.root.is_dir() else _moved(run.paths)
+        error = found if run.paths.run_db.exists() else moved(run.paths)
         ending = ending_of(error)
         if ending.is_stop:
             log.info("exit %d: %s", ending.code, ending.message)
         else:
             log.error("exit %d", ending.code, exc_info=error)
-        with suppress(MachineError):  # its cause is among the errors, or comes at the next write
-            record_status(run, state="stopped" if ending.is_stop else "failed")
+        if error is found:
+            # What keeps it from being written is among the errors, or comes at the next write.
+            with suppress(MachineError):
+                record_status(run, state="stopped" if ending.is_stop else "failed")
         try:
             await record_end(run, ending)
         except ForgeError as failure:  # the store failed, and may be the cause
@@ -244,15 +253,6 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
         raise error from found
     await record_end(run, Ending(code=0, message="done"))
     record_status(run, state="done")
-
-
-def _moved(paths: RunPaths) -> MachineError:
-    """The error of a run whose directory is gone, whatever else that led to."""
-    return MachineError(
-        f"{paths.root}: moved or deleted while its run wrote to it; what was recorded is at its "
-        'new place, where "forge resume" continues it; training since the last checkpoint is done '
-        "again"
-    )
 
 
 async def _work(run: RunContext, past: EarlierAttempts) -> None:

@@ -148,22 +148,34 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     return Supervised(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("is_renamed", [True, False])
+@pytest.mark.parametrize(
+    ("is_renamed", "is_made_again"), [(True, False), (False, False), (True, True)]
+)
 async def test_a_run_whose_directory_is_moved_or_deleted_stops_with_3(
-    supervised: Supervised, is_renamed: bool
+    supervised: Supervised,
+    is_renamed: bool,
+    is_made_again: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """`is_made_again`: by a trainer, which writes a checkpoint by its path."""
+    killed: list[bool] = []
+    monkeypatch.setattr(StoreObserver, "kill_all", lambda _self: killed.append(True))
     root = supervised.paths.root
     now = root.with_name("renamed")
 
     async def work(self: Work) -> None:
         root.rename(now) if is_renamed else shutil.rmtree(root)
+        if is_made_again:
+            (root / "checkpoints").mkdir(parents=True)
         await anyio.sleep_forever()
 
     ending = await supervised.end(work)
     assert ending is not None
     assert (ending.code, str(root) in ending.message) == (3, True)
     assert "moved or deleted while its run wrote to it" in ending.message
-    assert not root.exists(), "nothing of the run may appear under the old name"
+    left = [path.name for path in root.iterdir()] if root.exists() else []
+    assert left == ["checkpoints"] * is_made_again, "nothing of the run is under the old name"
+    assert killed == [True]
     if is_renamed:
         with open_run(RunPaths(now)) as reader:
             code, reason = reader.query("SELECT exit_code, reason FROM attempts").rows[0]
