@@ -7,12 +7,12 @@ data are: then seconds an item (a row or a rollout) and the trainer's peak are w
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.config.schema import EvalStage, GrpoStage, SftStage
-from forge.errors import ForgeError
 from forge.runner.plan.duration import eval_size
 from forge.store.layout import write_file
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from forge.config.schema.training import Stage
     from forge.runner.plan.placement import Placement
     from forge.store.layout import RunPaths
+
+logger = logging.getLogger(__name__)
 
 FILE = "rates.json"
 LEAST_STEPS = 3
@@ -41,8 +43,11 @@ _EVALUATIONS = """
 SELECT json_extract(e.data, '$.stage') AS stage, v.num_problems,
     json_extract(e.data, '$.seconds') AS seconds
 FROM events e JOIN evaluations v ON v.stage = 'eval-' || json_extract(e.data, '$.stage')
-WHERE e.kind = 'stage_end' AND seconds IS NOT NULL
+WHERE e.kind = 'stage_end' AND seconds IS NOT NULL AND v.num_problems > 0
+AND NOT EXISTS (SELECT 1 FROM events k WHERE k.kind = 'evaluation_continued'
+    AND json_extract(k.data, '$.stage') = json_extract(e.data, '$.stage'))
 """
+"""Without those that a resumed attempt continued: their seconds are those of a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +76,10 @@ def record_rates(paths: RunPaths, placement: Placement) -> None:
     """Add what a run on cards measured to the file; quick runs on cores are predicted well. A run
     that has ended does not fail by it."""
     if placement.gpus:
-        with suppress(OSError, ForgeError):
+        try:
             _record(paths, placement)
+        except Exception:  # boundary: the run is done
+            logger.exception("%s: not written", FILE)
 
 
 def _record(paths: RunPaths, placement: Placement) -> None:

@@ -78,7 +78,9 @@ def test_the_share_of_peak_goes_through_its_points_and_never_falls() -> None:
     assert all(card.flops > 50 * card.bytes for card in CARDS.values())
 
 
-def record_run(store: Path, *, step_s: float) -> None:
+def record_run(
+    store: Path, *, step_s: float, num_problems: int = 64, is_continued: bool = False
+) -> None:
     """Writes a run of h200-from-scratch that has ended, and records its rates."""
     planned = plan_for("h200-from-scratch", "1xH100-80GB", store)
     steps = [
@@ -87,8 +89,12 @@ def record_run(store: Path, *, step_s: float) -> None:
         for stage in (0, 2) for k in range(1, 5)
     ]  # fmt: skip
     ended = Event(at=9.0, kind="stage_end", message="", data={"stage": 1, "seconds": 32.0})
-    evaluated = replace(evaluation("eval-1", step=4, at=9.0, pass_at_1=0.5), num_problems=64)
-    anyio.run(write_run, store / "toy-1", [attempt(), *steps, evaluated, ended])
+    evaluated = replace(
+        evaluation("eval-1", step=4, at=9.0, pass_at_1=0.5), num_problems=num_problems
+    )
+    kept = Event(at=9.0, kind="evaluation_continued", message="", data={"stage": 1, "step": 4})
+    rows = [attempt(), *steps, evaluated, ended, *[kept] * is_continued]
+    anyio.run(write_run, store / "toy-1", rows)
     (store / "toy-1/experiment.toml").write_text(
         (EXPERIMENTS / "h200-from-scratch.toml").read_text()
     )
@@ -104,6 +110,25 @@ def test_a_stage_takes_as_long_as_an_earlier_run_on_the_same_cards(tmp_path: Pat
     assert last_eval.wall_s == first_eval.wall_s, "the same evaluation"
     assert all(phase.basis.startswith("as toy-1 took (a roofline") for phase in planned.phases[1:])
     assert any("toy-1 peaked at 15.0 GB" in reason for reason in planned.reasons)
+
+
+@pytest.mark.parametrize(("num_problems", "is_continued"), [(64, True), (0, False)])
+def test_an_evaluation_that_was_continued_or_is_empty_measures_nothing(
+    num_problems: int, is_continued: bool, tmp_path: Path
+) -> None:
+    record_run(tmp_path, step_s=2.0, num_problems=num_problems, is_continued=is_continued)
+    sft, evaluated = plan_for("h200-from-scratch", "1xH100-80GB", tmp_path).phases[1:3]
+    assert sft.basis.startswith("as toy-1 took")
+    assert not evaluated.basis.startswith("as toy-1 took")
+
+
+def test_rates_that_cannot_be_written_do_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("forge.runner.plan.rates._STEPS", "SELECT 1 / x FROM nothing")
+    record_run(tmp_path, step_s=2.0)
+    assert "rates.json: not written" in caplog.text
+    assert not (tmp_path / FILE).exists()
 
 
 @pytest.mark.parametrize(
