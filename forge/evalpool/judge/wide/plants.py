@@ -578,13 +578,13 @@ def _with_loud_ends(ground: Ground, at: Places, values: Values) -> Values:
     length = ground.value.shape[-1] if ground.value.ndim else 1
     if not len(at) or length < 2:
         return values
-    loud = values.clone()
-    for column in (0, length - 1):
-        own = torch.nonzero(at % length == column).flatten()
-        sign = 1 - 2 * ((torch.arange(len(own), dtype=values.dtype) + (column > 0)) % 2)
-        if ground.domain.low >= 0 or ground.domain.high <= 0:
-            sign = values[own].sign()
-        loud[own] = 2 * values.abs().max() * sign
+    loud, column = values.clone(), at % length
+    ends = torch.nonzero((column == 0) | (column == length - 1)).flatten()
+    turns = (at[ends] // length).unique(return_inverse=True)[1] + (column[ends] > 0)
+    sign = 1 - 2 * (turns % 2).to(values.dtype)  # the other one at a row's other end
+    if ground.domain.low >= 0 or ground.domain.high <= 0:
+        sign = values[ends].sign()
+    loud[ends] = 2 * values.abs().max() * sign
     return loud
 
 
