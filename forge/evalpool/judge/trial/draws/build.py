@@ -132,7 +132,8 @@ class Builder:
             if self._specs[index] != self._specs[self._named[name]]:
                 raise LayoutError(f"parameter {name[:40]} has another shape after a call")
             for each in (index, self._named[name]):
-                self._asked[each] = Asked(self._question(each, made, one))
+                asked = [Asked(self._question(each, made, one)), self._asked.get(each)]
+                self._asked[each] = min(filter(None, asked), key=lambda it: it.question.tolerance)
 
     def _question(self, index: int, made: InputSet, one: dict[str, Any]) -> Question:
         """The question of a result in its own type."""
