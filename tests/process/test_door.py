@@ -21,7 +21,7 @@ from starlette.routing import Route, WebSocketRoute
 from forge.process.ask import open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
-from forge.process.server import door
+from forge.process.server import door, serving
 from forge.process.server.door import Door, read_body
 from forge.process.server.listening import bind_network, open_listener, port_file
 from forge.process.server.serving import serve_listener
@@ -222,4 +222,19 @@ async def test_a_websocket_is_served_behind_the_same_listener() -> None:
             async with connect(f"ws://{at}/ws") as client:
                 await client.send("hello")
                 assert await client.recv() == "hello"
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_connection_without_a_request_is_closed(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve_listener, make_app(token="sesame"), listener)
+            async with await anyio.connect_tcp(*listener.getsockname()) as stream:
+                await stream.send(sent)
+                with anyio.fail_after(10), pytest.raises(anyio.EndOfStream):
+                    await stream.receive()
             tasks.cancel_scope.cancel()

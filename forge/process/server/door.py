@@ -8,9 +8,10 @@ since a browser here may act for it: 403 for another host name and for a page's 
 what a page may send without permission; a body has a maximum size (413) and time (408), and is
 strict JSON (`read_object`); a refusal is sent at once, and read by clients that send all first; a
 client that hangs up causes no error. uvicorn bounds heads (64 kB) and the number of connections; it
-reads no further request before the one ahead is answered. Not covered: a client that sends its head
-slowly or keeps idle connections (a public server belongs after a proxy); and on loopback without a
-token, every user of this machine is served.
+reads no further request before the one ahead is answered; `serving` bounds the time of the first
+head. Not covered: a client with a token that sends a later head slowly or keeps idle connections (a
+public server belongs after a proxy); and on loopback without a token, every user of this machine is
+served.
 
 Starlette's TrustedHostMiddleware is not used: it compares names, so it knows neither 127.0.0.2 nor
 other forms of ::1, and it answers in plain text, which no client of ours or of OpenAI's reads.

@@ -22,6 +22,7 @@ from forge.process.server.door import Door
 from forge.process.server.listening import bind_network, bind_socket
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Generator, Mapping
 
     import uvicorn
@@ -39,6 +40,8 @@ during a request."""
 MAX_CONNECTIONS = 4096
 """Open connections of a server, if half of its descriptors are as many; beyond them a client gets
 503."""
+HEAD_TIMEOUT_S = 20.0
+"""Maximum time from connecting to the end of the first request's head."""
 MAX_MESSAGE_BYTES = 16 << 20
 """Maximum size of a message on a WebSocket; a larger one ends its connection."""
 GRACEFUL_S = 2
@@ -152,7 +155,21 @@ def _make_server(
 
     class Connection(H11Protocol):
         """A connection whose client may send bytes that are no HTTP at any time: it is closed, with
-        400 if no answer has begun. uvicorn's own would raise an error."""
+        400 if no answer has begun. uvicorn's own would raise an error. One that has sent no request
+        in time is closed, so that clients without a token cannot take all connections."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._require_head)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._timer.cancel()
+            super().connection_lost(exc)
+
+        def _require_head(self) -> None:
+            # A WebSocket is among the connections no longer: its own protocol is.
+            if self.cycle is None and self in self.connections:  # pyright: ignore[reportUnnecessaryComparison]
+                self.transport.close()
 
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
