@@ -133,7 +133,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 REFUSED_BATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "no items": ({"items": []}, "items: found an array; List should have at least 1 item"),
     "one bad": ({"items": [GOOD, {"problem": "x"}]}, "items.1.answer: missing"),
-    "own reward": ({"items": [{**GOOD, "reward": True}]}, "items.0.reward: unknown key"),
+    "own reward": (
+        {"items": [{**GOOD, "reward": True}]},
+        "items.0.reward: unknown key; known are problem",
+    ),
 }
 
 

@@ -6,17 +6,19 @@ Used by the routes of judges (`evalpool.wire`), of `/v1/` and of OpenEnv.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forge.process.server.door import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 INVALID = 422
 """Status of JSON that is not a request."""
+UNKNOWN_KEY = "unknown key"
+"""Part of the message about one."""
 MAX_KEY = 40
 """Characters of a client's key in a message."""
 NEEDED = {
@@ -60,9 +62,21 @@ def first_mistake(error: ValidationError, model: type[BaseModel]) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part)[:MAX_KEY] for part in first["loc"]) or "body"
     if first["type"] == "extra_forbidden":
-        return f"{where}: unknown key; known are {', '.join(model.model_fields)}"
+        known = _model_at(model, first["loc"][:-1]).model_fields
+        return f"{where}: {UNKNOWN_KEY}; known are {', '.join(known)}"
     if first["type"] == "missing":
         return f"{where}: missing"
     found = NAMES.get(type(first["input"]).__name__, "a value")
     needed = NEEDED.get(first["type"]) or first["msg"].replace("Input should be ", "")
     return f"{where}: found {found}; {needed}"
+
+
+def _model_at(model: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel]:
+    """The model of the object at `place` in a body."""
+    for name in place:
+        if isinstance(name, str) and name in model.model_fields:
+            found = model.model_fields[name].annotation
+            within = (found, *get_args(found))  # of `A`, `list[A]` and `A | None`
+            models = (each for each in within if isinstance(each, type))
+            model = next((each for each in models if issubclass(each, BaseModel)), model)
+    return model
