@@ -3,7 +3,9 @@
 
 `pool.py` and `keeper.py` send them; `served.py` and the judge's `app.py` parse them. Promises: any
 failure of a request is NoAnswer, never an error of httpx; a full server (503) is asked again, after
-the pause that it names, until the deadline; an invalid request is Refused, in one line.
+the pause that it names, until the deadline; an invalid request is Refused, in one line. A run and a
+judge of two versions: a key of a request or a verdict that the other side does not know is refused,
+as `forge serve --weights` refuses another version, since it may change what a verdict means.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pydantic import ConfigDict, Field
 from forge.errors import ChildDied, Stalled
 from forge.process.answers import error_message, retry_pause_s
 from forge.process.ask import send
-from forge.process.server.bodies import INVALID, Body
+from forge.process.server.bodies import INVALID, UNKNOWN_KEY, Body
 from forge.process.server.door import Refused, read_object
 from forge.records.examination import Examination
 from forge.records.problem import ReferenceModule
@@ -151,6 +153,8 @@ async def post(
             return response.json()
         message = error_message(response.content)
         if response.status in REFUSALS:
+            if UNKNOWN_KEY in message:
+                message += "; install the same version of forge on both"
             raise NoAnswer(f"it refuses the request: {message}", is_refusal=True)
         raise NoAnswer(f"HTTP {response.status}: {message}")
     except (ChildDied, Stalled) as error:

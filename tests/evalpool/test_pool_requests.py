@@ -19,7 +19,9 @@ from forge.evalpool import pool as pool_module
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import JudgeKind, Seat, Seating, State
 from forge.evalpool.verdict_cache import VerdictCache
-from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
+from forge.evalpool.wire import JudgeBody, JudgeRequest, NoAnswer, ProblemBody, ask_verdict
+from forge.process.server.bodies import Body, parse_body
+from forge.process.server.door import Refused
 from forge.records.examination import Flag
 from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.evalpool.scripted_judges import (
@@ -63,6 +65,29 @@ async def test_a_verdict_with_fields_of_other_types_is_no_answer(changes: dict[s
     async with httpx.AsyncClient(transport=transport, base_url="http://judge") as client:
         with pytest.raises(NoAnswer, match="its answer is not a verdict"):
             await ask_verdict(client, JudgeRequest(PROBLEM, "c", JudgeOptions()), timeout_s=5.0)
+
+
+async def test_a_judge_of_another_version_that_refuses_a_key_is_told_by_one_line() -> None:
+    class OlderBody(Body):
+        problem: ProblemBody
+        code: str
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        with pytest.raises(Refused) as refused:
+            parse_body(OlderBody, json.loads(request.content))
+        return httpx.Response(refused.value.status, json={"error": str(refused.value)})
+
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://judge") as client:
+        with pytest.raises(NoAnswer, match=r"options: unknown key; .*same version") as error:
+            await ask_verdict(client, JudgeRequest(PROBLEM, "c", JudgeOptions()), timeout_s=5.0)
+    assert error.value.is_refusal
+
+
+def test_nested_keys_are_named_by_their_own_object() -> None:
+    problem = {"problem_id": "a", "source": "b"}
+    with pytest.raises(Refused, match=r"options\.foo: unknown key; known are timing, profile, pro"):
+        parse_body(JudgeBody, {"problem": problem, "code": "c", "options": {"foo": True}})
 
 
 def test_a_program_in_a_verdict_survives_json() -> None:
