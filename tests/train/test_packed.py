@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, SftStage
+from forge.errors import ConfigError
 from forge.runner.plan.memory import KEYS_PER_TOKEN as PLANNED_KEYS
 from forge.train.refusals import refusals
 from forge.train.trainer.packed.sequences import KEYS_PER_TOKEN, RowLayout, Sequence, cut_batch
+from tests.architectures import SIZES
 from tests.train.samples import make_group
 from tests.train.trained import settings_of
 
@@ -102,6 +104,34 @@ def test_options_of_a_stage_give_the_same_gradients_in_every_layout(
     )
     kl = trainer.stats.metrics(trainer.world).get("train/kl_reference/mean", 0.0)
     assert (kl > 1e-4) is ("beta" in keys)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("recurrent_gemma", "its log-probability is"),
+        ("bert", "its log-probability is"),
+        ("electra", "its output layer failed"),
+        ("llama4_text", "it has no language_model"),
+        ("opt", ""),
+        ("granite", ""),
+        ("gemma2", ""),
+    ],
+)
+def test_a_model_whose_logits_are_not_its_output_layers_is_refused(kind: str, why: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from forge.train.trainer.packed.head import add_head
+
+    keys: dict[str, Any] = {key: value for key, value in SIZES.items() if key != "head_dim"}
+    config = AutoConfig.for_model(kind, **keys, is_decoder=True)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    if not why:
+        add_head(model, temperature=0.7)
+        return
+    with pytest.raises(ConfigError, match=rf"model\.path: found \w+, .* trained: {why}"):
+        add_head(model, temperature=0.7)
 
 
 @pytest.mark.long

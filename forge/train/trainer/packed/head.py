@@ -11,21 +11,31 @@ Shapes: M trained tokens, V vocabulary.
 from __future__ import annotations
 
 import types
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch.distributed.tensor import DTensor
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.kernels import ChunkedLogProbFunction
 
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forge.train.trainer.packed.sequences import MicroBatch
 
 VOCAB_CHUNK = 32_768
 """Columns of the head in one product, of 4,096 tokens: 268 MB in bf16."""
+
+LOGIT_SIZE = 50.0
+"""Standard deviation of the logits that a model is tried on; caps are 15 to 50."""
+MAX_DIFFERENCE = 0.05
+"""Share of a log-probability; bf16 rounds it by 0.004."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +60,8 @@ def router_weight(model: Any) -> float:
 
 
 def add_head(model: Any, *, temperature: float = 1.0) -> None:
-    """Make `score` work on the model, below any adapter."""
+    """Make `score` work on the model, below any adapter. Raises ConfigError for a model whose
+    logits are something else than its output layer's, of the last hidden state."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     plain, text = base.forward, base.config.get_text_config()
     if hasattr(base.get_output_embeddings(), "base_layer"):  # PEFT's
@@ -81,7 +92,52 @@ def add_head(model: Any, *, temperature: float = 1.0) -> None:
             )
         return {"logps": logps, "entropy": entropy, "is_top": is_top, "router_loss": router}
 
+    if why := _difference(base, types.MethodType(forward, base), temperature):
+        raise ConfigError(
+            f"model.path: found {type(base).__name__}, which cannot be trained: {why}; a model "
+            "whose logits are the output layer of its last hidden state, scaled or capped by a key "
+            "of the config that is known here (docs/how-to/models.md)"
+        )
     base.forward = types.MethodType(forward, base)
+
+
+class _Given(BaseModelOutputWithPast):
+    """A base model's output with no more than a hidden state."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+@torch.no_grad()
+def _difference(model: Any, scored: Callable[..., Any], temperature: float) -> str:
+    """Gives what differs between the model's own logits and the head of `scored`; empty if equal.
+    The layers do not run: two hidden states are given, with logits so large that a cap is seen."""
+    base, head = model.base_model, model.get_output_embeddings()
+    if base is model:
+        return f"it has no {model.base_model_prefix} apart from its output layer"
+    weight = head.weight
+    hidden = torch.linspace(-3, 3, 2 * weight.size(1)).sin().view(1, 2, -1).to(weight)
+    hidden *= LOGIT_SIZE / (hidden @ weight.T).float().std()
+    ids = torch.zeros(1, 2, dtype=torch.long, device=weight.device)
+    given, calls = _Given(last_hidden_state=hidden), list[Any]()
+
+    def give(*args: Any, **inputs: Any) -> _Given:
+        calls.append(inputs)
+        return given
+
+    replaced = patch.object(base, "forward", give)
+    try:
+        with replaced:
+            logits = model(input_ids=ids, use_cache=False).logits[0].float()
+        targets = logits.argmin(-1)
+        with replaced if calls else nullcontext():  # OPT calls the layers themselves
+            found = scored(input_ids=ids, scored=torch.arange(2).to(ids), targets=targets)["logps"]
+    except (AttributeError, RuntimeError, TypeError) as error:
+        return f"its output layer failed: {str(error).splitlines()[0]}"
+    want = (logits / temperature).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    if torch.allclose(found, want, rtol=MAX_DIFFERENCE):
+        return ""
+    return f"its log-probability is {want[0]:.1f} where the output layer alone has {found[0]:.1f}"
 
 
 def _logit_scale(text: Any) -> float:
