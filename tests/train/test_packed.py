@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,36 @@ def test_options_of_a_stage_give_the_same_gradients_in_every_layout(
     )
     kl = trainer.stats.metrics(trainer.world).get("train/kl_reference/mean", 0.0)
     assert (kl > 1e-4) is ("beta" in keys)
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_an_adapter_drops_nothing_in_grpo(
+    tiny_model: Path, tmp_path: Path, is_continued: bool
+) -> None:
+    from forge.train.trainer.grpo import stage
+    from forge.train.trainer.packed.head import score
+
+    lora, at = LoraTable(r=4, dropout=0.5), tmp_path / "adapter"
+    trainer: Any = make_trainer(tiny_model, tmp_path, lora=lora)
+    if is_continued:
+        trainer.policy.save_pretrained(at)
+        assert json.loads((at / "adapter_config.json").read_text())["lora_dropout"] == 0.5
+        table = ModelTable(path=str(tiny_model))
+        kl = STAGE.model_copy(update={"beta": 0.1})
+        settings = settings_of(kl, tiny_model, tmp_path, model=table, adapter=at)
+        client: Any = None
+        trainer = stage.make_trainer(settings, client=client)
+    policy: Any = trainer.model
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            p.data.fill_(0.05)
+    batch = trainer.sequences_of(make_batch(), version=0)
+    policy.train()
+    for adapter in ("default", "ref") if is_continued else ("default",):
+        policy.set_adapter(adapter)
+        for m in cut_batch(batch, max_tokens=10_000, layout=RowLayout.SHARED):
+            first, second = (score(policy, m).logps for _ in range(2))
+            assert torch.equal(first, second)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -45,7 +45,8 @@ class LoraTable(Table):
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """Scale of the adapter: the update is alpha / r · B·A."""
     dropout: Share = 0.0
-    """Dropout rate of the adapter's input, for modules; parameters are adapted without dropout."""
+    """Dropout rate of the adapter's input, for modules; parameters are adapted without dropout, and
+    a grpo stage has none, as the engine that plays its samples."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the modules that get an adapter."""
     target_parameters: list[str] = Field(default_factory=list)

@@ -10,6 +10,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from forge.train.checkpoints import require_whole
 from forge.train.trainer.child.card import reported_when_full
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
@@ -55,6 +57,9 @@ def make_trainer(settings: TrainerSettings, *, client: SupervisorClient) -> Turn
         reference = load_base(settings)
     elif settings.stage["beta"] and settings.adapter is not None:
         hold_reference(model)
+    for module in model.modules():  # an adapter's: the engine that played the samples has none
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
     return TurnTrainer(
         settings=settings,
         client=client,
