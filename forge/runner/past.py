@@ -3,9 +3,9 @@ of its checkpoints (--from).
 
 Called by `run.py` before a run is resumed, by `fork.py` and by `forge doctor RUN`. Rows of run.db
 are held against what proves that more were recorded: the acknowledged counts, the batch files and
-the checkpoints. A run.db without its WAL, with a damaged one, or copied back from
-an earlier day has fewer commits than were acknowledged. The run continues from its checkpoints and
-batches, and no id is given out again.
+the checkpoints. A run.db without its WAL, with a damaged one, or copied back from an earlier day
+has fewer commits than were acknowledged. The run continues from its checkpoints and batches, and no
+id is given out again.
 """
 
 from __future__ import annotations
