@@ -77,8 +77,6 @@ class ModelSettings:
     precision: Precision = Precision.EXACT
     threads: int = 1
     gpu_layers: int = 0
-    allow_in_place: bool = True
-    """Write new weights over the old if the build allows it; off means reload."""
 
 
 class LlamaModel:
@@ -144,7 +142,7 @@ class LlamaModel:
         self._model, self._context = model, context
         self._memory = self._c.llama_get_memory(context)
         self._rows = self._rows_address = None
-        self._tensors = self._find_tensors(checkpoint) if self.settings.allow_in_place else {}
+        self._tensors = self._find_tensors(checkpoint)
 
     def _context_params(self) -> Any:
         exact = self.settings.precision is Precision.EXACT
