@@ -6,6 +6,7 @@ data are: then seconds an item (a row or a rollout) and the trainer's peak are w
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 from contextlib import suppress
@@ -30,6 +31,12 @@ logger = logging.getLogger(__name__)
 FILE = "rates.json"
 LEAST_STEPS = 3
 """The first step of a stage has the trainer's start in it, and is left out."""
+_ADAPTER = {"r", "target_modules", "target_parameters"}
+_TRAINING = {
+    "micro_batch_tokens", "optimizer", "packing", "compile", "parallel", "gradient_checkpointing",
+    "offload",
+}  # fmt: skip
+"""Keys on which the time and the peak of a trainer depend."""
 
 _STEPS = """
 SELECT stage, count(*) AS num, (max(at) - min(at)) / (max(step) - min(step)) AS step_s
@@ -103,7 +110,9 @@ def _record(paths: RunPaths, placement: Placement) -> None:
         found[_key(experiment, stage, placement)] = asdict(rate)
     if found:
         path = paths.root.parent / FILE
-        write_file(path, json.dumps({**_read(path), **found}, indent=1) + "\n")
+        with path.with_suffix(".lock").open("w") as lock:  # other runs end, too
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_file(path, json.dumps({**_read(path), **found}, indent=1) + "\n")
 
 
 def _step_items(experiment: Experiment, stage: Stage) -> int:
@@ -128,15 +137,19 @@ def _key(experiment: Experiment, stage: Stage, placement: Placement) -> str:
         "judge": [gpu.name for gpu in placement.judge],
     }
     size = model.tiny.model_dump(mode="json") if model.init else model.path
-    parts: list[Any] = [stage.kind, size, model.lora and model.lora.r, model.quantize is not None]
+    lora = model.lora and model.lora.model_dump(mode="json", include=_ADAPTER)
+    parts: list[Any] = [stage.kind, size, lora, model.quantize is not None, model.dtype]
+    if not isinstance(stage, EvalStage):
+        asked = stage.model_dump(mode="json", include=_TRAINING)
+        parts += [asked, placement.parallel, placement.recomputes, experiment.cluster.train_nodes]
     if isinstance(stage, SftStage):
         sources = [(part.source, part.weight) for part in experiment.data.parts()]
-        parts += [cards["train"], stage.max_length, stage.micro_batch_tokens, sources]
+        parts += [cards["train"], stage.max_length, stage.loss_turns, sources]
     else:
         parts += [cards, placement.engine, serve.slots, serve.replicas, serve.precision]
         parts += [rollout.max_completion_tokens, experiment.problems.source]
     if isinstance(stage, GrpoStage):
-        parts += [rollout.max_turns, stage.micro_batch_tokens, rollout.max_staleness]
+        parts += [rollout.max_turns, stage.updates_per_batch, stage.beta > 0, rollout.max_staleness]
     if isinstance(stage, EvalStage):
         parts += [stage.max_turns or experiment.eval.max_turns]
     return json.dumps(parts, sort_keys=True)

@@ -137,6 +137,9 @@ def test_rates_that_cannot_be_written_do_not_fail_the_run(
         ("1xH200-141GB", "seed=1"),
         ("1xH100-80GB", "model.tiny.num_layers=12"),
         ("1xH100-80GB", "stage.0.max_length=1024"),
+        ("1xH100-80GB", "stage.0.compile=true"),
+        ("1xH100-80GB", "stage.0.packing=false"),
+        ("1xH100-80GB", 'model.dtype="float32"'),
     ],
 )
 def test_a_stage_of_other_cards_model_or_rows_is_not_measured(
