@@ -170,11 +170,22 @@ def finish_and_lose_weights(root: Path) -> None:
     (root / "experiment.toml").write_text(EXPERIMENT)
 
 
+def lose_weights_of_a_finished_stage(root: Path) -> None:
+    finish_and_lose_weights(root)
+    (root / "experiment.toml").write_text(EXPERIMENT + '[[stage]]\nkind = "eval"\n')
+
+
+def test_a_finished_run_without_its_weights_has_a_warning(root: Path) -> None:
+    finish_and_lose_weights(root)
+    assert found(root)["weights"][0] is Severity.WARNING
+    assert examine_run(RunPaths(root)).can_resume
+
+
 STOPPED: dict[str, Callable[[Path], object]] = {
     "run.db": damage_page,
     "tokens.db": lambda root: (root / "tokens.db").write_bytes(b"\xff" * 8192),
     "checkpoints of sft-1": lambda root: damage_checkpoints(root, 1, 2),
-    "weights": finish_and_lose_weights,
+    "weights": lose_weights_of_a_finished_stage,
     "resume": lambda root: (root / "experiment.toml").write_text("name ="),
 }
 

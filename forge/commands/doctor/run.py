@@ -110,7 +110,8 @@ def examine_run(paths: RunPaths) -> RunCheckup:
             next_work = _next_work(reader, experiment, held)
             findings += [_state(reader), *_rows(reader, held), *_batches(paths)]
             findings += _checkpoints(paths, experiment, held)
-            findings += [_weights(reader, experiment, held), _resume(next_work)]
+            weights = _weights(reader, experiment, held, is_finished=next_work is None)
+            findings += [weights, _resume(next_work)]
     except (ForgeError, sqlite3.Error, OSError) as failure:
         findings.append(error("resume", str(failure), fix=""))
     return RunCheckup(findings=findings, next_work=next_work, is_running=is_owned(paths))
@@ -197,14 +198,16 @@ def _checkpoints(paths: RunPaths, experiment: Experiment, held: HeldRows) -> Ite
             yield Finding(name=name, found=f"whole: {', '.join(map(str, whole))}")
 
 
-def _weights(reader: RunReader, experiment: Experiment, held: HeldRows) -> Finding:
-    """The weights that engines start with."""
+def _weights(
+    reader: RunReader, experiment: Experiment, held: HeldRows, *, is_finished: bool
+) -> Finding:
+    """The weights that engines start with. A run that has finished starts none."""
     begun, paths = load_stage_weights(reader), reader.paths
     start = begun[min(begun)] if begun else Weights(full=paths.weights)
     try:
         found = find_starting_weights(start, held.state, experiment, paths.weights)
     except MachineError as failure:
-        return error("weights", str(failure), fix="")
+        return (warning if is_finished else error)("weights", str(failure), fix="")
     version = found.weights.version
     words = f"version {version}, of step {found.step}" if version else "those of the run's start"
     return Finding(name="weights", found=words)
