@@ -105,6 +105,14 @@ def log_to(path: Path) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
+def is_gone(paths: RunPaths) -> bool:
+    """True if the run's files are no longer at its path; a directory may be there again."""
+    try:
+        return not paths.run_db.exists()
+    except OSError:  # not readable: the next write says why
+        return False
+
+
 def moved(paths: RunPaths) -> MachineError:
     """The error of a run whose directory is gone, whatever else that led to."""
     return MachineError(
@@ -118,7 +126,7 @@ async def keep_status(run: RunContext) -> None:
     """Write STATUS.json once a second until cancelled. Ends the children and raises MachineError if
     the run's directory is gone: a trainer would make a new one in its place."""
     while True:
-        if not run.paths.run_db.exists():
+        if is_gone(run.paths):
             run.observer.kill_all()
             raise moved(run.paths)
         record_status(run, state="running", control_socket=str(run.control_socket))

@@ -31,6 +31,7 @@ from forge.process.machine import collect_less_often, use_one_heap
 from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
 from forge.runner.attempt import (
     describe_attempt,
+    is_gone,
     keep_status,
     log_to,
     moved,
@@ -234,7 +235,7 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
         with open_socket_dir() as run.socket_dir:
             await _work(run, past)
     except BaseException as found:
-        error = found if run.paths.run_db.exists() else moved(run.paths)
+        error = moved(run.paths) if is_gone(run.paths) else found
         ending = ending_of(error)
         if ending.is_stop:
             log.info("exit %d: %s", ending.code, ending.message)
