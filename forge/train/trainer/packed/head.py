@@ -113,8 +113,8 @@ def _difference(model: Any, scored: Callable[..., Any], temperature: float) -> s
     """Gives what differs between the model's own logits and the head of `scored`; empty if equal.
     The layers do not run: two hidden states are given, with logits so large that a cap is seen."""
     base, head = model.base_model, model.get_output_embeddings()
-    if base is model:
-        return f"it has no {model.base_model_prefix} apart from its output layer"
+    if base is model or head is None:
+        return f"it has no {model.base_model_prefix} apart from an output layer"
     weight = head.weight
     hidden = torch.linspace(-3, 3, 2 * weight.size(1)).sin().view(1, 2, -1).to(weight)
     hidden *= LOGIT_SIZE / (hidden @ weight.T).float().std()
@@ -133,7 +133,7 @@ def _difference(model: Any, scored: Callable[..., Any], temperature: float) -> s
         with replaced if calls else nullcontext():  # OPT calls the layers themselves
             found = scored(input_ids=ids, scored=torch.arange(2).to(ids), targets=targets)["logps"]
     except (AttributeError, RuntimeError, TypeError) as error:
-        return f"its output layer failed: {str(error).splitlines()[0]}"
+        return f"its output layer failed: {str(error).partition(chr(10))[0]}"
     want = (logits / temperature).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     if torch.allclose(found, want, rtol=MAX_DIFFERENCE):
         return ""
