@@ -232,7 +232,7 @@ def _bound(ground: Ground, old: Values, side: float) -> Values:
     constant = random.choice(ground.constants(far=False) or [1.0])
     noise = torch.rand(old.shape, dtype=torch.float64)
     if not side:
-        return constant * (1 + noise / 1024)
+        return constant * (1 + (noise - 0.5) / 4)  # long products stay, and one-pass variances
     is_positive = side < 0 and ground.domain.low >= 0
     return constant + side * noise * (abs(constant) if is_positive else ground.rms)
 
@@ -263,13 +263,20 @@ def _moved(ground: Ground, old: Values, sign: float) -> Values:
     return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
 
 
+def _power_of_2_near(value: float) -> float:
+    return 2.0 ** round(math.log2(abs(value)))
+
+
 def _equal(ground: Ground, old: Values) -> Values:
     """Equal values, most often but for one, the last or any: each sum or extremum depends on it.
-    It is far from the others, so that a variance in one pass keeps its digits."""
-    made = torch.full_like(old, float(random.choice(ground.flat)))
+    It is far from the others, so that a variance in one pass keeps its digits; powers of two have
+    exact sums, so that one of equal ones is 0."""
+    value, is_float = float(random.choice(ground.flat)), ground.value.is_floating_point()
+    if is_float and value and math.isfinite(value):
+        value = math.copysign(_power_of_2_near(value), value)
+    made = torch.full_like(old, value)
     if random.random() < LONE:
-        if ground.value.is_floating_point():
-            made /= APART
+        made = made / APART if is_float else made
         at = random.choice((-1, random.randrange(len(old))))
         made[at] = old[at]
     return made
