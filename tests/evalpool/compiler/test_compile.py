@@ -146,7 +146,7 @@ def test_a_child_that_ends_is_its_kernels_failure(server: ForkServer, end: str) 
         ("cluster_dims", [1, 1]),
         ("cluster_dims", [16, 16, 1]),
         ("key", "0"),
-        ("launch_cooperative_grid", 1),
+        ("launch_pdl", 1),
         ("tensor_maps", [{}]),
         ("num_registers", 1 << 40),
     ],

@@ -47,6 +47,7 @@ def binary(**facts: Any) -> Binary:
         "cluster_dims": (1, 1, 1), "global_scratch_bytes": 0, "global_scratch_alignment": 1,
         "profile_scratch_bytes": 0, "profile_scratch_alignment": 1, "tensor_maps": (),
         "tensor_memory": 0, "num_registers": 0, "num_spills": 0, "launch_cooperative_grid": False,
+        "launch_pdl": False,
     }  # fmt: skip
     return Binary(**usual | facts)
 

@@ -178,6 +178,7 @@ def binary_of(compiled: Any) -> Binary:
         num_registers=0,
         num_spills=0,
         launch_cooperative_grid=bool(meta.launch_cooperative_grid),
+        launch_pdl=bool(meta.launch_pdl),
     )
 
 

@@ -21,6 +21,7 @@ from forge.evalpool.judge.execute.gpu.driver.driver import (
     CLUSTER,
     CLUSTER_POLICY,
     COOPERATIVE,
+    PROGRAMMATIC,
     Driver,
     Geometry,
     MapSpec,
@@ -79,6 +80,7 @@ GRID, BLOCK, SHARED, STREAM, FUNCTION = (2, 3, 4), (128, 1, 1), 99, 5, 7
     [
         (ROCM_6_3, {}, "hipModuleLaunchKernel"),
         ((), {}, "hipModuleLaunchKernel"),
+        (ROCM_6_3, {"is_programmatic": True}, "hipModuleLaunchKernel"),
         (ROCM_6_3, {"is_cooperative": True}, "hipModuleLaunchCooperativeKernel"),
         ((), {"cluster": (2, 1, 1)}, "hipDrvLaunchKernelEx"),
     ],
@@ -194,10 +196,12 @@ def test_a_launch_has_the_attributes_of_its_geometry() -> None:
         shared_bytes=0,
         cluster=(2, 1, 1),
         is_cooperative=True,
+        is_programmatic=True,
     )
     config = launch_config(every, stream=0)
     found = {one.number: list(one.value)[:3] for one in config.attributes[: config.num_attributes]}
     assert found == {
+        PROGRAMMATIC: [1, 0, 0],
         COOPERATIVE: [1, 0, 0],
         CLUSTER: [2, 1, 1],
         CLUSTER_POLICY: [1, 0, 0],

@@ -38,6 +38,7 @@ BOUNDS = {
     "kpack": (1, 2),
     "enable_fp_fusion": (False, True),
     "launch_cooperative_grid": (False, True),
+    "launch_pdl": (False, True),
 }
 """The values that each option may have."""
 
@@ -180,6 +181,7 @@ def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, 
         num_registers=elf.num_registers,
         num_spills=elf.num_spills,
         launch_cooperative_grid=kernel.options.launch_cooperative_grid,
+        launch_pdl=kernel.options.launch_pdl,
     )
 
 

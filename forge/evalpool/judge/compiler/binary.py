@@ -100,6 +100,7 @@ class Binary:
     num_spills: int
     """Local memory of a thread in 32-bit words, as Triton counts spills."""
     launch_cooperative_grid: bool
+    launch_pdl: bool
 
     def header(self) -> dict[str, Any]:
         """Returns all fields but `code`, as JSON takes them."""
@@ -141,6 +142,7 @@ def parse_binary(header: Header, code: bytes) -> Binary:
         num_registers=_integer(header, "num_registers", most=1024),
         num_spills=_integer(header, "num_spills", most=1 << 20),
         launch_cooperative_grid=_boolean(header, "launch_cooperative_grid"),
+        launch_pdl=_boolean(header, "launch_pdl"),
     )
 
 

@@ -348,9 +348,10 @@ def _binary(
     options = kernel.options
     if (binary.key, binary.target, binary.name) != (key, target, kernel.name):
         raise InvalidBinary(f"{binary.name} for {binary.target}, expected {kernel.name}")
-    if (binary.num_ctas, binary.launch_cooperative_grid) != (
+    if (binary.num_ctas, binary.launch_cooperative_grid, binary.launch_pdl) != (
         options.num_ctas,
         options.launch_cooperative_grid,
+        options.launch_pdl,
     ):
         raise InvalidBinary("launch options that are not the kernel's")
     elf = check_code(binary.code, name=kernel.name, backend=target.split(":")[0])

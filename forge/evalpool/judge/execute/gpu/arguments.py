@@ -119,8 +119,11 @@ def finish(packed: Packed, sizes: Sequence[int] | None) -> None:
     packed.pointers = (ctypes.c_void_p * max(len(at), 1))(*at)
 
 
-def geometry(launch: Launch, binary: Binary) -> Geometry:
-    """Geometry of a launch. Raises BadLaunch for a grid that no card has."""
+def geometry(launch: Launch, binary: Binary, *, is_first: bool) -> Geometry:
+    """Geometry of a launch. Its first one in a section never overlaps what comes before it.
+
+    Raises BadLaunch for a grid that no card has.
+    """
     x, y, z = launch.grid
     grid = (x * binary.num_ctas, y, z)
     if grid[0] > MAX_GRID_X:
@@ -131,6 +134,7 @@ def geometry(launch: Launch, binary: Binary) -> Geometry:
         shared_bytes=binary.shared_bytes,
         cluster=binary.cluster_dims,
         is_cooperative=binary.launch_cooperative_grid,
+        is_programmatic=binary.launch_pdl and not is_first,
     )
 
 

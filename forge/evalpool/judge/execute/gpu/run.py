@@ -320,9 +320,14 @@ class Loaded:
         return function, binary, ""
 
     def _steps(self, nodes: Sequence[Node]) -> list[Step]:
-        return [self._step(node) for node in nodes]
+        steps: list[Step] = []
+        is_first = True
+        for node in nodes:
+            steps.append(self._step(node, is_first=is_first))
+            is_first = is_first and not isinstance(node, Launch)
+        return steps
 
-    def _step(self, node: Node) -> Step:
+    def _step(self, node: Node, *, is_first: bool) -> Step:
         self._num_steps += 1
         step = Step(number=self._num_steps, node=node)
         if isinstance(node, Choice):
@@ -333,19 +338,19 @@ class Loaded:
             raise CannotRun("operation", wrong, line=node.line)
         if isinstance(node, Launch):
             try:
-                self._prepare(step, node)
+                self._prepare(step, node, is_first=is_first)
             except BadLaunch as error:
                 raise CannotRun("launch", str(error), line=node.line) from error
         return step
 
-    def _prepare(self, step: Step, launch: Launch) -> None:
+    def _prepare(self, step: Step, launch: Launch, *, is_first: bool) -> None:
         step.function, binary, step.failure = self._kernels[launch.kernel]
         step.kernel = self.program.kernels[launch.kernel].name
         if binary is None or step.failure:
             return
         step.packed = arguments.pack(self.program, launch, binary)
         arguments.finish(step.packed, self.driver.parameter_sizes(step.function))
-        shape = arguments.geometry(launch, binary)
+        shape = arguments.geometry(launch, binary, is_first=is_first)
         step.config = launch_config(shape, stream=self.card.stream, kind=self.driver.kind)
         if num_bytes := arguments.scratch_bytes(launch, binary):
             step.scratch = len(self._scratch)

@@ -139,6 +139,7 @@ def read_options(at: Reader) -> Options:
         maxnreg=read_optional(of["maxnreg"], 8, 255),
         cluster_dims=read_triple(of["cluster_dims"], (16, 16, 16)),
         launch_cooperative_grid=of["launch_cooperative_grid"].flag(),
+        launch_pdl=of["launch_pdl"].flag(),
         default_dot_input_precision=of["default_dot_input_precision"].text(pattern=PRECISION),
         enable_fp_fusion=of["enable_fp_fusion"].flag(),
         max_num_imprecise_acc_default=read_optional(

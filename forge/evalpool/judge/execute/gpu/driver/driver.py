@@ -151,7 +151,7 @@ class ModuleCalls(Calls):
         self.call("function_set", c_void_p(function), c_int(attribute), c_int(value))
 
 
-CLUSTER, COOPERATIVE, CLUSTER_POLICY = 4, 2, 5
+CLUSTER, COOPERATIVE, CLUSTER_POLICY, PROGRAMMATIC = 4, 2, 5, 6
 """Launch attributes."""
 SPREAD: Final = 1
 
@@ -165,6 +165,8 @@ class Geometry:
     shared_bytes: int
     cluster: tuple[int, int, int] = (1, 1, 1)
     is_cooperative: bool = False
+    is_programmatic: bool = False
+    """True if it may start before the launch before it has ended."""
 
 
 class LaunchCalls(Calls):
@@ -186,9 +188,11 @@ class LaunchCalls(Calls):
 
 def launch_config(geometry: Geometry, *, stream: int, kind: str = "cuda") -> LaunchConfig:
     """The driver's structure for a launch; `attributes` lives as long as the result. HIP has no
-    policy for clusters."""
+    programmatic launches and no policy for clusters."""
     is_cuda = kind == "cuda"
     attributes: list[tuple[int, tuple[int, ...]]] = []
+    if geometry.is_programmatic and is_cuda:
+        attributes.append((PROGRAMMATIC, (1,)))
     if geometry.is_cooperative:
         attributes.append((COOPERATIVE, (1,)))
     if geometry.cluster != (1, 1, 1):
