@@ -226,7 +226,7 @@ def test_a_detached_run_that_cannot_start_has_the_same_message_and_exit_code(for
     store = tmp_path / "r"
     asked = ("devices.gpus=auto", "devices.train=99", f"store.dir={store}")
     code, _, said = forge("run", "-d", str(QUICKSTART), *(f"--set={each}" for each in asked))
-    assert (code, "needs 99 GPUs (train 99)" in said) == (3, True)
+    assert (code, "needs 99 GPUs (train 99" in said) == (3, True)
     assert list(store.iterdir()) == []
 
 
