@@ -200,15 +200,6 @@ def test_plants_make_what_inputs_as_given_never_have(
     )
 
 
-@pytest.mark.parametrize(
-    "inputs", ["torch.randn(3, 5), torch.randint(1, 9, (6,))", "torch.rand(8, 4), torch.ones(8)"]
-)
-def test_no_plant_undoes_another_however_small_a_tensor_is(inputs: str) -> None:
-    for one in draw(source(inputs, "return a.sum() + b.sum(), a * 2, b * 2")).sets:
-        places = [(tensor, at) for tensor, at, _ in one.plants]
-        assert len(set(places)) == len(places)
-
-
 def test_other_numbers_among_the_arguments_have_other_signs_and_sizes() -> None:
     text = source("torch.randn(16, 16), 5, 0.25", "return a.roll(b, 0) * c").replace(
         "self, a", "self, a, b, c"

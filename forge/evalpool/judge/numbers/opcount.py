@@ -36,6 +36,8 @@ THRESHOLDS = {
 }
 """Operations that compare their tensor with a number, or change it from a number on only."""
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+STEPS = {"round", "floor", "ceil", "trunc", "frac", "div", "fmod", "remainder", "floor_divide"}
+"""Operations that jump at multiples of 1, or of the number that they divide by."""
 REDUCTIONS = {
     *("max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "norm"),
     *("linalg_vector_norm", "std", "var", "std_mean", "var_mean", "sum", "mean", "any", "all"),
@@ -97,11 +99,12 @@ class OpCounter(TorchDispatchMode):
         """
         Args:
             own: parameters and buffers, whose least and greatest numbers are constants, too.
-            inputs: tensors of the call, for `specials`.
+            inputs: tensors of the call, for `units`.
         """
         super().__init__()
         self._own = {one.data_ptr() for one in own if one.numel()}
-        self._alike = {one.untyped_storage().data_ptr() for one in inputs if one.numel()}
+        self._inputs = {one.untyped_storage().data_ptr() for one in inputs if one.numel()}
+        self._alike = set(self._inputs)
         """Memory of inputs and of elementwise functions of them."""
         self.names: set[str] = set()
         """Operations that read or write data."""
@@ -110,6 +113,9 @@ class OpCounter(TorchDispatchMode):
         """Bytes of all results."""
         self.constants: set[float] = set()
         """Numbers that THRESHOLDS compare with."""
+        self.units: set[float] = set()
+        """Units to multiples of which STEPS round an input itself. (What rounds an intermediate
+        result jumps where another kernel's last bit may be another one.)"""
         self.integers: set[int] = set()
         """Numbers that operations compare integers with, and their neighbours where the order
         counts."""
@@ -151,6 +157,8 @@ class OpCounter(TorchDispatchMode):
             if name in ("eq", "ne") and _is_same(*_tensors(args)):
                 self.constants.add(math.nan)  # x != x is a NaN
         self.specials |= self._looked_for(name, args, out)
+        if name.rstrip("_") in STEPS:
+            self.units |= self._units(name.rstrip("_"), args, kwargs or {})
         if name in REDUCTIONS and _is_whole(func, args, kwargs or {}):
             self.whole.add(name)
         if not func.is_view and not _is_free(name):
@@ -183,6 +191,17 @@ class OpCounter(TorchDispatchMode):
             infinities |= {one for one in self._numbers([*args]) if math.isinf(one)}
         is_itself = name in ("eq", "ne") and _is_same(*_tensors(args))
         return {math.nan} | infinities if "nan" in name or is_itself else infinities
+
+    def _units(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[float]:
+        """Units of a step of an input; none for a step of anything else."""
+        is_step = name != "div" or kwargs.get("rounding_mode") is not None
+        first = next(_tensors(args), None)
+        if not is_step or first is None or first.layout is not torch.strided:
+            return set()
+        if first.untyped_storage().data_ptr() not in self._inputs or not first.is_floating_point():
+            return set()
+        others = args[1:] if name in ("div", "fmod", "remainder", "floor_divide") else ()
+        return {abs(one) for one in self._numbers([*others])} or {1.0}
 
     def _numbers(self, values: list[Any]) -> Iterator[float]:
         """The numbers among the arguments of an operation, also those in tensors without axes, and

@@ -351,7 +351,7 @@ def _moved_and_drawn(
         is_last = is_last and not has_plants
         if has_plants:
             with nullcontext() if terms.device == "cpu" else torch.device(terms.device):
-                plant_state(model)
+                plant_state(model, before)
         try:
             found = draw()
             is_good = are_finite(found.sets[0].outputs) and not (

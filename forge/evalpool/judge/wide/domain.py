@@ -27,7 +27,8 @@ class Domain:
 
     form: str = "none"
     """free, two (values), ordered (columns), sorted, distinct, hot (one of a row), symmetric, sums
-    (of rows are 1), whole (floats that are integers), none (nothing can be planted)."""
+    (of rows are 1), norms (of rows are 1), whole (floats that are integers), none (nothing can be
+    planted)."""
     low: float = 0.0
     high: float = 0.0
     is_constant: bool = False
@@ -94,4 +95,6 @@ def _form(draws: list[torch.Tensor], *, is_constant: bool, permutes: bool) -> st
         return "symmetric"
     if low >= 0 and holds(lambda x: (x.sum(-1) - 1).abs() < 1e-2):
         return "sums"
+    if first.ndim > 1 and holds(lambda x: (x.square().sum(-1) - 1).abs() < 1e-2):
+        return "norms"
     return "whole" if not is_constant and bool((every == every.round()).all()) else "free"

@@ -2,7 +2,7 @@
 
 Called by sets.py. A set is the problem's own inputs with some of these, at places that no sample
 foresees: one at least in each block of BLOCK elements and in each row, the first and the last of an
-axis in some rows, and some whole rows, columns or slabs (or a part of one).
+axis in some rows, and some whole rows, columns or slabs (or all of one but its head or its tail).
 A line of a table makes the values of one kind. Whatever holds of an input in every draw holds of a
 planted one, too (`domain.py`): rows stay sorted, sums stay one, a triangle stays one.
 """
@@ -21,7 +21,7 @@ from forge.evalpool.judge.wide.domain import MIN_ROW, Domain
 from forge.evalpool.judge.wide.sought import Looks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 BLOCK = 512
@@ -30,24 +30,23 @@ MAX_SHARE = 16
 """At most one element in so many, beside whole rows."""
 MIN_PLANTS = 4
 """Plants of each kind, as far as there are places."""
-NUM_LINES = 16
+NUM_LINES = 8
 """Lines of each axis of which the first or last element is planted."""
 MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
 """Whole rows of a set: at most so many, one in so many, and elements of each."""
 WHOLE = 0.7
-"""Share of rows that are planted as a whole, not in a part; of each kind the first is."""
-FIRST, LONE = 0.5, 0.75
-"""Share of sets whose first row is equal; of equal rows, those with one element that is not."""
+"""Share of rows that are planted as a whole, not but for their head or tail; of each kind the first
+is."""
 MIN_NUMBERS, MAX_FIELD = 256, 256
 """Integers that are no lengths; largest range that may be a field of bits."""
 MAX_VALUES = 12
 """Different values of a group that are tried one by one."""
 GROWN = 0.7
 """Share of draws in which parameters of few elements exceed a bound that they may have."""
+EQUAL = 0.7
+"""Share of sorted inputs in which distances are joined to one."""
 FAINT = 2.0**-11
 """Factor of a whole input: a constant may bound something that all elements make."""
-APART = 16.0
-"""A lone element of a row is about so many times as large as the others."""
 FAR = 1100.0
 """Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
 FAR_IN_SINGLE = 100.0
@@ -87,9 +86,11 @@ class Ground:
     shared: dict[Any, Places] = field(default_factory=dict[Any, Places])
     """Places of constants, by shape: a reference may look for them in two tensors at once."""
     taken: torch.Tensor | None = None
-    """[elements] True where something is planted, into which nothing else goes."""
+    """[elements] True where whole rows are planted, into which nothing else goes."""
     turn: int = 0
     """Number of the set, by which rows of another axis are planted."""
+    size: int = 0
+    """Steps by which plants have grown (or, below 0, shrunk)."""
     rms: float = 1.0
     """Root mean square before anything is planted."""
     is_rough: bool = False
@@ -141,9 +142,14 @@ def _sign(ground: Ground, old: Values) -> Values:
     return torch.where(torch.rand(old.shape) < 0.5, turned, grown)
 
 
+LARGE = ((1.0, 3.0), (3.0, 6.0), (6.0, 12.0), (12.0, 20.0), (20.0, 30.0))
+"""Powers of two by which a large plant exceeds the rms, by step; the third is where it begins."""
+
+
 def _large(ground: Ground, old: Values) -> Values:
-    """64 to 4096 times the rms, most of them large."""
-    low, high = (2.0, 4.0) if ground.value.itemsize < 4 else (6.0, 12.0)
+    low, high = LARGE[min(max(0, 2 + ground.size), len(LARGE) - 1)]
+    if ground.value.itemsize < 4:
+        low, high = min(low, 2.0), min(high, 4.0)
     power = high - (high - low) * torch.rand(old.shape, dtype=torch.float64) ** 2
     sign = 1.0 if ground.domain.low >= 0 else -1.0 if ground.domain.high <= 0 else _signs(old.shape)
     return _power_of_2(power) * max(1.0, ground.rms) * sign
@@ -188,7 +194,7 @@ ELEMENTS: dict[str, Callable[[Ground, Values], Values]] = {
     "zero": lambda _, old: torch.zeros_like(old) * _signs(old.shape),  # of either sign
     "small": _small,
 }
-"""Values by kind, of single floats."""
+"""Values by kind, of single floats, in the order of planting: what hides others comes first."""
 
 
 def _beyond(ground: Ground, old: Values) -> Values:
@@ -263,23 +269,17 @@ def _moved(ground: Ground, old: Values, sign: float) -> Values:
     return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
 
 
-def _power_of_2_near(value: float) -> float:
-    return 2.0 ** round(math.log2(abs(value)))
+def _unit(ground: Ground, old: Values) -> Values:
+    """Values next to 1, of which long products do not vanish."""
+    return 1 + torch.rand(old.shape, dtype=torch.float64) / 1024
 
 
 def _equal(ground: Ground, old: Values) -> Values:
-    """Equal values, most often but for one, the last or any: each sum or extremum depends on it.
-    It is far from the others, so that a variance in one pass keeps its digits; powers of two have
-    exact sums, so that one of equal ones is 0."""
-    value, is_float = float(random.choice(ground.flat)), ground.value.is_floating_point()
-    if is_float and value and math.isfinite(value):
-        value = math.copysign(_power_of_2_near(value), value)
-    made = torch.full_like(old, value)
-    if random.random() < LONE:
-        made = made / APART if is_float else made
-        at = random.choice((-1, random.randrange(len(old))))
-        made[at] = old[at]
-    return made
+    """Equal values; of floats powers of two, whose sums are exact: a deviation in one pass is 0."""
+    value = float(random.choice(ground.flat))
+    if ground.value.is_floating_point() and value and math.isfinite(value):
+        value = math.copysign(2.0 ** round(math.log2(abs(value))), value)
+    return torch.full_like(old, value)
 
 
 ROWS: dict[str, Callable[[Ground, Values], Values]] = {
@@ -293,6 +293,7 @@ ROWS: dict[str, Callable[[Ground, Values], Values]] = {
     "row above": lambda ground, old: _bound(ground, old, 1.0),
     "row below": lambda ground, old: _bound(ground, old, -1.0),
     "row near": lambda ground, old: _bound(ground, old, 0.0),
+    "unit row": _unit,
     "same row": lambda _, old: old,  # of another input
     "burst": _burst,
     "special row": _special,
@@ -300,8 +301,8 @@ ROWS: dict[str, Callable[[Ground, Values], Values]] = {
     "empty row": lambda ground, old: torch.full_like(old, ground.domain.low),
 }
 """Values by kind, of whole rows, columns and slabs."""
-BY_ROW = ("sums", "ordered")
-"""Forms of which a row is a thing by itself, as a probability."""
+BY_ROW = ("norms", "sums", "ordered")
+"""Forms of which a row is a thing by itself, as a unit vector."""
 
 
 def _occurring(ground: Ground, old: Values) -> float:
@@ -340,9 +341,9 @@ def elements_for(ground: Ground) -> list[str]:
     looks, value, form = ground.looks, ground.value, ground.domain.form
     special = {
         "none": [], "single": ["single"], "distinct": ["swap"], "hot": ["swap"],
-        "sorted": ["between"], "symmetric": ["congruent"], "sums": ["swap"],
-        "whole": ["zero", "tie", "sign", "beyond"], "two": ["other value"],
-        "ordered": ["other row"],
+        "sorted": ["between"], "symmetric": ["congruent"], "sums": ["swap", "mass"],
+        "norms": ["swap", "sign"], "whole": ["zero", "tie", "sign", "beyond"],
+        "two": ["other value"], "ordered": ["other row"],
     }  # fmt: skip
     if form in special:
         return special[form]
@@ -381,6 +382,7 @@ def rows_for(ground: Ground) -> list[str]:
     if form == "whole" or not ground.value.is_floating_point():
         return [] if ground.domain.low == ground.domain.high else ["equal row"]
     left_out = {"full row", "empty row", *([] if looks.special else ["special row"])}
+    left_out |= set() if looks.is_product else {"unit row"}
     left_out |= set() if ground.others else {"same row"}
     return [kind for kind in ROWS if kind not in left_out]
 
@@ -399,29 +401,26 @@ def tensors_for(ground: Ground) -> list[str]:
 
 
 def parts_of(group: Group) -> list[Group]:
-    """The group by its values, or a quarter of them at a time, where not all are borne."""
+    """The group by its values, or by their signs if there are many, where not all are borne."""
     every = group.values.unique()
-    chosen = [group.values == one for one in every]
-    if len(every) > MAX_VALUES:
-        chosen = list(group.values.argsort().chunk(4))
-    parts = [replace(group, at=group.at[one], values=group.values[one]) for one in chosen]
-    return [one for one in parts if len(one.at)]
+    chosen = [group.values == one for one in every] if len(every) <= MAX_VALUES else []
+    chosen = chosen or [group.values < 0, group.values >= 0]
+    return [
+        replace(group, at=group.at[one], values=group.values[one]) for one in chosen if one.any()
+    ]
 
 
 def make_rows(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
     """Whole rows of different kinds."""
     turn = ground.turn % max(1, len(kinds))
     left = [*kinds[turn:], *kinds[:turn]]
-    if "equal row" in kinds and random.random() < FIRST:
-        left.insert(0, "equal row")
     groups: list[Group] = []
     lines = _blocks(ground.value) if ground.domain.form in BY_ROW else None
     for number, line in enumerate((lines or _lines(ground.value, ground.turn)) if left else []):
         kind, at = left[number % len(left)], line
         if number >= len(left) and random.random() > WHOLE and len(line) > 1:
-            length = max(1, len(line) >> random.randint(1, 8))
-            start = random.choice((0, random.randrange(len(line) - length), len(line) - length))
-            at = line[start : start + length]
+            part = max(1, len(line) >> random.randint(1, 8))
+            at = random.choice((line[part:], line[: len(line) - part]))
         at = at if ground.domain.fixed is None else at[~ground.domain.fixed[at]]
         if len(at):
             values = ROWS[kind](
@@ -434,7 +433,7 @@ def make_rows(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
 def _same(ground: Ground, at: Places) -> Values:
     """The same row of another input, or its opposite: a distance is 0, an angle is 0 or pi."""
     row = random.choice(ground.others).view(-1)[at].double()
-    is_signed = ground.domain.form == "free" and ground.domain.low < 0
+    is_signed = ground.domain.form in ("free", "norms") and ground.domain.low < 0
     return -row if is_signed and random.random() < 1 / 3 else row
 
 
@@ -498,9 +497,6 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
     """Plants of several kinds in one tensor, each at places of its own."""
     plain = [kind for kind in kinds if kind in _table(ground) or kind in ("tie", "other")]
     at = _places(ground, num_kinds=len(plain)) if plain else ground.flat[:0].long()
-    if len(kinds) > 1:  # none undoes another's
-        unused = ground.flat.new_zeros(len(ground.flat), dtype=torch.bool)
-        ground.taken = unused if ground.taken is None else ground.taken.clone()
     groups: list[Group] = []
     for kind in kinds:
         if kind not in plain:
@@ -511,22 +507,22 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
                 more = torch.randint(ground.value.numel(), (2 * MIN_PLANTS,))
                 own = torch.cat([own, ground.movable(more)[:MIN_PLANTS]]).unique()
             if kind in ("large", "edge", "beyond"):
-                own = torch.cat([own, _ends(ground)]).unique()
+                is_loud = (
+                    kind == "large" and ground.turn % 2 == 1
+                )  # else whole rows stay as they are
+                own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
             if kind.endswith("constant") and ground.value.is_floating_point():
                 num = min(6 * len(ground.looks.constants), ground.value.numel() // MAX_SHARE)
                 own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
-                own = ground.shared.setdefault(ground.value.shape, own)
+                own = ground.movable(ground.shared.setdefault(ground.value.shape, own))
             elif kind == "constant":
                 num = min(2 * len(ground.looks.integers), ground.value.numel() // 4)
                 own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
-            own = ground.movable(own)
             values = _values(ground, kind, own)
             if kind == "large":
                 values = _with_loud_ends(ground, own, values)
         if len(own):
             groups.append(Group(tensor=tensor, kind=kind, at=own, values=ground.cast(values)))
-            if ground.taken is not None:
-                ground.taken[own] = True
     return groups
 
 
@@ -565,8 +561,8 @@ def _places(ground: Ground, *, num_kinds: int) -> Places:
     return ground.movable(torch.cat([blocks, rows, torch.randint(size, (least,))]).unique())
 
 
-def _ends(ground: Ground) -> Places:
-    """[places] first and last elements of some lines of each axis."""
+def _ends(ground: Ground, *, is_loud: bool = False) -> Places:
+    """[places] first and last elements of some lines of each axis; loud ones in whole rows, too."""
     shape, size = ground.value.shape, ground.value.numel()
     found = [torch.zeros(0, dtype=torch.int64)]
     for axis, length in enumerate(shape):
@@ -576,7 +572,10 @@ def _ends(ground: Ground) -> Places:
         chosen = chosen[:NUM_LINES]
         first = chosen // inner * (inner * length) + chosen % inner
         found += [first, first + (length - 1) * inner]
-    return ground.movable(torch.cat(found).unique())[: max(MIN_PLANTS, size // 4)]
+    places, fixed = torch.cat(found).unique(), ground.domain.fixed
+    if not is_loud:
+        return ground.movable(places)
+    return places if fixed is None else places[~fixed[places]]
 
 
 def _with_loud_ends(ground: Ground, at: Places, values: Values) -> Values:
@@ -623,12 +622,21 @@ def _other_row(ground: Ground) -> tuple[Places, Values]:
     return rows.flatten(), (ground.flat[others].double() + moved).flatten()
 
 
+def _mass(ground: Ground) -> tuple[Places, Values]:
+    """An element of a row becomes 0 and another one their sum."""
+    own, values = _swap(ground)
+    half = len(own) // 2
+    return own, torch.cat([torch.zeros(half), values[:half] + values[half:]])
+
+
 def _other_value(ground: Ground) -> tuple[Places, Values]:
     """The other one of two values."""
     low, high = ground.domain.low, ground.domain.high
     if low == high:
         low, high = (0.0, high) if high else (0.0, 1.0)
     at = torch.cat([_places(ground, num_kinds=8), _ends(ground)]).unique()
+    if ground.turn % 2:  # so few that no sample has one
+        at = at[torch.randperm(len(at))[: MIN_PLANTS // 2]]
     return at, torch.where(ground.flat[at].double() == high, low, high)
 
 
@@ -662,7 +670,7 @@ def _between(ground: Ground) -> tuple[Places, Values]:
         )
         made = (whole[1] - whole[0]).double()
     may_join = value.is_floating_point() or low == 0 or bool(ground.looks.integers)
-    if may_join and random.random() < 0.7:  # two are equal, or one of equal ones is left out
+    if may_join and random.random() < EQUAL:  # two are equal, or one of equal ones is left out
         at = (made > 0).nonzero()
         chosen = at[torch.rand(len(at)) < 1 / 8]
         for row, column in chosen.tolist():
@@ -690,6 +698,7 @@ def _congruent(ground: Ground) -> tuple[Places, Values]:
 
 _STRUCTURED: dict[str, Callable[[Ground], tuple[Places, Values]]] = {
     "swap": _swap,
+    "mass": _mass,
     "other row": _other_row,
     "other value": _other_value,
     "single": _single,
@@ -699,11 +708,13 @@ _STRUCTURED: dict[str, Callable[[Ground], tuple[Places, Values]]] = {
 """Kinds that change elements together, or that depend on the form."""
 
 
-def plant_state(model: torch.nn.Module) -> None:
+def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
     """Plants into parameters and saved floats of a model, in place: a few zeros, ties, other signs
-    and sizes; of a few elements all grow. Vectors of one sign stay so: biases below a maximum."""
+    and sizes; of a few elements all grow. Some that were constant `before` they were moved get that
+    back in a part. Vectors of one sign stay so: biases below a maximum."""
     trained = {one.data_ptr() for one in model.parameters()}
-    for value in model.state_dict().values():
+    has_defaults, is_head = random.random() < 0.5, random.random() < 0.7
+    for name, value in model.state_dict().items():
         size = value.numel()
         if not value.is_floating_point() or not value.is_contiguous():
             continue
@@ -711,10 +722,13 @@ def plant_state(model: torch.nn.Module) -> None:
             if value.data_ptr() in trained and random.random() < GROWN:
                 value.add_(value.sign() * random.uniform(1, 4))
             continue
-        flat = value.view(-1)
+        flat, default = value.view(-1), before[name].flatten()
         domain = Domain.of([value], permutes=False)
         if domain.form != "free":
             continue
+        if has_defaults and bool((default == default[0]).all()):
+            part = torch.arange(size) < random.randint(size // 8, size - 1)
+            flat.copy_(torch.where(part if is_head else ~part, default, flat))
         ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value))
         has_sign = size == max(value.shape) and domain.low * domain.high > 0
         kinds = ["tie"] if has_sign else ["zero", "tie", "small"]

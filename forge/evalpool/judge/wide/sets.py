@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -86,10 +86,18 @@ SHRUNK, CANCELLED = 1e-4, 1e-5
 as an entropy is: float64 loses more there than LEAST_SCALE and SAME allow."""
 MIN_SETS, NUM_SETS = 2, 5
 """Sets where there is room for no more, and least number where there is: two with loud plants."""
+MIN_CONSTANT = 1e-3
+"""Magnitude of a float argument that is no epsilon."""
 MAX_COUNT = 1 << 16
 """Magnitude of an int argument that may be a seed."""
 MAX_NOTED = 64
 """Plants that a set names."""
+GROWTH = (0, -1, -2)
+"""Steps by which large plants that the reference does not bear are made anew."""
+LARGE_BYTES = 4 << 20
+"""Inputs and outputs above which all groups are planted together: a call costs more."""
+SPLIT = ("constant", "edge", "beyond", "sign", "special")
+"""Kinds whose values are tried apart where not all are borne."""
 LEAST_SHAKE = 0.1
 """Least change of a parameter."""
 NUM_TENSORS = 4
@@ -121,6 +129,7 @@ class InputSet:
     exact: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """`outputs`, the integers among them as float64 gives them, where a rounding decides: none is
     asked in float64."""
+    """`state` in float64."""
     plants: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     """(tensor, flat index, kind) of some planted elements; tensors as `leaves` numbers them."""
     asks_real: bool = False
@@ -323,9 +332,20 @@ class Draws:
             made.is_open = wide is not None and self._is_open(made)
             self._given = _Tried(inputs, made.wide or outputs, wide)
             self._largest = [_largest(one) for one in self._given.outputs]
+            self._free_copied()
             if (error := made.real_error) <= MAX_OWN_ERROR:
                 return made
         raise _ill_conditioned(error)
+
+    def _free_copied(self) -> None:
+        """Takes domains from inputs that are outputs, too: they hide what is computed."""
+        assert self._given is not None
+        for tensor, one in enumerate(leaves(self._given.inputs)[: len(self._domains)]):
+            if self._domains[tensor].form in ("sorted", "symmetric", "sums", "norms") and any(
+                output.shape == one.shape and _distance(output, one) <= SAME
+                for output in self._given.outputs
+            ):
+                self._domains[tensor] = replace(self._domains[tensor], form="free", fixed=None)
 
     def _require_conditioned(self, outputs: Outputs, wide: Outputs) -> None:
         """Raises Unjudgeable where a rounding decides about most elements of an output, in which
@@ -506,6 +526,7 @@ class Draws:
         work = _Work(start, turn=self._turns[is_loud], is_rough=plan.is_rough)
         if plan.has_arguments:
             self._plant_arguments(work)
+        is_large = sum(one.nbytes for one in [*leaves(start.inputs), *start.outputs]) > LARGE_BYTES
         tensors = random.sample(range(len(self._domains)), len(self._domains))
         floats = [n for n, one in enumerate(leaves(start.inputs)) if one.is_floating_point()]
         if is_loud:  # of two, a product would be beyond all other results
@@ -517,7 +538,8 @@ class Draws:
         for tensor in tensors:
             found = self._on_device(plants.elements_for, self._ground(tensor, start.inputs))
             own = [kind for kind in found if kind in plan.kinds] or found[:1]
-            self._plant_elements(work, tensor, random.sample(own, len(own)))
+            for part in [own] if is_large else [[kind] for kind in own]:
+                self._plant_elements(work, tensor, part)
         work.lost = self._lost(work.now)  # what loses little is stable, too
         if work.groups and work.lost > MAX_REAL_ERROR and not self._is_stable(work.now):
             self._plant_stable(work)
@@ -568,18 +590,20 @@ class Draws:
                 self._bad.add((tensor, kind))
 
     def _plant_elements(self, work: _Work, tensor: int, kinds: Sequence[str]) -> None:
-        """Single elements: all kinds together, or one by one where not all are borne, or their
-        values."""
-        ground = self._ground(tensor, work.now.inputs, work)
-        groups = self._on_device(plants.make_elements, ground, tensor, kinds)
-        if not groups or self._accepts(work, groups) is not None:
-            return
-        if len(kinds) > 1:
-            for kind in kinds:
-                self._plant_elements(work, tensor, [kind])
-            return
-        for part in self._on_device(plants.parts_of, groups[0]):
-            self._accepts(work, [part])
+        for size in GROWTH if "large" in kinds else GROWTH[:1]:
+            ground = self._ground(tensor, work.now.inputs, work)
+            ground.size = size
+            groups = self._on_device(plants.make_elements, ground, tensor, kinds)
+            found = self._accepts(work, groups) if groups else False
+            if found:
+                return
+            if found is None and len(kinds) > 1:  # one of them is to blame
+                for kind in kinds:
+                    self._plant_elements(work, tensor, [kind])
+                return
+            if found is None and kinds[0] in SPLIT:
+                for part in self._on_device(plants.parts_of, groups[0]):
+                    self._accepts(work, [part])
 
     def _planted_whole(self) -> Iterator[InputSet]:
         """Sets one of whose inputs is planted as a whole, as far as the reference bears it."""
@@ -816,7 +840,7 @@ class _Work:
         self.groups: list[Group] = []
         self.shared: dict[Any, torch.Tensor] = {}
         self.taken: dict[int, torch.Tensor] = {}
-        """Elements where something is planted, by tensor: nothing undoes it."""
+        """Elements where whole rows are planted, by tensor."""
 
     def replace(self, found: _Tried) -> None:
         """Takes inputs with more plants. Results of those without any are needed no more."""
@@ -828,9 +852,9 @@ class _Work:
         self.groups += groups
         for one in groups:
             for tensor in alike if one.kind == "same row" else [one.tensor]:
-                if tensor not in self.taken:
-                    self.taken[tensor] = one.at.new_zeros(size, dtype=torch.bool)
-                self.taken[tensor][one.at] = True
+                if one.kind in plants.ROWS:
+                    new = one.at.new_zeros(size, dtype=torch.bool)
+                    self.taken.setdefault(tensor, new)[one.at] = True
 
 
 def _ill_conditioned(error: float) -> Unjudgeable:
@@ -849,13 +873,13 @@ def _largest(tensor: torch.Tensor) -> float:
 def _other_arguments(value: Any) -> list[Any]:
     """Other numbers or flags, of which each set takes one that is borne; none for what is neither.
     Of an int that is no seed also 0, one of the other sign and one that exceeds an axis; of a float
-    also one of the other sign and a larger one."""
+    that is no epsilon also one of the other sign and a larger one."""
     if type(value) is bool:
         return [not value]
     found: list[Any] = []
     if type(value) is float and math.isfinite(value) and value:
         near = value * random.randrange(32, 64) / 64
-        found = [near, -near, 8 * near]
+        found = [near, -near, 8 * near] if abs(value) > MIN_CONSTANT else [near]
     elif type(value) is int:
         near = value + random.choice((1, 2))
         found = [near, 0, -near, 2 * near + 64] if abs(value) < MAX_COUNT else [near]

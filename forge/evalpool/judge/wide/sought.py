@@ -42,7 +42,7 @@ class Looks:
     """The values that a reference looks for in its inputs."""
 
     constants: tuple[float, ...] = ()
-    """Numbers that its operations or its Python code compare with."""
+    """Numbers that its operations or its Python code compare with, or jump at."""
     integers: tuple[int, ...] = ()
     """The same for integers, with neighbours where their order counts."""
     special: tuple[float, ...] = ()
@@ -59,6 +59,8 @@ class Looks:
     """True if it compares two tensors: elements are hardly ever equal by chance."""
     is_global: bool = True
     """True if an output may depend on an input as a whole, by more than a sum."""
+    is_product: bool = True
+    """True if it multiplies all elements of something."""
     permutes: bool = True
     """True if it may draw indices that are all different by design."""
 
@@ -79,6 +81,7 @@ class Looks:
         if counted is None:
             return cls(constants=_worth(floats), ignored=ignored, permutes=permutes)
         constants = counted.constants | floats
+        constants |= {unit * part for unit in counted.units for part in (0.5, 1.0, 1.5, 2.0)}
         return cls(
             constants=_worth(constants),
             integers=tuple(sorted(one for one in counted.integers | near if abs(one) < 1 << 31)),
@@ -92,6 +95,7 @@ class Looks:
             is_comparing=counted.is_comparing,
             is_global=bool(counted.whole - SUMS)
             or (bool(counted.whole) and (counted.is_comparing or bool(counted.constants))),
+            is_product=any("prod" in name for name in counted.names),
             permutes=permutes,
         )
 
