@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import os
 import socket
 import subprocess
@@ -51,10 +52,10 @@ def test_no_state_of_a_process_changes_with_the_candidates_that_it_serves() -> N
         run(ours, next(failing()))
         gc.collect()  # files that other tests left
         before, num_files = state(), count_files()
-        for one in failing():
+        for one in itertools.chain.from_iterable(failing() for _ in range(4)):
             run(ours, one)
         assert state() == before
-        assert count_files() <= num_files
+        assert count_files() < num_files + 4  # of each way; other threads may open one
     child.join(10)
     assert not child.is_alive()
 
