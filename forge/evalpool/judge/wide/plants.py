@@ -29,7 +29,7 @@ BLOCK = 512
 MAX_SHARE = 16
 """At most one element in so many, beside whole rows."""
 MIN_PLANTS = 4
-"""Plants of each kind, as far as there are places."""
+"""Least number of plants of each kind where there are so many places."""
 NUM_LINES = 8
 """Lines of each axis of which the first or last element is planted."""
 MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
@@ -209,7 +209,7 @@ def _beyond(ground: Ground, old: Values) -> Values:
 
 
 def _chosen(values: Sequence[float], old: Values) -> Values:
-    """Each of the values as often as another one, as far as there are places."""
+    """Repeats the values in random order, each as often as another one."""
     turns = (torch.randperm(old.numel()) + random.randrange(len(values))) % len(values)
     return torch.tensor(values, dtype=torch.float64)[turns].view(old.shape)
 

@@ -510,7 +510,7 @@ class Draws:
             self._whole = [(n, kind) for *_, n, kind in sorted(turns)]
 
     def _planted(self) -> InputSet:
-        """The next set, with its groups as far as they matter and are borne."""
+        """Makes the next set, with the groups that matter and are borne."""
         plan = self._dealt.pop()
         is_loud = plan.kinds is plants.LOUD
         self._turns[is_loud] += 1
@@ -606,7 +606,7 @@ class Draws:
                     self._accepts(work, [part])
 
     def _planted_whole(self) -> Iterator[InputSet]:
-        """Sets one of whose inputs is planted as a whole, as far as the reference bears it."""
+        """Makes sets in which one whole input is planted and the reference bears it."""
         while self._whole:
             tensor, kind = self._whole.pop()
             given = self._draw()
@@ -834,7 +834,7 @@ class _Work:
         self.turn = turn
         self.is_rough = is_rough
         self.whole: list[tuple[int, int, str]] = []
-        """What `InputSet.plants` says of an input that is planted as a whole."""
+        """(tensor, 0, kind) of an input that is planted as a whole, for `InputSet.plants`."""
         self.lost = 0.0
         """The difference that other roundings make (`_lost`)."""
         self.groups: list[Group] = []
