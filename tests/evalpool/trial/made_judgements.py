@@ -18,9 +18,9 @@ from forge.evalpool.judge.trial.draws.build import Builder
 from forge.evalpool.judge.trial.draws.host import HostDraw
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, bytes_of, spec_of
-from forge.evalpool.judge.trial.gpu.card_results import CardResults
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.programs import Programs
+from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trial import Candidate, Finding
 from tests.evalpool.benches import make_problem
 from tests.evalpool.execute.host_card import Block, HostCard
@@ -154,7 +154,7 @@ class Bench:
         programs._kept = captured  # its structure is the business of other tests
         device = CardDevice(
             programs=programs,
-            results=CardResults(content=problem, protocol=other),
+            results=Results(content=problem, protocol=other),
             is_timed=True,
             is_doubtful=lambda _: False,
             taken=lambda: nullcontext(self.executor),

@@ -25,10 +25,9 @@ from forge.evalpool.judge.trial.draws.build import Builder
 from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 from forge.evalpool.judge.trial.gpu import references as module
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, spec_of
-from forge.evalpool.judge.trial.gpu.card_results import CardResults
 from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, CardReferences
 from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
-from forge.evalpool.judge.trial.results import Left
+from forge.evalpool.judge.trial.results import Left, Results
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:
@@ -127,10 +126,9 @@ def test_outputs_may_have_other_shapes_and_no_other_types() -> None:
     assert [made.draw.forms(number) for number in (0, 1)] == [
         [("float32", (4,))], [("float32", (7,))],
     ]  # fmt: skip
-    results = CardResults(content=made)
     call = Left(number=1, outputs=(torch.zeros(4),), parameters=None, is_kept=True)
-    assert [one.is_right for one in results.compared([call])] == [False]
-    assert results.mismatch(call) == "output shape is [4], expected [7]"
+    assert made.agree([(call.outputs[0], 4, None)]) == [False]
+    assert Results(content=made).mismatch(call) == "output shape is [4], expected [7]"
     other[4] = torch.zeros(4, dtype=torch.int32)
     with pytest.raises(LayoutError, match="number or types"):
         arrange(layout(), other)

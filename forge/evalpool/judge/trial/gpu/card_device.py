@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.executor import ChoiceReport, Executor, NodeTime
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
-    from forge.evalpool.judge.trial.gpu.card_results import CardResults
+    from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
     from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
     from forge.evalpool.judge.trial.gpu.program_run import Choices
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.programs import Programs
-    from forge.evalpool.judge.trial.results import Left
+    from forge.evalpool.judge.trial.results import Left, Results
     from forge.evalpool.judge.trial.trial import Finding
 
 NUM_FURTHER, FURTHER_S = 16, 0.5
@@ -78,7 +78,7 @@ class CardDevice:
     """One candidate's part of a card (`Device`)."""
 
     programs: Programs
-    results: CardResults
+    results: Results[CardDraw]
     is_timed: bool
     """True if the candidate is timed after its checked calls, also on the sets that are kept for
     that."""
@@ -140,7 +140,7 @@ class CardDevice:
         if is_wide and len(captured.program.kernels) <= NUM_AHEAD:
             self.programs.compiler.begin(captured.program.kernels, captured.program.target)
         self._turn_of_call, self._kept_in = 0, -1
-        self.results.lay(is_wide=is_wide)
+        self.results.is_wide = is_wide
         try:
             if is_wide:
                 self._able_of(self._of_layout(captured))  # compiled while others have the executor
@@ -152,7 +152,7 @@ class CardDevice:
                     self._unload()
         finally:
             self._deadline, self._ahead = None, []
-            self.results.lay(is_wide=False)
+            self.results.is_wide = False
 
     def is_repeated(self) -> bool:
         """True: memory that a call leaves may be found by the next one."""
@@ -335,7 +335,7 @@ class CardDevice:
             return
         choices = [self._next_choices(self._of_layout(captured)) for _ in numbers]
         calls = run.calls(numbers, kept={self._kept_in}, choices=choices)
-        self._ahead, self._kept_in = self.results.compared(calls), -1
+        self._ahead, self._kept_in = self._compared(calls), -1
 
     def call(self, number: int) -> Left:
         """Runs the program of an input set once. Raises Decided or Narrowed."""
@@ -390,34 +390,36 @@ class CardDevice:
         first = draw.choice(compared)
         second = draw.choice([n for n in self._alike(self.numbers) if n != first])
         calls = [call for call in run.lasting(first, second) if call.number in compared]
-        for call in self.results.compared(calls):
+        for call in self._compared(calls):
             if found := self.results.mismatch(call):
                 detail = f"right once, not when called again: {found}\n{STATEFUL_WORDS}"
                 raise Decided(self.programs.report(Status.WRONG, Reason.STATEFUL, detail))
 
     def _check_timed(self, calls: Sequence[Left]) -> None:
-        """Raises Decided unless every timed call left what the reference does. An output that
-        equals a right one of its set to the last bit needs no comparison of its own."""
-        firsts = {
-            call.number: call for call in reversed(calls) if not self.results.knows(call.number)
-        }
-        for call in self.results.compared(list(firsts.values())):
-            self._check_one(call)
-        are_same = self.results.are_verified(calls)
-        for call, is_same in zip(calls, are_same, strict=True):
-            if not is_same and firsts.get(call.number) is not call:
-                self._check_one(call)
+        """Raises Decided unless every timed call left what the reference does."""
+        report = self.programs.report
+        for call in self._compared(calls):
+            if found := self.results.mismatch(call):
+                if self.results.is_unwritten(call):
+                    detail = "a timed call left its output unwritten"
+                    raise Decided(report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
+                detail = f"right in checked calls, wrong in a timed one: {found}"
+                raise Decided(report(Status.WRONG, Reason.MISMATCH, detail))
             if not call.is_kept:
                 detail = "forward changes its inputs; write to a new tensor"
-                raise Decided(self.programs.report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
+                raise Decided(report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
 
-    def _check_one(self, call: Left) -> None:
-        if found := self.results.mismatch(call):
-            if self.results.is_unwritten(call):
-                detail = "a timed call left its output unwritten"
-                raise Decided(self.programs.report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
-            detail = f"right in checked calls, wrong in a timed one: {found}"
-            raise Decided(self.programs.report(Status.WRONG, Reason.MISMATCH, detail))
+    def _compared(self, calls: Sequence[Left]) -> list[Left]:
+        """The calls, of which those that are right say so. Waits for the card once."""
+        results, pairs, places = self.results, list[Any](), list[int]()
+        for place, call in enumerate(calls):
+            for got, index, _ in results.pairs(call) if results.protocol is None else ():
+                pairs.append((got, index, results.question(index)))
+                places.append(place)
+        flags = zip(places, results.content.agree(pairs), strict=True)
+        unsure = {place for place, is_near in flags if not is_near}
+        is_sure = results.protocol is None
+        return [replace(one, is_right=is_sure and n not in unsure) for n, one in enumerate(calls)]
 
     def _tuned(self) -> dict[str, str]:
         """Labels of the winners of the program's choices, by key. Raises Decided where another

@@ -43,11 +43,11 @@ from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.draws.draw import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
-from forge.evalpool.judge.trial.gpu.card_results import CardResults
 from forge.evalpool.judge.trial.gpu.references import CardReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.oracles import Oracles
+from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding
 from forge.evalpool.judge.trial.trials import Trials
 from forge.process.gpu_locks import GpuLease
@@ -233,7 +233,7 @@ class GpuTrials(Trials):
         """
         device = CardDevice(
             programs=programs,
-            results=CardResults(content=content, protocol=candidate.protocol),
+            results=Results(content=content, protocol=candidate.protocol),
             is_timed=self._is_timed(candidate),
             is_doubtful=is_doubtful,
             taken=partial(self._taken, candidate.phases, is_alone=is_alone),
