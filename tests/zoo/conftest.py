@@ -87,6 +87,7 @@ def leftovers(bench: Any) -> set[int]:
 def _left(bench: Any) -> set[int]:
     draws = [bench.references, getattr(bench.trials, "given", None)]  # ours, other protocols'
     oracles = [one._oracles for one in draws if one]
+    oracles += [one._small._oracles for one in draws if getattr(one, "_small", None)]
     if baselines := getattr(bench.trials, "baselines", None):
         oracles.append(baselines._children)
     waiting = {kept.child.pid_here for one in oracles for kept in one._idle}
