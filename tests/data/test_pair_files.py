@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forge.config.schema import PromptTable
 from forge.data.answers import extract
 from forge.data.pairs.files import read_pairs
 from forge.data.pairs.rows import BadRow, Unfit
+from forge.data.prompts.prompt_set import DeviceFacts, Exchange, PromptFacts, make_prompts
 from forge.errors import ConfigError
+from forge.records import Message, Problem, Reason, Split, Status, Verdict
 from tests.data.build.samples import example, write_rows
 from tests.prompting import PROMPTS
 
@@ -94,6 +98,33 @@ def test_messages_are_not_changed(as_text: bool, tmp_path: Path) -> None:
         (m["role"], m["content"]) for m in messages
     ]
     assert (pair.problem_id, pair.num_turns) == ("one", 2)
+
+
+@pytest.mark.parametrize("name", ["Model", "SumAggregator"])
+def test_a_question_in_the_runs_templates_states_the_runs_facts(tmp_path: Path, name: str) -> None:
+    source = f"class Helper:\n    ...\n\n\nclass {name}:\n    ..."
+    problem = Problem(
+        problem_id="", source=source, entry_point=name, family="", level=1, split=Split.SFT
+    )
+    table = PromptTable(thinking="")
+    cpu = make_prompts(table, PromptFacts())
+    card = make_prompts(table, PromptFacts(is_timed=True, device=DeviceFacts(name="H200")))
+    refused = Verdict(status=Status.WRONG, reason=Reason.MISMATCH, detail="look at line 3")
+    tried = [Exchange(completion_text="a", verdict=refused)]
+    answer = Message(role="assistant", content="b")
+    rows = [(*prompts.conversation(problem, tried), answer) for prompts in (cpu, card)]
+    assert "H200" in rows[1][0].content
+    other = [{"role": "system", "content": "of mine"}, {"role": "user", "content": source}]
+    other.append({"role": "assistant", "content": "b"})
+    made = [{"messages": [asdict(one) for one in rows[0]]}, {"messages": other}]
+    said: list[str] = []
+    path = write_rows(tmp_path / "rows.jsonl", made)
+    pairs = read_pairs(path, prompts=card, say=said.append)
+    assert pairs[0].messages == rows[1]
+    assert [asdict(one) for one in pairs[1].messages] == other
+    assert "1 with this run's prompts" in said[0]
+    read_pairs(write_rows(tmp_path / "same.jsonl", made), prompts=cpu, say=said.append)
+    assert "prompts" not in said[1]
 
 
 def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:

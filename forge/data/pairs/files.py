@@ -60,8 +60,7 @@ def id_of(row: Mapping[str, Any], name: str, number: int) -> str:
 
 
 def messages_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
-    """A row with a conversation. Its id is `id`, or the row's number. It keeps its own messages,
-    whatever the prompts of the run."""
+    """A row with a conversation. Its id is `id`, or the row's number."""
     if maker := _maker(row):
         raise BadRow(f"found columns {columns_of(row)}, which are no conversation; {maker}")
     messages = conversation(row, tag=prompts.thinking)
@@ -73,7 +72,8 @@ def read_pairs(
     path: Path, *, prompts: PromptSet, key: str = KEY, say: Callable[[str], None] = logger.info
 ) -> list[Pair]:
     """The conversations of a file or directory in the order of the files, without duplicates, with
-    the run's tag of thinking.
+    the run's tag of thinking. Questions in the run's own templates state the facts of the run;
+    others keep their messages.
 
     Args:
         key: key that messages name.
@@ -85,12 +85,15 @@ def read_pairs(
     """
     pairs: dict[tuple[Message, ...], Pair] = {}
     left_out, bare = LeftOut(), LeftOut()
+    num_restated = 0
     for file in row_files(path, key=key):
         for number, row in enumerate(rows_of(file, key=key), start=1):
             place = f"{file.name}, row {number}"
             try:
                 pair = messages_pair(row, number=number, prompts=prompts)
-                messages = retag(pair.messages, tag=prompts.thinking)
+                retagged = retag(pair.messages, tag=prompts.thinking)
+                messages = prompts.restated(retagged)
+                num_restated += messages != retagged
                 if not all(is_unicode(one.content) for one in messages):
                     raise Unfit("text that is no Unicode")
             except Unfit as reason:
@@ -99,7 +102,7 @@ def read_pairs(
             except BadRow as err:
                 advice = "" if _maker(row) else f"; {LEFT_OUT}"
                 raise ConfigError(f"{key}: {file}, row {number}: {err}{advice}") from None
-            if not prompts.thinking and messages != pair.messages:
+            if not prompts.thinking and retagged != pair.messages:
                 bare.add("trained without their thinking, as prompt.thinking is empty", place)
             if messages in pairs:
                 left_out.add("the same again", place)
@@ -107,5 +110,6 @@ def read_pairs(
     if not pairs:
         raise ConfigError(f"{key}: {path}: no row to train on; left out: {left_out}")
     said = f"; {bare}" if bare.counts else ""
+    said += f"; {num_restated} with this run's prompts" if num_restated else ""
     say(f"{len(pairs)} rows from {path}; left out: {left_out}{said}")
     return list(pairs.values())

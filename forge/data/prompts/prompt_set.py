@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,13 +16,13 @@ from forge.data.answers import fenced_blocks
 from forge.data.prompts.templates import RUN_NAMES, check_template, render, report, used_names
 from forge.errors import ConfigError
 from forge.records import Message, Status
+from forge.records.problem import ReferenceModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forge.config.schema import PromptTable
     from forge.records import Problem, Prompt, Verdict
-    from forge.records.problem import ReferenceModule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class PromptFacts:
 
 
 HASH_DIGITS = 12
+_CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,21 @@ class PromptSet:
         for attempt in attempts[-1:] if self.attempts == "last" else attempts:
             messages.append(Message(role="assistant", content=attempt.completion_text))
             messages.append(self.feedback_message(attempt.verdict))
+        return tuple(messages)
+
+    def restated(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """A conversation whose first user's message asks about a problem as this set does, with
+        this set's own first messages: another machine's facts are not those of this run. Any other
+        conversation as it is."""
+        start = next((i for i, one in enumerate(messages) if one.role == "user"), None)
+        if start is None:
+            return tuple(messages)
+        for block in fenced_blocks(messages[start].content):
+            for name in _CLASS.findall(block.code):
+                problem = ReferenceModule(problem_id="", source=block.code, entry_point=name)
+                first = self.first_messages(problem)
+                if first[-1] == messages[start]:
+                    return (*first, *messages[start + 1 :])
         return tuple(messages)
 
     def thought(self, text: str) -> str:
