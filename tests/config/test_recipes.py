@@ -40,7 +40,10 @@ TOO_SMALL = {
     "qwen3-8b-kernelbench": {"8xA100-40GB"},
     "qwen3-8b-single-turn": {"8xA100-40GB"},
 }
-ONE_CARD = {"h200-from-scratch": "1xH200-141GB", "workstation-24gb": "1xRTX 4090-24GB"}
+ONE_CARD = {
+    "h200-from-scratch": "1xH200-141GB", "smollm2-harvest": "1xH200-141GB",
+    "workstation-24gb": "1xRTX 4090-24GB",
+}  # fmt: skip
 
 
 def load(name: str) -> Experiment:

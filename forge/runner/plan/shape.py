@@ -195,6 +195,10 @@ _TRINITY_MINI = {
     **_QWEN3_30B_A3B, "model_type": "afmoe", "num_hidden_layers": 32, "vocab_size": 200_192,
     "moe_intermediate_size": 1024, "num_shared_experts": 1, "num_dense_layers": 2,
 }  # fmt: skip
+_SMOLLM2_135M = {
+    **_qwen3(576, 30, 9, 1536, tied=True), "model_type": "llama", "num_key_value_heads": 3,
+    "head_dim": 64, "vocab_size": 49_152,
+}  # fmt: skip
 
 KNOWN: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
@@ -207,6 +211,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "qwen3-coder-30b-a3b": _QWEN3_30B_A3B,
     "llama-3.1-8b": _LLAMA_8B,
     "kernelllm": _LLAMA_8B,
+    "smollm2-135m": _SMOLLM2_135M,
     "trinity-mini": _TRINITY_MINI,
 }
 """Configs by name without owner, in lower case. A longer name `<known>-...` has the same one."""
