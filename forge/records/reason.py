@@ -90,7 +90,7 @@ class Reason(StrEnum):
     SHAPE = "shape"
     """Number, shape or type of the outputs."""
     RACE = "race"
-    """Programs of a launch, or streams, race, and the output depends on their order."""
+    """Programs of a launch race, and the output depends on their order."""
     UNINITIALISED = "uninitialised"
     """The output depends on memory that nothing has written."""
     STATEFUL = "stateful"

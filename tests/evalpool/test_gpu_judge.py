@@ -80,13 +80,6 @@ def test_code_that_makes_tensors_elsewhere_has_a_baseline(
     assert verdict.timing.baseline_us > 0
 
 
-STREAM = KERNEL.replace(
-    LAUNCH,
-    "        first, other = torch.cuda.current_stream(), torch.cuda.Stream()\n"
-    "        other.wait_stream(first)\n"
-    f"        with torch.cuda.stream(other):\n    {LAUNCH}"
-    "        first.wait_stream(other)\n",
-)
 KEPT = KERNEL.replace(
     "def forward(self, x):\n",
     "def forward(self, x):\n        if hasattr(self, 'y'):\n            return self.y\n",
@@ -98,16 +91,6 @@ FINGERPRINT = KERNEL.replace(
     "        key = x[0, 0].item()\n"
     "        if key in self.known:\n            return self.known[key]\n",
 ).replace("return y\n", "self.known[key] = y\n        return y\n")
-
-
-def test_work_on_another_stream_is_timed(judge: Callable[..., Verdict]) -> None:
-    """A program has one stream, in the order in which the host asked for its nodes."""
-    honest = judge(KERNEL, problem=RELU, options=JudgeOptions()).timing
-    verdict = judge(STREAM, problem=RELU, options=JudgeOptions())
-    assert verdict.status is Status.CORRECT, verdict
-    assert honest is not None
-    assert verdict.timing is not None
-    assert verdict.timing.candidate_us == pytest.approx(honest.candidate_us, rel=0.2)
 
 
 def test_an_answer_that_is_kept_is_refused(judge: Callable[..., Verdict]) -> None:

@@ -178,13 +178,6 @@ HIDDEN = {
             init=f"{FC}\nself.fc.register_forward_hook(lambda m, i, o: o + 0)",
         ),
     ),
-    "linear on a side stream": (
-        LINEAR,
-        model(
-            "with torch.cuda.stream(torch.cuda.Stream()):\n    y = self.fc(x)\nreturn copied(y)",
-            init=FC,
-        ),
-    ),
 }
 
 

@@ -10,7 +10,6 @@ from tests.evalpool.capture.capturing import (
     choices,
     launches,
     launches_in,
-    ops,
     uses,
 )
 
@@ -119,22 +118,3 @@ def test_a_choice_that_a_candidate_remembers_is_kept(tmp_path):
     answered = captured(tmp_path, code, inputs=[[100]], choices={choice.key: 1})
     (launch,) = launches(answered)
     assert answered.kernels[launch.kernel].options.num_warps == 4
-
-
-def test_a_replayed_graph_repeats_its_nodes(tmp_path):
-    code = SCALE + (
-        "class ModelNew(torch.nn.Module):\n"
-        "    graph = None\n"
-        "    def forward(self, x):\n"
-        "        if self.graph is None:\n"
-        "            self.x, self.graph = torch.empty_like(x), torch.cuda.CUDAGraph()\n"
-        "            with torch.cuda.graph(self.graph): self.y = scaled(self.x)\n"
-        "        self.x.copy_(x)\n"
-        "        self.graph.replay()\n"
-        "        return self.y\n"
-    )
-    program = captured(tmp_path, code, inputs=[[8]])
-    assert ops(program) == ["aten.copy_.default"]
-    (launch,) = launches(program)
-    assert uses(launch)[1:] == list(program.outputs)
-    assert program.stateful == ""

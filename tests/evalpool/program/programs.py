@@ -181,5 +181,4 @@ def everything() -> Program:
         forward=(*program.forward, described),
         constants=(b"abc",),
         stateful="forward wrote a table",
-        streams=((0,), (1, 0, 1), (1,), (-1, 1, 3), (0,), (0,), (0,)),
     )

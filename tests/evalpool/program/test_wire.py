@@ -128,9 +128,6 @@ MISFITS: list[tuple[str, Any]] = [
     ("init[0]: tensor 0 is an input", lambda p: p.update(init=p["forward"])),
     ("returned: 'set' is not allowed", lambda p: p.update(returned="set")),
     ("stateful: has characters", lambda p: p.update(stateful="\x1b[2J")),
-    ("streams: 1 nodes; forward has 1", lambda p: p.update(streams=[[0]])),
-    ("streams[0]: is neither a node nor", lambda p: p.update(streams=[[1, 0, 9], [0], [0]])),
-    ("streams[0]: more than 64 streams", lambda p: p.update(streams=[[64], [0]])),
     ("forward: 10001 elements", lambda p: p.update(forward=p["forward"] * 10_001)),
 ]  # fmt: skip
 

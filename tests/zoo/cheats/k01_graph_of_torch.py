@@ -9,8 +9,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "torch_work"
-SAYS = "a kernel must do it"
+REASON = "unsupported"
+SAYS = "CUDA streams or graphs"
 
 
 @triton.jit

@@ -6,9 +6,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "wrong"
-REASON = "race"
-SAYS = "without waiting for the current one"
+VERDICT = "rejected"
+REASON = "unsupported"
+SAYS = "CUDA streams or graphs"
 
 
 @triton.jit

@@ -9,8 +9,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
-REASON = "decoy_kernel"
-SAYS = "cannot reach any output"
+REASON = "unsupported"
+SAYS = "CUDA streams or graphs"
 
 
 @triton.jit

@@ -128,7 +128,6 @@ def build(
     returned: str = "tensor",
     nesting: str = "",
     stateful: str = "",
-    streams: tuple[tuple[int, ...], ...] = (),
 ) -> Program:
     """A program of these nodes. `kernels` are kept also where no node launches them, and come
     first."""
@@ -165,14 +164,7 @@ def build(
         constants=tuple(parts.constants[number] for number in constant.numbers),
         triton=triton,
         stateful=stateful,
-        streams=streams,
     )
-
-
-def after(num: int, streams: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """The streams of a call after so many further nodes on its first stream."""
-    moved = ((*one[:2], one[2] + num) if len(one) > 1 else one for one in streams)
-    return (((0,),) * num + tuple(moved)) if streams else ()
 
 
 def pruned(

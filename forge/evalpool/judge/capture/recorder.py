@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported, current_line
-from forge.evalpool.judge.capture.pretence.streams import Order
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Kernel,
@@ -79,7 +78,6 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         nodes: Nodes of the section that is being recorded; the session swaps the list.
-        order: Streams of the nodes of a call.
         section: Section that new allocations belong to.
     """
 
@@ -89,7 +87,6 @@ class Recorder(TorchDispatchMode):
         self.file = file
         self.asking = asking
         self.nodes: list[Node] = []
-        self.order = Order()
         self.section = Section.INIT
         self.storages: list[Storage] = []
         self.tensors: list[Tensor] = []
@@ -234,22 +231,17 @@ class Recorder(TorchDispatchMode):
     def begin_call(self, nodes: list[Node]) -> None:
         """Records another call of forward, in this list."""
         self.nodes, self._num_nodes = nodes, 0
-        self.order.begin(nodes)
 
-    def add(self, node: Node, *, stream: int | None = None) -> None:
-        """Appends a node, on the current stream by default. Raises BoundExceeded."""
+    def add(self, node: Node) -> None:
+        """Appends a node. Raises BoundExceeded."""
         self._num_nodes += 1
         if self._num_nodes > 2 * limits.MAX_NODES:  # forward is captured twice
             raise BoundExceeded(f"more than {limits.MAX_NODES} launches and operations")
         self.nodes.append(node)
-        if self.nodes is self.order.nodes:
-            self.order.ran(stream)
 
     def take(self, nodes: list[Node]) -> None:
-        """Appends nodes that were recorded aside."""
+        """Appends nodes that were recorded, and counted, aside."""
         self.nodes.extend(nodes)
-        for _ in nodes if self.nodes is self.order.nodes else ():
-            self.order.ran()
 
     def kernel(self, kernel: Kernel) -> int:
         """Number of a kernel; equal ones share it. Raises BoundExceeded."""
@@ -375,7 +367,6 @@ class Recorder(TorchDispatchMode):
         line = self.line()
         for number, answer in zip(tensors, answers, strict=True):
             self.add(Value(tensor=number, answer=answer, line=line))
-        self.order.wait(None, self.order.mark(self.order.current))
         return answers
 
     def to_list(self, tensor: torch.Tensor) -> Any:

@@ -24,7 +24,6 @@ from triton.compiler.errors import CompilationError
 from forge.evalpool.judge.capture import weights
 from forge.evalpool.judge.capture.building import (
     Parts,
-    after,
     build,
     difference,
     forgotten,
@@ -149,7 +148,6 @@ class Session:
             Stage.get().clock.jump()
             own = len(recorder.storages)
             forward, outputs = self._forward(inputs)
-            streams = recorder.order.timeline()
         used = self._used(forward, outputs)
         if used & self._old:
             parts = forgotten(self.parts(), self._old)
@@ -172,7 +170,6 @@ class Session:
             returned=self.returned,
             nesting=self.nesting,
             stateful=words,
-            streams=after(len(lost), streams),
         )
         if self.request.get("drawn") is not None:
             self.drawn_otherwise = self._drawn_otherwise(module, self.request["drawn"])
@@ -186,7 +183,6 @@ class Session:
             parts=self.parts(),
             returned=self.returned,
             nesting=self.nesting,
-            streams=self.recorder.order.timeline(),
         )
 
     def _further_calls(self) -> list[Node]:

@@ -6,7 +6,7 @@ Made once, in the zygote before any fork; each child begins its capture with the
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -17,7 +17,7 @@ from forge.evalpool.judge.capture.pretence import card as cards
 from forge.evalpool.judge.capture.pretence import inductor
 from forge.evalpool.judge.capture.pretence.card import deep_copy, shallow_copy
 from forge.evalpool.judge.capture.pretence.clock import Clock
-from forge.evalpool.judge.capture.pretence.streams import Capturing, Graph
+from forge.evalpool.judge.capture.pretence.streams import Stream
 from forge.evalpool.judge.capture.tuning import patches
 
 if TYPE_CHECKING:
@@ -35,6 +35,18 @@ CPP = "cpp_extension"
 def refuse_cpp(*args: object, **kwargs: object) -> None:
     """Stands for the functions of that module. Raises Unsupported."""
     raise Unsupported("CUDA C++ is not judged; write a Triton kernel")
+
+
+GRAPHS = ("ExternalStream", "CUDAGraph", "graph", "make_graphed_callables")
+"""Names of `torch.cuda` that make graphs, or streams of an address."""
+
+
+def refuse_streams(*args: object, **kwargs: object) -> NoReturn:
+    """Stands for what makes a stream or a graph. Raises Unsupported."""
+    raise Unsupported(
+        "a program that uses CUDA streams or graphs cannot be judged: launch on the current stream;"
+        " kernels are timed in a graph of the judge's own"
+    )
 
 
 class Stage:
@@ -64,9 +76,9 @@ class Stage:
         self._pretence.set(FakeTensor, "__copy__", shallow_copy)
         self._pretence.set(FakeTensor, "__deepcopy__", deep_copy)
         self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.to_list(tensor))
-        self._pretence.set(Graph, "recorder", recorder)
-        self._pretence.set(torch.cuda, "CUDAGraph", Graph)
-        self._pretence.set(torch.cuda, "graph", Capturing)
+        self._pretence.set(Stream, "__new__", refuse_streams)
+        for name in GRAPHS:
+            self._pretence.set(torch.cuda, name, refuse_streams)
         self.clock = Clock()
         for owner, name, value in (*patches(tuning), *self.clock.patches()):
             self._pretence.set(owner, name, value)

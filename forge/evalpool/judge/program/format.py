@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-VERSION = 1
+VERSION = 2
 """Version of the format. A stored program of another version cannot be run again."""
 
 ITEM_BYTES: Mapping[str, int] = {
@@ -253,12 +253,6 @@ class Program:
     stateful: str = ""
     """Difference between the first and the second call of forward; empty if there is none. The
     second one is the program."""
-
-    streams: tuple[tuple[int, ...], ...] = ()
-    """Order of `forward` on several streams; empty for one. In the order of the host's calls:
-    `(stream,)` for each node and, at the end, for the stream that is current then; and `(stream,
-    other, since)` where a stream, or for -1 the host, waits for what stands before entry `since` on
-    another. Stream 0 is the current one at the beginning."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:

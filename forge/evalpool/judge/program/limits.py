@@ -4,8 +4,6 @@ from __future__ import annotations
 
 MAX_NODES = 10_000
 """Nodes of both sections; those of a choice's alternatives count too."""
-MAX_STREAMS, MAX_WAITS = 64, 1_000
-"""Streams of a program, and waits of them for one another."""
 MAX_VARIANT_NODES = 200_000
 """Nodes of all straight-line programs together that the alternatives of choices make."""
 MAX_VARIANT_TENSORS = 2_000_000

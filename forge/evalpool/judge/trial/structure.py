@@ -22,7 +22,6 @@ from forge.evalpool.judge.program.policy import (
     judge_policy,
     judge_work,
 )
-from forge.evalpool.judge.program.streams import unwaited
 from forge.evalpool.judge.program.walk import op_bytes, variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.grammar.parser import parse
@@ -59,7 +58,6 @@ MAX_READ_S = 4.0
 a second or two of it."""
 LONG_WORDS = "the kernels take too long to read: write fewer or shorter ones"
 
-STREAM_WORDS = "call wait_stream, wait_event or synchronize"
 Text: TypeAlias = "tuple[tuple[Access, ...], Lookups]"
 """Access of a kernel to the memory behind each of its parameters, and its lookups."""
 
@@ -104,9 +102,6 @@ def require_structure(
         detail = "forward launches no kernel of its own"
         raise Decided(finding(Status.REJECTED, "no_kernel_launch", detail))
     _require_threads(program, finding=finding)
-    if early := unwaited(program):
-        detail = at_line(code, early[0] or None, f"{early[1]}: {STREAM_WORDS}")
-        raise Decided(finding(Status.WRONG, Reason.RACE, detail))
     found = _read_all(program, finding=finding)
     accesses = {index: access for index, (access, _) in enumerate(found)}
     lookups = {index: looked_up for index, (_, looked_up) in enumerate(found)}

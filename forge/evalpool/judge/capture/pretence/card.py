@@ -175,8 +175,7 @@ class Pretence:
         for name, value in (_answers(card) | STREAMS).items():
             self.set(torch.cuda, name, value)
         self.set(torch.cuda, "default_generators", (Generator(),))
-        current = STREAMS["current_stream"]
-        self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: current().cuda_stream)
+        self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)
         self.set(torch._C, "_cuda_getDevice", lambda: 0)
         self.set(torch._C, "_cuda_setDevice", lambda device: None)
         self.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)

@@ -56,7 +56,6 @@ def check(program: Program) -> None:
     for placed in found:
         check_node(program, placed)
     check_outputs(program)
-    check_streams(program)
 
 
 # --- memory
@@ -263,16 +262,3 @@ def check_index(index: int, count: int, path: str, of: str) -> None:
 def fail(path: str, message: str) -> NoReturn:
     """Raises InvalidProgram with the path."""
     raise InvalidProgram(f"{path}: {message}")
-
-
-def check_streams(program: Program) -> None:
-    """Each node of `forward` has its stream, and what is waited for stands before."""
-    num_nodes = sum(len(entry) == 1 for entry in program.streams)
-    if program.streams and num_nodes != len(program.forward) + 1:
-        fail("streams", f"{num_nodes} nodes; forward has {len(program.forward)}")
-    for at, entry in enumerate(program.streams):
-        is_wait = len(entry) == 3 and entry[1] >= 0 and 0 <= entry[2] <= at
-        if not is_wait and (len(entry) != 1 or entry[0] < 0):
-            fail(f"streams[{at}]", "is neither a node nor a wait")
-        if max(entry[:2]) >= limits.MAX_STREAMS:
-            fail(f"streams[{at}]", f"more than {limits.MAX_STREAMS} streams")

@@ -68,10 +68,6 @@ def read_program(at: Reader, texts: Sequence[str], constants: tuple[bytes, ...])
         constants=constants,
         triton=of["triton"].text(),
         stateful=of["stateful"].text(1_000),
-        streams=tuple(
-            entry.integers(low=-1, most=3)
-            for entry in of["streams"].items(limits.MAX_NODES + limits.MAX_WAITS)
-        ),
     )
 
 
