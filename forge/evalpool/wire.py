@@ -234,11 +234,3 @@ class HarvestBody(Body):
 
     work: HarvestWork
     limit_s: Annotated[float, Field(gt=0)]
-
-
-class KernelsBody(Body):
-    """Body of POST /kernels."""
-
-    since: Annotated[int, Field(ge=0)]
-    """A number of kernels."""
-    entries: list[str]

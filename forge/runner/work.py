@@ -22,7 +22,6 @@ from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.records import Evaluation, Event
 from forge.runner.attempt import keep_counters
-from forge.runner.live.kernels import KernelTravel
 from forge.runner.other_baseline import with_other_baseline
 from forge.runner.plan.needs import makes_pairs, needs_training
 from forge.runner.plan.shape import lora_rank
@@ -101,24 +100,18 @@ class Work:
         run = self.run
         run.progress.prepare("judges")
         table, cluster = _without_key(run.experiment), run.experiment.cluster
-        async with (
-            open_pool(
-                table,
-                socket_dir=run.socket_dir,
-                log_dir=run.log_dir,
-                observer=run.observer,
-                gpus=run.placement.judge,
-                elsewhere=judges_elsewhere(run.cluster, cluster, table) if run.cluster else (),
-            ) as pool,
-            anyio.create_task_group() as tasks,
-        ):
-            if run.cluster and cluster.judges:
-                tasks.start_soon(KernelTravel(pool).run)
+        async with open_pool(
+            table,
+            socket_dir=run.socket_dir,
+            log_dir=run.log_dir,
+            observer=run.observer,
+            gpus=run.placement.judge,
+            elsewhere=judges_elsewhere(run.cluster, cluster, table) if run.cluster else (),
+        ) as pool:
             try:
                 yield pool
             finally:
                 run.ending = ("judge",)
-                tasks.cancel_scope.cancel()
 
     def _open_cluster(self) -> AbstractAsyncContextManager[Cluster]:
         run = self.run

@@ -42,7 +42,7 @@ from forge.evalpool.judge.children.spawner import (
     UnusableInstallation,
     ZygoteGone,
 )
-from forge.evalpool.judge.compiler.cache import Cache, default_folder, exchange
+from forge.evalpool.judge.compiler.cache import Cache, default_folder
 from forge.evalpool.judge.harvest.asking import ask_harvester
 from forge.evalpool.judge.sandbox.enter import Isolation, advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
@@ -53,7 +53,6 @@ from forge.evalpool.wire import (
     ExamineBody,
     HarvestBody,
     JudgeBody,
-    KernelsBody,
     read_request,
 )
 from forge.process.busy import BusyClock
@@ -285,11 +284,6 @@ def make_app(judge: Judge) -> Starlette:
         asked = parse_body(HarvestBody, await read_request(request))
         return JSONResponse(await judge.harvest(asked.work.model_dump(), limit_s=asked.limit_s))
 
-    async def exchange_kernels(request: Request) -> JSONResponse:
-        asked = parse_body(KernelsBody, await read_request(request))
-        work = partial(exchange, judge.cache, since=asked.since, entries=asked.entries)
-        return JSONResponse(await anyio.to_thread.run_sync(work))
-
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
@@ -306,7 +300,6 @@ def make_app(judge: Judge) -> Starlette:
     routes = [Route("/health", health), Route("/judge", judge_one, methods=["POST"])]
     routes.append(Route("/examine", examine_one, methods=["POST"]))
     routes.append(Route("/harvest", harvest_one, methods=["POST"]))
-    routes.append(Route("/kernels", exchange_kernels, methods=["POST"]))
     return Starlette(routes=routes, middleware=[Middleware(Door)], lifespan=lifespan)
 
 

@@ -24,6 +24,6 @@ def server() -> ForkServer:
 @pytest.fixture(scope="session")
 def compiler(server: ForkServer) -> Iterator[Compiler]:
     """In memory only."""
-    opened = Compiler(cast("Spawner", server), cache=Cache(None), recheck_share=0.0)
+    opened = Compiler(cast("Spawner", server), cache=Cache(None))
     yield opened
     opened.close()

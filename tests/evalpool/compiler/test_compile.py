@@ -271,16 +271,6 @@ class TestCache:
         Cache(tmp_path).put(binary)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_disk_hit_is_compiled_again(
-        self, tmp_path: Path, server: ForkServer, binary: Binary
-    ) -> None:
-        Cache(tmp_path).put(dataclasses.replace(binary, shared_bytes=16))
-        own = Compiler(cast("Spawner", server), cache=Cache(tmp_path), recheck_share=1.0)
-        own.compile([make_kernel()], TARGET)
-        own._pool.shutdown()
-        assert (own.num_rechecked, own.num_unequal) == (1, 1)
-        assert Cache(tmp_path).get(binary.key) == binary
-
 
 def test_many_threads_share_a_compiler(compiler: Compiler) -> None:
     kernels = [make_kernel(DOUBLE.replace("addf", name)) for name in ("maximumf", "minimumf")]

@@ -4,33 +4,24 @@
 The key is the SHA-256 of everything that a binary depends on, so an entry is never wrong for its
 key. Only the judge writes: candidates and compiler children see no path. A file holds the hash of
 its own content; one that was damaged, or written by another version, counts as absent.
-
-Judges of one run give each other what they compiled (`exchange`). A key of another machine cannot
-be checked without compiling: these judges trust each other, as the supervisor trusts their
-verdicts; only the form of a binary and the hash of its content are checked on arrival.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import json
 import logging
 import os
-import re
 import stat
 import struct
 import tempfile
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Sequence
-from itertools import islice
+from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.compiler.binary import Binary, InvalidBinary, parse_binary
-from forge.evalpool.judge.compiler.elf import InvalidElf, check_code
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Kernel
@@ -43,9 +34,6 @@ FORMAT = 2
 MAX_DISK_BYTES = 2 << 30
 """About 50,000 kernels."""
 MAX_MEMORY_BYTES = 256 << 20
-MAX_MADE = 4096
-"""Latest keys that are remembered for other machines."""
-KEY = re.compile("[0-9a-f]{64}")
 KEPT_SHARE = 0.8
 """Share of the bound that remains when the oldest files are removed."""
 _LENGTH = struct.Struct("<I")
@@ -91,63 +79,24 @@ class Cache:
         self._max_disk_bytes = max_disk_bytes
         self._max_memory_bytes = max_memory_bytes
         self._lock = threading.Lock()
-        self._made: deque[str] = deque(maxlen=MAX_MADE)
-        self._num_made = 0
         self._memory: OrderedDict[str, Binary] = OrderedDict()
         self._memory_bytes = 0
         self._disk_bytes = sum(size for _, size, _ in self._files())
 
     def get(self, key: str) -> Binary | None:
         """Returns the binary of a key from memory or disk, and makes it the youngest."""
-        return self.recall(key) or self.load(key)
-
-    def recall(self, key: str) -> Binary | None:
-        """Returns the binary of a key from memory alone."""
         with self._lock:
             if key in self._memory:
                 self._memory.move_to_end(key)
-            return self._memory.get(key)
-
-    def load(self, key: str) -> Binary | None:
-        """Returns the binary of a key from disk, and keeps it in memory."""
+                return self._memory[key]
         binary = self._load(key)
         if binary is not None:
             self._remember(binary)
         return binary
 
-    def made_since(self, number: int) -> tuple[int, list[str]]:
-        """Keys of the binaries that were put after the first `number`, and the number of all."""
-        with self._lock:
-            first = self._num_made - len(self._made)
-            return self._num_made, list(islice(self._made, max(0, number - first), None))
-
-    def give(self, key: str) -> bytes | None:
-        """A binary for another machine's cache, with the hash of its content."""
-        binary = self.get(key)
-        return None if binary is None else _pack(binary)
-
-    def receive(self, data: bytes) -> None:
-        """Keeps on disk what another machine's cache gave, if it has the form of a binary. It is
-        compiled again like the other binaries there (`RECHECK_SHARE`). Raises InvalidBinary."""
-        binary = _unpack(data)
-        try:
-            check_code(binary.code, name=binary.name, backend=binary.target.split(":")[0])
-        except InvalidElf as error:
-            raise InvalidBinary(str(error)) from error
-        if not KEY.fullmatch(binary.key):
-            raise InvalidBinary("its key is no hash")
-        if self._folder is not None and not self._path(binary.key).exists():
-            self._write(binary)
-
     def put(self, binary: Binary) -> None:
         """Keeps a binary that the judge has checked. A disk that refuses is logged, no error."""
         self._remember(binary)
-        with self._lock:
-            self._made.append(binary.key)
-            self._num_made += 1
-        self._write(binary)
-
-    def _write(self, binary: Binary) -> None:
         if self._folder is None:
             return
         try:
@@ -157,14 +106,6 @@ class Cache:
             return
         if self._disk_bytes > self._max_disk_bytes:
             self._remove_oldest()
-
-    def forget(self, key: str) -> None:
-        """Removes an entry."""
-        with self._lock:
-            found = self._memory.pop(key, None)
-            self._memory_bytes -= len(found.code) if found else 0
-        if self._folder is not None:
-            self._path(key).unlink(missing_ok=True)
 
     def _remember(self, binary: Binary) -> None:
         with self._lock:
@@ -264,27 +205,3 @@ def _write(path: Path, data: bytes) -> int:
         os.unlink(name)
         raise
     return len(data)
-
-
-MAX_ANSWER_BYTES = 4 << 20
-"""Bytes of entries in one answer; the next request gets the others."""
-
-
-def exchange(cache: Cache, *, since: int, entries: Sequence[str]) -> dict[str, Any]:
-    """Keeps the entries of a request, and answers with those made since."""
-    for entry in entries:
-        try:
-            cache.receive(base64.b64decode(entry, validate=True))
-        except (ValueError, InvalidBinary) as error:
-            logger.error("a compiled kernel of another judge is not kept: %s", error)
-    number, keys = cache.made_since(since)
-    found: list[str] = []
-    num_bytes = 0
-    for position, key in enumerate(keys):
-        if num_bytes > MAX_ANSWER_BYTES:
-            number -= len(keys) - position
-            break
-        if (data := cache.give(key)) is not None:
-            found.append(base64.b64encode(data).decode())
-            num_bytes += len(found[-1])
-    return {"next": number, "entries": found}

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -52,8 +51,6 @@ BUDGET_S = 180.0
 ROLE = "compiler"
 REWRITTEN = ", rewritten"
 """Behind the version in the key of a text of the judge's own."""
-RECHECK_SHARE = 1 / 64
-"""Share of the binaries from disk that are compiled again, and must be equal byte for byte."""
 T = TypeVar("T")
 Read: TypeAlias = "Callable[[dict[str, Any], bytes], T | Failure]"
 """Makes a checked result of the body of a child's answer and the room after the text."""
@@ -73,7 +70,6 @@ class Compiler:
         uids: Sequence[int | None] = (None,),
         num_parallel: int | None = None,
         deadline_s: float = DEADLINE_S,
-        recheck_share: float = RECHECK_SHARE,
     ) -> None:
         """
         Args:
@@ -87,7 +83,6 @@ class Compiler:
         count = num_parallel or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="compile")
         self._deadline_s = deadline_s
-        self._recheck_share = recheck_share
         self._lock = threading.Lock()
         self._pending: dict[str, Future[Binary | Failure]] = {}
         self._failures: dict[str, Failure] = {}
@@ -95,9 +90,6 @@ class Compiler:
         """Bytes of shared memory of kernels whose tiles are large, by key."""
         self.num_compiled = 0
         """Children that were asked."""
-        self.num_rechecked = 0
-        self.num_unequal = 0
-        """Binaries from disk that another compilation did not give again."""
 
     def close(self) -> None:
         """Waits for children that compile, and ends the threads."""
@@ -179,33 +171,12 @@ class Compiler:
                 return self._pending[key]
             future: Future[Binary | Failure] = Future()
             self._pending[key] = future
-        known = (
-            self._failures.get(key)
-            or self._cache.recall(key)
-            or self._from_disk(kernel, target, key, is_rewritten)
-        )
+        known = self._failures.get(key) or self._cache.get(key)
         if known is not None:
             self._settle(key, future, known)
         else:
             self._pool.submit(self._work, kernel, target, key, future, is_rewritten)
         return future
-
-    def _from_disk(
-        self, kernel: Kernel, target: str, key: str, is_rewritten: bool
-    ) -> Binary | None:
-        """A sample of what the disk has is compiled again behind the caller's back."""
-        found = self._cache.load(key)
-        if found is not None and random.random() < self._recheck_share:
-            self._pool.submit(self._recheck, kernel, target, found, is_rewritten)
-        return found
-
-    def _recheck(self, kernel: Kernel, target: str, known: Binary, is_rewritten: bool) -> None:
-        made = self._compile(kernel, target, known.key, is_rewritten)
-        self.num_rechecked += 1
-        if isinstance(made, Binary) and made != known:
-            self.num_unequal += 1
-            logger.error("kernel %s is not what the cache holds: %s", kernel.name, known.key)
-            self._cache.put(made)
 
     def _work(
         self,
