@@ -166,6 +166,5 @@ ADVICE: dict[Reason, Advice] = {
     ),
     Reason.ZYGOTE_GONE: _infra(f"{_AGAIN} The judge is started again; its log has the cause."),
     Reason.JUDGE_LOST: _infra(f"{_AGAIN} The judge's log, or that of its machine, has the cause."),
-    Reason.DISTRUSTED: _infra(f"{_AGAIN} The judge's log says which canary it failed, and why."),
     Reason.NO_JUDGE: _infra("See the state of the judges: `forge status`, `GET /v1/health`."),
 }

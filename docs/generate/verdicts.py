@@ -89,15 +89,14 @@ def meaning_of(member: StrEnum) -> str:
 def _consequences() -> str:
     """A table of the reasons that count against a judge, from `forge.records.policy`."""
     rows = [
-        (code(each), str(policy.cause or ""), "yes" if policy.needs_canary else "no")
+        (code(each), str(policy.cause))
         for each in Reason
         for status in ADVICE[each].statuses
-        if (policy := policy_of(status, each)).cause or policy.needs_canary
+        if (policy := policy_of(status, each)).cause
     ]
     words = (
         "A verdict may say something about its judge or its GPU. *Cause*: the part that is "
         "blamed (`crowd`: other requests on the same GPU, `outside`: another process of the "
-        "machine). *Canary*: on a GPU, a known kernel must be judged correct before further "
-        "verdicts of this judge count."
+        "machine)."
     )
-    return f"{words}\n\n{table(('Reason', 'Cause', 'Canary'), rows)}"
+    return f"{words}\n\n{table(('Reason', 'Cause'), rows)}"

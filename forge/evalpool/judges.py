@@ -1,7 +1,7 @@
 # pyright: strict
 """Requests of a pool to its judges: each takes a seat, and is repeated if its judge fails.
 
-    judge ─▶ seat ─HTTP─▶ verdict ─▶ its card doubted? ─▶ canary ─▶ verdict
+    judge ─▶ seat ─HTTP─▶ verdict
               ▲             │ infra fault: once more, on another judge
               └─────────────┘
 
@@ -13,7 +13,6 @@ candidate caused it (`runtime_error: killed`), so that no candidate gains by end
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,15 +85,11 @@ class Judges:
                 asked = ask_examination(
                     _client(seat), problem, lists_sets=lists_sets, timeout_s=self._timeout_s(seat)
                 )
-                examination = await self._to_its_end(asked)
+                return await self._to_its_end(asked)
             except NoAnswer as error:
                 lost = self._note_silence(seat, error)
-                continue
             finally:
                 self._seating.give_back(seat)
-            if await self._seating.wait_for_canary(seat):
-                return examination
-            lost = f"{seat.name} failed after this examination: {seat.why}"
         message = f"it could not be examined: {lost}"
         return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: message[:500]})
 
@@ -124,25 +119,14 @@ class Judges:
             seat = await self._seating.take(avoid=avoid, problem=request.problem.source)
         except NoJudge as error:
             return infra_error(Reason.NO_JUDGE, str(error)), None
+        num_faults = seat.num_faults
         try:
             with seat.busy.running():
                 verdict = await self._to_its_end(self._ask(seat, request))
-            self._seating.record_verdict(seat, verdict)
+            self._seating.record_verdict(seat, verdict, num_faults=num_faults)
         finally:
             self._seating.give_back(seat)
-        return await self._confirmed(seat, verdict), seat
-
-    async def _confirmed(self, seat: Seat, verdict: Verdict) -> Verdict:
-        """The verdict, once the judge's card is known to work; else an infra error."""
-        if not seat.is_doubted:
-            return verdict
-        start = time.monotonic()
-        if await self._seating.wait_for_canary(seat):
-            phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
-            return replace(verdict, phase_s=phase_s)
-        if not verdict.status.is_scored:
-            return verdict
-        return infra_error(Reason.DISTRUSTED, f"{seat.name} failed after this verdict: {seat.why}")
+        return verdict, seat
 
     async def _ask(self, seat: Seat, request: JudgeRequest) -> Verdict:
         try:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Keeps a judge at one seat: opens it, judges canaries, replaces it when it ends or is distrusted.
+"""Keeps a judge at one seat: opens it, replaces it when it ends or is quarantined.
 
     open ──▶ watch until it ends, falls silent or is quarantined ──▶ back-off ──┐
       ▲                                                                         │
@@ -19,7 +19,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -27,15 +26,13 @@ import anyio.abc
 
 from forge.config.schema import JUDGE_URL
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
-from forge.evalpool import canary
 from forge.evalpool.seating import JudgeKind, Seat, State
-from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
+from forge.evalpool.wire import NoAnswer
 from forge.process.answers import error_message
 from forge.process.ask import open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.logtail import logged_error
-from forge.records.verdict import JudgeOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -47,17 +44,11 @@ if TYPE_CHECKING:
     from forge.evalpool.seating import Seating
     from forge.process.child import ProcessObserver
     from forge.process.devices import Gpu
-    from forge.records.problem import ReferenceModule
-    from forge.records.verdict import Verdict
 
 
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
-CANARY_PAUSE_S = 5.0
-"""Pause after an inconclusive canary, which met another run or the machine's limits."""
-MAX_CANARIES = 100
-"""Inconclusive canaries in a row, after which the canary counts as failed."""
 END_NOTICE_S = 1.0
 """Wait after a broken connection for the notice of the judge's death, before the judge is ended."""
 
@@ -80,10 +71,6 @@ class Link:
 OpenLink = Callable[[], AbstractAsyncContextManager[Link]]
 
 
-class _InconclusiveError(Exception):
-    """A canary ended for a reason outside the judge, and must be repeated."""
-
-
 @dataclass(frozen=True, slots=True)
 class Keeper:
     """Keeps one seat taken."""
@@ -102,7 +89,7 @@ class Keeper:
                 async with self._open_link() as link:
                     seat.kinds, seat.host = read_kinds(link.health), link.host
                     seat.capacity = int(link.health.get("capacity", seat.capacity))
-                    self._seating.judge_opened(seat, link.client, is_trusted=is_first)
+                    self._seating.judge_opened(seat, link.client)
                     if is_first:
                         task_status.started()
                         is_first = False
@@ -121,7 +108,7 @@ class Keeper:
                     is_first = False
                 if logged != (logged := str(error)):  # once, however long a server is gone
                     logger.error("%s cannot be started: %s", seat.name, error)
-            if seat.num_taken > num_taken:
+            if seat.num_taken > num_taken and not seat.num_faults:
                 backoff_s = FIRST_BACKOFF_S
             await anyio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
@@ -136,57 +123,20 @@ class Keeper:
 
         async with anyio.create_task_group() as tg:
             tg.start_soon(end)
-            reason = await self._watch(link)
+            reason = await self._watch()
             if self._seat.is_lost:
                 await anyio.sleep(END_NOTICE_S)
             reasons.append(reason)
             tg.cancel_scope.cancel()
         return reasons[0]
 
-    async def _watch(self, link: Link) -> str:
-        """Judges canaries that are due. Returns why the judge must be replaced."""
-        seat, is_fresh = self._seat, True
-        while True:
-            if seat.is_lost:
-                return "did not answer"
-            if seat.is_canary_due or (seat.state is State.QUARANTINED and is_fresh):
-                await self._judge_canary(link)
-            is_fresh = False
-            if seat.state is State.QUARANTINED:
-                return f"is quarantined: {seat.why}"
-            if seat.state is State.UP and not seat.is_canary_due:
-                await seat.news.wait()
-                seat.news = anyio.Event()
-
-    async def _judge_canary(self, link: Link) -> None:
-        self._seating.canary_started(self._seat)
-        fault: str | None = None
-        for _ in range(MAX_CANARIES):
-            try:
-                fault = await canary.find_fault(partial(self._ask_canary, link))
-                break
-            except _InconclusiveError as error:
-                fault = f"a canary could not be judged: {error}"
-                logger.warning("%s: %s", self._seat.name, fault)
-                self._seating.canary_inconclusive(self._seat, why=fault)
-            except NoAnswer as error:
-                fault = f"it gave a canary no answer: {error}"
-                self._seat.is_lost = self._seat.is_lost or error.is_lost
-                break
-            await anyio.sleep(CANARY_PAUSE_S)
-            if self._seat.is_lost:
-                return
-        if fault is not None:
-            logger.warning("%s failed a canary: %s", self._seat.name, fault)
-        self._seating.canary_judged(self._seat, fault=fault)
-
-    async def _ask_canary(self, link: Link, problem: ReferenceModule, code: str) -> Verdict:
-        """Raises NoAnswer or _InconclusiveError."""
-        request = JudgeRequest(problem, code, JudgeOptions(timing=False))
-        verdict = await ask_verdict(link.client, request, timeout_s=link.timeout_s)
-        if verdict.policy.is_inconclusive(others_run=self._seat.num_running > 0):
-            raise _InconclusiveError(verdict.reason)
-        return verdict
+    async def _watch(self) -> str:
+        """Waits until the judge must be replaced. Returns why."""
+        seat = self._seat
+        while not seat.is_lost and seat.state is not State.QUARANTINED:
+            await seat.news.wait()
+            seat.news = anyio.Event()
+        return "did not answer" if seat.is_lost else f"is quarantined: {seat.why}"
 
 
 def read_kinds(health: dict[str, Any]) -> tuple[JudgeKind, ...]:

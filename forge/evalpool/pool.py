@@ -5,7 +5,7 @@
                                          ▲       │ infra fault: once more, on another judge
                                          └───────┘ (`judges.py`)
     several shapes: each is a problem of its own, up to the first on which the candidate fails
-    one keeper a seat (`keeper.py`): opens its judge, judges canaries, replaces it
+    one keeper a seat (`keeper.py`): opens its judge, replaces it
 
 Promises: a dead judge is always restarted; a kernel is never blamed for a judge; at most
 `MAX_QUEUED` requests are queued and further callers wait; identical candidates are judged once for

@@ -1,17 +1,11 @@
 # pyright: strict
 """Seats of judges: which judge each request gets, and how far each is trusted. No task runs here.
 
-    up ──first infra fault, failed canary──▶ suspect ──canary passed──▶ up
-     ▲                                      │ second failed canary
-     │ canary passed                        ▼
-    down ◀── ended, silent       quarantined ◀── second infra fault in a row (in any state)
-     └── restarted ──▶ suspect            └── restarted after its back-off, still quarantined
+    up ──ended, silent──▶ down ──started again──▶ up
+     └──two infra faults in a row──▶ quarantined ──started again after its back-off──▶ up
 
-A candidate that faults on a card may have damaged it for others. Verdicts of that judge then wait
-for a canary that starts after the fault (`wait_for_canary`). If the canary fails, or the judge is
-gone, the verdicts are discarded and the candidates are judged again. The judge keeps working
-meanwhile: one candidate in eight faults while a model learns, and each pause costs as much as a
-judgement. A failed canary is also a fault.
+A judge that was quarantined is so again at its next infra fault, unless it has judged a candidate
+before. A candidate's fault on a card costs its own process and says nothing about the judge.
 
 A request goes to the judge with the smallest share of its capacity in use. A slow judge stays busy
 for longer, so it gets fewer requests.
@@ -21,7 +15,7 @@ as the judgement of a candidate. So a judge that becomes free takes the first wa
 problem it has, or no judge has, before one whose problem another judge has.
 
 Called by `pool.py`, which takes and returns seats and reports verdicts, and by `keeper.py`, which
-opens judges and judges canaries; `forge status` shows seats. Promises: a seat never has more
+opens judges; `forge status` shows seats. Promises: a seat never has more
 requests than `capacity`; no judge is idle while a request may go there; waiters are served in
 order, but for those whose problems are elsewhere, which are overtaken `MAX_OVERTAKEN` times a judge
 at most; no request waits longer than the limits below while every judge is down or quarantined.
@@ -58,12 +52,10 @@ class State(StrEnum):
 
     UP = "up"
     """Takes requests."""
-    SUSPECT = "suspect"
-    """Takes no requests until it judges a canary correctly."""
     DOWN = "down"
     """Has no judge: starting or restarting."""
     QUARANTINED = "quarantined"
-    """Failed twice: restarted after a back-off, then a canary before any request."""
+    """Failed twice: takes no requests until it was started again, after a back-off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +68,6 @@ class JudgeKind:
 
 
 @dataclass(slots=True, eq=False)
-class Doubt:
-    """A suspicion that a card is damaged, until a canary decides."""
-
-    ended: anyio.Event = field(default_factory=anyio.Event)
-    is_settled: bool = False
-    """True if a canary was judged correctly: the card works."""
-
-
-@dataclass(slots=True, eq=False)
 class Seat:
     """One judge's place in a pool."""
 
@@ -94,7 +77,7 @@ class Seat:
     capacity: int = 1
     """Maximum number of concurrent requests."""
     is_remote: bool = False
-    """True for a pool behind a URL, which judges its own canaries."""
+    """True for a pool behind a URL."""
     client: httpx.AsyncClient | None = None
     """Open while the judge lives. Shared by all requests: opening one reads certificates (20 ms).
     """
@@ -105,17 +88,8 @@ class Seat:
     num_taken: int = 0
     num_faults: int = 0
     """Infra faults in a row."""
-    num_failed_canaries: int = 0
-    """Failed canaries in a row."""
     why: str = ""
     """The latest fault."""
-    doubt: Doubt | None = None
-    """Raised by a fault on the card; its canary has not started. After the judge is gone the doubt
-    has ended and stays for verdicts that still arrive."""
-    examined: Doubt | None = None
-    """The doubt whose canary is being judged."""
-    examined_state: State = State.DOWN
-    """State at the start of the last canary."""
     is_lost: bool = False
     """True if it broke a connection or did not answer: its keeper replaces it."""
     news: anyio.Event = field(default_factory=anyio.Event)
@@ -133,17 +107,6 @@ class Seat:
             del self.problems[next(iter(self.problems))]
 
     @property
-    def is_doubted(self) -> bool:
-        """True while verdicts wait for a canary."""
-        return self.doubt is not None or self.examined is not None
-
-    @property
-    def is_canary_due(self) -> bool:
-        """True if the judge must judge a canary. In quarantine only its replacement does, which
-        `keeper.py` decides."""
-        return self.state is State.SUSPECT or (self.state is State.UP and self.doubt is not None)
-
-    @property
     def is_timed(self) -> bool:
         """True if its judges may time candidates: on a card, or unknown behind a URL."""
         return self.is_remote or any(kind.device != "cpu" for kind in self.kinds)
@@ -155,7 +118,7 @@ class Seat:
 
 
 STRIKES = 2
-"""Infra faults in a row, or failed canaries in a row, that quarantine a judge."""
+"""Infra faults in a row that quarantine a judge."""
 NO_JUDGE_TIMEOUT_S = 120.0
 """Maximum wait of a request while every judge is down."""
 QUARANTINE_PATIENCE_S = 10.0
@@ -231,28 +194,18 @@ class Seating:
         seat.num_running -= 1
         self._assign()
 
-    def record_verdict(self, seat: Seat, verdict: Verdict) -> None:
-        """Updates the trust in a judge by a verdict of it."""
-        policy = verdict.policy
+    def record_verdict(self, seat: Seat, verdict: Verdict, *, num_faults: int) -> None:
+        """Updates the trust in a judge by a verdict of it.
+
+        Args:
+            num_faults: its faults when the request began. One that ran beside a fault that was
+                counted says nothing new.
+        """
         if verdict.status.is_scored:
             seat.num_faults = 0
-        if policy.is_blamed(others_run=seat.num_running > 1):
+        is_blamed = verdict.policy.is_blamed(others_run=seat.num_running > 1)
+        if is_blamed and num_faults == seat.num_faults:
             self._fault(seat, why=verdict.reason)
-        elif policy.needs_canary and verdict.device != "cpu" and not seat.is_remote:
-            seat.why = f"{verdict.status}: {verdict.reason}"
-            seat.doubt = seat.doubt or Doubt()
-            if seat.client is None:
-                self._drop_doubts(seat)
-            seat.news.set()
-
-    async def wait_for_canary(self, seat: Seat) -> bool:
-        """True if the card is known to work after all verdicts so far. Waits for the canaries that
-        decide."""
-        doubt = seat.doubt or seat.examined
-        if doubt is None:
-            return True
-        await doubt.ended.wait()
-        return doubt.is_settled
 
     def judge_lost(self, seat: Seat, *, why: str) -> None:
         """A judge broke a connection or did not answer. It is removed from the choice immediately:
@@ -261,76 +214,26 @@ class Seating:
         seat.is_lost = True
         self.judge_closed(seat)
 
-    def judge_opened(self, seat: Seat, client: httpx.AsyncClient, *, is_trusted: bool) -> None:
-        """A judge answers at a seat. `is_trusted`: it needs no canary, as at the first start."""
-        seat.client, seat.is_lost, seat.doubt = client, False, None
+    def judge_opened(self, seat: Seat, client: httpx.AsyncClient) -> None:
+        """A judge answers at a seat."""
+        seat.client, seat.is_lost = client, False
+        seat.num_faults = min(seat.num_faults, STRIKES - 1)
         seat.problems.clear()
-        if is_trusted:
-            self._set(seat, State.UP)
-            return
-        if seat.state is not State.QUARANTINED:
-            self._set(seat, State.SUSPECT)
+        self._set(seat, State.UP)
 
     def judge_closed(self, seat: Seat) -> None:
         """A seat has no judge any more."""
-        self._drop_doubts(seat)
         seat.client = None
         if seat.state is not State.QUARANTINED:
             self._set(seat, State.DOWN)
 
-    def canary_started(self, seat: Seat) -> None:
-        """A canary starts; its result settles all doubts so far."""
-        seat.examined, seat.doubt = seat.doubt, None
-        seat.examined_state = seat.state
-
-    def canary_inconclusive(self, seat: Seat, *, why: str) -> None:
-        """A canary says nothing about the judge and is repeated. The seat takes no requests until
-        then, since the canary may find no room before the running ones end."""
-        if seat.state is State.UP:
-            self._distrust(seat, why=why, is_last=False)
-            seat.examined_state = seat.state
-
-    def canary_judged(self, seat: Seat, *, fault: str | None) -> None:
-        """A canary has ended; `fault` is None if it passed. Settles nothing that happened after
-        its start."""
-        if seat.client is None:
-            return
-        if fault is not None:
-            self._drop_doubts(seat)
-            seat.doubt = Doubt()  # for verdicts of the requests that still run there
-            seat.num_failed_canaries += 1
-            self._distrust(seat, why=fault, is_last=seat.num_failed_canaries >= STRIKES)
-            return
-        if seat.examined is not None:
-            seat.examined.is_settled = True
-            seat.examined.ended.set()
-            seat.examined = None
-        seat.num_failed_canaries = 0
-        if seat.state is not seat.examined_state:
-            return
-        if seat.state is State.QUARANTINED:
-            seat.num_faults = 0
-        self._set(seat, State.UP)
-
-    def _drop_doubts(self, seat: Seat) -> None:
-        """Ends the doubts about a card unsettled: no canary will decide them."""
-        for doubt in (seat.examined, seat.doubt):
-            if doubt is not None:
-                doubt.ended.set()
-        seat.doubt, seat.examined = seat.doubt or seat.examined, None
-
     def _fault(self, seat: Seat, *, why: str) -> None:
-        """Counts one fault at a time: requests that ran beside the first say nothing new."""
+        """Counts a fault of a judge that takes requests."""
         if seat.state is State.UP:
             seat.num_faults += 1
-            self._distrust(seat, why=why, is_last=seat.num_faults >= STRIKES)
-
-    def _distrust(self, seat: Seat, *, why: str, is_last: bool) -> None:
-        seat.why = why
-        if is_last:
-            self._set(seat, State.QUARANTINED)
-        elif seat.state is State.UP:
-            self._set(seat, State.SUSPECT)
+            seat.why = why
+            if seat.num_faults >= STRIKES:
+                self._set(seat, State.QUARANTINED)
 
     def _set(self, seat: Seat, state: State) -> None:
         before, seat.state = seat.state, state
@@ -388,7 +291,7 @@ class Seating:
         return min(allowed, key=rank, default=None)
 
     def _patience_s(self) -> float:
-        if any(seat.state in (State.UP, State.SUSPECT) for seat in self.seats):
+        if any(seat.state is State.UP for seat in self.seats):
             return math.inf
         return QUARANTINE_PATIENCE_S if self._is_quarantine() else NO_JUDGE_TIMEOUT_S
 

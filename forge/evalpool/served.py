@@ -238,7 +238,7 @@ class PoolApp:
     def health(self) -> dict[str, Any]:
         """State of the server and its judges."""
         seats, stats = self._pool.seating.seats, self._pool.stats()
-        is_ok = any(seat.state in (State.UP, State.SUSPECT) for seat in seats)
+        is_ok = any(seat.state is State.UP for seat in seats)
         return {
             "ok": is_ok,
             "capacity": self.ahead,

@@ -147,8 +147,6 @@ class Reason(StrEnum):
     """The process that forks candidates ended."""
     JUDGE_LOST = "judge_lost"
     """The judge did not answer."""
-    DISTRUSTED = "distrusted"
-    """The judge failed a canary after this verdict."""
     NO_JUDGE = "no_judge"
     """No judge became available in time."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 JUDGE = Path(judge.__file__).parent
 OF_THE_POOL = {
-    Reason.KILLED, Reason.JUDGE_LOST, Reason.BAD_REQUEST, Reason.DISTRUSTED, Reason.NO_JUDGE,
+    Reason.KILLED, Reason.JUDGE_LOST, Reason.BAD_REQUEST, Reason.NO_JUDGE,
 }  # fmt: skip
 """Reasons of verdicts from the pool, without or against a judge's."""
 
@@ -107,7 +107,7 @@ def test_a_problem_that_cannot_be_judged_is_no_fault_of_a_judge():
     assert not Status.UNJUDGEABLE.is_scored
     for reason in (Reason.REFERENCE_FAILED, Reason.PROBLEM_TOO_LARGE):
         policy = policy_of(Status.UNJUDGEABLE, reason)
-        assert (policy.cause, policy.needs_canary) == (Cause.SUBJECT, False)
+        assert policy.cause is Cause.SUBJECT
         assert not policy.is_blamed(others_run=False)
 
 
@@ -115,16 +115,13 @@ def test_a_verdict_with_an_unknown_reason_is_read_and_has_the_policy_of_its_stat
     old = Verdict(status=Status.INFRA_ERROR, reason="of_an_old_run:x", detail="")
     read = Verdict.from_json(old.to_json())
     assert read == old
-    assert (read.policy.cause, read.policy.needs_canary) == (Cause.JUDGE, True)
+    assert read.policy.cause is Cause.JUDGE
 
 
 def test_only_a_judge_that_is_at_fault_is_blamed():
     crowded = policy_of(Status.INFRA_ERROR, Reason.GPU_MEMORY)
     assert crowded.is_blamed(others_run=False)
     assert not crowded.is_blamed(others_run=True)
-    assert crowded.is_inconclusive(others_run=True)
     for policy in (policy_of(status, code) for status in Status for code in Reason):
         for others_run in (False, True):
-            blamed = policy.is_blamed(others_run=others_run)
-            assert not (blamed and policy.is_inconclusive(others_run=others_run))
-            assert blamed or policy.cause is not Cause.JUDGE
+            assert policy.is_blamed(others_run=others_run) or policy.cause is not Cause.JUDGE

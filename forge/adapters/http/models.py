@@ -125,7 +125,7 @@ class JudgeHealth(Body):
     name: str
     """Name of the judge: judge-0."""
     state: str
-    """up, suspect, down or quarantined."""
+    """up, down or quarantined."""
     device: str
     """Name of its GPU, or cpu."""
     isolation: str
@@ -164,7 +164,7 @@ class HealthReply(Body):
     num_infra: int
     """Faults of the machine so far, retried ones included."""
     num_quarantined: int
-    """Judges that are out of service after failing canaries."""
+    """Judges that are out of service after two faults in a row."""
     judges: list[JudgeHealth]
     """State of each judge."""
 

@@ -284,8 +284,7 @@ def _seat_phase(seat: Seat) -> str:
     if seat.state is State.UP and seat.num_running:
         return f"judging {seat.num_running} of {seat.capacity}"
     return {
-        State.UP: "judging a canary" if seat.is_doubted else "idle",
-        State.SUSPECT: "judging a canary",
+        State.UP: "idle",
         State.DOWN: "restarting",
         State.QUARANTINED: "quarantined",
     }[seat.state]

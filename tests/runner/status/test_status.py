@@ -24,7 +24,6 @@ from forge.process.child import ChildSpec
 from forge.process.control import ComponentStatus, LiveStatus
 from forge.process.devices import Gpu, Vendor
 from forge.process.machine import HostMemory
-from forge.records.verdict import Status, Verdict
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
 from forge.runner.stages.desk import TrainerState
@@ -358,13 +357,9 @@ async def test_a_judge_on_a_node_shows_the_node_and_nothing_of_our_own_pids(
 
 
 QUICKSTART = load_experiment(Path(__file__).parents[3] / "experiments" / "quickstart.toml")
-CRASH = Verdict(
-    status=Status.RUNTIME_ERROR, reason="crash", detail="", device="H100", isolation="i",
-    harness="h",
-)  # fmt: skip
 
 
-async def test_a_judge_with_only_a_canary_is_not_idle() -> None:
+async def test_a_judge_is_idle_without_a_candidate() -> None:
     seats = Seating([Seat("judge-0", capacity=4)])
     pool = Pool(QUICKSTART.judge, seats)
 
@@ -372,16 +367,11 @@ async def test_a_judge_with_only_a_canary_is_not_idle() -> None:
         (seen,) = observe_judges(pool, QUICKSTART, seen={})
         return seen.phase
 
-    seats.judge_opened(seats.seats[0], httpx.AsyncClient(), is_trusted=True)
+    seats.judge_opened(seats.seats[0], httpx.AsyncClient())
     assert phase() == "idle"
     seat = await seats.take()
-    seats.record_verdict(seat, CRASH)
     assert phase() == "judging 1 of 4"
     seats.give_back(seat)
-    assert phase() == "judging a canary"
-    seats.canary_started(seat)
-    seats.canary_judged(seat, fault=None)
-    seats.record_verdict(seat, replace(CRASH, device="cpu"))
     assert phase() == "idle"
 
 
