@@ -46,6 +46,10 @@ answerer: Answerer | None = None
 def load_answerer() -> None:
     """Imports the compiler and what makes answers of its code: seconds, once a zygote."""
     global answerer
+    from torch._inductor import config
+
+    # For it, importing torch 2.11's Inductor asks the CUDA driver for GPUs, which starts a thread.
+    config.use_experimental_benchmarker = False
     from forge.data.inductor.compiler.answering import answer, preload
 
     preload()
