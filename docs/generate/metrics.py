@@ -23,6 +23,7 @@ METRICS = {
     "train/ratio/mean": "GRPO: mean probability ratio between the trained and the sampling policy.",
     "train/ratio/max": "GRPO: largest such ratio.",
     "train/clipped/share": "GRPO: share of tokens whose ratio the loss clips, 0 to 1.",
+    "train/left_out/share": "GRPO: share of tokens that the off-policy mask leaves out, 0 to 1.",
     "train/kl_behaviour/mean": "GRPO: estimated divergence from the sampling policy, in nats.",
     "train/kl_reference/mean": "GRPO with `beta` above 0: the same from the reference model.",
     "train/entropy/mean": "GRPO: entropy of the policy at the trained tokens, in nats.",

@@ -149,6 +149,11 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             ["stage.3.min_learning_rate=1e-9"],
             '--set stage.3.min_learning_rate: found 1e-09 with schedule = "constant"',
         ),
+        (["stage.3.delta=1.28"], "--set stage.3.delta: found 1.28; above 1 + clip_high = 1.28"),
+        (
+            ["stage.3.delta=4.0", 'stage.3.loss="cispo"'],
+            '--set stage.3.delta: found 4 with loss = "cispo", which bounds every ratio',
+        ),
         (
             ["rollout.replay=3"],
             "--set rollout.replay: found 3; at most rollout.max_staleness + 1 = 2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,17 +29,33 @@ def some_samples(num: int) -> list[Sample]:
     return make_samples(num, seed=0, spread=0.4)
 
 
-def plain_loss(model: Any, samples: list[Sample], kind: str) -> torch.Tensor:
+def plain_loss(
+    model: Any,
+    samples: list[Sample],
+    kind: str,
+    *,
+    importance_sampling_level: str = "token",
+    delta: float | None = None,
+    off_policy_mask_threshold: float | None = None,
+) -> torch.Tensor:
     """The clipped loss, one sample at a time, as the papers write it (PPO: arXiv 1707.06347; GRPO:
-    2402.03300; Dr. GRPO: 2503.20783; DAPO: 2503.14476)."""
+    2402.03300; Dr. GRPO: 2503.20783; DAPO: 2503.14476; GSPO: 2507.18071; CISPO: 2506.13585)."""
     per_sample = []
     for s in samples:
         ids = torch.tensor([[*s.prompt_ids, *s.completion_ids]])
         logits = model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE
         logps = logits.log_softmax(-1).gather(-1, torch.tensor(s.completion_ids)[:, None])[:, 0]
-        ratio = (logps - torch.tensor(s.logprobs)).exp()
+        log_ratio = logps - torch.tensor(s.logprobs)
+        is_far = log_ratio.mean().item() < -(off_policy_mask_threshold or math.inf)
+        if importance_sampling_level == "sequence":
+            log_ratio = log_ratio.mean().expand(len(logps))
+        ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-        per_sample.append(-torch.min(ratio * s.advantage, clipped * s.advantage))
+        bounded = ratio.clamp(max=delta or math.inf)
+        one = -torch.min(bounded * s.advantage, clipped * s.advantage)
+        if kind == "cispo":
+            one = -ratio.detach().clamp(max=1 + CLIP_HIGH) * s.advantage * logps
+        per_sample.append(one * (not (is_far and s.advantage < 0)))
     if kind == "grpo":
         return torch.stack([x.mean() for x in per_sample]).mean()
     if kind == "dr_grpo":
@@ -76,23 +93,38 @@ def loss_of(trainer: Any, samples: list[Sample], *, max_tokens: int) -> float:
     return trainer.training_step(trainer.model, cut).item()
 
 
-@pytest.mark.parametrize("kind", ["dapo", "bnpo", "dr_grpo", "grpo"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("dapo", {}), ("bnpo", {}), ("dr_grpo", {}), ("grpo", {}), ("cispo", {}),
+        ("dapo", {"importance_sampling_level": "sequence"}),
+        ("cispo", {"importance_sampling_level": "sequence"}),
+        ("dapo", {"delta": 1.4}),
+        ("grpo", {"off_policy_mask_threshold": 0.05}),
+    ],
+)  # fmt: skip
 def test_loss_and_gradient_equal_the_formula_however_the_batch_is_cut(
-    trainer: Any, tiny_model: Path, kind: str
+    trainer: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: Any
 ) -> None:
     from transformers import Qwen3ForCausalLM
 
     samples = some_samples(9)
     plain = Qwen3ForCausalLM.from_pretrained(tiny_model)
-    want = plain_loss(plain, samples, kind)
+    want = plain_loss(plain, samples, kind, **options)
+    if options:
+        assert plain_loss(plain, samples, kind).item() != pytest.approx(want.item(), rel=1e-4)
     want.backward()
     trainer.loss_type, trainer.beta = kind, 0.0
+    for key, value in options.items():
+        monkeypatch.setitem(trainer.settings.stage, key, value)
     for max_tokens in (10, 90, 10_000):
         got = loss_of(trainer, samples, max_tokens=max_tokens)
         assert got == pytest.approx(want.item(), abs=1e-6)
         for (name, p), q in zip(trainer.model.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad, atol=1e-6, rtol=1e-4, msg=name)
     assert trainer.stats._sums["clipped"] > 0
+    left_out = trainer.stats._sums["left_out"].item()
+    assert (left_out > 0) == ("off_policy_mask_threshold" in options)
 
 
 def test_the_reference_adds_its_penalty(trainer: Any) -> None:

@@ -156,6 +156,8 @@ def check_training(experiment: Experiment) -> Iterator[Mistake]:
         yield from _check_learning_rate(stage, index)
         if isinstance(stage, SftStage) and stage.loss_turns == "all":
             yield from _check_loss_turns(experiment, index)
+        if isinstance(stage, GrpoStage) and stage.delta is not None:
+            yield from _check_delta(stage, index)
         if experiment.model.quantize and stage.parallel == "fsdp2":
             text = 'found "fsdp2" with [model.quantize], whose 4-bit weights cannot be sharded;'
             yield mistake(f'{text} "ddp" or "auto"', "stage", index, "parallel")
@@ -169,6 +171,14 @@ def _check_loss_turns(experiment: Experiment, index: int) -> Iterator[Mistake]:
             '"last", or data.repair_share = 0',
             *("stage", index, "loss_turns"),
         )
+
+
+def _check_delta(stage: GrpoStage, index: int) -> Iterator[Mistake]:
+    path, found = ("stage", index, "delta"), f"found {stage.delta:g}"
+    if stage.loss == "cispo":
+        yield mistake(f'{found} with loss = "cispo", which bounds every ratio; remove it', *path)
+    elif stage.delta is not None and stage.delta <= 1 + stage.clip_high:
+        yield mistake(f"{found}; above 1 + clip_high = {1 + stage.clip_high:g}", *path)
 
 
 def _check_steps(stage: TrainStage, index: int) -> Iterator[Mistake]:

@@ -222,13 +222,21 @@ class GrpoStage(TrainStage):
     """Steps between publishes of the weights; the last step always publishes."""
     updates_per_batch: Positive = 1
     """Passes over each batch of samples."""
-    loss: Literal["dapo", "bnpo", "dr_grpo", "grpo"] = "dapo"
+    loss: Literal["dapo", "bnpo", "dr_grpo", "grpo", "cispo"] = "dapo"
     """Averaging of the token losses, by TRL's names: over all tokens of the batch (dapo, bnpo), the
-    tokens that it may have (dr_grpo), samples (grpo)."""
+    tokens that it may have (dr_grpo), samples (grpo). cispo: as dapo, of log-probabilities weighted
+    by the ratio, which is cut at 1 + clip_high and clips no token."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratio of a token: its own, or the geometric mean over its answer (GSPO)."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Lower clip range: the ratio is clipped below 1 - clip_low."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     """Upper clip range: the ratio is clipped above 1 + clip_high."""
+    delta: Annotated[float, Field(gt=1)] | None = None
+    """Largest ratio that counts where the advantage is negative; above 1 + clip_high."""
+    off_policy_mask_threshold: Annotated[float, Field(gt=0)] | None = None
+    """Leave out answers with a negative advantage whose mean log-ratio, engine to trainer, is above
+    this (DeepSeek-V3.2): those that the policy has left, or that engine and trainer disagree on."""
     beta: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL term; with 0 no reference model is loaded."""
 

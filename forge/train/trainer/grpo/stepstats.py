@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from forge.train.trainer.packed.head import Scores
     from forge.train.trainer.packed.sequences import MicroBatch
 
-_SUMS = ("tokens", "ratio", "clipped", "kl", "kl_reference", "entropy", "gap", "gap_tokens")
+_SUMS = (
+    "tokens", "ratio", "clipped", "left_out", "kl", "kl_reference", "entropy", "gap", "gap_tokens",
+)  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,24 +70,36 @@ class StepStats:
         self._ratio_max = None
         self._sums = {}
 
-    def add(self, micro_batch: MicroBatch, scores: Scores) -> None:
+    def add(
+        self,
+        micro_batch: MicroBatch,
+        scores: Scores,
+        *,
+        ratio: torch.Tensor,
+        is_left_out: torch.Tensor,
+    ) -> None:
         """Add the tokens of one forward. The gap to the engine counts tokens of the current
-        version's samples in the first pass, before any update."""
+        version's samples in the first pass, before any update.
+
+        Args:
+            ratio: of the loss, over a token or its answer. [M]
+            is_left_out: True for tokens without a loss. [M]
+        """
         self._num_forwarded += micro_batch.num_forwarded
         self._num_micro_batches += 1
         if micro_batch.is_filler or not micro_batch.num_trained:
             return
         values, logps, entropy = micro_batch.values, scores.logps.detach(), scores.entropy
         assert entropy is not None
-        log_ratio = logps - values["played"]
-        ratio, advantage = log_ratio.exp(), values["advantage"]
+        log_ratio, advantage = logps - values["played"], values["advantage"]
         low, high = self.clip
         is_clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
         self._add("tokens", torch.ones_like(ratio).sum())
         self._add("ratio", ratio.sum())
         self._add("clipped", is_clipped.sum())
+        self._add("left_out", is_left_out.sum())
         # Schulman's k3 estimator of KL(behaviour || policy): no sample of it is negative.
-        self._add("kl", (ratio - 1 - log_ratio).sum())
+        self._add("kl", (log_ratio.exp() - 1 - log_ratio).sum())
         if "reference" in values:
             gap = values["reference"] - logps
             self._add("kl_reference", (gap.exp() - 1 - gap).sum())
@@ -119,6 +133,7 @@ class StepStats:
             "train/ratio/mean": sums["ratio"] / tokens,
             "train/ratio/max": ratio_max,
             "train/clipped/share": sums["clipped"] / tokens,
+            "train/left_out/share": sums["left_out"] / tokens,
             "train/kl_behaviour/mean": sums["kl"] / tokens,
             "train/entropy/mean": sums["entropy"] / tokens,
             "train/tokens/sum": tokens,

@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 
 def token_weight(loss: str, sample: Sample, *, batch: Sequence[Sample], longest: int) -> float:
-    """Weight of a sample's tokens in the loss of its batch. dapo (arXiv 2503.14476) and bnpo: all
-    tokens of the batch count the same. grpo (2402.03300): all samples. dr_grpo (2503.20783): all
-    tokens, divided by `longest`, the tokens that a sample may have."""
+    """Weight of a sample's tokens in the loss of its batch. dapo (arXiv 2503.14476), bnpo and
+    cispo: all tokens of the batch count the same. grpo (2402.03300): all samples. dr_grpo
+    (2503.20783): all tokens, divided by `longest`, the tokens that a sample may have."""
     if loss == "grpo":
         return 1 / (len(batch) * max(len(sample.completion_ids), 1))
     if loss == "dr_grpo":
@@ -69,6 +69,15 @@ def sequences_of(
         )
         for sample in batch
     ]
+
+
+def mean_of_sequence(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Tensor:
+    """For each trained token the mean over those of its sequence. [M]"""
+    sizes = torch.tensor(
+        [len(each.trained) for each in micro_batch.sequences], device=values.device
+    )
+    of = torch.repeat_interleave(sizes)
+    return (values.new_zeros(len(sizes)).index_add(0, of, values) / sizes.clamp(min=1))[of]
 
 
 class TurnTrainer(StageTrainer):
@@ -164,16 +173,28 @@ class TurnTrainer(StageTrainer):
         return micro_batch
 
     def loss_of(self, micro_batch: MicroBatch, scores: Scores) -> torch.Tensor:
-        """The clipped loss (PPO, arXiv 1707.06347) and, with `beta`, the penalty of GRPO: the k3
-        estimator (Schulman) of KL(policy || reference)."""
-        values, logps = micro_batch.values, scores.logps
-        ratio = (logps - values["played"]).exp()
-        advantage = values["advantage"]
-        loss = -torch.min(ratio * advantage, ratio.clamp(*self.clip) * advantage)
+        """The clipped loss (PPO, arXiv 1707.06347; over answers GSPO, 2507.18071), or CISPO's
+        (2506.13585), without what the mask leaves out; and, with `beta`, the penalty of GRPO: the
+        k3 estimator (Schulman) of KL(policy || reference)."""
+        values, logps, stage = micro_batch.values, scores.logps, self.settings.stage
+        advantage, log_ratio = values["advantage"], logps - values["played"]
+        if stage["importance_sampling_level"] == "sequence":
+            log_ratio = mean_of_sequence(log_ratio, micro_batch)
+        ratio = log_ratio.exp()
+        if self.loss_type == "cispo":
+            loss = -ratio.detach().clamp(max=self.clip[1]) * advantage * logps
+        else:
+            bounded = ratio if stage["delta"] is None else ratio.clamp(max=stage["delta"])
+            loss = -torch.min(bounded * advantage, ratio.clamp(*self.clip) * advantage)
+        is_left_out = torch.zeros_like(ratio, dtype=torch.bool)
+        if (limit := stage["off_policy_mask_threshold"]) is not None:
+            gap = mean_of_sequence(values["played"] - logps.detach(), micro_batch)
+            is_left_out = (advantage < 0) & (gap > limit)
+            loss = loss.masked_fill(is_left_out, 0.0)
         if self.beta:
             gap = values["reference"] - logps
             loss = loss + self.beta * (gap.exp() - 1 - gap)
-        self.stats.add(micro_batch, scores)
+        self.stats.add(micro_batch, scores, ratio=ratio.detach(), is_left_out=is_left_out)
         return (loss * values["weight"]).sum()
 
     @torch.no_grad()
