@@ -79,6 +79,7 @@ def for_reward(verdict: PublicVerdict) -> Verdict:
         detail=verdict.detail,
         is_compiled=verdict.compiled,
         timing=timing,
+        torch_share=verdict.torch_share,
     )
 
 

@@ -65,6 +65,8 @@ class BatchPlan:
     """Flat groups that are replaced per step, beyond groups_per_step."""
     max_staleness: int
     scale: Literal["group", "none"]
+    advantage: Literal["group", "turn"] = "group"
+    leave_one_out: bool = False
     train_truncated: bool
     publish_timeout_s: float
     replay: int = 1
@@ -91,7 +93,12 @@ def make_samples(
     for group in groups:
         if group.is_flat:
             continue
-        advantages = group_advantages([t.returns for t in group.trajectories], scale=plan.scale)
+        advantages = group_advantages(
+            [t.returns for t in group.trajectories],
+            scale=plan.scale,
+            advantage=plan.advantage,
+            leave_one_out=plan.leave_one_out,
+        )
         for trajectory, row in zip(group.trajectories, advantages, strict=True):
             for turn, advantage in zip(trajectory.turns, row, strict=True):
                 truncated = turn.completion.finish is not Finish.STOP

@@ -69,11 +69,12 @@ class Rules:
     group_size: int
     max_turns: int
     gamma: float
-    credit: Literal["turn", "trajectory"]
+    credit: Literal["turn", "kevin", "trajectory"]
     temperature: float
     max_completion_tokens: int
     reward: RewardTable
     seed: int
+    advantage: Literal["group", "turn"] = "group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,7 @@ class _Game:
                     await self._note_full(f"turn {len(turns) + 1} was refused: {error}")
                     end = End.CONTEXT_FULL
                     break
-            turns.append(await self._judge_turn(rollout, len(turns), prompt, answer))
+            turns.append(await self._judge_turn(rollout, turns, prompt, answer))
             end = self._end(turns)
             if end is not None:
                 break
@@ -246,7 +247,7 @@ class _Game:
         return [TimedCompletion(completion=one, generate_s=generate_s) for one in completions]
 
     async def _judge_turn(
-        self, rollout: int, index: int, prompt: Prompt, answer: TimedCompletion
+        self, rollout: int, played: Sequence[Turn], prompt: Prompt, answer: TimedCompletion
     ) -> Turn:
         """Extract, judge, score and store one turn."""
         prompter = self.ports.prompter
@@ -260,7 +261,7 @@ class _Game:
         turn = Turn(
             group_id=self.place.group_id,
             rollout=rollout,
-            turn=index,
+            turn=len(played),
             prompt_ids=prompt.ids,
             prompt_text=prompt.text,
             completion=answer.completion,
@@ -274,17 +275,17 @@ class _Game:
             prompt_hash=prompt.prompt_hash,
         )
         try:
-            turn = await self._score(turn)
+            turn = await self._score(turn, before=played[-1].verdict if played else None)
         finally:
             with anyio.CancelScope(shield=self.ports.scorer is not None):
                 await self.ports.sink.put(turn)
         return turn
 
-    async def _score(self, turn: Turn) -> Turn:
+    async def _score(self, turn: Turn, *, before: Verdict | None) -> Turn:
         """The turn with its reward, if its verdict is scored and the reward is known by now."""
         scorer = self.ports.scorer
         if scorer is None:
-            terms = reward_terms(turn.verdict, self.rules.reward)
+            terms = reward_terms(turn.verdict, self.rules.reward, before=before)
             return turn if terms is None else _rewarded(turn, terms)
         if scorer.per == "group" or not turn.verdict.status.is_scored:
             return turn
@@ -320,7 +321,7 @@ class _Game:
             step=self.place.step,
             trajectories=tuple(trajectories),
             is_greedy=self._is_greedy,
-            is_flat=is_flat([t.returns for t in trajectories]),
+            is_flat=is_flat([t.returns for t in trajectories], advantage=self.rules.advantage),
         )
         await self.ports.sink.put(group)
         return group

@@ -65,7 +65,7 @@ def test_two_mistakes_are_both_shown_with_their_lines_and_did_you_mean(tmp_path)
         ("gamma = 1.5", "found 1.5; a number from 0 to 1"),
         ("gamma = nan", "found nan; a number from 0 to 1"),
         ("temperature = 0", "found 0; a number, above 0, 2 or less"),
-        ('credit = "turns"', 'found "turns"; one of "turn", "trajectory"; did you mean turn?'),
+        ('advantage = "turns"', 'found "turns"; one of "group", "turn"; did you mean turn?'),
         ("train_truncated = 1", "found 1; true or false"),
     ],
 )
@@ -153,6 +153,10 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
         (
             ["stage.3.delta=4.0", 'stage.3.loss="cispo"'],
             '--set stage.3.delta: found 4 with loss = "cispo", which bounds every ratio',
+        ),
+        (
+            ["reward.improvement=0.6", "reward.speedup=0.3"],
+            "--set reward.improvement: found 0.6; at most 0.536: reward.speedup = 0.3",
         ),
         (
             ["rollout.replay=3"],

@@ -21,6 +21,7 @@ from forge.config.checks.machines import (
 from forge.config.checks.problems import check_data, check_problems
 from forge.config.checks.training import (
     check_function,
+    check_improvement,
     check_lengths,
     check_model,
     check_order,
@@ -47,6 +48,7 @@ CHECKS = (
     check_judge_url,
     check_cluster,
     check_function,
+    check_improvement,
     check_serve_url,
     check_overlap,
     check_pinning,

@@ -236,8 +236,8 @@ def _check_max_concurrency(experiment: Experiment) -> Iterator[Mistake]:
 
 
 REPLACED = (
-    "compiled", "correct", "speedup", "speedup_cap", "slower_penalty", "rejected",
-    "compile_error",
+    "compiled", "correct", "own_share", "speedup", "shape", "improvement", "speedup_cap",
+    "slower_penalty", "rejected", "compile_error",
 )  # fmt: skip
 """Weights that a function replaces. `stop_at_speedup` ends rollouts with any reward."""
 OPTIONS = ("function_per", "function_timeout_s")
@@ -262,6 +262,19 @@ def check_function(experiment: Experiment) -> Iterator[Mistake]:
         yield absent(text, "reward", "function")
     elif fault := _fault(Path(file), name):
         yield absent(fault, "reward", "function")
+
+
+def check_improvement(experiment: Experiment) -> Iterator[Mistake]:
+    """No reward for a first answer that is slow on purpose."""
+    reward, rollout = experiment.reward, experiment.rollout
+    later = sum(rollout.gamma**turn for turn in range(1, rollout.max_turns))
+    if reward.improvement * later > reward.speedup:
+        most = f"at most {reward.speedup / later:.3g}: reward.speedup = {reward.speedup:g}"
+        yield mistake(
+            f"found {reward.improvement:g}; {most} over what rollout.gamma = {rollout.gamma:g} "
+            "leaves of later turns, or a slow first answer would earn more than a fast one",
+            *("reward", "improvement"),
+        )
 
 
 def _is_set(reward: RewardTable, key: str) -> bool:

@@ -73,8 +73,17 @@ class RewardTable(Table):
     """Reward if a kernel of the candidate's own compiled, was launched and wrote the output."""
     correct: float = 0.5
     """Reward if all checked outputs agree with the reference."""
+    own_share: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the share of the work that the candidate's own kernels do, of a correct one; for
+    judge.policy = "hybrid"."""
     speedup: float = 0.2
-    """Weight of ln(min(speedup_low, speedup_cap)) for a correct kernel that was timed."""
+    """Weight of the speed of a correct kernel that was timed."""
+    shape: Literal["log", "linear"] = "log"
+    """Speed of a kernel: ln(s), or s - 1, with s = min(speedup_low, speedup_cap). linear pays the
+    fastest kernels the most."""
+    improvement: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the speed that a correct kernel gains over the attempt before, if that was correct,
+    too. At most so much that a slow first answer does not pay."""
     speedup_cap: Annotated[float, Field(gt=1)] = 10.0
     """Largest speed-up that counts; larger ones are rewarded as this one."""
     slower_penalty: bool = False
@@ -99,9 +108,14 @@ class RolloutTable(Table):
     """Maximum attempts in a rollout."""
     gamma: Share = 0.4
     """Discount of later turns' rewards: return_t = Σ_j γ^j r_(t+j), the last reward repeated."""
-    credit: Literal["turn", "trajectory"] = "turn"
-    """Returns of turns. turn: each turn has its own return (Kevin). trajectory: all turns have the
-    return of the first (TritonForge)."""
+    credit: Literal["turn", "kevin", "trajectory"] = "turn"
+    """Returns of turns. turn: each turn has its own. kevin: the same, and the sum ends with the
+    rollout instead of repeating the last reward. trajectory: all turns have the return of the first
+    (TritonForge)."""
+    advantage: Literal["group", "turn"] = "group"
+    """Answers that share a baseline: all of a group, or those of the same turn."""
+    leave_one_out: bool = False
+    """Compare each answer with the mean of the others (RLOO), not of all."""
     scale: Literal["group", "none"] = "group"
     """Scaling of advantages: by the group's standard deviation, or none (Dr. GRPO)."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0

@@ -227,6 +227,8 @@ def _batch_plan(run: RunContext, stage: GrpoStage, index: int, *, first_step: in
         max_replacements=math.floor(rollout.max_replacements * rollout.groups_per_step),
         max_staleness=rollout.max_staleness,
         scale=rollout.scale,
+        advantage=rollout.advantage,
+        leave_one_out=rollout.leave_one_out,
         train_truncated=rollout.train_truncated,
         publish_timeout_s=stage.step_timeout_s * (rollout.max_staleness + 1),
         replay=rollout.replay,

@@ -155,6 +155,7 @@ class RunContext:
             max_turns=max_turns,
             gamma=rollout.gamma,
             credit=rollout.credit,
+            advantage=rollout.advantage,
             temperature=temperature,
             max_completion_tokens=rollout.max_completion_tokens,
             reward=self.experiment.reward,

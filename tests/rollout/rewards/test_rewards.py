@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge.config.load import load_experiment
 from forge.config.schema import RewardTable
 from forge.records import (
     Completion,
@@ -33,6 +38,7 @@ from tests.evalpool.benches import RELU, RELU_KERNEL, Bench
 from tests.prompting import PROMPTS
 from tests.rollout.fakes import Recorder
 
+ROOT = Path(__file__).parents[3]
 TABLE = RewardTable()
 GAMMA, MAX_TURNS = 0.4, 3
 rewards = st.lists(st.floats(-1, 2), min_size=1, max_size=MAX_TURNS)
@@ -112,6 +118,78 @@ def test_speedup_is_logarithmic_capped_and_never_negative_by_default() -> None:
     assert reward(verdict(Status.CORRECT, compiled=True, speedup_low=0.5), strict) < base
 
 
+LAZY = verdict(Status.CORRECT, compiled=True, speedup_low=1.0)
+RECIPE = load_experiment(ROOT / "experiments" / "smollm2-harvest.toml", is_here=False).reward
+
+
+@pytest.mark.parametrize("share", [1.0, 0.0])
+def test_no_lazy_policy_earns_half_of_a_kernel_twice_as_fast(share: float) -> None:
+    table = RECIPE.model_copy(update={"own_share": 0.1})
+    lazy, fast = (
+        replace(verdict(Status.CORRECT, compiled=True, speedup_low=speed), torch_share=torch)
+        for speed, torch in ((1.0, share), (table.stop_at_speedup, 0.0))
+    )
+    assert reward(lazy, table) < 0.5 * reward(fast, table)
+    assert (reward_terms(lazy, table) or {})["own_share"] == pytest.approx(0.1 * (1 - share))
+
+
+def test_speed_is_paid_by_the_chosen_shape() -> None:
+    table = RewardTable(shape="linear", speedup=1.0, speedup_cap=3.0)
+    paid = [
+        reward(verdict(Status.CORRECT, compiled=True, speedup_low=speed), table) - 0.8
+        for speed in (0.5, 1.0, 2.0, 3.0, 30.0)
+    ]
+    assert paid == pytest.approx([0.0, 0.0, 1.0, 2.0, 2.0])
+
+
+def test_an_improvement_is_paid_over_a_correct_attempt_alone() -> None:
+    table = RewardTable(improvement=1.0, shape="linear")
+    fast = verdict(Status.CORRECT, compiled=True, speedup_low=3.0)
+    wrong = verdict(Status.WRONG, compiled=True)
+
+    def paid(now: Verdict, before: Verdict | None) -> float:
+        return (reward_terms(now, table, before=before) or {}).get("improvement", 0.0)
+
+    assert paid(fast, LAZY) == pytest.approx(2.0)
+    assert paid(LAZY, fast) == paid(fast, wrong) == paid(fast, None) == paid(wrong, fast) == 0.0
+
+
+@given(st.floats(1.0, 12.0), st.floats(0, 1), st.floats(0, 1), st.integers(1, 4))
+def test_a_slow_first_answer_never_earns_more_where_the_improvement_is_allowed(
+    speed: float, gamma: float, share: float, turns: int
+) -> None:
+    later = sum(gamma**turn for turn in range(1, turns))
+    most = min(1.0, TABLE.speedup / later) if later else 1.0
+    table = RewardTable(improvement=share * most)
+    fast = verdict(Status.CORRECT, compiled=True, speedup_low=speed)
+    waits = [reward(LAZY, table), sum((reward_terms(fast, table, before=LAZY) or {}).values())]
+    at_once = turn_returns([reward(fast, table)], gamma=gamma, max_turns=turns)
+    waited = turn_returns(waits[:turns], gamma=gamma, max_turns=turns)
+    assert waited[0] <= at_once[0] + 1e-9
+
+
+def test_kevins_sum_ends_with_the_rollout() -> None:
+    got = turn_returns([0.5, 0.8], gamma=GAMMA, max_turns=3, credit="kevin")
+    assert got == pytest.approx((0.5 + 0.4 * 0.8, 0.8))
+
+
+def test_turns_compared_with_their_own_index_have_their_own_baselines() -> None:
+    returns = [[1.0, 9.0], [0.0, 7.0], [0.5]]
+    got = group_advantages(returns, scale="none", advantage="turn")
+    assert got == [[0.5, 1.0], [-0.5, -1.0], [0.0]]
+    assert is_flat([[1.0, 2.0], [1.0, 2.0]], advantage="turn")
+    assert not is_flat([[1.0, 2.0], [1.0, 2.0]])
+
+
+@given(st.lists(st.floats(-2, 2), min_size=2, max_size=8))
+def test_leave_one_out_compares_with_the_mean_of_the_others(values: list[float]) -> None:
+    rows = [[value] for value in values]
+    got = group_advantages(rows, scale="none", leave_one_out=True)
+    for index, value in enumerate(values):
+        others = values[:index] + values[index + 1 :]
+        assert got[index] == [pytest.approx(value - sum(others) / len(others), abs=1e-9)]
+
+
 def test_returns_follow_the_formula() -> None:
     got = turn_returns([0.0, 0.3, 0.8], gamma=GAMMA, max_turns=3)
     first = 0.3 * 0.4 + 0.8 * 0.16
@@ -137,17 +215,24 @@ def test_turns_that_all_earn_the_same_make_a_flat_group(each: float, lengths: li
     assert is_flat(rows)
 
 
-@given(returns_lists, st.sampled_from(["group", "none"]))
+@given(
+    returns_lists,
+    st.sampled_from(["group", "none"]),
+    st.sampled_from(["group", "turn"]),
+    st.booleans(),
+)
 def test_advantages_sum_to_zero_and_ignore_a_shift(
-    returns: list[list[float | None]], scale
+    returns: list[list[float | None]], scale: Any, advantage: Any, leave_one_out: bool
 ) -> None:
-    advantages = group_advantages(returns, scale=scale)
+    make = partial(group_advantages, scale=scale, advantage=advantage, leave_one_out=leave_one_out)
+    advantages = make(returns)
     flat = [a for row in advantages for a in row if a is not None]
     assert sum(flat) == pytest.approx(0.0, abs=1e-6)
     shifted = [[None if r is None else r + 5.0 for r in row] for row in returns]
-    if is_flat(returns):
-        return
-    for got, want in zip(group_advantages(shifted, scale=scale), advantages, strict=True):
+    columns = [[[r] for r in column if r is not None] for column in zip_longest(*returns)]
+    if is_flat(returns) or any(map(is_flat, filter(None, columns))):
+        return  # rounding decides whether equal returns are divided
+    for got, want in zip(make(shifted), advantages, strict=True):
         assert [g for g in got if g is not None] == pytest.approx(
             [w for w in want if w is not None], abs=1e-4
         )
