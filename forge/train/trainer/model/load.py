@@ -68,8 +68,8 @@ def _set_blocks(model: PreTrainedModel, settings: TrainerSettings) -> None:
 
 def _compile(block: Any) -> None:
     """Compile a block: its call, or what is recomputed of it, since torch compiles no call with a
-    recomputation in it."""
-    if not block.gradient_checkpointing:
+    recomputation in it. transformers before 5.20 recomputes the call, later versions `forward`."""
+    if not block.gradient_checkpointing or "__call__" in vars(GradientCheckpointingLayer):
         block.compile(dynamic=True, backend=BACKEND)
         return
     outer = block._gradient_checkpointing_func
