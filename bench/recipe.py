@@ -29,14 +29,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from step import machine, run_forge
 from step_shape import without_judge
 
 from forge.config.load import load_experiment
 from forge.config.schema import DataTable, EvalStage, Experiment, ProblemsTable
-from forge.process.devices import inventory
 from forge.runner.plan.duration import predict_phases
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_files import read_config
@@ -44,6 +43,13 @@ from forge.runner.plan.plan import plan
 from forge.runner.plan.shape import KNOWN, config_dir, model_shape
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.process.devices import Gpu
+    from forge.runner.plan.machine import Machine
+    from forge.runner.plan.plan import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "MI300X": 1307.0}
@@ -72,11 +78,13 @@ def main() -> None:
     command = [sys.executable, str(ROOT / "bench" / "no_judge.py"), "run", *again]
     subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr)
     resumed = find_run(experiment.name, store_dir=args.dir)
+    here = this_machine(experiment.store.dir, serve=experiment.serve)
+    made = plan(experiment, machine=here)
     found = {
         "recipe": experiment.name,
         "machine": machine(),
-        "stages": figures(paths, experiment),
-        "planned": planned(experiment),
+        "stages": figures(paths, experiment, cards=made.placement.train),
+        "planned": planned(experiment, made, machine=here),
         "resume_s": round(min(row["at"] for row in metrics_of(resumed)) - began, 1),
     }
     print(json.dumps(found, indent=1))
@@ -181,8 +189,10 @@ def metrics_of(paths: RunPaths) -> list[dict[str, Any]]:
     return [row for row in found if row["step"]]
 
 
-def figures(paths: RunPaths, experiment: Experiment) -> list[dict[str, Any]]:
-    """Figures of each stage from the run's store."""
+def figures(
+    paths: RunPaths, experiment: Experiment, *, cards: Sequence[Gpu]
+) -> list[dict[str, Any]]:
+    """Figures of each stage from the run's store; `cards` are the trainer's."""
     metrics, found = metrics_of(paths), []
     for number, stage in enumerate(experiment.stage):
         assert not isinstance(stage, EvalStage)
@@ -203,7 +213,7 @@ def figures(paths: RunPaths, experiment: Experiment) -> list[dict[str, Any]]:
             "step_s": middle(counted, "step/wall/seconds") or (spans and statistics.median(spans)),
             "train_s": middle(counted, "train/step/seconds"),
             "tokens_per_s": tokens_per_s,
-            "share_of_peak": share_of_peak(experiment, stage, tokens_per_s),
+            "share_of_peak": share_of_peak(experiment, stage, tokens_per_s, cards=cards),
             "peak_gb": round(highest(first, "train/peak_bytes/max") / 1e9, 2) or "unknown",
             "idle": {
                 role: ratio(counted, f"idle/{role}/seconds", "step/wall/seconds") for role in ROLES
@@ -214,11 +224,9 @@ def figures(paths: RunPaths, experiment: Experiment) -> list[dict[str, Any]]:
     return found
 
 
-def planned(experiment: Experiment) -> dict[str, Any]:
+def planned(experiment: Experiment, made: Plan, *, machine: Machine) -> dict[str, Any]:
     """What `forge plan` says of the same stages without earlier runs: the largest peak of a card's
     trainer, and seconds of each stage, judges included."""
-    machine = this_machine(experiment.store.dir, serve=experiment.serve)
-    made = plan(experiment, machine=machine)
     phases = predict_phases(
         experiment, machine=machine, params=made.params, placement=made.placement
     )
@@ -229,25 +237,26 @@ def planned(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def share_of_peak(experiment: Experiment, stage: Any, tokens_per_s: float | None) -> Any:
-    """Model FLOPs of that rate by the peak of all cards; in words what is not known."""
-    cards = [gpu.name for gpu in inventory()]
-    peak = next((v for name, v in PEAK_TFLOPS.items() if cards and name in cards[0]), None)
+def share_of_peak(
+    experiment: Experiment, stage: Any, tokens_per_s: float | None, *, cards: Sequence[Gpu]
+) -> Any:
+    """Model FLOPs of that rate by the peak of the trainer's cards; in words what is not known."""
+    peak = next((v for name, v in PEAK_TFLOPS.items() if cards and name in cards[0].name), None)
     shape = model_shape(experiment.model)
     if peak is None or shape is None or tokens_per_s is None:
         missing = "peak" if peak is None else "shape" if shape is None else "rate"
-        return f"unknown: no {missing} of {', '.join(cards) or 'a CPU'}"
+        return f"unknown: no {missing} of {cards[0].name if cards else 'a CPU'}"
     used, config = shape.params, read_config(Path(experiment.model.path or ""))
     if shape.is_mixture:
         share = config["num_experts_per_tok"] / (config.get("num_experts") or 1)
         used -= int(shape.expert_params * (1 - share))
-    used -= shape.vocab * shape.hidden  # the input embedding multiplies nothing
+    if not config.get("tie_word_embeddings"):  # an input embedding of its own multiplies nothing
+        used -= shape.vocab * shape.hidden
     is_sft = stage.kind == "sft"
     length = stage.max_length * 5 / 8 if is_sft else experiment.serve.context_tokens / 2
     factor = 6 if experiment.model.lora is None else 4
     flops = factor * (used + shape.layers * shape.heads * shape.head_dim * length)
-    num = len(cards) if experiment.devices.train == "auto" else experiment.devices.train
-    return round(tokens_per_s * flops / (peak * 1e12 * max(num or 1, 1)), 3)
+    return round(tokens_per_s * flops / (peak * 1e12 * len(cards)), 3)
 
 
 def middle(steps: list[dict[str, float]], key: str) -> float | None:
