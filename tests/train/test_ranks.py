@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import ConfigError
-from forge.process.environment import Rendezvous, free_port
+from forge.process.environment import Rendezvous, free_port, rank_envs
 from forge.train.handle import open_trainer
 from tests.train.samples import make_group, make_samples
 from tests.train.trained import job_of, weights_of
@@ -178,6 +180,27 @@ async def run_on_two_machines(
         with anyio.fail_after(200):
             assert await first.wait() == "exit 0", first.last_log_lines(60)
             assert await second.wait() == "exit 0", second.last_log_lines(60)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_an_output_layer_sharded_by_fsdp_gets_the_gradients_of_all_ranks(tmp_path: Path) -> None:
+    import torch
+
+    from tests.train.sharded import gradients, untied_model
+
+    command = [sys.executable, "-m", "tests.train.sharded", str(tmp_path / "found.pt")]
+    ranks = [subprocess.Popen(command, env=env) for env in rank_envs(2)]
+    try:
+        assert [rank.wait(timeout=350) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    found = torch.load(tmp_path / "found.pt")
+    for name, gradient in gradients(untied_model()).items():
+        torch.testing.assert_close(found[name], gradient, msg=name)
 
 
 @pytest.mark.long

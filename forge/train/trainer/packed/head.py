@@ -1,9 +1,11 @@
 """The forward pass of a micro-batch: the model's layers, then log-probabilities of the trained
 tokens by TRL's chunked head, which never holds logits of all tokens.
 
-The head is put on the model's own `forward`, so that DDP's and FSDP's wrappers and PEFT's adapters
-work as with any other call; other calls are unchanged. Only positions that predict a trained token
-are scored, and the host names them, so that no GPU is waited for.
+The head is put on the model's own `forward` and on that of its output layer, so that DDP's and
+FSDP's wrappers and PEFT's adapters work as with any other call: FSDP gathers the layer's weights,
+and averages their gradients over the ranks, around a call of the layer. Other calls are unchanged.
+Only positions that predict a trained token are scored, and the host names them, so that no GPU is
+waited for.
 
 Shapes: M trained tokens, V vocabulary.
 """
@@ -17,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-from torch.distributed.tensor import DTensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.kernels import ChunkedLogProbFunction
@@ -63,10 +64,12 @@ def add_head(model: Any, *, temperature: float = 1.0) -> None:
     """Make `score` work on the model, below any adapter. Raises ConfigError for a model whose
     logits are something else than its output layer's, of the last hidden state."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
-    plain, text = base.forward, base.config.get_text_config()
-    if hasattr(base.get_output_embeddings(), "base_layer"):  # PEFT's
+    plain, text, head = base.forward, base.config.get_text_config(), base.get_output_embeddings()
+    if hasattr(head, "base_layer"):  # PEFT's
         raise ConfigError("model.lora.target_modules: found the output layer; other layers")
     softcap, scale = getattr(text, "final_logit_softcapping", None), _logit_scale(text)
+    if head is not None:
+        head.forward = _scoring(head, temperature, softcap, scale)
 
     def forward(self: Any, *args: Any, scored: torch.Tensor | None = None, **inputs: Any) -> Any:
         if scored is None:
@@ -74,17 +77,8 @@ def add_head(model: Any, *, temperature: float = 1.0) -> None:
         targets = inputs.pop("targets")
         inputs.pop("labels", None)  # PEFT's wrapper passes None
         found = self.base_model(*args, **inputs, use_cache=False)
-        head = self.get_output_embeddings()  # looked up here: FSDP and PEFT replace it
-        weight, bias = (
-            each.full_tensor() if isinstance(each, DTensor) else each
-            for each in (head.weight, head.bias)
-        )
         hidden = found.last_hidden_state.flatten(0, 1).index_select(0, scored)
-        extra = ("entropy", "is_top1") if torch.is_grad_enabled() else ()
-        logps, entropy, _, _, is_top = ChunkedLogProbFunction.apply(
-            hidden, weight, bias, targets, temperature, VOCAB_CHUNK, softcap, scale,
-            ("log_probs", *extra),
-        )  # fmt: skip
+        logps, entropy, _, _, is_top = self.get_output_embeddings()(hidden, targets=targets)
         router = None
         if inputs.get("output_router_logits"):
             router = load_balancing_loss_func(
@@ -99,6 +93,24 @@ def add_head(model: Any, *, temperature: float = 1.0) -> None:
             "of the config that is known here (docs/how-to/models.md)"
         )
     base.forward = types.MethodType(forward, base)
+
+
+def _scoring(
+    head: Any, temperature: float, softcap: float | None, scale: float
+) -> Callable[..., Any]:
+    """The forward of an output layer, which scores `targets` if there are any."""
+    plain = head.forward
+
+    def forward(hidden: torch.Tensor, *, targets: torch.Tensor | None = None) -> Any:
+        if targets is None:
+            return plain(hidden)
+        extra = ("entropy", "is_top1") if torch.is_grad_enabled() else ()
+        return ChunkedLogProbFunction.apply(
+            hidden, head.weight, head.bias, targets, temperature, VOCAB_CHUNK, softcap, scale,
+            ("log_probs", *extra),
+        )  # fmt: skip
+
+    return forward
 
 
 class _Given(BaseModelOutputWithPast):
