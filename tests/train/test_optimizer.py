@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -36,3 +41,20 @@ def test_what_bf16_can_hold_is_not_rounded() -> None:
     target = torch.empty(4, dtype=torch.bfloat16)
     optimizer._store(values, target)
     assert torch.equal(target.float(), values)
+
+
+@pytest.mark.slow
+def test_the_kernel_of_a_gpu_rounds_to_both_neighbours_and_is_right_in_expectation() -> None:
+    """Triton's interpreter runs it on the CPU, in a process that has no compiled Triton."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "tests.train.rounded"]
+    done = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 3, "weights and both moments"
+    for each in found:
+        assert each["gap"] < 1 / 128, "no farther than a neighbour"
+        assert abs(each["bias"]) < 1e-4
+        assert each["values"] == 2

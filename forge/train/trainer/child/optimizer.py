@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from forge.train.trainer.child.settings import TrainerSettings
 
 CHUNK = 1 << 24
-"""Numbers that are updated at a time, in four copies in f32 (268 MB)."""
+"""Numbers that are updated at a time on a CPU, in four copies in f32 (268 MB)."""
+SEEDS = 1 << 31
 
 
 def rounding_optimizer(settings: TrainerSettings, model: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -50,20 +51,34 @@ class RoundingAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["step"] = 0
-                    state["exp_avg"] = torch.zeros_like(p)
-                    state["exp_avg_sq"] = torch.zeros_like(p)
-                state["step"] += 1
-                tensors = (p, p.grad, state["exp_avg"], state["exp_avg_sq"])
-                parts = (_flat(each).split(CHUNK) for each in tensors)
-                for part in zip(*parts, strict=True):
-                    _update(*part, step=state["step"], **group)
+        groups = ((group, p) for group in self.param_groups for p in group["params"])
+        for number, (group, p) in enumerate(groups):
+            if p.grad is None:
+                continue
+            state = self.state[p]
+            if not state:
+                state["step"] = 0
+                state["exp_avg"] = torch.zeros_like(p)
+                state["exp_avg_sq"] = torch.zeros_like(p)
+            state["step"] += 1
+            tensors = [_flat(x) for x in (p, p.grad, state["exp_avg"], state["exp_avg_sq"])]
+            factors = _factors(state["step"], **group)
+            if tensors[0].is_cuda:
+                from forge.train.trainer.child.rounding_kernel import update
+
+                update(*tensors, seed=(state["step"] << 12 ^ number) % SEEDS, **factors)
+                continue
+            for part in zip(*(each.split(CHUNK) for each in tensors), strict=True):
+                _update(*part, **factors)
+
+
+def _factors(
+    step: int, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, **_: Any
+) -> dict[str, Any]:
+    """Numbers of a step: its rate, the factor of weights that decay, the moments' corrections."""
+    corrections = 1 - betas[0] ** step, 1 - betas[1] ** step
+    decay = 1 - lr * weight_decay
+    return {"rate": lr, "decay": decay, "betas": betas, "corrections": corrections, "eps": eps}
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,21 +92,19 @@ def _update(
     first: torch.Tensor,
     second: torch.Tensor,
     *,
-    step: int,
-    lr: float,
+    rate: float,
+    decay: float,
     betas: tuple[float, float],
+    corrections: tuple[float, float],
     eps: float,
-    weight_decay: float,
-    **_: Any,
 ) -> None:
     g = grad.float()
     m = first.float().lerp_(g, 1 - betas[0])
     v = second.float().mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
     _store(m, first)
     _store(v, second)
-    scale = v.div_(1 - betas[1] ** step).sqrt_().add_(eps)
-    new = p.float().mul_(1 - lr * weight_decay)
-    _store(new.addcdiv_(m, scale, value=-lr / (1 - betas[0] ** step)), p)
+    scale = v.div_(corrections[1]).sqrt_().add_(eps)
+    _store(p.float().mul_(decay).addcdiv_(m, scale, value=-rate / corrections[0]), p)
 
 
 def _store(value: torch.Tensor, target: torch.Tensor) -> None:
