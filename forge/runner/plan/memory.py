@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forge.config.schema import SftStage
 from forge.evalpool import capacity
+from forge.runner.plan.shape import PLAIN, QK_NORMS
 
 if TYPE_CHECKING:
     from forge.config.schema import GrpoStage, ModelTable, ProblemsTable, ServeTable
@@ -64,6 +65,10 @@ LAYERS = {
     "adapter": _Layer(2, 22, 16, 6, 8, 6),
 }
 """By the type of the trained weights. An adapter in f32 keeps its inputs too."""
+COMPILED = {"f32": {"hidden": 12, "inner": 6}, "bf16": {"hidden": 8, "inner": 6}}
+"""The same of compiled layers, where it differs: measured (SmolLM2-135M's shape, H200)."""
+QK_NORM = 6
+"""Bytes in `queries` and `keys` that a model without norms of them does not keep."""
 HIDDEN_GRADIENT, HEAD = 16, 28
 """Bytes a token and hidden value: gradients of a layer's backward pass; the output layer's."""
 
@@ -160,6 +165,10 @@ def _step_bytes(
     """Maximum of a forward and backward pass: at the output layer or in the last decoder layer.
     `num_kept` layers are not recomputed."""
     each, hidden, queries = LAYERS[kind], shape.hidden, shape.heads * shape.head_dim
+    if stage.compile:
+        each = each._replace(**COMPILED.get(kind, {}))
+    if shape.model_type in PLAIN - QK_NORMS:
+        each = each._replace(queries=each.queries - QK_NORM, keys=each.keys - QK_NORM)
     inner = max(shape.intermediate, shape.active_experts * shape.expert_intermediate)
     shares = stage.packing is True and not shape.is_mixture  # a shared prefix is computed once
     num_keys = (SFT_KEYS_PER_TOKEN if isinstance(stage, SftStage) else KEYS_PER_TOKEN) * shares
