@@ -134,10 +134,12 @@ def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", [said("a")])
     pairs = read_pairs(tmp_path, prompts=PROMPTS)
     assert [pair.messages[0].content for pair in pairs] == ["a", "b"]
-    (tmp_path / "dropped.jsonl").write_text('{"origin": "a:1"}')
     write_rows(tmp_path / "train.jsonl", [said("c")])
-    (pair,) = read_pairs(tmp_path, prompts=PROMPTS)
-    assert pair.messages[0].content == "c", "of a build's output its rows to train on"
+    for name in ("dropped.jsonl", "heldout.jsonl"):
+        (tmp_path / name).write_text('{"origin": "a:1"}')
+        (pair,) = read_pairs(tmp_path, prompts=PROMPTS)
+        assert pair.messages[0].content == "c", "of a build's output its rows to train on"
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize(

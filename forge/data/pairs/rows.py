@@ -124,9 +124,10 @@ def is_unicode(text: str) -> bool:
 
 
 def row_files(path: Path, *, key: str = KEY) -> list[Path]:
-    """A file of rows, or all below a directory; of a build's directory, the rows to train on.
-    Raises ConfigError, which names `key`."""
-    if (path / DROPPED).is_file() and (trained := sorted(path.glob("train.*"))):
+    """A file of rows, or all below a directory; of a build's directory, which has rows apart or a
+    list of those left out, the rows to train on. Raises ConfigError, which names `key`."""
+    is_made = (path / DROPPED).is_file() or any(path.glob("heldout.*"))
+    if is_made and (trained := sorted(path.glob("train.*"))):
         return trained[:1]
     if path.is_dir():
         files = sorted(path.rglob("*"))
