@@ -43,9 +43,7 @@ Protocol = Annotated[
 Baseline = Annotated[
     str | None, typer.Option(help="Baseline of speed-ups: eager, compile or both.")
 ]
-Samples = Annotated[
-    int | None, typer.Option(min=1, help="Answers to each problem at temperature 1.")
-]
+Samples = Annotated[int | None, typer.Option(min=1, help="Answers to each problem, sampled.")]
 Turns = Annotated[int | None, typer.Option(min=1, max=16, help="Turns of an answer.")]
 Greedy = Annotated[
     bool | None, typer.Option("--greedy/--no-greedy", help="One more answer at temperature 0.")

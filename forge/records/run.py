@@ -123,7 +123,7 @@ class Evaluation:
     """Sampled rollouts per problem, without greedy ones."""
     max_turns: int
     pass_at_1: float
-    """Share of correct first turns at temperature 1."""
+    """Share of correct sampled first turns."""
     ci_low: float
     """Lower end of the 95 % interval of pass_at_1, clustered by problem."""
     ci_high: float

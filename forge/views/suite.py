@@ -140,7 +140,7 @@ def _sampling(experiment: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]
         "seed": experiment["eval"].get("seed", experiment["seed"]),
         "samples": row["num_samples"],
         "turns": row["max_turns"],
-        "temperature": 1.0,
+        "temperature": experiment["eval"].get("temperature", 1.0),
         "has_greedy": row["pass_at_1_greedy"] is not None,
         "max_completion_tokens": experiment["rollout"]["max_completion_tokens"],
         "context_tokens": experiment["serve"]["context_tokens"],

@@ -145,7 +145,10 @@ class EvalTable(Table):
     """`[eval]`: measuring a policy on held-out problems."""
 
     samples: Positive = 4
-    """Rollouts per problem at temperature 1."""
+    """Rollouts per problem at `temperature`."""
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Sampling temperature of these. A small model that one unlikely token leads astray does better
+    below 1."""
     greedy: bool = True
     """One more rollout per problem at temperature 0."""
     max_turns: Annotated[int, Field(ge=1, le=16)] = 3

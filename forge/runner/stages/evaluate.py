@@ -73,15 +73,16 @@ class EvalSettings:
     """Settings of one evaluation."""
 
     samples: int
-    """Rollouts of each problem at temperature 1."""
+    """Rollouts of each problem at `temperature`."""
     greedy: bool
     """True for one more rollout at temperature 0."""
     max_turns: int
+    temperature: float = 1.0
 
     @classmethod
     def of(cls, table: EvalTable, stage: EvalStage) -> EvalSettings:
         """The stage's keys where it has them, otherwise those of `[eval]`."""
-        keys = {"samples", "greedy", "max_turns"}
+        keys = {"samples", "greedy", "max_turns", "temperature"}
         own = stage.model_dump(include=keys, exclude_none=True)
         return cls(**{**table.model_dump(include=keys), **own})
 
@@ -97,8 +98,7 @@ async def evaluate(
     show: bool,
     kept: Sequence[Group] = (),
 ) -> Evaluation:
-    """Play every problem `samples` times at temperature 1 and once greedily, and store the
-    evaluation.
+    """Play every problem `samples` times and, if asked, once greedily, and store the evaluation.
 
     Args:
         label: `eval-2`, or `grpo-3@5` for one between the steps of a grpo stage.
@@ -189,7 +189,7 @@ class Playing:
 def _rules_of(run: RunContext, settings: EvalSettings) -> list[Rules]:
     seed = run.experiment.eval.seed
     rules_of = partial(run.rules, max_turns=settings.max_turns, seed=seed)
-    rules = [rules_of(group_size=settings.samples, temperature=1.0)]
+    rules = [rules_of(group_size=settings.samples, temperature=settings.temperature)]
     if settings.greedy:
         rules.append(rules_of(group_size=1, temperature=0.0))
     return rules

@@ -60,7 +60,12 @@ class Midway:
         table = run.experiment.eval
         self._send, self._receive = anyio.create_memory_object_stream[int](1)
         self._problems = spread(run.problems_of(Split.HELDOUT), table.num_problems)
-        self._settings = EvalSettings(samples=1, greedy=False, max_turns=table.max_turns)
+        self._settings = EvalSettings(
+            samples=1,
+            greedy=False,
+            max_turns=table.max_turns,
+            temperature=table.temperature,
+        )
         self._asked = set(evaluated)
         self._done = anyio.Event()
 

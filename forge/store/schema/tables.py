@@ -222,7 +222,7 @@ CREATE TABLE evaluations (
     num_problems INTEGER NOT NULL,
     num_samples INTEGER NOT NULL,    -- sampled rollouts per problem
     max_turns INTEGER NOT NULL,
-    pass_at_1 REAL NOT NULL,         -- first turns, temperature 1
+    pass_at_1 REAL NOT NULL,         -- sampled first turns
     ci_low REAL NOT NULL,            -- 95 % interval, clustered by problem
     ci_high REAL NOT NULL,
     pass_at_k TEXT NOT NULL,         -- JSON: k to unbiased estimate

@@ -329,7 +329,7 @@ def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
         y_label="share of judged problems",
         names=tuple(label(row["stage"]) for row in evaluations),
         lines=tuple(line for line in lines if line.points), is_share=True,
-        note="pass@1: first turns at temperature 1, with the 95 % interval over problems. Greedy: "
+        note="pass@1: first turns, sampled, with the 95 % interval over problems. Greedy: "
         "first turns at temperature 0. Any turn: rollouts with a correct turn. Compiles: first "
         "turns whose own kernel launched.",
     )  # fmt: skip

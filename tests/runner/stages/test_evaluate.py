@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from forge.config.schema import EvalStage, Experiment, SftStage
+from forge.config.schema import EvalStage, EvalTable, Experiment, SftStage
 from forge.records import End, Event, Group, GroupStart, Message, Pair, Purpose, Status
 from forge.runner.stages import evaluate as module
 from forge.runner.stages.evaluate import (
@@ -78,13 +78,15 @@ async def test_an_evaluation_has_a_rollout_for_every_slot(
 
     async def play_group(*args: object, rules: Rules, **kwargs: object) -> None:
         nonlocal playing, most
+        assert rules.temperature == settings.temperature == 0.3
         playing += rules.group_size
         most = max(most, playing)
         await anyio.sleep(0.01)
         playing -= rules.group_size
 
     monkeypatch.setattr(module, "play_group", play_group)
-    settings = EvalSettings(samples=samples, greedy=False, max_turns=1)
+    table = EvalTable(samples=samples, greedy=False, max_turns=1, temperature=0.3)
+    settings = EvalSettings.of(table, EVAL)
     problems = [problem(number) for number in range(60)]
     result = await evaluate(run, problems, settings, label="eval-0", stage=0, step=0, show=False)
     assert result.detail["num_trained_problems"] == 2
