@@ -118,11 +118,11 @@ def write_status(paths: RunPaths, status: Mapping[str, Any]) -> None:
 
 
 def read_status(paths: RunPaths) -> dict[str, Any]:
-    """Content of STATUS.json; empty if there is none yet, or if it is not an object, as after a
-    power cut."""
+    """Content of STATUS.json; empty if there is none yet, if it cannot be read, or if it is not an
+    object, as after a power cut."""
     try:
         found: Any = json.loads(paths.status.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 

@@ -49,8 +49,11 @@ def test_lock_and_status_of_a_read_only_run_are_one_line_of_exit_3(tmp_path: Pat
     assert not list(tmp_path.glob(".STATUS*"))
 
 
-def test_a_status_that_a_power_cut_emptied_is_no_status(tmp_path: Path) -> None:
+def test_a_status_that_is_empty_or_cannot_be_read_is_no_status(tmp_path: Path) -> None:
     (tmp_path / "STATUS.json").write_text("")
+    assert read_status(RunPaths(tmp_path)) == {}
+    (tmp_path / "STATUS.json").unlink()
+    (tmp_path / "STATUS.json").mkdir()
     assert read_status(RunPaths(tmp_path)) == {}
 
 
