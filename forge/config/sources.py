@@ -86,7 +86,7 @@ PROJECT = Path("pyproject.toml")
 
 def _read(path: Path, *, place: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors write a mark before the text
     except FileNotFoundError:
         there = sorted(str(other) for other in path.parent.glob("*.toml") if other != PROJECT)
         own = path.parent / "experiments" / f"{path.stem}.toml"  # in a clone

@@ -16,9 +16,10 @@ from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
+from forge.config.schema.problems import MAX_CHAIN
 from forge.data.families import FAMILIES
 from forge.data.families.half import Dtype, in_dtype
-from forge.data.families.ops import MAX_CHAIN, OPS, Chain, chains
+from forge.data.families.ops import OPS, Chain, chains
 from forge.data.families.sizes import Scale, Sizes, grown, scale_of
 from forge.errors import ConfigError
 from forge.records import Problem, Split
@@ -168,7 +169,7 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
 
 def is_ample(table: ProblemsTable) -> bool:
     """True if the numbers alone show that no split is empty: drawing takes half a second."""
-    num_shown = sum(table.sft_by_level[:MAX_CHAIN])
+    num_shown = sum(table.sft_by_level)
     num_left = table.num_problems - table.num_reserved
     rarest = min(LEVEL_WEIGHTS.values()) * table.num_problems
     return NUM_CELLS <= table.num_reserved < rarest and 0 < num_shown < num_left

@@ -85,6 +85,10 @@ def test_a_wrong_value_gives_a_message_in_plain_english(tmp_path, line, expected
         (f"{MINIMAL}[[stage]]\nsteps = 3", 'x.toml:5: stage.1: missing kind; one of "sft"'),
         (f'{MINIMAL}[[stage]]\nkind = "gpro"', "x.toml:5: stage.1: found kind = "),
         (f'{MINIMAL}[[stage]]\nkind = "sft"\nsteps = 1', "x.toml:5: stage.1.learning_rate: miss"),
+        ('name = "x"\nmodel.path = ""\n[[stage]]\nkind = "eval"', "x.toml:2: model.path: found"),
+        (f"{MINIMAL}[problems]\nsft_by_level = [1,1,1,1,1]", "x.toml:6: problems.sft_by_level: "),
+        (f"{MINIMAL}[judge]\nworkers = 9999", "x.toml:6: judge.workers: found 9999; an integer"),
+        (f"{MINIMAL}[devices]\ngpus = 0", 'x.toml:6: devices.gpus: found 0; "auto", or a list'),
         (f"{MINIMAL}[store]\nkeep_tokens = 'last:0'", 'x.toml:6: store.keep_tokens: found "last'),
         (f"{MINIMAL}[serve]\nenv = {{ A = 1 }}", "x.toml:6: serve.env.A: found 1; a table of"),
         (
@@ -297,6 +301,11 @@ def test_extends_merges_files_and_each_mistake_names_its_own_file(tmp_path):
 )
 def test_a_mistake_in_extends_names_its_line(tmp_path, extends, expected):
     assert mistakes_of(write(tmp_path, f"\nextends = {extends}\n")) == [expected]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
+    assert load_experiment(tmp_path / "x.toml").name == "x"
 
 
 def test_a_missing_file_a_directory_and_a_binary_file_are_config_errors(tmp_path):

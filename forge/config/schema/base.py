@@ -38,6 +38,8 @@ class Table(BaseModel):
 
 PathValue = Annotated[Path, Field(strict=False)]
 Positive = Annotated[int, Field(ge=1)]
+NumProcesses = Annotated[int, Field(ge=1, le=1024)]
+"""Number of judges or engines; a plan has a line for each."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 NAME_RULE = Field(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
-from forge.config.schema.base import Positive, Table
+from forge.config.schema.base import NumProcesses, Table
 from forge.records.rules import POLICIES, PolicyName, join_rules
 
 JUDGE_URL = re.compile(r"https?://[^/\s]+|unix:/\S+")
@@ -27,7 +27,7 @@ RulesName = Literal[
 class JudgeTable(Table):
     """`[judge]`: compiling, checking and timing candidates."""
 
-    workers: Positive = 2
+    workers: NumProcesses = 2
     """Judges on a machine without GPUs; with GPUs there is one judge per GPU."""
     url: list[str] = Field(default_factory=list)
     """Addresses of "forge judge --serve" pools that replace local judges: http://HOST:PORT or

@@ -43,6 +43,8 @@ RowFormat = Literal[
 HUB_DATASET = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 """`owner/name`; anything else can only be a path."""
 
+MAX_CHAIN = 4
+"""Longest chain of operations in a generated problem; the level of a problem is its length."""
 MOST_HELDOUT = 64
 """Default number of held-out problems; of a directory or a file the most."""
 SHARED = "shared"
@@ -142,8 +144,11 @@ class ProblemsTable(SourceTable):
     allow_flagged: bool = False
     """Train on problems that "forge problems check" flags, instead of leaving them out; for source
     = "dir" or "file"."""
-    sft_by_level: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = Field(
-        default_factory=lambda: [200, 200, 100, 50]
+    sft_by_level: Annotated[
+        list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_CHAIN)
+    ] = Field(
+        default_factory=lambda: [200, 200, 100, 50],
+        json_schema_extra={"allowed": f"a list of 1 to {MAX_CHAIN} integers, 0 or more"},
     )
     """Generated problems with an answer in the SFT rows, by chain length: the first number is for
     length 1. GRPO uses the other problems."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.schema.base import PathValue, Positive, Table
+from forge.config.schema.base import NumProcesses, PathValue, Positive, Table
 
 SERVE_URL = re.compile(r"https?://[^/\s]+(/[^\s?#]*)?|unix:/\S+")
 
@@ -20,7 +20,9 @@ NumGpus = Annotated[int, Field(ge=0)] | Literal["auto"]
 class DevicesTable(Table):
     """`[devices]`: the GPUs of each role. Empty means CPU only."""
 
-    gpus: list[str] | Literal["auto"] | None = None
+    gpus: list[str] | Literal["auto"] | None = Field(
+        None, json_schema_extra={"allowed": '"auto", or a list of strings such as ["0", "1"]'}
+    )
     """GPUs of the run, by UUID or index; auto means all visible ones, absent means none."""
     train: NumGpus = 0
     """GPUs of the trainer. auto: chosen by the plan, which prints its reason."""
@@ -49,7 +51,7 @@ class ServeTable(Table):
     """Environment variable that holds the API key for url."""
     model_name: str | None = None
     """Name of the model at url; absent means the only one there."""
-    replicas: Positive = 1
+    replicas: NumProcesses = 1
     """Number of engine processes."""
     threads: Positive = 1
     """CPU threads per replica."""
@@ -106,7 +108,7 @@ class ClusterTable(Table):
     address: str | None = None
     """Ray cluster whose nodes work for the run: auto, if this machine is one of them, HOST:PORT of
     its head, or ray://HOST:PORT. Absent means this machine alone."""
-    judges: Annotated[int, Field(ge=0)] = 0
+    judges: Annotated[int, Field(ge=0, le=1024)] = 0
     """Judges on other nodes, which replace those of this machine. Those that find no room start
     when a node has some, or joins. 0: this machine judges."""
     judge_on: Literal["gpu", "cpu"] = "gpu"
@@ -125,7 +127,7 @@ class ClusterTable(Table):
     share_gpus: bool = False
     """A judge and an engine, or two of either, may have one GPU of a node together: each takes half
     of one from Ray, and an engine at most half of its memory."""
-    train_nodes: Annotated[int, Field(ge=0)] = 0
+    train_nodes: Annotated[int, Field(ge=0, le=1024)] = 0
     """Nodes that train together with this machine, each with as many ranks as it: devices.train
     GPUs, or a rank on the CPU."""
     train_labels: dict[str, str] = Field(default_factory=dict[str, str])

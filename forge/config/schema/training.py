@@ -79,7 +79,10 @@ class ModelTable(Table):
 
     init: Literal["tiny"] | None = None
     """Make a random model, with the sizes of [model.tiny], instead of loading one."""
-    path: str | None = None
+    path: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        json_schema_extra={"allowed": "a directory, RUN or RUN:STEP, a GGUF file or a hub name"},
+    )
     """Local directory, GGUF file or hub name of the model, or the directory of a run, "runs/x-1" or
     "runs/x-1:40": its newest weights or those of a step, with their adapter merged. Exactly one of
     init and path; neither with serve.url: the server is asked by messages, and forge needs no

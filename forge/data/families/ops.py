@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 Chain = tuple[str, ...]
 """Names of operations in order of application."""
 
-MAX_CHAIN = 4
-"""Longest chain; the level of a problem is its length."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
