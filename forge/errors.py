@@ -61,3 +61,11 @@ class Stopped(ForgeError):
     """The user stopped the run after a checkpoint. The message has the command that resumes it."""
 
     exit_code = 130
+
+
+def unwritable(what: str, error: OSError) -> ForgeError:
+    """The error for an output that the user named: the user's if no such path can be, else the
+    machine's."""
+    is_path = isinstance(error, FileNotFoundError | FileExistsError | NotADirectoryError)
+    kind = ConfigError if is_path or isinstance(error, IsADirectoryError) else MachineError
+    return kind(f"{what}: cannot be written: {error.strerror}")

@@ -65,17 +65,15 @@ class OutputFolder:
         """
         if (done := self._finished()) is not None:
             return done
-        with self._work() as work:
-            try:
+        try:
+            with self._work() as work:
                 manifest = {"key": self.key, **self.facts, **make(work)}
                 text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
                 write_whole(self.path / MANIFEST, text.encode())
-            except OSError as error:
-                said = error.strerror or error
-                raise MachineError(
-                    f"{self.name}: {self.path}: cannot be written: {said}"
-                ) from error
-            shutil.rmtree(work)
+                shutil.rmtree(work)
+        except OSError as error:
+            said = error.strerror or error
+            raise MachineError(f"{self.name}: {self.path}: cannot be written: {said}") from error
         return manifest
 
     def _finished(self) -> Mapping[str, Any] | None:

@@ -26,7 +26,7 @@ import anyio
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError, MachineError, unwritable
 from forge.runner.merging import PROMPT, export_job, run_child
 from forge.runner.plan.shape import model_type
 from forge.runner.weights.resume import find_weights
@@ -131,7 +131,7 @@ def _complete(out: Path) -> Generator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
     except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
+        raise unwritable(f"--out {out}", error) from error
     with folder as name:
         partial = Path(name, out.name)
         partial.mkdir()

@@ -9,12 +9,13 @@ occurs once as a first answer and once as a repaired one. The file is complete o
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, unwritable
 from forge.records import Message, Problem, Split, Status
 from forge.runner.prepare.prompt_facts import prompts_by_hash
 
@@ -100,8 +101,8 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
     """Writes the rows, one JSON object a line.
 
     Raises:
-        ConfigError: an unknown status, a number below 1, no answer to write, or a path that cannot
-            be written.
+        ConfigError: an unknown status, a number below 1, no answer to write, or no such path.
+        MachineError: the file cannot be written.
     """
     _check(wanted, out)
     _check_place(out, run=reader.paths.name)
@@ -109,7 +110,7 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
     problems: set[str] = set()
     num_rows = num_mended = 0
     prompts = prompts_by_hash(reader)
-    spare = out.with_name(f".{out.name}.partial")
+    spare = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with spare.open("w", encoding="utf-8") as file:
             for answer in _choose_answers(reader, wanted, left_out):
@@ -124,7 +125,7 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
             raise ConfigError(f"{run}: no {wanted.status} answer to write: {why}")
         spare.replace(out)
     except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
+        raise unwritable(f"--out {out}", error) from error
     finally:
         with suppress(OSError):  # its folder may not exist
             spare.unlink(missing_ok=True)

@@ -89,10 +89,15 @@ def export_job(weights: Weights, model: ModelTable) -> dict[str, Any]:
     }
 
 
+DISK_FULL = ("No space left on device", "os error 28")
+"""Words of Python and of safetensors in the log of a child that could not write."""
+
+
 async def run_child(module: str, job: dict[str, Any]) -> dict[str, Any]:
     """Run `python -m MODULE` with a config; returns the JSON of its result file.
 
     Raises:
+        MachineError: the disk is full.
         ChildDied: it ended without a result; the message has the last lines of its log.
         Stalled: it took longer than two hours.
     """
@@ -114,5 +119,8 @@ async def run_child(module: str, job: dict[str, Any]) -> dict[str, Any]:
             if scope.cancelled_caught:
                 raise child.stalled(asked="an exported model", silent_s=TIMEOUT_S)
             if not result.is_file():
-                raise child.died(doing="exporting the model")
+                died = child.died(doing="exporting the model")
+                if any(words in str(died) for words in DISK_FULL):
+                    raise MachineError(f"{job.get('out_dir') or job['path']}: the disk is full")
+                raise died
         return json.loads(result.read_text())

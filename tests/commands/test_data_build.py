@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -450,6 +451,17 @@ def test_two_builds_in_one_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another build is writing to it"):
         build(tmp_path, make_rows(1))
     os.close(lock)
+
+
+def test_a_disk_that_is_full_before_the_first_row_is_named_with_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("forge.commands.data_folder.write_whole", full)
+    with pytest.raises(MachineError, match="out: cannot be written: No space left"):
+        build(tmp_path, make_rows(1))
 
 
 def test_the_command_prints_steps_and_show_repeats_them(

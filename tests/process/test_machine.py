@@ -4,6 +4,8 @@ one that no run can live with is named before it starts.
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.errors import ConfigError, ForgeError, MachineError, unwritable
 from forge.process import machine
 from forge.process.machine import (
     HostMemory,
@@ -228,3 +231,18 @@ kept += [[] for _ in range(2 * COLLECT_AFTER)]
 assert passes and seen() is None
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, MachineError), (errno.EACCES, MachineError), (errno.EROFS, MachineError),
+        (errno.ENOENT, ConfigError), (errno.ENOTDIR, ConfigError), (errno.EISDIR, ConfigError),
+    ],
+)  # fmt: skip
+def test_an_output_is_the_users_mistake_only_if_no_such_path_can_be(
+    number: int, kind: type[ForgeError]
+) -> None:
+    found = unwritable("--out x", OSError(number, os.strerror(number)))
+    assert type(found) is kind
+    assert str(found) == f"--out x: cannot be written: {os.strerror(number)}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from forge.cli import run_command
 from forge.commands import export_model as exporting
 from forge.config.load import load_experiment
-from forge.errors import ConfigError, MachineError
+from forge.errors import ChildDied, ConfigError, MachineError
 from forge.records import Event, PolicyVersion
 from forge.runner import from_run, merging
 from forge.serve.weights import Weights
@@ -149,6 +151,19 @@ def test_a_run_is_the_model_of_the_next_with_its_adapter_merged_once(
     assert start(f"model.path={run.root}:4") == merged, "not merged again"
     with pytest.raises(ConfigError, match=r"toy-1:2: no weights .* there are: 4"):
         start(f"model.path={run.root}:2")
+
+
+def test_an_export_to_a_full_disk_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait() -> None: ...
+
+    @asynccontextmanager
+    async def open_child(spec: object) -> AsyncIterator[Any]:
+        died = ChildDied("export died: OSError: [Errno 28] No space left on device")
+        yield SimpleNamespace(wait=wait, died=lambda doing: died)
+
+    monkeypatch.setattr(merging, "open_child", open_child)
+    with pytest.raises(MachineError, match="out: the disk is full"):
+        anyio.run(merging.run_child, "forge.export", {"out_dir": "out"})
 
 
 def test_an_adapter_on_the_experts_of_a_mixture_is_merged(tiny_model: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import ConfigError, MachineError, pip_install
+from forge.errors import ConfigError, MachineError, pip_install, unwritable
 
 if TYPE_CHECKING:
     import pyarrow
@@ -78,8 +78,8 @@ def export(reader: RunReader, *, out: Path, tables: Sequence[str] = ()) -> list[
     """Writes the named tables to `out`, or all.
 
     Raises:
-        ConfigError: unknown table; `out` cannot be written or has a file of that name.
-        MachineError: pyarrow is missing.
+        ConfigError: unknown table; `out` is no folder or has a file of that name.
+        MachineError: pyarrow is missing, or a file cannot be written.
     """
     unknown = [name for name in tables if name not in TABLES]
     if unknown:
@@ -93,7 +93,7 @@ def export(reader: RunReader, *, out: Path, tables: Sequence[str] = ()) -> list[
         out.mkdir(parents=True, exist_ok=True)
         return [_export_table(reader, name, path) for name, path in files.items()]
     except OSError as error:
-        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
+        raise unwritable(f"--out {out}", error) from error
 
 
 def _export_table(reader: RunReader, name: str, path: Path) -> Exported:
