@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding
+from textual.drivers.linux_driver import LinuxDriver
 from textual.screen import Screen
 from textual.theme import ThemeProvider
 
@@ -64,6 +66,16 @@ ACTIONS = {
 """Method of the control client to its title and its effect."""
 
 
+class _Terminal(LinuxDriver):
+    """Input and output of the terminal. Bytes that are no UTF-8, as a paste may have, are
+    dropped; Textual's own reader ends the monitor with a traceback."""
+
+    def run_input_thread(self) -> None:
+        while True:
+            with suppress(UnicodeDecodeError):
+                return super().run_input_thread()
+
+
 class WatchApp(App[None]):
     """The monitor of one run."""
 
@@ -83,7 +95,7 @@ class WatchApp(App[None]):
     CSS_PATH = "app.tcss"
 
     def __init__(self, paths: RunPaths, *, clock: Callable[[], float] = time.time) -> None:
-        super().__init__()
+        super().__init__(driver_class=_Terminal)
         self._clock = clock
         self.watched = Watched(paths, clock=clock)
         self.first_mode = "run"

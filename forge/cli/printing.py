@@ -58,7 +58,9 @@ def print_rich(renderable: RenderableType) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
-        return Console(highlight=False).print(renderable)
+        console = Console(highlight=False)
+        console.width = console.width or PIPE_WIDTH  # 0 by COLUMNS=0, which prints nothing
+        return console.print(renderable)
     console = Console(width=PIPE_WIDTH, highlight=False)
     with console.capture() as printed:
         console.print(renderable)

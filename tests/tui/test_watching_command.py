@@ -53,11 +53,11 @@ def test_a_narrow_terminal_gets_the_run_and_q_ends_it_with_0(canned_run: RunPath
 )
 def test_an_ending_signal_restores_the_terminal(canned_run: RunPaths, number: signal.Signals):
     code, shown = in_terminal(
-        ["tui", str(canned_run.root)], columns=80, type_after={}, signal_after={
-            b"quickstart-1": number,
-        },
+        ["tui", str(canned_run.root)], columns=80, signal_after={b"quickstart-1": number},
+        type_after={b"\x1b[?1049h": b"\xff\xfe"},
     )  # fmt: skip
     assert code == 128 + number
+    assert b"UnicodeDecodeError" not in shown, "bytes that are no text are dropped"
     assert b"\x1b[?1049l" in shown, "the shell's own screen"
     assert b"\x1b[?1003l" in shown, "the mouse is not reported to the shell"
 

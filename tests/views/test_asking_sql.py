@@ -196,6 +196,13 @@ def test_no_cell_controls_the_terminal(evil: Path, form: str | None) -> None:
     assert "\x1b[2J" not in text
 
 
+def test_a_terminal_that_says_it_has_no_columns_gets_text(
+    evil: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "gnp.exe" in on_a_terminal(command("sql", str(evil), "SELECT completion FROM v_turns"))
+
+
 def test_a_file_gets_the_exact_text(evil: Path) -> None:
     query = "SELECT completion FROM v_turns"
     done = subprocess.run(
