@@ -89,8 +89,10 @@ def engine() -> Iterator[Cell]:
     yield cell(T.ENGINE, P.EVAL, F.TERM, *LIVES)
     for phase in (P.PLAYING, P.PUBLISHING):
         yield cell(T.ENGINE, phase, F.TERM, RESTARTED)
-    for phase in (P.EVAL, P.PLAYING, P.PUBLISHING):
+    yield cell(T.ENGINE, P.EVAL, F.STOP, *LIVES, STALLED)
+    for phase in (P.PLAYING, P.PUBLISHING):
         yield cell(T.ENGINE, phase, F.STOP, RESTARTED, STALLED)
+    for phase in (P.EVAL, P.PLAYING, P.PUBLISHING):
         yield cell(T.ENGINE, phase, F.SOCKET, *LIVES, DIED, STALLED)
         yield cell(T.ENGINE, phase, F.DESCRIPTORS, *LIVES, DIED, STALLED, MACHINE)
     for phase in (P.EVAL, P.PLAYING):
