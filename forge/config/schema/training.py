@@ -177,7 +177,7 @@ class TrainStage(Table):
     """Keep weights, gradients and optimizer state in host memory, on a GPU one block at a time.
     Needs 2 or more GPUs, which share them (fsdp2)."""
     compile: bool = False
-    """Compile the blocks with torch.compile, which takes minutes once: fewer, larger kernels for
+    """Compile the blocks with torch.compile, 20 s of the first step: fewer, larger kernels for
     small models."""
     save_every: Positive = 50
     """Steps between checkpoints; the last step always writes one."""

@@ -43,6 +43,9 @@ START_S = {"supervisor": 1.0, "replica": 1.5, "judge": 6.0, "trainer": 7.0, "tas
 GPU_START_S = 35.0
 """A trainer or a vLLM engine on a card: SFT of 50 steps at 49,000 tokens/s took 46 s with it
 (RESULTS, H200, 1b913676)."""
+COMPILE_S = 20.0
+"""Seconds by which the first step of a trainer that compiles its blocks is longer than the second:
+18 to 21 for SmolLM2-135M's shape (H200, 16 cores, 2026-11-29, a62cf4a0)."""
 
 JUDGE_NEW_S, JUDGE_GPU_S, JUDGE_FULL_S = 0.16, 0.087, 2.0
 """Wall seconds of a verdict on one card: each of another problem (471 in 76 s, RESULTS, H100,
@@ -141,6 +144,8 @@ def predict_phases(
         name, work, wall_s, cpu_s = f"{stage.kind}-{index}", _work(experiment, stage), None, None
         if shares and isinstance(stage, EvalStage):
             work += ", shared with training"
+        if not isinstance(stage, EvalStage) and stage.compile and placement.train:
+            work += f", the first step {COMPILE_S:.0f} s longer (compile)"
         try:
             (wall_s, cpu_s), basis = _stage(costs, stage), costs.basis
         except Unknown as error:
@@ -211,7 +216,7 @@ class _Costs:
         mfu *= MFU_MIXTURE if shape.is_mixture else MFU_ADAPTER if adapter else 1
         flops = (4 if adapter else 6) * shape.active_params * tokens
         peak = num_ranks(self.experiment, cards) * self._card(cards).flops
-        return _Spent(GPU_START_S + flops / (mfu * peak))
+        return _Spent(GPU_START_S + COMPILE_S * stage.compile + flops / (mfu * peak))
 
     @property
     def _shape(self) -> ModelShape:

@@ -11,7 +11,7 @@ import pytest
 
 from forge.config.load import load_experiment
 from forge.records import Event, Metrics
-from forge.runner.plan.duration import CARDS, MFU, share_of_peak
+from forge.runner.plan.duration import CARDS, COMPILE_S, MFU, share_of_peak
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.rates import FILE, record_rates
@@ -47,6 +47,18 @@ def test_a_model_of_135m_takes_as_long_as_it_was_measured_to(tmp_path: Path) -> 
     planned = plan_for("h200-from-scratch", "1xH200-141GB", tmp_path, *asked)
     # RESULTS, SmolLM2-135M on an H200, 2026-11-29, 1b913676: SFT of 50 x 64 rows in 46 s.
     assert 46 / 1.5 <= (planned.phases[1].wall_s or 0) <= 46 * 1.5
+
+
+def test_the_first_step_of_compiled_blocks_is_longer_on_cards_and_the_plan_says_so(
+    tmp_path: Path,
+) -> None:
+    slow, fast = (
+        plan_for("h200-from-scratch", "1xH200-141GB", tmp_path, f"stage.0.compile={key}").phases[1]
+        for key in ("true", "false")
+    )
+    assert (slow.wall_s or 0) - (fast.wall_s or 0) == pytest.approx(COMPILE_S)
+    assert f"{COMPILE_S:.0f} s longer" in slow.work
+    assert "longer" not in fast.work
 
 
 ELSEWHERE = ["serve.url=['http://box:1']", "serve.api_key_env=KEY"]
