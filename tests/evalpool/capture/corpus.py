@@ -298,7 +298,7 @@ class ModelNew(torch.nn.Module):
 )
 
 _add(
-    "cooperative_grid_clusters_and_options",
+    "launch_options",
     """
 @triton.jit(launch_metadata=lambda grid, kernel, args: {"name": kernel.name})
 def plain(x: tl.tensor, y, n: tl.int32, flag: "i1", BLOCK: tl.constexpr = 64):
@@ -317,8 +317,8 @@ class ModelNew(torch.nn.Module):
         with torch.cuda.device_of(x):
             plain[grid](x, y, x.numel(), True)
         plain[grid](x, y, x.numel(), True, num_warps=1, num_stages=1, maxnreg=64, debug=True)
-        plain[grid](x, y, x.numel(), False, launch_cooperative_grid=True, enable_fp_fusion=False)
-        plain[grid](x, y, x.numel(), True, num_ctas=2)
+        plain[grid](x, y, x.numel(), False, enable_fp_fusion=False, num_ctas=1)
+        plain[grid](x, y, x.numel(), True, launch_pdl=False)
         return y
 """,
     inputs=[[256]],

@@ -369,6 +369,11 @@ def test_weights_packed_at_the_first_call_move_to_init(tmp_path):
          "call", "Unsupported", 17, "CUDA streams or graphs"),
         (forward("return torch.cuda.make_graphed_callables(scaled, (x,))(x)"),
          "call", "Unsupported", 17, "CUDA streams or graphs"),
+        *[
+            (PLAIN.replace("BLOCK=64)", f"BLOCK=64, {one})") + "return scaled(x)",
+             "call", "Unsupported", 12, one.split("=")[0])
+            for one in ("num_ctas=2", "launch_cooperative_grid=True", "launch_pdl=True")
+        ],
         (forward("exit()"), "call", "SystemExit", 17, ""),
         (forward("return scaled(torch.zeros(3))"), "call", "ValueError", 12, "cpu tensor?"),
         (SCALE.replace("* factor", "* wrong") + PLAIN[len(SCALE) :] + "return scaled(x)",

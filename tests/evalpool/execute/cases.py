@@ -130,7 +130,7 @@ CONFIGURATIONS = (
 """BM, BN, BK, warps, stages; the last needs more shared memory than a card has."""
 
 
-def matmul(size: int = 2048, *, is_fixed: bool = False, num_ctas: int = 1) -> Case:
+def matmul(size: int = 2048, *, is_fixed: bool = False) -> Case:
     made = Made()
     a, b = made.input([size, size], "float16"), made.input([size, size], "float16")
     out = made.tensor([size, size], "float16")
@@ -138,7 +138,7 @@ def matmul(size: int = 2048, *, is_fixed: bool = False, num_ctas: int = 1) -> Ca
     alternatives = []
     for bm, bn, bk, warps, stages in CONFIGURATIONS:
         constants = {"BM": bm, "BN": bn, "BK": bk}
-        options = Options(num_warps=warps, num_stages=stages, num_ctas=num_ctas)
+        options = Options(num_warps=warps, num_stages=stages)
         kernel = made.kernel(
             kernels.matmul_kernel, types, constants, options=options, even=("M", "N", "K")
         )
@@ -157,7 +157,6 @@ def matmul(size: int = 2048, *, is_fixed: bool = False, num_ctas: int = 1) -> Ca
     def eager() -> None:
         kernels.matmul_kernel[grid](
             x, y, z, size, size, size, BM=128, BN=128, BK=64, num_warps=8, num_stages=3,
-            num_ctas=num_ctas,
         )  # fmt: skip
 
     return Case(

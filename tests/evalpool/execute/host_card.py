@@ -234,9 +234,6 @@ class HostDriver:
         if num_bytes > SHARED_BYTES:
             raise DriverError("cuFuncSetAttribute", 1, "INVALID_VALUE")
 
-    def allow_cluster(self, function: int, num_blocks: int) -> None:
-        pass
-
     def launch(self, function: int, config: Any, pointers: Any) -> None:
         work, types = _kernel(self.functions[function - 1])
         pairs = zip(pointers, types, strict=False)

@@ -43,11 +43,10 @@ def soon(seconds: float = 30.0) -> float:
 def binary(**facts: Any) -> Binary:
     """A binary of one small kernel, but for some facts."""
     usual: dict[str, Any] = {
-        "key": "0" * 64, "target": "cuda:90:32", "code": b"", "num_warps": 4, "num_ctas": 1,
-        "cluster_dims": (1, 1, 1), "global_scratch_bytes": 0, "global_scratch_alignment": 1,
+        "key": "0" * 64, "target": "cuda:90:32", "code": b"", "num_warps": 4,
+        "global_scratch_bytes": 0, "global_scratch_alignment": 1,
         "profile_scratch_bytes": 0, "profile_scratch_alignment": 1, "tensor_maps": (),
-        "tensor_memory": 0, "num_registers": 0, "num_spills": 0, "launch_cooperative_grid": False,
-        "launch_pdl": False,
+        "tensor_memory": 0, "num_registers": 0, "num_spills": 0,
     }  # fmt: skip
     return Binary(**usual | facts)
 

@@ -109,8 +109,6 @@ class Made:
         given = {
             "num_warps": chosen.num_warps,
             "num_stages": chosen.num_stages,
-            "num_ctas": chosen.num_ctas,
-            "launch_cooperative_grid": chosen.launch_cooperative_grid,
         }
         signature = dict(types) | dict.fromkeys(constants, "constexpr")
         names = list(function.arg_names)
@@ -167,8 +165,6 @@ def binary_of(compiled: Any) -> Binary:
         code=compiled.asm["cubin"],
         shared_bytes=meta.shared,
         num_warps=meta.num_warps,
-        num_ctas=meta.num_ctas,
-        cluster_dims=(meta.num_ctas, 1, 1),
         global_scratch_bytes=meta.global_scratch_size,
         global_scratch_alignment=meta.global_scratch_align,
         profile_scratch_bytes=meta.profile_scratch_size,
@@ -177,8 +173,6 @@ def binary_of(compiled: Any) -> Binary:
         tensor_memory=0,
         num_registers=0,
         num_spills=0,
-        launch_cooperative_grid=bool(meta.launch_cooperative_grid),
-        launch_pdl=bool(meta.launch_pdl),
     )
 
 

@@ -25,7 +25,7 @@ from forge.evalpool.judge.program.format import (
 )
 from tests.evalpool.execute.host_judge import binary
 
-BINARY = binary(name="kernel", shared_bytes=1024, num_warps=8, launch_pdl=True)
+BINARY = binary(name="kernel", shared_bytes=1024, num_warps=8)
 MAP = TensorMap(swizzle=3, elem_size=2, elem_type=6, block_size=(64, 32))
 DESCRIPTOR = Descriptor(tensor=1, shape=(128, 96), strides=(100, 1), block_shape=(64, 32))
 
@@ -152,27 +152,14 @@ def test_without_maps_a_descriptor_is_its_base_with_shape_and_strides() -> None:
     assert found.sizes() == (8, 8, 8, 8, 8, 1, 8, 8)
 
 
-def test_a_cluster_multiplies_the_grid_and_the_scratch() -> None:
-    binary = replace(BINARY, num_ctas=2, cluster_dims=(2, 1, 1), global_scratch_bytes=128)
+def test_scratch_is_for_each_instance() -> None:
+    binary = replace(BINARY, global_scratch_bytes=128)
     one = launch(grid=(3, 5, 1))
-    geometry = arguments.geometry(one, binary, is_first=False)
-    assert (geometry.grid, geometry.cluster) == ((6, 5, 1), (2, 1, 1))
-    assert (geometry.num_threads, geometry.shared_bytes) == (256, 1024)
-    assert arguments.scratch_bytes(one, binary) == 3 * 5 * 2 * 128
-
-
-def test_the_first_launch_overlaps_nothing() -> None:
-    first = arguments.geometry(launch(), BINARY, is_first=True)
-    later = arguments.geometry(launch(), BINARY, is_first=False)
-    assert (first.is_programmatic, later.is_programmatic) == (False, True)
-
-
-def test_a_grid_that_no_card_has_is_refused() -> None:
-    clustered = replace(BINARY, num_ctas=2)
-    with pytest.raises(BadLaunch, match="grid"):
-        arguments.geometry(launch(grid=(1 << 30, 1, 1)), clustered, is_first=True)
+    geometry = arguments.geometry(one, binary)
+    assert (geometry.grid, geometry.num_threads, geometry.shared_bytes) == ((3, 5, 1), 256, 1024)
+    assert arguments.scratch_bytes(one, binary) == 3 * 5 * 128
 
 
 def test_a_warp_of_an_amd_card_has_64_threads() -> None:
     binary = replace(BINARY, target="hip:gfx942:64")
-    assert arguments.geometry(launch(), binary, is_first=True).num_threads == 512
+    assert arguments.geometry(launch(), binary).num_threads == 512

@@ -27,7 +27,6 @@ from forge.evalpool.judge.program.format import (
     Choice,
     Launch,
     Op,
-    Options,
     Origin,
     Parameter,
     Program,
@@ -338,29 +337,3 @@ def test_an_address_counts_if_the_output_depends_on_it(value: str, kinds: list[s
     layout = one.sections.memory.layout
     assert [fault.kind for fault in one.forward().faults] == kinds
     assert one.sections.memory.layout is layout
-
-
-WAIT = "    tt.grid_dependency_wait\n"
-
-
-@pytest.mark.parametrize(("wait", "is_right"), [("", False), (WAIT, True)])
-def test_a_kernel_that_begins_early_waits_for_what_it_reads(wait: str, is_right: bool) -> None:
-    ttir = copy_kernel().ttir.replace("    %c64 =", f"{wait}    %c64 =")
-    early = replace(copy_kernel(), ttir=ttir, lines=(), options=Options(launch_pdl=True))
-    made = program(launch(256, target=2), launch(256, source=2), num_temporaries=2)
-    one = executor(replace(made, kernels=(early,)))
-    if is_right:
-        assert one.forward().faults == []
-    else:
-        with pytest.raises(ExecutionFailed, match="gdc_wait"):
-            one.forward()
-    apart = program(launch(256, target=2), launch(256), num_temporaries=1)
-    assert executor(replace(apart, kernels=(early,))).forward().faults == []
-
-
-def test_a_cooperative_launch_of_more_programs_than_a_card_holds_is_refused() -> None:
-    options = Options(launch_cooperative_grid=True, num_warps=32)
-    kernel = replace(copy_kernel(), options=options)
-    made = replace(program(launch(256, size=265 * 64)), kernels=(kernel,))
-    with pytest.raises(ExecutionFailed, match="cooperative"):
-        executor(made).forward()

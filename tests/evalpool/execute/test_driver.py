@@ -14,14 +14,9 @@ from forge.evalpool.judge.channel.gpu_library import MIN_ROCM
 from forge.evalpool.judge.execute.gpu.driver.calls import (
     NAMES,
     DriverError,
-    LaunchAttribute,
     Unsupported,
 )
 from forge.evalpool.judge.execute.gpu.driver.driver import (
-    CLUSTER,
-    CLUSTER_POLICY,
-    COOPERATIVE,
-    PROGRAMMATIC,
     Driver,
     Geometry,
     MapSpec,
@@ -70,33 +65,18 @@ def rocm(*lacking: str, **codes: int) -> tuple[Driver, Library]:
     return Driver("hip", library), library
 
 
-ROCM_6_3 = ("hipDrvLaunchKernelEx",)
-"""Symbols that it lacks: HIP 7.0.0 added this one, by its changelog."""
 GRID, BLOCK, SHARED, STREAM, FUNCTION = (2, 3, 4), (128, 1, 1), 99, 5, 7
 
 
-@pytest.mark.parametrize(
-    ("lacking", "options", "symbol"),
-    [
-        (ROCM_6_3, {}, "hipModuleLaunchKernel"),
-        ((), {}, "hipModuleLaunchKernel"),
-        (ROCM_6_3, {"is_programmatic": True}, "hipModuleLaunchKernel"),
-        (ROCM_6_3, {"is_cooperative": True}, "hipModuleLaunchCooperativeKernel"),
-        ((), {"cluster": (2, 1, 1)}, "hipDrvLaunchKernelEx"),
-    ],
-)
-def test_hip_launches_by_the_oldest_call_that_can(
-    lacking: tuple[str, ...], options: dict[str, Any], symbol: str
-) -> None:
-    driver, library = rocm(*lacking)
+def test_hip_launches_by_its_plain_call() -> None:
+    driver, library = rocm()
     driver.require_virtual_memory(0)
-    shape = Geometry(grid=GRID, num_threads=128, shared_bytes=SHARED, **options)
-    driver.launch(FUNCTION, launch_config(shape, stream=STREAM, kind="hip"), "arguments")
+    shape = Geometry(grid=GRID, num_threads=128, shared_bytes=SHARED)
+    driver.launch(FUNCTION, launch_config(shape, stream=STREAM), "arguments")
     ((asked, arguments),) = library.asked
-    assert asked == symbol
-    if symbol != "hipDrvLaunchKernelEx":
-        given = [getattr(one, "value", one) for one in arguments]
-        assert given == [FUNCTION, *GRID, *BLOCK, SHARED, STREAM, "arguments", None]
+    assert asked == "hipModuleLaunchKernel"
+    given = [getattr(one, "value", one) for one in arguments]
+    assert given == [FUNCTION, *GRID, *BLOCK, SHARED, STREAM, "arguments", None]
 
 
 def test_a_hip_driver_without_a_needed_call_is_refused_by_its_name() -> None:
@@ -104,10 +84,6 @@ def test_a_hip_driver_without_a_needed_call_is_refused_by_its_name() -> None:
     oldest = "{}.{}".format(*MIN_ROCM)
     with pytest.raises(Unsupported, match=rf"hipModuleLaunchKernel, hipMemCreate.*{oldest}"):
         driver.require_virtual_memory(0)
-    driver, _ = rocm(*ROCM_6_3)
-    driver.allow_cluster(FUNCTION, 1)
-    with pytest.raises(Unsupported, match="hipDrvLaunchKernelEx"):
-        driver.allow_cluster(FUNCTION, 2)
 
 
 def test_the_hip_library_is_the_one_that_torch_has_loaded(
@@ -185,28 +161,16 @@ def test_nothing_is_filled_or_copied_for_an_empty_range() -> None:
     assert library.asked == []
 
 
-def test_a_launch_has_the_attributes_of_its_geometry() -> None:
+def test_a_launch_has_its_geometry_and_no_attributes() -> None:
+    driver, library = cuda()
     plain = Geometry(grid=(2, 3, 4), num_threads=128, shared_bytes=99)
     config = launch_config(plain, stream=5)
     assert (list(config.grid), list(config.block)) == ([2, 3, 4], [128, 1, 1])
-    assert (config.shared_bytes, config.stream, config.num_attributes) == (99, 5, 0)
-    every = Geometry(
-        grid=(1, 1, 1),
-        num_threads=32,
-        shared_bytes=0,
-        cluster=(2, 1, 1),
-        is_cooperative=True,
-        is_programmatic=True,
-    )
-    config = launch_config(every, stream=0)
-    found = {one.number: list(one.value)[:3] for one in config.attributes[: config.num_attributes]}
-    assert found == {
-        PROGRAMMATIC: [1, 0, 0],
-        COOPERATIVE: [1, 0, 0],
-        CLUSTER: [2, 1, 1],
-        CLUSTER_POLICY: [1, 0, 0],
-    }
-    assert ctypes.sizeof(LaunchAttribute) == 72
+    assert (config.shared_bytes, config.stream) == (99, 5)
+    assert (config.attributes, config.num_attributes) == (None, 0)
+    assert ctypes.sizeof(config) == 56
+    driver.launch(FUNCTION, config, None)
+    assert [name for name, _ in library.asked] == ["cuLaunchKernelEx"]
 
 
 def test_a_tensor_map_lies_where_the_driver_takes_it() -> None:

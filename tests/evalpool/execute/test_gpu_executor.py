@@ -28,7 +28,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "softmax": cases.softmax,
     "norm with init": cases.norm,
     "matmul": lambda: cases.matmul(is_fixed=True),
-    "matmul in clusters": lambda: cases.matmul(is_fixed=True, num_ctas=2),
     "tensor maps of the host": cases.described,
     "tensor maps of the kernel": cases.described_there,
     "kernel then operation": cases.parts,

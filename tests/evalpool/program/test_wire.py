@@ -108,7 +108,6 @@ MISFITS: list[tuple[str, Any]] = [
     ("floats[1]: int where a finite float", lambda p: p["kernels"][0].update(floats=[0.1, 2])),
     ("kernels[0].options.num_warps: 3 is no power", lambda p: options(p, num_warps=3)),
     ("kernels[0].options: unknown key 'ptx_options'", lambda p: options(p, ptx_options="-o /x")),
-    ("options.cluster_dims: more than 16", lambda p: options(p, cluster_dims=[4, 4, 4])),
     ("kernels[0].parameters[2].type: 'i33'", lambda p: parameter(p, 2, "i33")),
     ("arguments[0]: p0: *fp64: a tensor of float32", lambda p: parameter(p, 0, "*fp64")),
     ("arguments[2]: p2: i1: 32 is outside 0 to 1", lambda p: parameter(p, 2, "i1")),

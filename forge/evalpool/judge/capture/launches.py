@@ -148,8 +148,8 @@ class CapturedKernel:
         sizes = [operator.index(size) for size in grid] + [1] * (3 - len(grid))
         if any(size < 0 for size in sizes) or len(sizes) != 3:
             raise ValueError(f"grid {tuple(grid)}: up to three sizes, none negative")
-        most = (limits.MAX_GRID[0] // self._kernel.options.num_ctas, *limits.MAX_GRID[1:])
-        if any(size > limit for size, limit in zip(sizes, most, strict=True)):
+        if any(size > limit for size, limit in zip(sizes, limits.MAX_GRID, strict=True)):
+            most = limits.MAX_GRID
             error = f"Triton Error [CUDA]: invalid argument: a card launches grids up to {most}"
             raise RuntimeError(f"{error}, not {tuple(sizes)}")
         pairs = zip(self._kinds(len(args)), args, strict=True)

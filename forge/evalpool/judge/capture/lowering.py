@@ -26,6 +26,13 @@ _USE = re.compile(r"#loc\d*")
 _LAST_USE = re.compile(r"loc\((#loc\d*)\)\s*$")
 REFUSED_OPTIONS = ("ptx_options", "ir_override")
 """Options that reach the assembler's command line or replace a stage of the compiler."""
+REFUSED_LAUNCHES: dict[str, Any] = {
+    "num_ctas": 1,
+    "cluster_dims": (1, 1, 1),
+    "launch_cooperative_grid": False,
+    "launch_pdl": False,
+}
+"""Options of clusters, cooperative launches and launches that overlap, with their only value."""
 SHOWN_OPTIONS = tuple(one.name for one in fields(Options))
 
 
@@ -267,11 +274,12 @@ def shown_options(options: Any) -> Options:
     for name in REFUSED_OPTIONS:
         if getattr(options, name, None):
             raise Unsupported(f"the launch option {name}: leave it out")
+    for name, only in REFUSED_LAUNCHES.items():
+        given = getattr(options, name, None) or only
+        if (tuple(given) if isinstance(only, tuple) else given) != only:
+            raise Unsupported(f"the launch option {name} cannot be judged: leave it out")
     names = [name for name in SHOWN_OPTIONS if hasattr(options, name)]
-    values = {name: getattr(options, name) for name in names}
-    if values.get("cluster_dims") is not None:
-        values["cluster_dims"] = tuple(values["cluster_dims"])
-    return Options(**values)
+    return Options(**{name: getattr(options, name) for name in names})
 
 
 def parameters(signature: dict[str, Any]) -> list[Parameter]:

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Kernel, Options
 
 _TARGET = re.compile(r"(cuda):(\d{2,3}):(\d+)|(hip):(gfx[0-9a-f]{3,4}):(\d+)")
-MAX_CLUSTER = 16
 PTX_VERSION = 86
 """For the allocation of shared memory alone: it asks no ptxas."""
 BOUNDS = {
     "num_warps": (1, 2, 4, 8, 16, 32),
-    "num_ctas": (1, 2, 4, 8, 16),
     "num_stages": range(17),
     "maxnreg": (None, *range(16, 257)),
     "default_dot_input_precision": ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"),
@@ -37,8 +35,6 @@ BOUNDS = {
     "matrix_instr_nonkdim": (0, 4, 16, 32),
     "kpack": (1, 2),
     "enable_fp_fusion": (False, True),
-    "launch_cooperative_grid": (False, True),
-    "launch_pdl": (False, True),
 }
 """The values that each option may have."""
 
@@ -82,9 +78,6 @@ def check_options(options: Options) -> None:
         value = getattr(options, name)
         if not any(type(one) is type(value) and one == value for one in (allowed)):
             raise Refused("", f"option {name} is {value!r}")
-    sizes = options.cluster_dims
-    if len(sizes) != 3 or any(type(one) is not int or not 1 <= one <= MAX_CLUSTER for one in sizes):
-        raise Refused("", f"option cluster_dims is {sizes!r}")
 
 
 def parse_options(target: Target, options: Options) -> Any:
@@ -96,7 +89,6 @@ def parse_options(target: Target, options: Options) -> Any:
     check_options(options)
     given: Mapping[str, Any] = {
         **{name: getattr(options, name) for name in BOUNDS},
-        "cluster_dims": options.cluster_dims,
         "debug": False,
         "sanitize_overflow": False,
     }
@@ -159,9 +151,6 @@ def _staged(
 
 
 def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, key: str) -> Binary:
-    x, y, z = facts.get("cluster_dims") or (1, 1, 1)
-    if x * y * z == 1:  # Triton 3.6 and later have no such option: a cluster is its blocks in a row
-        x = facts["num_ctas"]
     elf = read_elf(code)
     return Binary(
         key=key,
@@ -170,8 +159,6 @@ def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, 
         code=code,
         shared_bytes=facts.get("shared") or 0,
         num_warps=facts["num_warps"],
-        num_ctas=facts["num_ctas"],
-        cluster_dims=(x, y, z),
         global_scratch_bytes=facts.get("global_scratch_size") or 0,
         global_scratch_alignment=facts.get("global_scratch_align") or 1,
         profile_scratch_bytes=facts.get("profile_scratch_size") or 0,
@@ -180,8 +167,6 @@ def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, 
         tensor_memory=facts.get("tmem_size") or 0,
         num_registers=elf.num_registers,
         num_spills=elf.num_spills,
-        launch_cooperative_grid=kernel.options.launch_cooperative_grid,
-        launch_pdl=kernel.options.launch_pdl,
     )
 
 

@@ -9,7 +9,6 @@ Also here: resources of each architecture that a launch would be refused for, kn
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -83,10 +82,8 @@ class Binary:
     """Dynamic shared memory of a launch."""
     num_warps: int
     """Warps of a launch, more than the option where warps are specialised."""
-    num_ctas: int
-    cluster_dims: tuple[int, int, int]
     global_scratch_bytes: int
-    """For each program instance (cluster); the launch passes a pointer to the whole."""
+    """For each program instance; the launch passes a pointer to the whole."""
     global_scratch_alignment: int
     profile_scratch_bytes: int
     profile_scratch_alignment: int
@@ -99,8 +96,6 @@ class Binary:
     """For each thread."""
     num_spills: int
     """Local memory of a thread in 32-bit words, as Triton counts spills."""
-    launch_cooperative_grid: bool
-    launch_pdl: bool
 
     def header(self) -> dict[str, Any]:
         """Returns all fields but `code`, as JSON takes them."""
@@ -121,9 +116,6 @@ def parse_binary(header: Header, code: bytes) -> Binary:
         raise InvalidBinary(f"code has {len(code)} bytes of at most {MAX_CODE_BYTES}")
     if set(header) != {one.name for one in fields(Binary)} - {"code"}:
         raise InvalidBinary(f"fields {sorted(header)}")
-    cluster = _integers(header, "cluster_dims", most=64)
-    if len(cluster) != 3 or math.prod(cluster) not in range(1, 17):
-        raise InvalidBinary(f"cluster_dims {cluster}")
     return Binary(
         key=_text(header, "key", re.compile(r"[0-9a-f]{64}")),
         target=_text(header, "target", re.compile(r"[a-z]+:[a-z0-9]+:\d+")),
@@ -131,8 +123,6 @@ def parse_binary(header: Header, code: bytes) -> Binary:
         code=code,
         shared_bytes=_integer(header, "shared_bytes", most=1 << 20),
         num_warps=_integer(header, "num_warps", least=1, most=64),
-        num_ctas=_integer(header, "num_ctas", least=1, most=16),
-        cluster_dims=(cluster[0], cluster[1], cluster[2]),
         global_scratch_bytes=_integer(header, "global_scratch_bytes", most=MAX_SCRATCH_BYTES),
         global_scratch_alignment=_integer(header, "global_scratch_alignment", least=1, most=4096),
         profile_scratch_bytes=_integer(header, "profile_scratch_bytes", most=MAX_SCRATCH_BYTES),
@@ -141,8 +131,6 @@ def parse_binary(header: Header, code: bytes) -> Binary:
         tensor_memory=_integer(header, "tensor_memory", most=512),
         num_registers=_integer(header, "num_registers", most=1024),
         num_spills=_integer(header, "num_spills", most=1 << 20),
-        launch_cooperative_grid=_boolean(header, "launch_cooperative_grid"),
-        launch_pdl=_boolean(header, "launch_pdl"),
     )
 
 

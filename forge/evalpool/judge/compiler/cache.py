@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Version of key and file: raised when `Binary`, the closed list or a stage's options change."""
 MAX_DISK_BYTES = 2 << 30
 """About 50,000 kernels."""

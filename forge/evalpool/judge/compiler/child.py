@@ -77,7 +77,7 @@ def answer(request: dict[str, Any], memory: mmap.mmap) -> tuple[Kind, dict[str, 
     kernel = Kernel(
         name=request["name"],
         ttir=text,
-        options=_options(request["options"]),
+        options=Options(**request["options"]),
         parameters=tuple(Parameter(name=one[0], type=one[1]) for one in request["parameters"]),
     )
     with _Words() as words:
@@ -119,11 +119,6 @@ def _failure(error: Exception, kernel: Kernel, words: str) -> Failure:
     return Failure(
         kind=FailureKind.COMPILE_ERROR, message=message, text_line=int(found[1]) if found else 0
     )
-
-
-def _options(fields: dict[str, Any]) -> Options:
-    fields["cluster_dims"] = tuple(fields["cluster_dims"])
-    return Options(**fields)
 
 
 class _Words:

@@ -316,15 +316,8 @@ def _binary(
     if type(size) is not int or not 0 <= size <= len(room) or not isinstance(header, dict):
         raise InvalidBinary("no header, or no size")
     binary = parse_binary(cast("dict[str, Any]", header), room[:size])
-    options = kernel.options
     if (binary.key, binary.target, binary.name) != (key, target, kernel.name):
         raise InvalidBinary(f"{binary.name} for {binary.target}, expected {kernel.name}")
-    if (binary.num_ctas, binary.launch_cooperative_grid, binary.launch_pdl) != (
-        options.num_ctas,
-        options.launch_cooperative_grid,
-        options.launch_pdl,
-    ):
-        raise InvalidBinary("launch options that are not the kernel's")
     elf = check_code(binary.code, name=kernel.name, backend=target.split(":")[0])
     if target.startswith("cuda") and (elf.num_registers, elf.num_spills) != (
         binary.num_registers,

@@ -42,7 +42,7 @@ STRUCTURE = (
     | _qualified(
         "tt",
         "func call return reduce.return scan.return map_elementwise.return get_program_id "
-        "get_num_programs grid_dependency_wait grid_dependency_launch_dependents",
+        "get_num_programs",
     )
     | _qualified("scf", "for while if yield condition")
     | _qualified("cf", "br cond_br switch")

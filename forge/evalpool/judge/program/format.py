@@ -137,11 +137,7 @@ class Options:
 
     num_warps: int = 4
     num_stages: int = 3
-    num_ctas: int = 1
     maxnreg: int | None = None
-    cluster_dims: tuple[int, int, int] = (1, 1, 1)
-    launch_cooperative_grid: bool = False
-    launch_pdl: bool = False
     default_dot_input_precision: str = "tf32"
     enable_fp_fusion: bool = True
     max_num_imprecise_acc_default: int | None = None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
-from forge.evalpool.judge.execute.dependent import EARLY_WORDS, Unfinished
 from forge.evalpool.judge.execute.stores import line_of, stores_to
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Launch, Op, Section
@@ -26,7 +25,6 @@ from forge.evalpool.judge.program.walk import op_bytes, variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.lookups import Lookups, lookups_of
-from forge.evalpool.judge.ttir.plan.planner import ModulePlan
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
 from forge.evalpool.judge.ttir.verify import Use, operations_of, uses_of, verify
 from forge.evalpool.judge.wide.patterns import VALUE
@@ -142,32 +140,6 @@ def _read_all(program: Program, *, finding: Report) -> list[Text]:
             detail = f"kernel {kernel.name}: {error}"
             raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
     return [known[kernel.ttir] for kernel in program.kernels]
-
-
-def require_waits(program: Program, *, code: str, finding: Report) -> None:
-    """Holds kernels that may begin early (`launch_pdl`) to a wait for what they use.
-
-    Raises:
-        Decided: a race.
-    """
-    if not any(kernel.options.launch_pdl for kernel in program.kernels):
-        return
-    plans: dict[str, ModulePlan] = {}
-    for nodes in variants(program):
-        for section in Section:
-            unfinished = Unfinished(program)
-            for placed in nodes:
-                if placed.section is not section:
-                    continue
-                if not isinstance(placed.node, Launch):
-                    unfinished.pass_by(placed.node)
-                    continue
-                ttir = program.kernels[placed.node.kernel].ttir
-                if ttir not in plans:
-                    plans[ttir] = ModulePlan(_module(ttir))
-                if not unfinished.begin(placed.node, plans[ttir]):
-                    detail = at_line(code, placed.node.line or None, EARLY_WORDS)
-                    raise Decided(finding(Status.WRONG, Reason.RACE, detail))
 
 
 def require_work(

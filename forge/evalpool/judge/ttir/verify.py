@@ -83,16 +83,13 @@ def _operations(block: BasicBlock) -> Iterator[Operation]:
                 yield from _operations(nested)
 
 
-def uses_of(module: Module, name: str, *, until: int | None = None) -> tuple[Use | None, ...]:
+def uses_of(module: Module, name: str) -> tuple[Use | None, ...]:
     """How a kernel accesses memory through each argument; None for arguments without address.
 
     A pointer that may come from several arguments counts for each of them. An address that is
     read from memory counts for none. Raises InvalidModule for a function that calls itself.
-
-    Args:
-        until: index of the operation of the kernel before which accesses count; None for all.
     """
-    return _Summary(module).of(name, until=until)
+    return _Summary(module).of(name)
 
 
 class _Summary:
@@ -101,7 +98,7 @@ class _Summary:
         self.known: dict[str, tuple[Use | None, ...] | None] = {}
         """None for a function whose calls are being read."""
 
-    def of(self, name: str, *, until: int | None = None) -> tuple[Use | None, ...]:
+    def of(self, name: str) -> tuple[Use | None, ...]:
         found = self.known.get(name)
         if found is not None:
             return found
@@ -115,8 +112,7 @@ class _Summary:
         )
         accessed: dict[int, Use] = {}
         for operation in operations_of(function):
-            if until is None or operation.index < until:
-                self._note(operation, accessed)
+            self._note(operation, accessed)
         sources = addresses_of(function)
         for value, use in accessed.items():
             for place in sources.get(value, ()):

@@ -111,14 +111,8 @@ class Launches:
     def _num_resident(self, node: Launch) -> int:
         """Instances of a launch that the assumed card holds at once, if their threads are the only
         limit."""
-        options = self.program.kernels[node.kernel].options
-        num_threads = WARP * options.num_warps
-        num_blocks = NUM_SMS * min(THREADS_OF_SM // num_threads, BLOCKS_OF_SM)
-        found = max(1, num_blocks // options.num_ctas)
-        if options.launch_cooperative_grid and math.prod(node.grid) > found:
-            words = f"a cooperative launch of {math.prod(node.grid)} programs; a card holds {found}"
-            raise Unsupported(words)
-        return found
+        num_threads = WARP * self.program.kernels[node.kernel].options.num_warps
+        return max(1, NUM_SMS * min(THREADS_OF_SM // num_threads, BLOCKS_OF_SM))
 
     def _argument(self, argument: LaunchArgument) -> Argument:
         if isinstance(argument, TensorUse):

@@ -21,7 +21,6 @@ from forge.evalpool.judge.execute.cpu.memory import (
     put_back,
 )
 from forge.evalpool.judge.execute.cpu.nodes import Launches, run_operation
-from forge.evalpool.judge.execute.dependent import EARLY_WORDS, Unfinished
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program.format import Launch, Op, Origin, Section, Value
 from forge.evalpool.judge.program.walk import places
@@ -138,14 +137,10 @@ class Sections:
         self, nodes: Sequence[Node], outcome: Outcome, conditions: Conditions
     ) -> list[Suspicion]:
         suspicions: list[Suspicion] = []
-        unfinished = Unfinished(self.program)
         for node in chosen_nodes(nodes, turn=self.terms.turn, shift=self.terms.shift):
             if isinstance(node, Launch):
-                if not unfinished.begin(node, self.launches.plan(node)):
-                    raise ExecutionFailed("unsupported", EARLY_WORDS, line=node.line)
                 suspicions += self.launches.run(node, outcome, conditions)
             elif isinstance(node, Op):
-                unfinished.pass_by(node)
                 suspicions += run_operation(node, self.tensors)
             elif isinstance(node, Value):
                 self._check_value(node)

@@ -34,9 +34,6 @@ HOST_TYPES = {8: 10, 9: 8, 10: 9}
 """Triton numbers the element types of a tensor map otherwise on the device than the driver does."""
 
 
-MAX_GRID_X = 2**31 - 1
-
-
 class BadLaunch(Exception):
     """A launch whose arguments do not fit its kernel."""
 
@@ -119,22 +116,12 @@ def finish(packed: Packed, sizes: Sequence[int] | None) -> None:
     packed.pointers = (ctypes.c_void_p * max(len(at), 1))(*at)
 
 
-def geometry(launch: Launch, binary: Binary, *, is_first: bool) -> Geometry:
-    """Geometry of a launch. Its first one in a section never overlaps what comes before it.
-
-    Raises BadLaunch for a grid that no card has.
-    """
-    x, y, z = launch.grid
-    grid = (x * binary.num_ctas, y, z)
-    if grid[0] > MAX_GRID_X:
-        raise BadLaunch(f"a grid of {launch.grid} in clusters of {binary.num_ctas} blocks")
+def geometry(launch: Launch, binary: Binary) -> Geometry:
+    """Geometry of a launch."""
     return Geometry(
-        grid=grid,
+        grid=launch.grid,
         num_threads=binary.num_warps * warp_size(binary.target),
         shared_bytes=binary.shared_bytes,
-        cluster=binary.cluster_dims,
-        is_cooperative=binary.launch_cooperative_grid,
-        is_programmatic=binary.launch_pdl and not is_first,
     )
 
 
@@ -146,7 +133,7 @@ def warp_size(target: str) -> int:
 def scratch_bytes(launch: Launch, binary: Binary) -> int:
     """Bytes of global scratch that a launch needs."""
     x, y, z = launch.grid
-    return x * y * z * binary.num_ctas * binary.global_scratch_bytes
+    return x * y * z * binary.global_scratch_bytes
 
 
 def scalar(parameter: Parameter, value: Any) -> Any:

@@ -6,7 +6,6 @@ the driver, operations by torch. Everything that a launch needs but addresses is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from forge.evalpool.judge.compiler.binary import Binary, Failure
 from forge.evalpool.judge.execute.default_type import default_float
 from forge.evalpool.judge.execute.gpu import arguments, operations
 from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
-from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, LaunchConfig, Unsupported
+from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, LaunchConfig
 from forge.evalpool.judge.execute.gpu.driver.driver import launch_config
 from forge.evalpool.judge.execute.gpu.operations import UnknownOperation
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places
@@ -312,22 +311,16 @@ class Loaded:
             self._modules.append(module)
             function = self.driver.function(module, binary.name)
             self.driver.allow_shared(function, binary.shared_bytes)
-            self.driver.allow_cluster(function, math.prod(binary.cluster_dims))
-        except (DriverError, Unsupported) as error:
-            if isinstance(error, DriverError) and error.is_fault:
+        except DriverError as error:
+            if error.is_fault:
                 raise
             return 0, binary, str(error)
         return function, binary, ""
 
     def _steps(self, nodes: Sequence[Node]) -> list[Step]:
-        steps: list[Step] = []
-        is_first = True
-        for node in nodes:
-            steps.append(self._step(node, is_first=is_first))
-            is_first = is_first and not isinstance(node, Launch)
-        return steps
+        return [self._step(node) for node in nodes]
 
-    def _step(self, node: Node, *, is_first: bool) -> Step:
+    def _step(self, node: Node) -> Step:
         self._num_steps += 1
         step = Step(number=self._num_steps, node=node)
         if isinstance(node, Choice):
@@ -338,20 +331,19 @@ class Loaded:
             raise CannotRun("operation", wrong, line=node.line)
         if isinstance(node, Launch):
             try:
-                self._prepare(step, node, is_first=is_first)
+                self._prepare(step, node)
             except BadLaunch as error:
                 raise CannotRun("launch", str(error), line=node.line) from error
         return step
 
-    def _prepare(self, step: Step, launch: Launch, *, is_first: bool) -> None:
+    def _prepare(self, step: Step, launch: Launch) -> None:
         step.function, binary, step.failure = self._kernels[launch.kernel]
         step.kernel = self.program.kernels[launch.kernel].name
         if binary is None or step.failure:
             return
         step.packed = arguments.pack(self.program, launch, binary)
         arguments.finish(step.packed, self.driver.parameter_sizes(step.function))
-        shape = arguments.geometry(launch, binary, is_first=is_first)
-        step.config = launch_config(shape, stream=self.card.stream, kind=self.driver.kind)
+        step.config = launch_config(arguments.geometry(launch, binary), stream=self.card.stream)
         if num_bytes := arguments.scratch_bytes(launch, binary):
             step.scratch = len(self._scratch)
             self._scratch.append(num_bytes)

@@ -116,9 +116,7 @@ def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def check_kernel(kernel: Kernel, path: str) -> None:
-    """Options within their bounds; parameters with distinct names."""
-    if math.prod(kernel.options.cluster_dims) > 16:
-        fail(f"{path}.options.cluster_dims", "more than 16 blocks")
+    """Parameters with distinct names."""
     names = [parameter.name for parameter in kernel.parameters]
     if len(set(names)) != len(names):
         fail(f"{path}.parameters", "two of one name")

@@ -131,11 +131,7 @@ def read_options(at: Reader) -> Options:
     return Options(
         num_warps=read_power_of_two(of["num_warps"], 64),
         num_stages=of["num_stages"].integer(0, 32),
-        num_ctas=read_power_of_two(of["num_ctas"], 16),
         maxnreg=read_optional(of["maxnreg"], 8, 255),
-        cluster_dims=read_triple(of["cluster_dims"], (16, 16, 16)),
-        launch_cooperative_grid=of["launch_cooperative_grid"].flag(),
-        launch_pdl=of["launch_pdl"].flag(),
         default_dot_input_precision=of["default_dot_input_precision"].text(pattern=PRECISION),
         enable_fp_fusion=of["enable_fp_fusion"].flag(),
         max_num_imprecise_acc_default=read_optional(
@@ -161,7 +157,7 @@ def read_optional(at: Reader, low: int, high: int) -> int | None:
 
 
 def read_triple(at: Reader, high: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Three integers from 1 to those of `high`: a grid or cluster."""
+    """Three integers from 1 to those of `high`: a grid."""
     items = at.items(3)
     if len(items) != 3:
         at.fail(f"{len(items)} elements where 3 must be")

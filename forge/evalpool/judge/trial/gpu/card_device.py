@@ -36,7 +36,7 @@ from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
 from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
 from forge.evalpool.judge.trial.judgement import Narrowed
 from forge.evalpool.judge.trial.programs import needed_kernels
-from forge.evalpool.judge.trial.structure import accesses_of, require_waits
+from forge.evalpool.judge.trial.structure import accesses_of
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, STATEFUL_WORDS, Decided
 from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
 from forge.records.reason import Reason, Status
@@ -167,8 +167,7 @@ class CardDevice:
         return finding.reason in ENDS_WIDE and not self.is_doubtful(finding)
 
     def require_able(self, program: Program) -> None:
-        """Raises Decided for a program whose kernels begin before what they use is there."""
-        require_waits(program, code=self.programs.code, finding=self.programs.report)
+        """Nothing: whether a card can run a program is known when it is compiled."""
 
     def settle(self, require_first_call: Callable[[], None]) -> None:
         """Compiles the first program in its own types, and captures it with the winners of its

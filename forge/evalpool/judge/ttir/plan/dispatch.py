@@ -59,12 +59,7 @@ if TYPE_CHECKING:
 
 PLANS = 64
 """Modules whose plans are kept."""
-IGNORED = frozenset(
-    {
-        *("tt.print", "gpu.barrier", "ttg.barrier"),
-        *("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"),
-    }
-)
+IGNORED = frozenset({"tt.print", "gpu.barrier", "ttg.barrier"})
 """Operations without an effect on values. Instances have no threads that a barrier could order."""
 
 

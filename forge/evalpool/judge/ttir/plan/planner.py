@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.program.inline_assembly import WHOLE
 from forge.evalpool.judge.ttir.memory.conflicts import may_synchronise, pass_barrier
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.tree import (
@@ -46,7 +45,6 @@ ControlStep: TypeAlias = Callable[[Environment, "Group"], Run]
 StepOf: TypeAlias = Callable[["Operation", "Planner"], tuple["Step | ControlStep | None", bool]]
 
 SPINS = frozenset({"tt.atomic_cas", "tt.atomic_rmw", "tt.atomic_load", "tt.atomic_poll"})
-WAITS = frozenset(one for one in WHOLE if one.startswith("griddepcontrol.wait"))
 """Inline assembly of Triton 3.6 that waits for the kernel before."""
 
 
@@ -99,12 +97,6 @@ class ModulePlan:
         if name not in self._uses:
             self._uses[name] = uses_of(self.module, name)
         return self._uses[name]
-
-    def uses_before_wait(self, name: str) -> tuple[Use | None, ...]:
-        """The same, of accesses that a kernel makes before it has waited for the one before."""
-        first = self.module.functions[name].body.blocks[0].operations
-        waits = (one.index for one in first if _waits_for_grid(one))
-        return uses_of(self.module, name, until=next(waits, None))
 
 
 class Planner:
@@ -160,12 +152,6 @@ class Planner:
             self.module.ordering = operation
         if self.module.revealing is None and _reveals(operation):
             self.module.revealing = operation
-
-
-def _waits_for_grid(operation: Operation) -> bool:
-    """True if a kernel launched with `launch_pdl` waits here for the one before."""
-    is_wait = operation.name == "tt.grid_dependency_wait"
-    return is_wait or operation.attributes.get("asm_string") in WAITS
 
 
 def _reveals(operation: Operation) -> bool:

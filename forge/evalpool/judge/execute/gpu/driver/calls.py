@@ -20,8 +20,7 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "function_cache": ("cuFuncSetCacheConfig", ""),
     "function_set": ("cuFuncSetAttribute", ""),
     "function_parameter": ("cuFuncGetParamInfo", ""),
-    "launch": ("cuLaunchKernelEx", "hipDrvLaunchKernelEx"),
-    "launch_cooperative": ("", "hipModuleLaunchCooperativeKernel"),
+    "launch": ("cuLaunchKernelEx", ""),
     "launch_plain": ("", "hipModuleLaunchKernel"),
     "memory_access": ("cuMemSetAccess", "hipMemSetAccess"),
     "memory_copy": ("cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync"),
@@ -47,10 +46,9 @@ NAMES: Mapping[str, tuple[str, str]] = {
 """Symbol of each call in CUDA's library and in HIP's; empty where a driver has none."""
 NOT_ALWAYS: Mapping[str, frozenset[str]] = {
     "cuda": frozenset({"error_name", "function_parameter", "persisting_reset"}),
-    "hip": frozenset({"launch", "launch_cooperative"}),
+    "hip": frozenset(),
 }
-"""Calls that a driver may lack: all that is lost are better messages and checks, or on HIP clusters
-(`hipDrvLaunchKernelEx` came with ROCm 7.0) and cooperative launches."""
+"""Calls that a driver may lack: all that is lost are better messages and checks."""
 OUT_OF_MEMORY: Final = 2
 FAULTS: Final = frozenset({214, 700, 702, 709, 710, *range(714, 720), 999})
 """Codes after which the context is lost: illegal addresses and instructions, traps, timeouts."""
@@ -153,21 +151,15 @@ class Access(ctypes.Structure):
     _fields_ = [("location", Location), ("flags", c_int)]
 
 
-class LaunchAttribute(ctypes.Structure):
-    """One of a launch's attributes: its number, four bytes of padding, 64 bytes of value."""
-
-    _fields_ = [("number", c_int), ("padding", c_int), ("value", c_uint * 16)]
-
-
 class LaunchConfig(ctypes.Structure):
-    """Geometry and stream of a launch."""
+    """Geometry and stream of a launch, and its attributes: a null pointer where there are none."""
 
     _fields_ = [
         ("grid", c_uint * 3),
         ("block", c_uint * 3),
         ("shared_bytes", c_uint),
         ("stream", c_void_p),
-        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attributes", c_void_p),
         ("num_attributes", c_uint),
     ]
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forge.evalpool.judge.execute.gpu.driver.calls import (
-    NAMES,
     Calls,
     DriverError,
-    LaunchAttribute,
     LaunchConfig,
     TensorMap,
     Unsupported,
@@ -94,10 +92,9 @@ class CopyCalls(ContextCalls):
             self.synchronize(DEFAULT_STREAM)
 
 
-MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 8, 14
+MAX_DYNAMIC_SHARED: Final = 8
 PREFER_SHARED: Final = 1
 DEFAULT_SHARED_BYTES: Final = 48 << 10
-MAX_PORTABLE_CLUSTER: Final = 8
 
 
 class ModuleCalls(Calls):
@@ -137,23 +134,8 @@ class ModuleCalls(Calls):
         """Lets a kernel use so much dynamic shared memory, as Triton's own loader does."""
         if self.kind == "cuda" and num_bytes > DEFAULT_SHARED_BYTES:  # HIP needs no permission
             self.call("function_cache", c_void_p(function), c_int(PREFER_SHARED))
-            self._set(function, MAX_DYNAMIC_SHARED, num_bytes)
-
-    def allow_cluster(self, function: int, num_blocks: int) -> None:
-        """Allows a cluster, also one larger than what every card of the architecture has. Raises
-        Unsupported."""
-        if num_blocks > 1 and not self.has("launch"):
-            raise Unsupported(f"clusters: the {self.kind} driver has no {NAMES['launch'][1]}")
-        if num_blocks > MAX_PORTABLE_CLUSTER:
-            self._set(function, NON_PORTABLE_CLUSTER, 1)
-
-    def _set(self, function: int, attribute: int, value: int) -> None:
-        self.call("function_set", c_void_p(function), c_int(attribute), c_int(value))
-
-
-CLUSTER, COOPERATIVE, CLUSTER_POLICY, PROGRAMMATIC = 4, 2, 5, 6
-"""Launch attributes."""
-SPREAD: Final = 1
+            size = (c_int(MAX_DYNAMIC_SHARED), c_int(num_bytes))
+            self.call("function_set", c_void_p(function), *size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,55 +145,29 @@ class Geometry:
     grid: tuple[int, int, int]
     num_threads: int
     shared_bytes: int
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    is_cooperative: bool = False
-    is_programmatic: bool = False
-    """True if it may start before the launch before it has ended."""
 
 
 class LaunchCalls(Calls):
     """The calls that launch a kernel."""
 
     def launch(self, function: int, config: LaunchConfig, arguments: Any) -> None:
-        """Launches asynchronously. `arguments` is an array of pointers, one per parameter.
-
-        HIP's call with attributes came with ROCm 7.0: it is used for clusters alone.
-        """
-        numbers = {one.number for one in config.attributes[: config.num_attributes]}
-        if self.kind == "cuda" or CLUSTER in numbers:
+        """Launches asynchronously. `arguments` is an array of pointers, one per parameter."""
+        if self.kind == "cuda":
             self.call("launch", byref(config), c_void_p(function), arguments, None)
             return
-        call = "launch_cooperative" if numbers else "launch_plain"
-        sizes = map(c_uint, (*config.grid, *config.block, config.shared_bytes))
-        self.call(call, c_void_p(function), *sizes, c_void_p(config.stream), arguments, None)
+        place = (*map(c_uint, (*config.grid, *config.block, config.shared_bytes)),)
+        call = (c_void_p(function), *place, c_void_p(config.stream))
+        self.call("launch_plain", *call, arguments, None)
 
 
-def launch_config(geometry: Geometry, *, stream: int, kind: str = "cuda") -> LaunchConfig:
-    """The driver's structure for a launch; `attributes` lives as long as the result. HIP has no
-    programmatic launches and no policy for clusters."""
-    is_cuda = kind == "cuda"
-    attributes: list[tuple[int, tuple[int, ...]]] = []
-    if geometry.is_programmatic and is_cuda:
-        attributes.append((PROGRAMMATIC, (1,)))
-    if geometry.is_cooperative:
-        attributes.append((COOPERATIVE, (1,)))
-    if geometry.cluster != (1, 1, 1):
-        attributes += [(CLUSTER, geometry.cluster), (CLUSTER_POLICY, (SPREAD,))][: 1 + is_cuda]
-    array = (LaunchAttribute * max(len(attributes), 1))()
-    for target, (number, values) in zip(array, attributes, strict=False):
-        target.number = number
-        for place, value in enumerate(values):
-            target.value[place] = value
-    config = LaunchConfig(
+def launch_config(geometry: Geometry, *, stream: int) -> LaunchConfig:
+    """The driver's structure for a launch without attributes."""
+    return LaunchConfig(
         grid=(c_uint * 3)(*geometry.grid),
         block=(c_uint * 3)(geometry.num_threads, 1, 1),
         shared_bytes=geometry.shared_bytes,
         stream=stream,
-        num_attributes=len(attributes),
     )
-    config.attributes = ctypes.cast(array, ctypes.POINTER(LaunchAttribute))
-    config.kept = array
-    return config
 
 
 TENSOR_MAP_BYTES: Final = 128
