@@ -151,44 +151,27 @@ def numbered(line: str) -> Kernel:
 
 
 @pytest.mark.parametrize(
-    ("template", "constraints", "message"),
+    ("template", "constraints"),
     [
-        ("mov.u64 $0, %globaltimer;", "=l", "operand '%'"),
-        ("mov.u32 $0, %smid;", "=r", "operand '%'"),
-        ("ld.global.u32 $0, [$1];", "=r,l", "instruction 'ld'"),
-        ("atom.global.add.u32 $0, [$1], 1;", "=r,l", "instruction 'atom'"),
-        ("bar.sync 0;", "=r", "instruction 'bar'"),
-        ("trap;", "=r", "instruction 'trap'"),
-        ("mov.u64 $0, global_smem;", "=l", "operand 'global_smem'"),
-        ("cvta.to.global.u64 $0, $1;", "=l,l", "instruction 'cvta'"),
-        ("mov.u32 $0, 0; } .visible .func f() { ret;", "=r", "statement"),
-        ("{ .reg .u64 %t; mov.u64 $0, %t; }", "=l", "register '%t'"),
-        ("add.f32 $0, $1, 1.0;", "=f,f,~{memory}", "constraint"),
-        ("L: bra L;", "=r", "statement"),
-        ("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", "instruction 'shfl'"),
-        ("v_permlane16_b32 $0, $1", "=v,v", "instruction"),
-        ("s_memrealtime $0", "=s", "instruction"),
-        ("add.f32 $0, $1, /* ; */ %clock;", "=f,f", "operand '%'"),
+        ("mov.u64 $0, %globaltimer;", "=l"),
+        ("ld.global.u32 $0, [$1];", "=r,l"),
+        ("trap;", "=r"),
+        ("add.f32 $0, $1, $1;", "=f,f"),
+        ("tanh.approx.f32 $0, $1;", "=f,f,~{memory}"),
+        ("tanh.approx.f32 $0, $1; trap;", "=f,f"),
+        ("tanh.approx.f32 $0, [$1];", "=f,l"),
+        ("tanh.approx.f16x2 $0, $1;", "=r,r"),
     ],
 )
-def test_assembly_beside_arithmetic_is_refused(
-    template: str, constraints: str, message: str
-) -> None:
-    assert message in inline_assembly.refusal(template, constraints)
+def test_other_assembly_is_refused_by_its_template(template: str, constraints: str) -> None:
+    assert template in inline_assembly.refusal(template, constraints)
 
 
 @pytest.mark.parametrize(
     ("template", "constraints"),
-    [
-        ("tanh.approx.f32 $0, $1;", "=f, f"),
-        ("{ .reg .b32 t<2>; mov.b32 t0, $1; and.b32 t1, t0, 0xff; mov.b32 $0, t1; }", "=r,r"),
-        ("{\n.reg .pred p;\nsetp.lt.f32 p, $1, 0f00000000;\n@p mov.f32 $0, $1;\n}", "=f,f"),
-        ("cvt.rn.bf16x2.f32 $0, $1, $2; // pack", "=r,f,f"),
-        ("mov.b32 $0, {$1, $2};", "=r,h,h"),
-        ("v_exp_f32 $0, $1", "=v,v"),
-    ],
+    [("tanh.approx.f32 $0, $1;", "=r,r"), (" ex2.approx.ftz.f32 $0,$1", "=f, f")],
 )
-def test_assembly_of_arithmetic_passes(template: str, constraints: str) -> None:
+def test_one_approximate_instruction_passes(template: str, constraints: str) -> None:
     assert inline_assembly.refusal(template, constraints) == ""
 
 
@@ -196,7 +179,7 @@ def test_assembly_is_looked_at_in_the_module() -> None:
     head = '%9 = tt.elementwise_inline_asm "mov.u32 $0, %clock;"'
     line = f'{head} {{constraints = "=r,r", packed_element = 1 : i32, pure = false}}'
     found = refusal(numbered(f"{line} %3 : tensor<128xf32> -> tensor<128xi32>"))
-    assert "tt.elementwise_inline_asm: operand '%'" in found
+    assert "mov.u32 $0, %clock;" in found
 
 
 def test_prints_and_asserts_are_stripped() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from forge.evalpool.judge.program.dialect import EXTERN
+from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.semantics.externs import lookup
 from forge.evalpool.judge.ttir.values import Unsupported
 from tests.evalpool.ttir_semantics.applying import apply, row
@@ -51,13 +52,24 @@ def assembly(text: str, *operands: list[float]) -> list[float]:
     )[0].tolist()
 
 
-def test_one_approximate_instruction_is_evaluated_and_other_assembly_needs_a_card() -> None:
+def test_one_approximate_instruction_is_evaluated() -> None:
     assert assembly("tanh.approx.f32 $0, $1;", [0.5]) == pytest.approx([math.tanh(0.5)])
     assert assembly("ex2.approx.ftz.f32 $0, $1;", [3.0]) == pytest.approx([8.0])
-    assert np.array_equal(assembly("griddepcontrol.wait; // dummy $0"), 0.0)
-    for text in ("add.f32 $0, $1, $1;", "frob.approx.f32 $0, $1;", "mov.b32 $0, $1; bar"):
-        with pytest.raises(Unsupported, match=f"needs a card: '{text.split()[0]}"):
-            assembly(text, [1.0])
+
+
+@pytest.mark.parametrize("text", ["add.f32 $0, $1, $1;", "frob.approx.f32 $0, $1;", "trap;"])
+def test_other_assembly_is_refused_before_anything_runs(text: str) -> None:
+    attributes = '{constraints = "=f,f", packed_element = 1 : i32, pure = true}'
+    line = f'%9 = tt.elementwise_inline_asm "{text}" {attributes} %8 : f32 -> f32'
+    module = f"""module {{
+  tt.func public @k(%8: f32) {{
+    {line}
+    tt.return
+  }}
+}}
+"""
+    with pytest.raises(Unsupported, match=f"one approximate instruction.*'{text.split()[0]}"):
+        plan_of(module)
 
 
 POINTS = [-3.7, -1.0, -0.3, 0.1, 0.5, 0.9, 2.5, 10.0]

@@ -2,7 +2,7 @@
 
 `check_ttir` is the whole check: words of the text (`text.py`), then a walk over the module: names
 of operations, one public function with the kernel's parameters, library functions with their true
-signatures, inline assembly of pure arithmetic. It demands that MLIR prints the module exactly as
+signatures, inline assembly of one instruction. It demands that MLIR prints the module exactly as
 the text has it, so a reader of the text reads what is compiled.
 """
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forge.evalpool.judge.program.inline_assembly import refusal
 from forge.evalpool.judge.ttir import arrange, symbolic
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
@@ -58,6 +59,10 @@ def array_step(operation: Operation) -> Step:
         raise Unsupported(f"line {operation.line}: {operation.name} has no semantics here")
     kinds, operands, results = operation.types, operation.operands, operation.results
     attributes = operation.attributes
+    if operation.name == "tt.elementwise_inline_asm" and (
+        refused := refusal(str(attributes["asm_string"]), str(attributes["constraints"]))
+    ):
+        raise Unsupported(f"line {operation.line}: {refused}")
     pairs = tuple(zip(operands, kinds.operands, strict=True))
     if len(results) == 1:
         result = results[0]

@@ -45,7 +45,6 @@ ControlStep: TypeAlias = Callable[[Environment, "Group"], Run]
 StepOf: TypeAlias = Callable[["Operation", "Planner"], tuple["Step | ControlStep | None", bool]]
 
 SPINS = frozenset({"tt.atomic_cas", "tt.atomic_rmw", "tt.atomic_load", "tt.atomic_poll"})
-"""Inline assembly of Triton 3.6 that waits for the kernel before."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Functions of libdevice (`__nv_*`), exact, the approximate ones (`fast_*`) too.
+"""Functions of libdevice (`__nv_*`) and of inline assembly, exact, the approximate ones too.
 
 Elementary functions are numpy's, and what it lacks is in `special`. All others need a card: gamma
 and Bessel functions, floats that are not rounded to the nearest, halves of words, AMD's libraries.
@@ -248,4 +248,31 @@ def extern_elementwise(
     return [result.astype(wanted, copy=False)]
 
 
-EXTERNS: Mapping[str, Operation] = {"tt.extern_elementwise": extern_elementwise}
+INSTRUCTIONS: Mapping[str, Function] = {
+    "cos": np.cos,
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "rcp": np.reciprocal,
+    "rsqrt": _reciprocal(np.sqrt),
+    "sin": np.sin,
+    "sqrt": np.sqrt,
+    "tanh": np.tanh,
+}
+"""Functions of PTX by the name of their approximate instruction."""
+
+
+def inline_asm(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """The result of a template of the closed list. Raises Unsupported for other types."""
+    kinds = [scalar_of(kind).name for kind in (*signature.operands, *signature.results)]
+    if kinds != ["f32", "f32"]:
+        raise Unsupported(f"assembly on {' '.join(kinds)}")
+    name = str(attributes["asm_string"]).split(".")[0].strip()
+    return [INSTRUCTIONS[name](operands[0].astype(np.float64)).astype(np.float32)]
+
+
+EXTERNS: Mapping[str, Operation] = {
+    "tt.extern_elementwise": extern_elementwise,
+    "tt.elementwise_inline_asm": inline_asm,
+}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.ttir.semantics.assembly import ASSEMBLY
 from forge.evalpool.judge.ttir.semantics.casts import CASTS
 from forge.evalpool.judge.ttir.semantics.externs import EXTERNS
 from forge.evalpool.judge.ttir.semantics.floats import FLOATS
@@ -23,6 +22,5 @@ OPERATIONS: Mapping[str, Operation] = {
     **SHAPES,
     **DOTS,
     **EXTERNS,
-    **ASSEMBLY,
 }
 """Semantics of every operation without memory, pointers, control flow, regions or calls."""
