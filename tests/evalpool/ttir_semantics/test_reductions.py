@@ -158,26 +158,3 @@ def test_compact_operands_give_the_product_of_full_ones() -> None:
     found = dot(row_, ones, np.zeros((1, 1, 1), np.float32), "f32", "f32")
     full = np.broadcast_to(row_, (2, M, K)) @ np.ones((K, N), np.float32)
     assert np.allclose(np.broadcast_to(found, (2, M, N)), full, atol=1e-5)
-
-
-def test_scaled_products_unpack_four_bit_floats() -> None:
-    terms = 64
-    codes = np.random.default_rng(2).integers(0, 256, (1, M, terms // 2), dtype=np.uint8)
-    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    nibbles = np.stack([codes & 15, codes >> 4], -1).reshape(1, M, terms)
-    values = table[nibbles & 7] * np.where(nibbles & 8, -1, 1)
-    scales = np.array([[[127, 128]] * M], np.uint8)
-    b = np.ones((1, terms, N), np.float32)
-    kinds = (
-        Block((M, terms // 2), Scalar("i8")),
-        Block((M, 2), Scalar("i8")),
-        Block((terms, N), Scalar("bf16")),
-        Block((M, N), Scalar("f32")),
-    )
-    found = OPERATIONS["tt.dot_scaled"](
-        [codes.view(np.int8), scales.view(np.int8), b, np.zeros((1, M, N), np.float32)],
-        Signature(kinds, kinds[3:]),
-        {"scales": [1], "lhs": "e2m1", "rhs": "bf16"},
-    )[0]
-    weights = np.repeat([1, 2], 32)
-    assert (found[0, :, 0] == (values[0] * weights).sum(-1)).all()

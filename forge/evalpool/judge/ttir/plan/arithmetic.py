@@ -56,7 +56,7 @@ def array_step(operation: Operation) -> Step:
     """The step of an operation of `semantics`."""
     function = OPERATIONS.get(operation.name)
     if function is None:
-        raise Unsupported(f"line {operation.line}: {operation.name} has no semantics here")
+        raise Unsupported(f"line {operation.line}: {operation.name} needs a card")
     kinds, operands, results = operation.types, operation.operands, operation.results
     attributes = operation.attributes
     if operation.name == "tt.elementwise_inline_asm" and (

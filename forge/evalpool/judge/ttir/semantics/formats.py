@@ -37,8 +37,6 @@ class Special(StrEnum):
     """The last exponent holds infinities and NaN."""
     ONE_NAN = "one nan"
     """No infinity; all ones are NaN, with both signs (OCP's E4M3FN)."""
-    NONE = "none"
-    """Neither infinity nor NaN (the formats of microscaling)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +60,14 @@ class Format:
         steps = (2 << self.mantissa_bits) - 1
         if self.special is Special.IEEE:
             exponent -= 1
-        elif self.special is Special.ONE_NAN:
+        else:
             steps -= 1
         return steps * 2.0 ** (exponent - self.mantissa_bits)
 
     @property
     def overflow(self) -> float:
         """Value of a number beyond the range, where it does not saturate."""
-        return {Special.IEEE: np.inf, Special.NONE: self.max}.get(self.special, np.nan)
+        return np.inf if self.special is Special.IEEE else np.nan
 
 
 FORMATS: Mapping[str, Format] = {
@@ -77,7 +75,6 @@ FORMATS: Mapping[str, Format] = {
     "bf16": Format(8, 7, 127, Special.IEEE),
     "f8E5M2": Format(5, 2, 15, Special.IEEE),
     "f8E4M3FN": Format(4, 3, 7, Special.ONE_NAN),
-    "f4E2M1FN": Format(2, 1, 1, Special.NONE),
     "tf32": Format(8, 10, 127, Special.IEEE),
 }
 """Narrow formats by MLIR's name of the type, and tf32, which is none of its types."""
@@ -136,8 +133,6 @@ def _round_any(
     limit = np.abs(rounded) > form.max
     if limit.any():
         rounded = np.where(limit, _beyond(wide, form, rounding, saturate), rounded)
-    if form.special is Special.NONE:
-        rounded = np.where(np.isnan(wide), form.max, rounded)
     return rounded.astype(np.float32)
 
 

@@ -2,8 +2,8 @@
 
 A region combines two elements. The order of a reduction is that of the hardware's shuffles: the
 first half with the second half, again and again. Operations whose result does not depend on the
-order have numpy's own loops. Products (`tt.dot`, `tt.dot_scaled`) are accumulated in float32 by the
-BLAS of numpy; its order is not the tensor core's.
+order have numpy's own loops. Products (`tt.dot`) are accumulated in float32 by the BLAS of numpy;
+its order is not the tensor core's.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from forge.evalpool.judge.ttir.semantics.formats import Rounding, round_to, scalar_of, to_float
-from forge.evalpool.judge.ttir.tree import Attribute, Scalar, Signature, Type, shape_of
+from forge.evalpool.judge.ttir.tree import Attribute, Signature, Type, shape_of
 from forge.evalpool.judge.ttir.values import (
     Array,
     Combine,
     Operation,
     Unsupported,
-    decode,
     dtype_of,
     expanded,
 )
@@ -167,60 +166,4 @@ def _integer_product(left: Array, right: Array) -> Array:
     return (left.astype(wide) @ right.astype(wide)).astype(np.int32)
 
 
-SCALED: Mapping[str, str] = {"e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-"""Magnitudes of the 4-bit float."""
-GROUP = 32
-"""Elements along the sum that share a scale."""
-
-
-def dot_scaled(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """`(a * scales) @ (b * scales) + c` with a power of two for each 32 elements along the sum.
-
-    Operands come in the order of the text, `a [scale] b [scale] c`; the attribute `scales` lists
-    the positions of the scales.
-    """
-    positions: Sequence[int] = attributes.get("scales", ())
-    plain = [place for place in range(len(operands)) if place not in positions]
-    if len(plain) != 3:
-        raise Unsupported("tt.dot_scaled without an accumulator")
-    sides: list[Array] = []
-    for place, word, axis in ((plain[0], "lhs", -1), (plain[1], "rhs", -2)):
-        kind = signature.operands[place]
-        values = _scaled_values(operands[place], kind, attributes[word], axis)
-        if place + 1 in positions:
-            shape = shape_of(signature.operands[place + 1])
-            scales = _scales(expanded(operands[place + 1], shape))
-            values = values * (scales if axis == -1 else np.swapaxes(scales, -1, -2))
-        sides.append(values)
-    result = scalar_of(signature.results[0])
-    return [to_float(sides[0] @ sides[1] + operands[plain[2]].astype(np.float32), result)]
-
-
-def _scaled_values(array: Array, kind: Type, name: str, axis: int) -> Array:
-    """Float32 values of an operand; packed 4-bit floats are unpacked along the axis of the sum."""
-    array = expanded(array, shape_of(kind))
-    if name == "e2m1":
-        codes = array.view(np.uint8)
-        nibbles = np.stack([codes & 15, codes >> 4], axis=array.ndim if axis == -1 else -2)
-        shape = list(array.shape)
-        shape[axis] *= 2
-        flat = nibbles.reshape(shape)
-        return np.where(flat & 8, -E2M1[flat & 7], E2M1[flat & 7])
-    if scalar_of(kind).is_float:
-        return array.astype(np.float32, copy=False)
-    if name not in SCALED:
-        raise Unsupported(f"tt.dot_scaled of {name}")
-    return decode(array.view(np.uint8), Scalar(SCALED[name]))
-
-
-def _scales(codes: Array) -> Array:
-    """Powers of two of E8M0 codes, one for each element along the last axis."""
-    values = np.ldexp(np.float32(1), codes.view(np.uint8).astype(np.int32) - 127)
-    values = np.where(codes.view(np.uint8) == 255, np.float32(np.nan), values)
-    return np.repeat(values, GROUP, axis=-1)
-
-
-DOTS: Mapping[str, Operation] = {"tt.dot": dot, "tt.dot_scaled": dot_scaled}
+DOTS: Mapping[str, Operation] = {"tt.dot": dot}
