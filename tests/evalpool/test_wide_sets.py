@@ -12,6 +12,7 @@ import torch
 from forge.evalpool.judge.numbers.called import Unjudgeable, leaves
 from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs
 from forge.evalpool.judge.numbers.opcount import count_work
+from forge.evalpool.judge.wide.domain import Domain
 from forge.evalpool.judge.wide.reference import (
     NOISE,
     CannotWiden,
@@ -188,6 +189,46 @@ def test_planted_values_reach_where_a_reference_behaves_otherwise(
         ),
         ("torch.randint(0, 99, (64, 64)).float()", "return a + 1", lambda a: bool((a > 200).any())),
         ("torch.randint(0, 1024, (64, 64))", "return a // 3", lambda a: bool((a > 1 << 31).any())),
+        (
+            "torch.rand(64, 128).cumsum(-1)",
+            "return torch.where(a > 200.0, a * 3, a)",
+            lambda a: bool((a > 200).any()),
+        ),
+        (
+            "torch.randn(64, 128).softmax(-1)",
+            "return torch.where(a.amax(-1, True) > 0.9, a, a * 2)",
+            lambda a: bool((a.amax(-1) > 0.9).any()),
+        ),
+        (
+            "torch.randperm(256), torch.randn(256, 8)",
+            "return torch.where((a < 0)[:, None], 0.0, b[a.clamp(min=0)])",
+            lambda a, b: bool((a < 0).any()),
+        ),
+        (
+            "torch.randn(64, 32), torch.rand(64, 32) < 0.5",
+            "return (a * b).sum(-1) / (b.sum(-1) - 1).clamp(min=1)",
+            lambda a, b: bool((b.sum(-1) == 1).any()),
+        ),
+        (
+            "torch.randn(64, 32)",
+            "return torch.where((a[1:] == a[:-1]).all(-1, True), a[1:], 0.0)",
+            lambda a: bool((a[1:] == a[:-1]).all(-1).any()),
+        ),
+        (
+            "torch.rand(64, 32), torch.rand(64, 32)",
+            "return (a * b).sum(-1) / (a + b).sum(-1).clamp(min=1e-9)",
+            lambda a, b: bool((a + b == 0).all(-1).any()),
+        ),
+        (
+            "torch.randn(16, 512)",
+            "return torch.where(a.argmax(-1) == 2, 0, 1), a * 2",
+            lambda a: bool((a.argmax(-1) == 2).any()),
+        ),
+        (
+            "torch.randint(0, 9, (64, 64)).byte()",
+            "return a.sum(-1)",
+            lambda a: bool((a.sum(-1) > 1 << 13).any()),
+        ),
     ],
 )  # fmt: skip
 def test_plants_make_what_inputs_as_given_never_have(
@@ -223,6 +264,28 @@ def test_what_holds_of_an_input_in_every_draw_holds_of_a_planted_one() -> None:
         assert bool((b.diff(dim=-1) >= 0).all())
         assert torch.allclose(c.sum(-1), torch.ones(32))
         assert torch.equal(d.sort().values, torch.arange(32))
+
+
+@pytest.mark.parametrize("form", ["sorted", "symmetric", "sums", "norms"])
+def test_other_elements_give_way_to_a_plant(form: str) -> None:
+    value = torch.rand(8, 8)
+    value = {
+        "sorted": value.sort(-1).values,
+        "symmetric": value + value.mT,
+        "sums": value.softmax(-1),
+        "norms": torch.nn.functional.normalize(value),
+    }[form]
+    domain = Domain.of([value], permutes=False)
+    assert domain.form == form
+    for planted in (0.75, 0.0, -1.0, 1e4):
+        made = value.clone()
+        made[3, 4] = planted
+        made = domain.kept(made, torch.tensor([28]))
+        assert Domain.of([made], permutes=False).form == form
+        wanted = planted if form in ("sorted", "symmetric") else min(abs(planted), 1.0)
+        assert bool(torch.isclose(made[3].abs(), torch.tensor(abs(wanted))).any())
+        if form != "symmetric":
+            assert torch.equal(made[:3], value[:3])
 
 
 def test_an_index_stays_in_its_range_and_a_label_left_out_is_planted() -> None:

@@ -41,7 +41,7 @@ STEPS = {"round", "floor", "ceil", "trunc", "frac", "div", "fmod", "remainder", 
 REDUCTIONS = {
     *("max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "norm"),
     *("linalg_vector_norm", "std", "var", "std_mean", "var_mean", "sum", "mean", "any", "all"),
-    *("count_nonzero", "prod", "logsumexp"),
+    *("count_nonzero", "prod", "logsumexp", "_softmax", "_log_softmax"),
 }
 CASTS = ("_to_copy", "copy_")
 MIXING = ("softmax", "norm", "cum", "sort", "mm", "conv", "roll", "flip")
@@ -99,13 +99,15 @@ class OpCounter(TorchDispatchMode):
         """
         Args:
             own: parameters and buffers, whose least and greatest numbers are constants, too.
-            inputs: tensors of the call, for `units`.
+            inputs: tensors of the call.
         """
         super().__init__()
         self._own = {one.data_ptr() for one in own if one.numel()}
         self._inputs = {one.untyped_storage().data_ptr() for one in inputs if one.numel()}
-        self._alike = set(self._inputs)
-        """Memory of inputs and of elementwise functions of them."""
+        self._alike: dict[int, int | None] = {
+            address: n for n, address in enumerate(map(_address, inputs)) if address
+        }
+        """Memory of inputs and of elementwise functions of them: the input, None of several."""
         self.names: set[str] = set()
         """Operations that read or write data."""
         self.flops = 0
@@ -113,6 +115,8 @@ class OpCounter(TorchDispatchMode):
         """Bytes of all results."""
         self.constants: set[float] = set()
         """Numbers that THRESHOLDS compare with."""
+        self.compared: set[float] = set()
+        """Numbers that COMPARISONS compare with."""
         self.units: set[float] = set()
         """Units to multiples of which STEPS round an input itself. (What rounds an intermediate
         result jumps where another kernel's last bit may be another one.)"""
@@ -129,6 +133,8 @@ class OpCounter(TorchDispatchMode):
         """Half precisions that results were rounded to."""
         self.whole: set[str] = set()
         """Names of reductions of more than rows, or than what lies side by side."""
+        self.whole_inputs: set[int | None] = set()
+        """Numbers of the inputs that these reduce; None for one that is not known."""
         self.has_floats = False
         """True if an operation made floats."""
 
@@ -150,6 +156,7 @@ class OpCounter(TorchDispatchMode):
             self.is_comparing |= is_search or (name in COMPARISONS and len(_with_axes(args)) == 2)
             found = set(self._numbers([*args, *(kwargs or {}).values()]))
             self.constants |= found
+            self.compared |= found if name in COMPARISONS else set()
             if not any(one.is_floating_point() or one.is_complex() for one in _tensors(args)):
                 steps = (0,) if name in ("eq", "ne", "isin") else (-1, 0, 1)
                 whole = [round(one) for one in found if math.isfinite(one)]
@@ -161,6 +168,7 @@ class OpCounter(TorchDispatchMode):
             self.units |= self._units(name.rstrip("_"), args, kwargs or {})
         if name in REDUCTIONS and _is_whole(func, args, kwargs or {}):
             self.whole.add(name)
+            self.whole_inputs.add(self._alike.get(_address(args[0])))
         if not func.is_view and not _is_free(name):
             given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
             if name != "copy_" or not _is_same(*given[:2]):
@@ -181,9 +189,10 @@ class OpCounter(TorchDispatchMode):
         for one in _tensors((out,)):
             is_alike = is_input and one.shape == next(_tensors(args)).shape
             if is_alike and not any(part in name for part in MIXING):
-                self._alike.add(_address(one))
+                found = {self._alike.get(other) for other in given}
+                self._alike[_address(one)] = found.pop() if len(found) == 1 else None
             elif _address(one) not in given:  # memory that is used again
-                self._alike.discard(_address(one))
+                self._alike.pop(_address(one), None)
         if not is_input:
             return set()
         infinities = {math.inf, -math.inf} if name.startswith(("isinf", "nan_to_num")) else set()

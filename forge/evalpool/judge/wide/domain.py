@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from forge.evalpool.judge.numbers.called import rows_of
+from forge.evalpool.judge.numbers.finite import widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +22,11 @@ MAX_CHANCE = 1e-6
 """Chance by which indices are all different in all draws, below which it is by design."""
 
 
+def opened(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor: both parts of complex ones, float32 for floats of one byte."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else widened(tensor)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
     """Properties that an input has in every draw."""
@@ -31,31 +37,53 @@ class Domain:
     planted)."""
     low: float = 0.0
     high: float = 0.0
-    is_constant: bool = False
-    """True if it is the same in every draw."""
     fixed: torch.Tensor | None = None
-    """[elements] True where it is the same in every draw, of one that is not constant."""
+    """[elements] True where it is the same in every draw, of one that is not so as a whole."""
 
     @classmethod
     def of(cls, draws: Sequence[torch.Tensor], *, permutes: bool) -> Domain:
         """The domain of an input in several draws; `permutes` as in `Looks`."""
-        first, floats = draws[0], draws[0].is_floating_point()
-        is_plain = first.layout is torch.strided and not first.is_complex()
-        if not is_plain or not all(one.numel() for one in draws) or (floats and first.itemsize < 2):
+        if draws[0].layout is not torch.strided or not all(one.numel() for one in draws):
             return cls()
+        draws = [opened(one) for one in draws]
+        first, floats = draws[0], draws[0].is_floating_point()
         same = [one for one in draws[1:] if one.shape == first.shape]
         is_constant = bool(same) and all(torch.equal(first, one) for one in same)
         form = _form(list(draws), is_constant=is_constant, permutes=permutes)
-        may_be_fixed = floats and form != "two" and not is_constant
+        may_be_fixed = floats and form not in ("two", "hot") and not is_constant
         fixed = (first == same[0]).flatten() if same and may_be_fixed else None
         ends = [torch.stack(torch.aminmax(one)).tolist() for one in draws]
         return cls(
             form=form,
             low=float(min(one[0] for one in ends)),
             high=float(max(one[1] for one in ends)),
-            is_constant=is_constant,
             fixed=fixed if fixed is not None and bool(fixed.any()) else None,
         )
+
+    def kept(self, value: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """A tensor with plants in which the form holds again: other elements give way.
+
+        Args:
+            at: [plants] flat indices.
+        """
+        if self.form == "sorted":
+            return value.sort(-1).values
+        if self.form == "whole":
+            return value.round()
+        if self.form not in ("symmetric", "sums", "norms"):
+            return value
+        own = value.new_zeros(value.shape, dtype=torch.bool)
+        own.view(-1)[at] = True
+        if self.form == "symmetric":
+            return torch.where(own & ~own.mT.tril(-1), value, value.mT)
+        power = 2 if self.form == "norms" else 1
+        tiny = torch.finfo(torch.float64).tiny  # others may all be 0
+        size = value.double().abs() ** power + tiny
+        planted, others = (torch.where(one, size, 0).sum(-1, keepdim=True) for one in (own, ~own))
+        left = (1 - planted).clamp(min=0) / others.clamp(min=tiny)
+        made = size * torch.where(own, 1 / planted.clamp(min=1), left)
+        made = made.sqrt().copysign(value) if power == 2 else made
+        return torch.where(own.any(-1, keepdim=True), made.to(value.dtype), value)
 
 
 def _form(draws: list[torch.Tensor], *, is_constant: bool, permutes: bool) -> str:

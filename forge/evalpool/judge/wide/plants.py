@@ -13,11 +13,13 @@ import itertools
 import math
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge.evalpool.judge.wide.domain import MIN_ROW, Domain
+from forge.evalpool.judge.wide.look import FAR as FAR_KINDS
 from forge.evalpool.judge.wide.sought import Looks
 
 if TYPE_CHECKING:
@@ -41,12 +43,8 @@ MIN_NUMBERS, MAX_FIELD = 256, 256
 """Integers that are no lengths; largest range that may be a field of bits."""
 MAX_VALUES = 12
 """Different values of a group that are tried one by one."""
-GROWN = 0.7
+GROWN = 0.9
 """Share of draws in which parameters of few elements exceed a bound that they may have."""
-EQUAL = 0.7
-"""Share of sorted inputs in which distances are joined to one."""
-FAINT = 2.0**-11
-"""Factor of a whole input: a constant may bound something that all elements make."""
 FAR = 1100.0
 """Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
 FAR_IN_SINGLE = 100.0
@@ -79,10 +77,8 @@ class Ground:
     """Contiguous, with the plants so far."""
     domain: Domain
     looks: Looks
-    others: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    """Other inputs of its shape and type."""
-    strangers: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    """Other inputs of its type, of other shapes."""
+    kin: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    """Other inputs of its type."""
     shared: dict[Any, Places] = field(default_factory=dict[Any, Places])
     """Places of constants, by shape: a reference may look for them in two tensors at once."""
     taken: torch.Tensor | None = None
@@ -90,7 +86,7 @@ class Ground:
     turn: int = 0
     """Number of the set, by which rows of another axis are planted."""
     size: int = 0
-    """Steps by which plants have grown (or, below 0, shrunk)."""
+    """Steps by which plants have shrunk."""
     rms: float = 1.0
     """Root mean square before anything is planted."""
     is_rough: bool = False
@@ -101,9 +97,15 @@ class Ground:
         """[elements]"""
         return self.value.view(-1)
 
-    def movable(self, at: Places) -> Places:
-        """The flat indices at which something may be planted, in random order."""
-        for mask in (self.domain.fixed, self.taken):
+    @property
+    def others(self) -> list[torch.Tensor]:
+        """Other inputs of its type and shape."""
+        return [one for one in self.kin if one.shape == self.value.shape]
+
+    def movable(self, at: Places, *, is_loud: bool = False) -> Places:
+        """The flat indices at which something may be planted, in random order; loud ones in whole
+        rows, too."""
+        for mask in (self.domain.fixed, None if is_loud else self.taken):
             at = at if mask is None else at[~mask[at]]
         return at[torch.randperm(len(at))]
 
@@ -122,11 +124,19 @@ class Ground:
     def constants(self, *, far: bool) -> list[float]:
         """Constants that the reference compares with, of a sign that inputs have."""
         most = FAR_CONSTANT * max(1.0, self.rms)
-        signed = [one for one in self.looks.constants if one > 0 or self.domain.low < 0]
-        return [one for one in signed if (abs(one) > most) is far]
+        is_signed = self.domain.low < 0 or self.domain.form in FEW
+        signed = [one for one in self.looks.constants if one > 0 or is_signed]
+        return [one for one in self.possible(signed) if (abs(one) > most) is far]
 
-
-Row = tuple["Ground", Values]
+    def possible(self, values: Sequence[float]) -> list[float]:
+        """The values that the domain may have: of few or of different values, those beyond its
+        range with which the reference compares something."""
+        domain = self.domain
+        if domain.form not in FEW:
+            return list(values)
+        near = 1 if domain.form == "distinct" else 0
+        beyond = [one for one in values if not domain.low <= one <= domain.high]
+        return [n for n in beyond if any(abs(n - one) <= near for one in self.looks.compared)]
 
 
 def _signs(shape: torch.Size) -> Values:
@@ -136,18 +146,16 @@ def _signs(shape: torch.Size) -> Values:
 def _sign(ground: Ground, old: Values) -> Values:
     """Another sign, and in every second place up to 8 times as much, of either sign."""
     turned = torch.where(old == 0, -ground.rms / 8 * (1 + torch.rand(old.shape)), -old)
-    if ground.domain.form != "free":
-        return turned
     grown = turned * _signs(old.shape) * (3 * torch.rand(old.shape)).exp2()
     return torch.where(torch.rand(old.shape) < 0.5, turned, grown)
 
 
-LARGE = ((1.0, 3.0), (3.0, 6.0), (6.0, 12.0), (12.0, 20.0), (20.0, 30.0))
-"""Powers of two by which a large plant exceeds the rms, by step; the third is where it begins."""
+LARGE = ((6.0, 12.0), (3.0, 6.0), (1.0, 3.0))
+"""Powers of two by which a large plant exceeds the rms, by step."""
 
 
 def _large(ground: Ground, old: Values) -> Values:
-    low, high = LARGE[min(max(0, 2 + ground.size), len(LARGE) - 1)]
+    low, high = LARGE[ground.size]
     if ground.value.itemsize < 4:
         low, high = min(low, 2.0), min(high, 4.0)
     power = high - (high - low) * torch.rand(old.shape, dtype=torch.float64) ** 2
@@ -167,6 +175,10 @@ def _power_of_2(exponent: Values) -> Values:
 
 def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
     """Constants that the reference compares with, and values on both sides of them."""
+    if not ground.value.is_floating_point():
+        return _whole_constant(ground, old)
+    if ground.domain.form in FEW:
+        return _chosen(ground.constants(far=far), old)
     values = _chosen([*ground.constants(far=far), *([] if far else [1.0])], old)
     step = values.abs() * torch.finfo(ground.value.dtype).eps
     side = _chosen([0.0, 0.0, 1.0, -1.0], old)
@@ -174,27 +186,10 @@ def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
     return torch.where(torch.rand(old.shape) < 0.6, values + step * side, apart)
 
 
-def _special(ground: Ground, old: Values) -> Values:
-    values = torch.tensor(ground.looks.special, dtype=torch.float64)
-    return values[torch.randint(len(values), old.shape)]
-
-
 def rms_of(value: torch.Tensor) -> float:
     """Root mean square of the finite elements at the beginning; 1 for zeros."""
     flat = value.reshape(-1)[: 1 << 16].double().nan_to_num(0.0, 0.0, 0.0)
     return float(flat.square().mean().sqrt()) or 1.0
-
-
-ELEMENTS: dict[str, Callable[[Ground, Values], Values]] = {
-    "large": _large,
-    "special": _special,
-    "far constant": lambda ground, old: _constant(ground, old, far=True),
-    "constant": _constant,
-    "sign": _sign,
-    "zero": lambda _, old: torch.zeros_like(old) * _signs(old.shape),  # of either sign
-    "small": _small,
-}
-"""Values by kind, of single floats, in the order of planting: what hides others comes first."""
 
 
 def _beyond(ground: Ground, old: Values) -> Values:
@@ -214,23 +209,53 @@ def _chosen(values: Sequence[float], old: Values) -> Values:
     return torch.tensor(values, dtype=torch.float64)[turns].view(old.shape)
 
 
-def _ends_of(domain: Domain) -> list[float]:
-    return [domain.low, domain.high, *([0.0] if domain.low == 1 else [])]
+def _whole_constant(ground: Ground, old: Values) -> Values:
+    """Integers that the reference compares with, and values on both sides of a bound."""
+    integers = ground.possible(ground.looks.integers)
+    made = _chosen(integers, old)
+    if ground.domain.form in FEW:
+        return made
+    bounds = torch.tensor([n for n in integers if {n - 1, n + 1} & {*integers}]).double()
+    span = ground.domain.high - ground.domain.low + 2
+    apart = made + _signs(old.shape) * (2 + span * torch.rand(old.shape)).floor()
+    return torch.where(torch.isin(made, bounds) & (torch.rand(old.shape) < 0.5), apart, made)
 
 
-def _within(ground: Ground, old: Values) -> Values:
-    low, high = int(ground.domain.low), int(ground.domain.high)
-    return torch.randint(min(low, 1) if low == high else low, high + 1, old.shape).double()
+def _edge(ground: Ground, old: Values) -> Values:
+    """The ends of the range."""
+    low, high = ground.domain.low, ground.domain.high
+    ends = [0.0, high or 1.0] if low == high and ground.domain.form == "two" else [low, high]
+    return _chosen([*ends, *([0.0] if low == 1 else [])], old)
 
 
-INTEGERS: dict[str, Callable[[Ground, Values], Values]] = {
+def _single(ground: Ground, old: Values) -> Values:
+    """A smaller integer and, by turns, a larger one, for which Triton makes the same kernel."""
+    given, is_larger = int(old), ground.turn % 2 == 1
+    tried = range(given + 1, 64 * given) if is_larger else range(2, given)
+    alike = [n for n in tried[: 1 << 16] if (n % 16 == 0) == (given % 16 == 0)] or [0]
+    if is_larger and ground.looks.has_sizes:
+        alike = [n for n in alike if n in ground.looks.integers][-1:] or [0]
+    chosen = random.choice(alike if is_larger else [0, random.choice(alike)])
+    return torch.full_like(old, chosen)
+
+
+ELEMENTS: dict[str, Callable[[Ground, Values], Values]] = {
+    "large": _large,
+    "special": lambda ground, old: _chosen(ground.looks.special, old),
+    "far constant": lambda ground, old: _constant(ground, old, far=True),
     "beyond": _beyond,
-    "edge": lambda ground, old: _chosen(_ends_of(ground.domain), old),
-    "constant": lambda ground, old: _chosen(ground.looks.integers, old),
-    "ignored": lambda ground, old: _chosen(ground.looks.ignored, old),
-    "within": _within,
+    "edge": _edge,
+    "constant": _constant,
+    "ignored": lambda ground, old: _chosen(ground.possible(ground.looks.ignored), old),
+    "within": lambda ground, old: torch.randint(
+        min(int(ground.domain.low), 1), int(ground.domain.low) + 1, old.shape
+    ),
+    "single": _single,
+    "sign": _sign,
+    "zero": lambda _, old: torch.zeros_like(old) * _signs(old.shape),  # of either sign
+    "small": _small,
 }
-"""The same of integers."""
+"""Values by kind, of single elements, in the order of planting: what hides others comes first."""
 
 
 def _bound(ground: Ground, old: Values, side: float) -> Values:
@@ -244,7 +269,7 @@ def _bound(ground: Ground, old: Values, side: float) -> Values:
 
 
 def _scaled(ground: Ground, old: Values) -> Values:
-    """A whole row next to 0, or of a size next to a constant."""
+    """A whole row or input next to 0, or of a size next to a constant that may bound it."""
     small = [one for one in ground.looks.constants if 0 < one < ground.rms]
     if small and random.random() < 0.5:
         size = random.choice((old.abs().max(), old.norm(), old.square().mean().sqrt()))
@@ -269,17 +294,53 @@ def _moved(ground: Ground, old: Values, sign: float) -> Values:
     return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
 
 
-def _unit(ground: Ground, old: Values) -> Values:
-    """Values next to 1, of which long products do not vanish."""
-    return 1 + torch.rand(old.shape, dtype=torch.float64) / 1024
-
-
 def _equal(ground: Ground, old: Values) -> Values:
     """Equal values; of floats powers of two, whose sums are exact: a deviation in one pass is 0."""
     value = float(random.choice(ground.flat))
     if ground.value.is_floating_point() and value and math.isfinite(value):
         value = math.copysign(2.0 ** round(math.log2(abs(value))), value)
     return torch.full_like(old, value)
+
+
+COUNTED = " in a row"
+"""After a number, a kind of whole rows of two values, in which one occurs so often."""
+AGREEING = ("same row", "same head")
+"""Rows that are as one of another input, or as the row before."""
+BY_ROW = ("norms", "sums", "ordered")
+"""Forms of which a row is a thing by itself, as a unit vector."""
+
+
+def is_row(kind: str) -> bool:
+    """True for kinds of whole rows."""
+    return kind in ROWS or kind.endswith(COUNTED)
+
+
+def _counted(ground: Ground, old: Values, num: int) -> Values:
+    """A row of two values in which one occurs so often."""
+    low, high = ground.domain.low, ground.domain.high
+    made = torch.full_like(old, 0.0 if low == high else low)
+    made[torch.randperm(len(old))[:num]] = high or 1.0
+    return made
+
+
+def _largest(ground: Ground, old: Values) -> Values:
+    """The end of a type's range, or a part of a wide one: a sum of them may exceed another type."""
+    most = torch.iinfo(ground.value.dtype).max
+    return torch.full_like(old, most // 4 if ground.value.itemsize == 4 else most)
+
+
+def _other_row(ground: Ground, old: Values) -> Values:
+    """Another row, moved or of another size."""
+    other = random.choice(ground.flat.view(-1, len(old))).double()
+    size = random.choice((1.0, 2.0 ** -random.uniform(0, 6)))
+    return other * size + random.choice((0.0, random.gauss(0, 1))) * ground.rms
+
+
+def _occurring(ground: Ground, old: Values) -> Values:
+    """A number that the reference compares integers with and that occurs among them; else any."""
+    sought = torch.tensor([*ground.looks.integers, *ground.looks.ignored])
+    found = old[torch.isin(old, sought)]
+    return torch.full_like(old, random.choice(found if len(found) else old.view(-1)).item())
 
 
 ROWS: dict[str, Callable[[Ground, Values], Values]] = {
@@ -293,73 +354,65 @@ ROWS: dict[str, Callable[[Ground, Values], Values]] = {
     "row above": lambda ground, old: _bound(ground, old, 1.0),
     "row below": lambda ground, old: _bound(ground, old, -1.0),
     "row near": lambda ground, old: _bound(ground, old, 0.0),
-    "unit row": _unit,
-    "same row": lambda _, old: old,  # of another input
+    "same row": lambda _, old: old,  # as another one, which `_same` takes
+    "same head": lambda _, old: old,
+    "rising row": lambda _, old: old.sort().values,
+    "alternating row": lambda _, old: old.abs() * (1 - 2 * (torch.arange(len(old)) % 2)),
     "burst": _burst,
-    "special row": _special,
-    "full row": lambda ground, old: torch.full_like(old, ground.domain.high or 1.0),
-    "empty row": lambda ground, old: torch.full_like(old, ground.domain.low),
+    "special row": lambda ground, old: _chosen(ground.looks.special, old),
+    "largest row": _largest,
+    "permuted row": lambda _, old: old[torch.randperm(len(old))],
+    "other row": _other_row,
 }
 """Values by kind, of whole rows, columns and slabs."""
-BY_ROW = ("norms", "sums", "ordered")
-"""Forms of which a row is a thing by itself, as a unit vector."""
-
-
-def _occurring(ground: Ground, old: Values) -> float:
-    """A number that the reference compares integers with and that occurs among them; else any."""
-    found = [
-        one for one in {*ground.looks.integers, *ground.looks.ignored} if bool((old == one).any())
-    ]
-    return random.choice(found or [float(random.choice(ground.flat))])
-
-
 TENSORS: dict[str, Callable[[Ground, Values], Values]] = {
-    "faint tensor": lambda _, old: old * FAINT,
+    "scaled tensor": _scaled,
     "zero tensor": lambda _, old: torch.zeros_like(old),
-    "negative tensor": lambda ground, old: torch.full_like(old, -ground.rms),
+    "lowered tensor": lambda ground, old: old - (FAR, FAR / 4, 4.0)[ground.size] * ground.rms,
     "positive tensor": lambda ground, old: torch.where(old == 0, ground.rms / 8, old).abs(),
     "full tensor": lambda ground, old: torch.full_like(old, ground.domain.high or 1.0),
     "empty tensor": lambda ground, old: torch.full_like(old, ground.domain.low),
-    "constant tensor": lambda ground, old: torch.full_like(old, float(_occurring(ground, old))),
+    "constant tensor": _occurring,
 }
-"""Values by kind, of a whole input: the negative one is of equal values."""
-LOUD = {
-    "large",
-    "beyond",
-    "special",
-    "far constant",
-    "lowered row",
-    "raised row",
-    "burst",
-    "special row",
-}
+"""Values by kind, of a whole input."""
+LOUD = {*FAR_KINDS, "special", "special row"}
 """Kinds beside which others do not show: they have sets of their own."""
+
+
+FEW = ("two", "distinct")
+"""Forms that no other value keeps: they have constants that are looked for beyond their range."""
 
 
 def elements_for(ground: Ground) -> list[str]:
     """Kinds of single elements that can be planted in a tensor, in the order of planting."""
-    looks, value, form = ground.looks, ground.value, ground.domain.form
-    special = {
-        "none": [], "single": ["single"], "distinct": ["swap"], "hot": ["swap"],
-        "sorted": ["between"], "symmetric": ["congruent"], "sums": ["swap", "mass"],
-        "norms": ["swap", "sign"], "whole": ["zero", "tie", "sign", "beyond"],
-        "two": ["other value"], "ordered": ["other row"],
-    }  # fmt: skip
-    if form in special:
-        return special[form]
-    others = ["other"] if looks.is_comparing and (ground.others or ground.strangers) else []
-    is_equal = ground.domain.low == ground.domain.high  # where a tie only takes plants back
-    if not value.is_floating_point():
-        found = {"within"} if is_equal else {"edge", "tie"}
-        found |= {*others, *(["edge"] if ground.domain.low == 1 else [])}
-        found |= {"constant"} if looks.integers else set()
-        found |= {"ignored"} if looks.ignored else set()
-        found |= {"beyond"} if _may_exceed(ground) else set()
-        return [kind for kind in (*INTEGERS, "tie", "other") if kind in found]
-    kinds = [*ELEMENTS, *([] if is_equal else ["tie"]), *others]
-    left_out = {*([] if looks.special else ["special"])}
-    left_out |= set() if ground.constants(far=True) else {"far constant"}
-    return [kind for kind in kinds if kind not in left_out]
+    looks, form, low, high = ground.looks, ground.domain.form, ground.domain.low, ground.domain.high
+    if form in ("none", "hot", "ordered", "single"):
+        return ["single"] if form == "single" else []
+    is_sorted, is_any, is_equal = form == "sorted", form not in FEW, low == high
+    is_whole = not ground.value.is_floating_point()
+    if _is_strict(ground):
+        return ["between"]
+    sought = ground.possible(looks.integers) if is_whole else ground.constants(far=False)
+    has = dict.fromkeys(ELEMENTS, is_any and not is_whole) | {
+        "between": is_sorted and is_whole,
+        "special": is_any and looks.special and not is_sorted,
+        "far constant": not is_whole and ground.constants(far=True),
+        "beyond": is_any and is_whole and _may_exceed(ground),
+        "edge": form == "two" or (is_any and is_whole and (not is_equal or low == 1)),
+        "constant": sought or (is_any and not is_whole),
+        "ignored": is_whole and ground.possible(looks.ignored),
+        "within": is_any and is_whole and is_equal,
+        "single": False,
+        "tie": is_any and not is_equal,  # where all are equal, it only takes plants back
+        "other": is_any and looks.is_comparing and ground.kin,
+    }
+    return [kind for kind in ("between", *ELEMENTS, "tie", "other") if has[kind]]
+
+
+def _is_strict(ground: Ground) -> bool:
+    """True for sorted integers that are all different, as offsets, compared with no number."""
+    is_whole = not ground.value.is_floating_point() and ground.domain.form == "sorted"
+    return is_whole and not ground.looks.integers and bool((ground.value.diff(dim=-1) > 0).all())
 
 
 def _may_exceed(ground: Ground) -> bool:
@@ -374,17 +427,30 @@ def _may_exceed(ground: Ground) -> bool:
 
 def rows_for(ground: Ground) -> list[str]:
     """Kinds of whole rows that can be planted."""
-    looks, form = ground.looks, ground.domain.form
-    if ground.value.numel() < 2 or form not in ("free", "two", "whole"):
-        return ["same row"] if form in BY_ROW and ground.others else []
-    if form == "two":
-        return ["full row", "empty row"]
-    if form == "whole" or not ground.value.is_floating_point():
-        return [] if ground.domain.low == ground.domain.high else ["equal row"]
-    left_out = {"full row", "empty row", *([] if looks.special else ["special row"])}
-    left_out |= set() if looks.is_product else {"unit row"}
-    left_out |= set() if ground.others else {"same row"}
-    return [kind for kind in ROWS if kind not in left_out]
+    looks, form, value = ground.looks, ground.domain.form, ground.value
+    if form in ("none", "single") or value.numel() < 2 or _is_strict(ground):
+        return []
+    if form in ("two", "hot"):
+        length = value.shape[-1] if value.ndim else 1
+        counts = {0, 1, 2, length - 1, length, *looks.integers} if form == "two" else {0}
+        is_borne = form == "two" or 0.0 in looks.compared
+        found = [f"{n}{COUNTED}" for n in counts if 0 <= n <= length and is_borne]
+        return [*found, *(["permuted row"] if form == "hot" else [])]
+    is_any = value.is_floating_point() and form not in (*BY_ROW, "distinct", "whole")
+    is_agreeing = is_any or form in ("free", "sorted", "whole")
+    is_short = value.itemsize < 8 and not value.is_floating_point()
+    has = dict.fromkeys(ROWS, is_any) | {
+        "equal row": is_any or (is_agreeing and ground.domain.low != ground.domain.high),
+        "same row": (form != "distinct" and ground.others) or (is_agreeing and looks.is_comparing),
+        "same head": is_agreeing and looks.is_comparing,
+        "rising row": is_any and looks.is_comparing,
+        "alternating row": is_any and looks.is_comparing,
+        "special row": is_any and looks.special and form != "sorted",
+        "largest row": is_short and is_agreeing and looks.is_adding and not looks.has_sizes,
+        "permuted row": form == "distinct",
+        "other row": form == "ordered",
+    }
+    return [kind for kind in ROWS if has[kind]]
 
 
 def tensors_for(ground: Ground) -> list[str]:
@@ -395,16 +461,15 @@ def tensors_for(ground: Ground) -> list[str]:
     if form != "free":
         return []
     if ground.value.is_floating_point():
-        found = ["faint tensor", "zero tensor", "negative tensor", "positive tensor"]
-        return random.sample(found, 4)
+        return ["scaled tensor", "zero tensor", "lowered tensor", "positive tensor"]
     return ["constant tensor", "empty tensor"]
 
 
 def parts_of(group: Group) -> list[Group]:
     """The group by its values, or by their signs if there are many, where not all are borne."""
-    every = group.values.unique()
-    chosen = [group.values == one for one in every] if len(every) <= MAX_VALUES else []
-    chosen = chosen or [group.values < 0, group.values >= 0]
+    values, every = group.values, group.values.unique()
+    is_few = len(every) <= MAX_VALUES
+    chosen = [values == one for one in every] if is_few else [values < 0, values >= 0]
     return [
         replace(group, at=group.at[one], values=group.values[one]) for one in chosen if one.any()
     ]
@@ -412,39 +477,50 @@ def parts_of(group: Group) -> list[Group]:
 
 def make_rows(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
     """Whole rows of different kinds."""
-    turn = ground.turn % max(1, len(kinds))
+    if not kinds:
+        return []
+    turn = ground.turn % len(kinds)
     left = [*kinds[turn:], *kinds[:turn]]
+    is_any = ground.domain.form in ("free", "two", "whole")
+    lines = _lines(ground.value, ground.turn if is_any else 0)
+    if "zero row" in left and lines:  # where another input has one, too
+        left = ["zero row", *(kind for kind in left if kind != "zero row")]
+        lines[0] = ground.shared.setdefault((ground.value.shape, "zero row"), lines[0])
     groups: list[Group] = []
-    lines = _blocks(ground.value) if ground.domain.form in BY_ROW else None
-    for number, line in enumerate((lines or _lines(ground.value, ground.turn)) if left else []):
-        kind, at = left[number % len(left)], line
-        if number >= len(left) and random.random() > WHOLE and len(line) > 1:
-            part = max(1, len(line) >> random.randint(1, 8))
-            at = random.choice((line[part:], line[: len(line) - part]))
+    for number, line in enumerate(lines):
+        kind = left[number % len(left)]
+        is_head = kind == "same head"
+        at, part = line, max(1, len(line) >> random.randint(1, 8))
+        if is_head or (
+            is_any and number >= len(left) and random.random() > WHOLE and part < len(line)
+        ):
+            at = line[part:] if random.random() < 0.5 and not is_head else line[: len(line) - part]
         at = at if ground.domain.fixed is None else at[~ground.domain.fixed[at]]
         if len(at):
-            values = ROWS[kind](
-                ground, _same(ground, at) if kind == "same row" else ground.flat[at].double()
-            )
-            groups.append(Group(tensor=tensor, kind=kind, at=at, values=ground.cast(values)))
-    return groups
+            at, old = _same(ground, at, len(line)) if kind in AGREEING else (at, ground.flat[at])
+            make = ROWS.get(kind) or partial(_counted, num=int(kind.removesuffix(COUNTED)))
+            values = ground.cast(make(ground, old.double()))
+            groups.append(Group(tensor=tensor, kind=kind, at=at, values=values))
+    return sorted(groups, key=lambda one: (one.kind == "zero row", one.kind in AGREEING))
 
 
-def _same(ground: Ground, at: Places) -> Values:
-    """The same row of another input, or its opposite: a distance is 0, an angle is 0 or pi."""
-    row = random.choice(ground.others).view(-1)[at].double()
+def _same(ground: Ground, at: Places, length: int) -> tuple[Places, Values]:
+    """The same row of another input, or its opposite: a distance is 0, an angle is 0 or pi. Where
+    there is no such input, the row before, both of which stay so."""
+    if not ground.others:
+        before = (at - length) % ground.value.numel()
+        return torch.cat([at, before]), ground.flat[before].repeat(2)
+    row = random.choice(ground.others).view(-1)[at]
     is_signed = ground.domain.form in ("free", "norms") and ground.domain.low < 0
-    return -row if is_signed and random.random() < 1 / 3 else row
+    return at, -row if is_signed and random.random() < 1 / 3 else row
 
 
 def _lines(value: torch.Tensor, turn: int) -> list[Places]:
     """Flat indices of some rows, which do not meet: by turns samples, planes and rows side by side,
     or slabs and columns of a later axis; of parts of a tensor that has no rows."""
-    shape, size = value.shape, value.numel()
-    if value.ndim > 1 and (found := _across(value, turn // 2) if turn % 2 else _blocks(value)):
+    size = value.numel()
+    if found := (_across(value, turn // 2) if turn % 2 else []) or _blocks(value):
         return found
-    if value.ndim > 1 and shape[-1] > 1:
-        return _blocks(value)
     cuts = sorted({0, *(random.randrange(size) for _ in range(6)), size})
     parts = [torch.arange(a, min(b, a + MAX_SLAB)) for a, b in itertools.pairwise(cuts)]
     return random.sample(parts, max(1, len(parts) // 2))
@@ -495,29 +571,27 @@ def _across(value: torch.Tensor, turn: int) -> list[Places]:
 
 def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
     """Plants of several kinds in one tensor, each at places of its own."""
-    plain = [kind for kind in kinds if kind in _table(ground) or kind in ("tie", "other")]
-    at = _places(ground, num_kinds=len(plain)) if plain else ground.flat[:0].long()
+    at = _places(ground, num_kinds=len(kinds))
     groups: list[Group] = []
-    for kind in kinds:
-        if kind not in plain:
-            own, values = _STRUCTURED[kind](ground)
+    for number, kind in enumerate(kinds):
+        if kind == "between":
+            own, values = _between(ground)
         else:
-            own = at[plain.index(kind) :: len(plain)]
+            own = at[number :: len(kinds)]
             if len(own) < MIN_PLANTS:
                 more = torch.randint(ground.value.numel(), (2 * MIN_PLANTS,))
                 own = torch.cat([own, ground.movable(more)[:MIN_PLANTS]]).unique()
             if kind in ("large", "edge", "beyond"):
-                is_loud = (
-                    kind == "large" and ground.turn % 2 == 1
-                )  # else whole rows stay as they are
+                is_loud = kind == "large" and ground.turn % 2 == 1  # else whole rows stay
                 own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
-            if kind.endswith("constant") and ground.value.is_floating_point():
-                num = min(6 * len(ground.looks.constants), ground.value.numel() // MAX_SHARE)
-                own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
+            if kind.endswith("constant"):
+                is_float, size = ground.value.is_floating_point(), ground.value.numel()
+                sought = ground.looks.constants if is_float else ground.looks.integers
+                num = min(6 * len(sought), size // (MAX_SHARE if is_float else 4))
+                own = torch.cat([own, torch.randint(size, (num,))]).unique()
                 own = ground.movable(ground.shared.setdefault(ground.value.shape, own))
-            elif kind == "constant":
-                num = min(2 * len(ground.looks.integers), ground.value.numel() // 4)
-                own = torch.cat([own, torch.randint(ground.value.numel(), (num,))]).unique()
+            if ground.domain.form == "distinct":  # each value once
+                own = own[torch.randperm(len(own))[: len(ground.possible(ground.looks.integers))]]
             values = _values(ground, kind, own)
             if kind == "large":
                 values = _with_loud_ends(ground, own, values)
@@ -526,15 +600,9 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
     return groups
 
 
-def _table(ground: Ground) -> dict[str, Callable[[Ground, Values], Values]]:
-    if not ground.value.is_floating_point():
-        return INTEGERS
-    return {**ELEMENTS, "beyond": _beyond} if ground.domain.form == "whole" else ELEMENTS
-
-
 def _values(ground: Ground, kind: str, at: Places) -> Values:
     if kind == "other":
-        flat = random.choice([*ground.others, *ground.strangers]).reshape(-1)
+        flat = random.choice(ground.kin).view(-1)
         size = ground.value.numel()
         at = at if len(flat) == size else torch.randint(len(flat), at.shape)
         return flat[at].double()
@@ -544,7 +612,7 @@ def _values(ground: Ground, kind: str, at: Places) -> Values:
         step = torch.randint(1, max(2, length), at.shape)
         step = torch.where(torch.rand(at.shape) < 0.5, 1, step)  # a neighbour in every second place
         return ground.flat[start + (at - start + step) % length].double()
-    return _table(ground)[kind](ground, ground.flat[at].double())
+    return ELEMENTS[kind](ground, ground.flat[at].double())
 
 
 def _places(ground: Ground, *, num_kinds: int) -> Places:
@@ -562,30 +630,32 @@ def _places(ground: Ground, *, num_kinds: int) -> Places:
 
 
 def _ends(ground: Ground, *, is_loud: bool = False) -> Places:
-    """[places] first and last elements of some lines of each axis; loud ones in whole rows, too."""
+    """[places] First and last elements of some lines of each axis, and those whose index the
+    reference may compare with a number."""
     shape, size = ground.value.shape, ground.value.numel()
     found = [torch.zeros(0, dtype=torch.int64)]
     for axis, length in enumerate(shape):
         lines, inner = (size // length if length > 1 else 0), math.prod(shape[axis + 1 :])
         is_few = lines <= BLOCK
-        chosen = torch.randperm(lines) if is_few else torch.randint(lines, (NUM_LINES,))
-        chosen = chosen[:NUM_LINES]
-        first = chosen // inner * (inner * length) + chosen % inner
-        found += [first, first + (length - 1) * inner]
-    places, fixed = torch.cat(found).unique(), ground.domain.fixed
-    if not is_loud:
-        return ground.movable(places)
-    return places if fixed is None else places[~fixed[places]]
+        chosen = torch.randperm(lines) if is_few else torch.randint(lines, (BLOCK,))
+        marks = [n for n in ground.looks.integers if 0 < n < length - 1]
+        num = min(NUM_LINES, max(1, lines // (len(marks) + 1)))
+        for number, part in enumerate(chosen.split(num)[: len(marks) + 1]):
+            first = part // inner * (inner * length) + part % inner
+            columns = [marks[number - 1]] if number else [0, length - 1]
+            found += [first + at * inner for at in columns]
+    return ground.movable(torch.cat(found).unique(), is_loud=is_loud)
 
 
 def _with_loud_ends(ground: Ground, at: Places, values: Values) -> Values:
-    """Large values of which those at the ends of rows exceed all others, on both sides of 0: an
+    """Large values of which those of `_ends` in rows exceed all others, on both sides of 0: an
     extremum that misses an end is another one."""
     length = ground.value.shape[-1] if ground.value.ndim else 1
     if not len(at) or length < 2:
         return values
     loud, column = values.clone(), at % length
-    ends = torch.nonzero((column == 0) | (column == length - 1)).flatten()
+    marks = torch.tensor([0, length - 1, *ground.looks.integers])
+    ends = torch.nonzero(torch.isin(column, marks)).flatten()
     turns = (at[ends] // length).unique(return_inverse=True)[1] + (column[ends] > 0)
     sign = 1 - 2 * (turns % 2).to(values.dtype)  # the other one at a row's other end
     if ground.domain.low >= 0 or ground.domain.high <= 0:
@@ -594,118 +664,24 @@ def _with_loud_ends(ground: Ground, at: Places, values: Values) -> Values:
     return loud
 
 
-def _rows_chosen(ground: Ground) -> tuple[Places, int]:
-    """(first elements of a quarter of the rows, length of a row)"""
-    length = ground.value.shape[-1] if ground.value.ndim else 1
-    count = ground.value.numel() // length
-    return torch.randperm(count)[: max(1, min(count // 4, MAX_SLAB // length))] * length, length
-
-
-def _swap(ground: Ground) -> tuple[Places, Values]:
-    """Two elements of a row that change places; of all, if all are different."""
-    if ground.domain.form == "distinct" and len(ground.flat.unique()) == len(ground.flat):
-        one, two = torch.randperm(len(ground.flat))[: max(1, len(ground.flat) // 8) * 2].chunk(2)
-        return torch.cat([one, two]), ground.flat[torch.cat([two, one])].double()
-    rows, length = _rows_chosen(ground)
-    first = torch.randint(length, rows.shape)
-    second = (first + torch.randint(1, max(2, length), rows.shape)) % length
-    own, others = torch.cat([rows + first, rows + second]), torch.cat([rows + second, rows + first])
-    return own, ground.flat[others].double()
-
-
-def _other_row(ground: Ground) -> tuple[Places, Values]:
-    """Rows that become another one, moved or of another size."""
-    rows, length = _rows_chosen(ground)
-    rows = rows[:, None] + torch.arange(length)
-    others = rows[torch.randperm(len(rows))]
-    moved = (torch.randint(0, 2, (len(rows), 1)) * torch.randn(len(rows), 1)).double() * ground.rms
-    return rows.flatten(), (ground.flat[others].double() + moved).flatten()
-
-
-def _mass(ground: Ground) -> tuple[Places, Values]:
-    """An element of a row becomes 0 and another one their sum."""
-    own, values = _swap(ground)
-    half = len(own) // 2
-    return own, torch.cat([torch.zeros(half), values[:half] + values[half:]])
-
-
-def _other_value(ground: Ground) -> tuple[Places, Values]:
-    """The other one of two values."""
-    low, high = ground.domain.low, ground.domain.high
-    if low == high:
-        low, high = (0.0, high) if high else (0.0, 1.0)
-    at = torch.cat([_places(ground, num_kinds=8), _ends(ground)]).unique()
-    if ground.turn % 2:  # so few that no sample has one
-        at = at[torch.randperm(len(at))[: MIN_PLANTS // 2]]
-    return at, torch.where(ground.flat[at].double() == high, low, high)
-
-
-def _single(ground: Ground) -> tuple[Places, Values]:
-    """An integer for which Triton makes the same kernel."""
-    given = int(ground.flat[0])
-    alike = [n for n in range(2, min(given, 4096)) if (n % 16 == 0) == (given % 16 == 0)]
-    chosen = [random.choice([0, *random.sample(alike, min(1, len(alike)))])]
-    return torch.zeros(len(chosen), dtype=torch.int64), torch.tensor(chosen).double()
-
-
 def _between(ground: Ground) -> tuple[Places, Values]:
-    """Inner elements of sorted rows at other distances: of integers, unlike ones in another order,
-    or any that do not vanish in place of equal ones."""
-    value = ground.value
-    length = value.shape[-1]
-    rows = value.reshape(-1, length)[: max(1, MAX_SLAB // length)].double()
+    """Sorted rows of integers with other distances: unlike ones in another order, or any that do
+    not vanish in place of equal ones."""
+    length = ground.value.shape[-1]
+    rows = ground.value.reshape(-1, length)[: max(1, MAX_SLAB // length)].double()
     gaps = rows.diff(dim=-1)
-    low, high = float(gaps.min()), float(gaps.max())
-    if value.is_floating_point():
-        made = gaps * (2 * torch.randn(gaps.shape, dtype=torch.float64)).exp_()
-        made = made * (gaps.sum(-1, keepdim=True) / made.sum(-1, keepdim=True))
-    elif low < high:
+    low = int(gaps.min())
+    if low < gaps.max():
         made = gaps.gather(-1, torch.rand(gaps.shape).argsort(-1))
     else:
-        span = int(low) * (length - 1)
+        span = low * (length - 1)
         cuts = torch.stack([torch.randperm(span - 1)[: length - 2].sort().values + 1 for _ in rows])
-        whole = (
-            torch.nn.functional.pad(cuts, (1, 0)),
-            torch.nn.functional.pad(cuts, (0, 1), value=span),
-        )
-        made = (whole[1] - whole[0]).double()
-    may_join = value.is_floating_point() or low == 0 or bool(ground.looks.integers)
-    if may_join and random.random() < EQUAL:  # two are equal, or one of equal ones is left out
-        at = (made > 0).nonzero()
-        chosen = at[torch.rand(len(at)) < 1 / 8]
-        for row, column in chosen.tolist():
-            later = (made[row, column + 1 :] > 0).nonzero()
-            if len(later):
-                made[row, column + 1 + int(later[0])] += made[row, column]
-                made[row, column] = 0
-    inner = (rows[:, :1] + made.cumsum(-1))[:, :-1]
-    inner = torch.minimum(inner, rows[:, -1:]) if value.is_floating_point() else inner
-    at = torch.arange(len(rows))[:, None] * length + torch.arange(1, length - 1)
-    return at.flatten(), inner.flatten()
-
-
-def _congruent(ground: Ground) -> tuple[Places, Values]:
-    """D A D of a symmetric matrix, which stays definite."""
-    value = ground.value.double()
-    scale = torch.ones(value.shape[:-1], dtype=torch.float64).flatten()
-    chosen = torch.randperm(len(scale))[: max(1, len(scale) // 16)]
-    scale[chosen] = _signs(chosen.shape) * _power_of_2(torch.randint(-2, 3, chosen.shape).double())
-    scale = scale.view(*value.shape[:-1], 1)
-    made = (value * scale * scale.mT).flatten()
-    own = (made != value.flatten()).nonzero()[:, 0]
-    return own, made[own]
-
-
-_STRUCTURED: dict[str, Callable[[Ground], tuple[Places, Values]]] = {
-    "swap": _swap,
-    "mass": _mass,
-    "other row": _other_row,
-    "other value": _other_value,
-    "single": _single,
-    "between": _between,
-    "congruent": _congruent,
-}
-"""Kinds that change elements together, or that depend on the form."""
+        cuts = torch.nn.functional.pad(torch.nn.functional.pad(cuts, (1, 0)), (0, 1), value=span)
+        made = cuts.diff(dim=-1).double()
+    made = torch.cat([rows[:, :1], rows[:, :1] + made.cumsum(-1)], -1)
+    if not _is_strict(ground):  # a total that is less than all
+        made = made.clamp(max=made[:, -random.randint(2, max(2, length // 4)), None])
+    return torch.arange(made.numel()), made.flatten()
 
 
 def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
@@ -720,7 +696,7 @@ def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> N
             continue
         if size < MIN_ROW:
             if value.data_ptr() in trained and random.random() < GROWN:
-                value.add_(value.sign() * random.uniform(1, 4))
+                value.add_(value.sign() * random.uniform(1, 4)).mul_(random.choice((1, -1)))
             continue
         flat, default = value.view(-1), before[name].flatten()
         domain = Domain.of([value], permutes=False)
@@ -729,17 +705,13 @@ def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> N
         if has_defaults and bool((default == default[0]).all()):
             part = torch.arange(size) < random.randint(size // 8, size - 1)
             flat.copy_(torch.where(part if is_head else ~part, default, flat))
-        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value))
+        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value), size=1)
         has_sign = size == max(value.shape) and domain.low * domain.high > 0
         kinds = ["tie"] if has_sign else ["zero", "tie", "small"]
-        kinds += ["grown"] if size == max(value.shape) else []  # a bound of a scale or a bias
+        kinds += ["large"]  # a bound of a scale, a bias or a matrix
         kinds += ["sign"] if value.data_ptr() in trained and not has_sign else []
         at = torch.randint(1, size, (max(min(12, size // 2), size // 64),)).unique()
         for number, kind in enumerate(kinds):
             own = at[number :: len(kinds)]
-            if kind == "grown":
-                power = 3 + 2 * torch.rand(own.shape, dtype=torch.float64)
-                sign = torch.where(flat[own] < 0, -1.0, 1.0)
-                flat[own] = ground.cast(sign * max(ground.rms, 0.5) * power.exp2())
-            else:
-                flat[own] = ground.cast(_values(ground, kind, own))
+            own = own if kind != "large" or size == max(value.shape) else own[:MIN_PLANTS]
+            flat[own] = ground.cast(_values(ground, kind, own))

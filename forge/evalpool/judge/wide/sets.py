@@ -40,7 +40,7 @@ from forge.evalpool.judge.numbers.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, SAME, real_question
-from forge.evalpool.judge.wide.domain import Domain
+from forge.evalpool.judge.wide.domain import Domain, opened
 from forge.evalpool.judge.wide.look import FAR
 from forge.evalpool.judge.wide.plants import Ground, Group
 from forge.evalpool.judge.wide.reference import (
@@ -92,7 +92,7 @@ MAX_COUNT = 1 << 16
 """Magnitude of an int argument that may be a seed."""
 MAX_NOTED = 64
 """Plants that a set names."""
-GROWTH = (0, -1, -2)
+GROWTH = (0, 1, 2)
 """Steps by which large plants that the reference does not bear are made anew."""
 LARGE_BYTES = 4 << 20
 """Inputs and outputs above which all groups are planted together: a call costs more."""
@@ -129,7 +129,6 @@ class InputSet:
     exact: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """`outputs`, the integers among them as float64 gives them, where a rounding decides: none is
     asked in float64."""
-    """`state` in float64."""
     plants: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     """(tensor, flat index, kind) of some planted elements; tensors as `leaves` numbers them."""
     asks_real: bool = False
@@ -380,29 +379,24 @@ class Draws:
         first, second = (
             call_again(own, inputs, self._model).results(self._changed) for _ in range(2)
         )
-        if not all(map(self._is_again, outputs, first, self._close)):
+        is_exact = self._terms.device == "cpu"  # a card adds in another order each time
+        if not self.are_again(outputs, first, is_exact=is_exact):
             text = "nondeterministic: two runs on the same inputs differ"
             raise Unjudgeable(text, flag=Flag.NONDETERMINISTIC)
-        if not all(map(self._is_again, outputs, second, self._close)):
+        if not self.are_again(outputs, second, is_exact=is_exact):
             raise Unjudgeable(KEEPS)
 
-    def are_again(self, outputs: Outputs, others: Outputs) -> bool:
-        """True if two results are the same within the tolerance."""
+    def are_again(self, outputs: Outputs, others: Outputs, *, is_exact: bool = False) -> bool:
+        """True if two results are the same, within the tolerance unless asked exactly."""
         pairs = zip(outputs, others, self._close, strict=False)
         return len(outputs) == len(others) and all(
-            one.dtype is other.dtype and (is_equal(one, other) or self._is_near(one, other, close))
+            one.dtype is other.dtype
+            and (
+                is_equal(one, other)
+                or (not is_exact and _distance(one, other, by_row=False) <= close)
+            )
             for one, other, close in pairs
         )
-
-    def _is_again(self, one: torch.Tensor, other: torch.Tensor, close: float) -> bool:
-        """True if a second run gave the same; on a card the order of atomic additions may differ:
-        there it must agree within the tolerance."""
-        return is_equal(one, other) or (
-            self._terms.device != "cpu" and self._is_near(one, other, close)
-        )
-
-    def _is_near(self, one: torch.Tensor, other: torch.Tensor, close: float) -> bool:
-        return _distance(one, other, by_row=False) <= close
 
     def _widen(self, inputs: Outputs, outputs: Outputs) -> None:
         counted = self._counted
@@ -484,12 +478,8 @@ class Draws:
         ones are apart; the same kinds of all tensors go together, for branches that ask for
         several."""
         assert self._given is not None
-        inputs, tensors = self._given.inputs, range(len(self._domains))
-        every = [
-            k
-            for n in tensors
-            for k in self._on_device(plants.elements_for, self._ground(n, inputs))
-        ]
+        grounds = [self._ground(_Work(self._given), n) for n in range(len(self._domains))]
+        every = [kind for one in grounds for kind in self._on_device(plants.elements_for, one)]
         quiet = [one for one in dict.fromkeys(every) if one not in plants.LOUD]
         random.shuffle(quiet)
         num_quiet = (num_sets + random.randrange(2)) // 2
@@ -501,13 +491,16 @@ class Draws:
         for one in self._dealt[: max(1, num_sets - 1)]:
             one.has_arguments = True
         if num_sets > MIN_SETS and self._looks.is_global:
-            found = [self._on_device(plants.tensors_for, self._ground(n, inputs)) for n in tensors]
-            turns = [
-                (-place, random.random(), n, kind)
-                for n in tensors
-                for place, kind in enumerate(found[n])
+            whole = self._looks.whole
+            read = [n for n in range(len(grounds)) if None in whole or n in whole]
+            first, step = random.randrange(NUM_TENSORS), max(1, NUM_TENSORS // max(1, len(read)))
+            turns = [  # of several tensors, kinds that differ come first
+                ((place - first - step * turn) % len(kinds), turn, n, kind)
+                for turn, n in enumerate(random.sample(read, len(read)))
+                for kinds in [self._on_device(plants.tensors_for, grounds[n])]
+                for place, kind in enumerate(kinds)
             ]
-            self._whole = [(n, kind) for *_, n, kind in sorted(turns)]
+            self._whole = [(n, kind) for *_, n, kind in sorted(turns, reverse=True)]
 
     def _planted(self) -> InputSet:
         """Makes the next set, with the groups that matter and are borne."""
@@ -536,7 +529,7 @@ class Draws:
         for tensor in tensors:
             self._plant_rows(work, tensor, is_loud=is_loud)
         for tensor in tensors:
-            found = self._on_device(plants.elements_for, self._ground(tensor, start.inputs))
+            found = self._on_device(plants.elements_for, self._ground(work, tensor))
             own = [kind for kind in found if kind in plan.kinds] or found[:1]
             for part in [own] if is_large else [[kind] for kind in own]:
                 self._plant_elements(work, tensor, part)
@@ -546,37 +539,29 @@ class Draws:
             work.lost = self._lost(work.now)
         return self._final(work)
 
-    def _ground(self, tensor: int, inputs: list[Any], work: _Work | None = None) -> Ground:
-        values = leaves(inputs)
+    def _ground(self, work: _Work, tensor: int) -> Ground:
+        values = [*map(opened, leaves(work.now.inputs))]
         one, form = values[tensor], self._domains[tensor].form
-        strangers = [
-            other
-            for other in values
-            if other.shape != one.shape and other.dtype == one.dtype and other.numel()
-        ]
-        ground = Ground(
+        return Ground(
             value=one.contiguous(),
             domain=self._domains[tensor],
             looks=self._looks,
-            others=[
+            kin=[
                 other.contiguous()
                 for number, other in enumerate(values)
-                if number != tensor
-                and (other.shape, other.dtype) == (one.shape, one.dtype)
+                if (number != tensor and other.dtype == one.dtype and other.numel())
                 and (form not in plants.BY_ROW or self._domains[number].form == form)
             ],
-            strangers=strangers,
+            shared=work.shared,
+            taken=work.taken.get(tensor),
+            turn=work.turn,
+            rms=plants.rms_of(opened(leaves(work.start.inputs)[tensor])),
+            is_rough=work.is_rough,
         )
-        start = values if work is None else leaves(work.start.inputs)
-        ground.rms = plants.rms_of(start[tensor])
-        if work is not None:
-            ground.turn, ground.shared, ground.is_rough = work.turn, work.shared, work.is_rough
-            ground.taken = work.taken.get(tensor)
-        return ground
 
     def _plant_rows(self, work: _Work, tensor: int, *, is_loud: bool) -> None:
         """Whole rows: all kinds together, or one after another where not all are borne."""
-        ground = self._ground(tensor, work.now.inputs, work)
+        ground = self._ground(work, tensor)
         kinds = [
             kind
             for kind in self._on_device(plants.rows_for, ground)
@@ -591,7 +576,7 @@ class Draws:
 
     def _plant_elements(self, work: _Work, tensor: int, kinds: Sequence[str]) -> None:
         for size in GROWTH if "large" in kinds else GROWTH[:1]:
-            ground = self._ground(tensor, work.now.inputs, work)
+            ground = self._ground(work, tensor)
             ground.size = size
             groups = self._on_device(plants.make_elements, ground, tensor, kinds)
             found = self._accepts(work, groups) if groups else False
@@ -610,16 +595,26 @@ class Draws:
         while self._whole:
             tensor, kind = self._whole.pop()
             given = self._draw()
-            ground = self._ground(tensor, given)
-            made = ground.cast(plants.TENSORS[kind](ground, ground.value.double()))
-            if (fixed := self._domains[tensor].fixed) is not None:
-                made = torch.where(fixed.view(made.shape), ground.value, made)
-            inputs = replaced(given, lambda n, one, at=tensor, new=made: new if n == at else one)
-            tried = self._tried(inputs)
-            if tried is not None and self._is_stable(tried):
-                work = _Work(tried, turn=0)
+            ground = self._ground(_Work(_Tried(given, [])), tensor)
+            alike = [tensor]
+            if kind == "zero tensor":  # all at once: a sum of theirs may be 0
+                types = [(one.shape, one.dtype) for one in leaves(given)]
+                alike = [n for n, one in enumerate(types) if one == types[tensor]]
+            for size in GROWTH if kind == "lowered tensor" else GROWTH[:1]:
+                ground.size = size
+                at = torch.arange(ground.value.numel(), device=ground.value.device)
+                at = at if ground.domain.fixed is None else at[~ground.domain.fixed]
+                made = self._on_device(plants.TENSORS[kind], ground, ground.flat.double())
+                values = ground.cast(made)[at]
+                groups = [Group(tensor=n, kind=kind, at=at, values=values) for n in alike]
+                tried = self._tried(self._with(given, groups))
+                if tried is None or not self._is_stable(tried):
+                    continue
+                work = _Work(tried)
                 work.whole = [(tensor, 0, kind)]
-                yield self._final(work)
+                if (found := self._final(work)).plants:
+                    yield found
+                    break
 
     def _plant_arguments(self, work: _Work) -> None:
         """Other numbers and flags among the arguments."""
@@ -636,19 +631,25 @@ class Draws:
         """Plants groups of one tensor if they matter. None if the reference does not bear them.
         Whole rows need not matter: to lower one changes no softmax, but one that begins with 0."""
         tensor = groups[0].tensor
-        found = self._tried(_planted(work.now.inputs, groups))
+        found = self._tried(self._with(work.now.inputs, groups))
         if found is None:
             return None
         self._borne.add(tensor)
         matters = self._matters(work.now.outputs, found.outputs)
-        if not matters and groups[0].kind not in plants.ROWS:
+        if not matters and not plants.is_row(groups[0].kind):
             return False
         if matters:
             self._mattering.add(tensor)
-        work.replace(found)
-        values = leaves(found.inputs)
-        size = values[tensor].numel()
-        work.add(groups, size=size, alike=[n for n, v in enumerate(values) if v.numel() == size])
+        work.now = found
+        work.start.outputs, work.start.called = [], None  # needed no more
+        work.groups += groups
+        sizes = [opened(one).numel() for one in leaves(found.inputs)]
+        for one in groups:
+            is_both = one.kind in plants.AGREEING  # another input has the row, too
+            for n, size in enumerate(sizes if plants.is_row(one.kind) else ()):
+                if n == tensor or (is_both and size == sizes[tensor]):
+                    new = one.at.new_zeros(size, dtype=torch.bool)
+                    work.taken.setdefault(n, new)[one.at] = True
         return True
 
     def _plant_stable(self, work: _Work) -> None:
@@ -657,10 +658,26 @@ class Draws:
         assert start is not None  # as it was before
         work.start = work.now = start
         for group in groups:
-            found = self._tried(_planted(work.now.inputs, [group]))
+            found = self._tried(self._with(work.now.inputs, [group]))
             if found is not None and self._is_stable(found):
                 work.groups.append(group)
                 work.now = found
+
+    def _with(self, inputs: list[Any], groups: Sequence[Group]) -> list[Any]:
+        """The same inputs with plants; tensors without some are not copied."""
+
+        def put(number: int, one: torch.Tensor) -> torch.Tensor:
+            own = [group for group in groups if group.tensor == number]
+            if not own:
+                return one
+            made = opened(one).clone(memory_format=torch.contiguous_format)
+            for group in own:
+                made.view(-1)[group.at] = group.values
+                made = self._domains[number].kept(made, group.at)
+            made = torch.view_as_complex(made) if one.is_complex() else made.to(one.dtype)
+            return laid_out(made, memory_order(one))
+
+        return replaced(inputs, put)
 
     def _final(self, work: _Work) -> InputSet:
         """The set with all groups that eager bears: of some, large values may overflow there."""
@@ -668,7 +685,7 @@ class Draws:
             groups = [one for one in work.groups if one.kind not in left_out]
             tried: _Tried | None = work.now
             if len(groups) < len(work.groups):
-                tried = self._tried(_planted(work.start.inputs, groups))
+                tried = self._tried(self._with(work.start.inputs, groups))
             if tried is None:
                 continue
             inputs = replaced(tried.inputs, lambda _, one: one.clone())
@@ -686,7 +703,12 @@ class Draws:
                 continue
             made = self._set(inputs, called, wide)
             share = max(1, MAX_NOTED // max(1, len(groups)))
-            noted = [(one.tensor, at, one.kind) for one in groups for at in one.at[:share].tolist()]
+            noted = [
+                (one.tensor, at, one.kind)
+                for one in groups
+                for at in one.at[:share].tolist()
+                if not leaves(inputs)[one.tensor].is_complex()
+            ]
             made.plants = work.whole or noted[:MAX_NOTED]
             made.slack = max(1.0, max(work.lost, made.real_error) / MAX_REAL_ERROR)
             made.is_open = made.slack > 1.0
@@ -829,7 +851,7 @@ class Draws:
 class _Work:
     """A set at work."""
 
-    def __init__(self, start: _Tried, *, turn: int, is_rough: bool = False) -> None:
+    def __init__(self, start: _Tried, *, turn: int = 0, is_rough: bool = False) -> None:
         self.start = self.now = start
         self.turn = turn
         self.is_rough = is_rough
@@ -841,20 +863,6 @@ class _Work:
         self.shared: dict[Any, torch.Tensor] = {}
         self.taken: dict[int, torch.Tensor] = {}
         """Elements where whole rows are planted, by tensor."""
-
-    def replace(self, found: _Tried) -> None:
-        """Takes inputs with more plants. Results of those without any are needed no more."""
-        self.now = found
-        self.start.outputs, self.start.called = [], None
-
-    def add(self, groups: list[Group], *, size: int, alike: Sequence[int]) -> None:
-        """Takes note of groups of a tensor of so many elements, as `alike` ones have, too."""
-        self.groups += groups
-        for one in groups:
-            for tensor in alike if one.kind == "same row" else [one.tensor]:
-                if one.kind in plants.ROWS:
-                    new = one.at.new_zeros(size, dtype=torch.bool)
-                    self.taken.setdefault(tensor, new)[one.at] = True
 
 
 def _ill_conditioned(error: float) -> Unjudgeable:
@@ -884,21 +892,6 @@ def _other_arguments(value: Any) -> list[Any]:
         near = value + random.choice((1, 2))
         found = [near, 0, -near, 2 * near + 64] if abs(value) < MAX_COUNT else [near]
     return random.sample(found, len(found))
-
-
-def _planted(inputs: list[Any], groups: Sequence[Group]) -> list[Any]:
-    """The same inputs with plants; tensors without some are not copied."""
-
-    def put(number: int, one: torch.Tensor) -> torch.Tensor:
-        own = [group for group in groups if group.tensor == number]
-        if not own:
-            return one
-        made = one.clone(memory_format=torch.contiguous_format)
-        for group in own:
-            made.view(-1)[group.at] = group.values
-        return laid_out(made, memory_order(one))
-
-    return replaced(inputs, put)
 
 
 def _is_copy(output: torch.Tensor, one: torch.Tensor) -> bool:

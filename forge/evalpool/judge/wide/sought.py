@@ -45,6 +45,8 @@ class Looks:
     """Numbers that its operations or its Python code compare with, or jump at."""
     integers: tuple[int, ...] = ()
     """The same for integers, with neighbours where their order counts."""
+    compared: frozenset[float] = frozenset()
+    """Numbers that its operations ask something to be equal to, above or below, and `ignored`."""
     special: tuple[float, ...] = ()
     """NaN and infinities."""
     ignored: tuple[int, ...] = ()
@@ -59,8 +61,10 @@ class Looks:
     """True if it compares two tensors: elements are hardly ever equal by chance."""
     is_global: bool = True
     """True if an output may depend on an input as a whole, by more than a sum."""
-    is_product: bool = True
-    """True if it multiplies all elements of something."""
+    whole: frozenset[int | None] = frozenset({None})
+    """Numbers of these inputs; None where they are not known."""
+    is_adding: bool = True
+    """True if it adds elements."""
     permutes: bool = True
     """True if it may draw indices that are all different by design."""
 
@@ -85,6 +89,7 @@ class Looks:
         return cls(
             constants=_worth(constants),
             integers=tuple(sorted(one for one in counted.integers | near if abs(one) < 1 << 31)),
+            compared=frozenset({*counted.compared, *ignored}),
             special=tuple(counted.specials),
             ignored=ignored,
             has_indices=any(part in name for name in counted.names for part in INDEXING)
@@ -95,7 +100,8 @@ class Looks:
             is_comparing=counted.is_comparing,
             is_global=bool(counted.whole - SUMS)
             or (bool(counted.whole) and (counted.is_comparing or bool(counted.constants))),
-            is_product=any("prod" in name for name in counted.names),
+            whole=frozenset(counted.whole_inputs),
+            is_adding=any(name.endswith(("sum", "mm", "mean")) for name in counted.names),
             permutes=permutes,
         )
 
