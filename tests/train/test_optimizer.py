@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +36,16 @@ def test_small_updates_add_up_as_in_single_precision(monkeypatch: pytest.MonkeyP
     assert float(found.mean()) == pytest.approx(want, abs=2e-3)
     monkeypatch.setattr(optimizer, "CHUNK", 1000)
     assert float(trained(RoundingAdamW, torch.bfloat16).mean()) == pytest.approx(want, abs=2e-3)
+
+
+def test_weights_that_fsdp_shards_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate has made them f32 before the optimizer is made."""
+    model = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+    stage = {"optimizer": "adamw", "adam_beta1": 0.9, "adam_beta2": 0.99, "learning_rate": 1e-3}
+    settings: Any = SimpleNamespace(stage=stage, model={"quantize": None})
+    for shards in (False, True):
+        monkeypatch.setattr(optimizer, "uses_fsdp", lambda _, shards=shards: shards)
+        assert (optimizer.rounding_optimizer(settings, model) is None) is shards
 
 
 def test_what_bf16_can_hold_is_not_rounded() -> None:

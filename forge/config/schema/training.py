@@ -102,7 +102,8 @@ class ModelTable(Table):
     """Weights in 4 bits; needs [model.lora] and a GPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the trainer's weights. auto: float32 if all weights are trained, bfloat16 under an
-    adapter. All weights in bfloat16, with their moments, are rounded stochastically by "adamw"."""
+    adapter. All weights in bfloat16, with their moments, are rounded stochastically by "adamw";
+    fsdp2 trains them in float32."""
     trust_remote_code: bool = False
     """Run Python code from the model's directory."""
 

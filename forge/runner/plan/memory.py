@@ -123,7 +123,8 @@ def train_bytes(
     num_kept = 0 if asked is True else max(shape.layers - int(asked), 0)
     shards = parallel == "fsdp2" and num_gpus > 1
     moments = 2 if stage.optimizer == "adamw_8bit" else 8
-    trained, width = shape.params, 2 if model.dtype == "bfloat16" else 4
+    loaded = 2 if model.dtype == "bfloat16" else 4
+    trained, width = shape.params, 4 if shards else loaded  # accelerate makes trained shards f32
     frozen = 0.0
     if model.lora is not None:
         # TRL keeps an adapter of 4-bit weights in bf16, and so its gradients and moments.
@@ -132,7 +133,7 @@ def train_bytes(
         frozen = in_4_bits * BITS4_BYTES
         frozen += (shape.params - in_4_bits) * (4 if model.dtype == "float32" else 2)
     elif not isinstance(stage, SftStage) and stage.beta > 0:
-        frozen = width * shape.params  # the reference
+        frozen = loaded * shape.params  # the reference
     parts = {
         "weights": frozen + width * trained,
         "optimizer": min(moments, 2 * width) * trained,

@@ -145,6 +145,8 @@ def test_settings_that_save_memory_save_it_in_the_plan() -> None:
     sizes = [need(model=m).peak for m in (BF16, LORA, quantized)]
     assert peak > sizes[0] > sizes[1] > sizes[2]
     assert need(num_gpus=4, parallel="fsdp2").peak < need(num_gpus=4).peak / 2
+    shards = [need(model=m, num_gpus=4, parallel="fsdp2").weights for m in (FULL, BF16)]
+    assert shards[0] == shards[1], "accelerate trains f32 shards"
     host = need(changed(offload=True), num_gpus=4, parallel="fsdp2")
     assert (host.weights, host.optimizer, host.gradients) == (0, 0, 0)
     assert host.step == need(num_gpus=4, parallel="fsdp2").step

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from forge.train.trainer.child.settings import uses_fsdp
 
 if TYPE_CHECKING:
     from forge.train.trainer.child.settings import TrainerSettings
@@ -23,10 +24,10 @@ SEEDS = 1 << 31
 
 def rounding_optimizer(settings: TrainerSettings, model: Any) -> tuple[Any, dict[str, Any]] | None:
     """Class and arguments for transformers' Trainer, if plain AdamW trains weights in bf16; None
-    for the stage's own choice."""
+    for the stage's own choice. accelerate makes trained shards f32 (`fsdp2_prepare_model`)."""
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
-    is_quantized = settings.model["quantize"] is not None
-    if settings.stage["optimizer"] != "adamw" or trained != {torch.bfloat16} or is_quantized:
+    is_other = settings.model["quantize"] is not None or uses_fsdp(settings)
+    if settings.stage["optimizer"] != "adamw" or trained != {torch.bfloat16} or is_other:
         return None
     betas = settings.stage["adam_beta1"], settings.stage["adam_beta2"]
     return RoundingAdamW, {"lr": settings.stage["learning_rate"], "betas": betas}
@@ -61,7 +62,8 @@ class RoundingAdamW(torch.optim.Optimizer):
                 state["exp_avg"] = torch.zeros_like(p)
                 state["exp_avg_sq"] = torch.zeros_like(p)
             state["step"] += 1
-            tensors = [_flat(x) for x in (p, p.grad, state["exp_avg"], state["exp_avg_sq"])]
+            whole = (p, p.grad, state["exp_avg"], state["exp_avg_sq"])
+            tensors = [each.view(-1) for each in whole]
             factors = _factors(state["step"], **group)
             if tensors[0].is_cuda:
                 from forge.train.trainer.child.rounding_kernel import update
@@ -79,11 +81,6 @@ def _factors(
     corrections = 1 - betas[0] ** step, 1 - betas[1] ** step
     decay = 1 - lr * weight_decay
     return {"rate": lr, "decay": decay, "betas": betas, "corrections": corrections, "eps": eps}
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return own.view(-1)
 
 
 def _update(
