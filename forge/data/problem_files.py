@@ -106,7 +106,8 @@ def parse_source(source: str, *, path: Path, entry_point: str = "Model") -> Prob
         with warnings.catch_warnings(action="ignore"):  # of invalid escapes in other people's code
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
-        raise ConfigError(f"{path}:{getattr(err, 'lineno', 0) or 0}: no Python: {err}") from err
+        line, words = getattr(err, "lineno", 0) or 0, getattr(err, "msg", err)
+        raise ConfigError(f"{path}:{line}: no Python: {words}") from err
     constants: dict[str, tuple[Span, ...]] = {}
     for name, value in _assignments(tree):
         constants[name] = (*constants.get(name, ()), _span(value))
