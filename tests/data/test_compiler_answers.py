@@ -55,6 +55,20 @@ CASES = {
         ),
         ("torch.rand(20, 24)", "torch.rand(33, 24)"),
     ),
+    "product of rows in two axes": (
+        problem(
+            "self.fc(x).amax(-1)", "torch.rand(3, 20, 24)",
+            "self.fc = nn.Linear(a0, a1)", "24, 40",
+        ),
+        ("3, 20, 24", "2, 33, 24"),
+    ),
+    "mean of what a mask keeps": (
+        problem(
+            "(x * (y > 0)).sum(1) / (y > 0).sum(1).clamp(min=1) + x.logsumexp(1)",
+            "torch.rand(4, 24), torch.randn(4, 24)",
+        ),
+        ("4, 24", "6, 37"),
+    ),
     "batched product": (
         problem("x @ y.transpose(1, 2)", "torch.rand(2, 20, 24), torch.rand(2, 18, 24)"),
         ("2, 20, 24", "2, 35, 24"),

@@ -92,8 +92,12 @@ class _OneRow(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         match node:
-            case ast.Call(args=[ast.List(elts=[ast.Constant(value=1)]), value, kind]) if (
-                is_call(node, "tl.full") and dotted(kind) == "tl.int32"
+            case ast.Call(args=[ast.List(elts=[ast.Constant(value=1)]), value, kind]) if is_call(
+                node, "tl.full"
+            ) and dotted(kind) in ("tl.int32", "tl.int64", "tl.int1", "tl.float32"):
+                return value
+            case ast.Call(args=[value, ast.List(elts=[ast.Constant(value=1)])]) if is_call(
+                node, "tl.broadcast_to"
             ):
                 return value
             case ast.Call(keywords=[ast.keyword(arg="keep_dims")]):

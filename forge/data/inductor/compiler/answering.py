@@ -2,7 +2,7 @@
 
     text ─trace─▶ Inductor's code ─rewrite─▶ plain Triton
 
-Sizes are symbols first; where the model does not bear them, numbers.
+Sizes are symbols, and so are numbers that modules keep, where the model bears that.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from forge.data.harvest.records import AnswerTask
 
 FINAL = (RewriteReason.RANDOM, RewriteReason.NO_KERNEL)
-"""Reasons that other sizes do not change."""
-
-
-ATTEMPTS = ({}, {"with_attributes": False}, {"symbolic": False})
+"""Reasons that another trace does not change."""
+ATTEMPTS = ({}, {"with_attributes": False})
 """Options of traces, tried in turn."""
 
 

@@ -42,6 +42,7 @@ OPTIONS: dict[str, Any] = {
     "prologue_fusion": False,
     "pattern_matcher": False,
     "triton.max_tiles": 1,
+    "triton.coalesce_tiling_analysis": False,
     "alignment_asserts": False,
     "assert_indirect_indexing": False,
     "inplace_buffers": False,
@@ -96,15 +97,12 @@ class Traced:
     """Lengths of all axes, and products of the last ones, of inputs, parameters and results."""
 
 
-def trace(
-    problem: str, *, large: str = "", symbolic: bool = True, with_attributes: bool = True
-) -> Traced:
+def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Traced:
     """The answer of a problem as Inductor writes it. Raises Untraceable.
 
     Args:
         problem: Source with `Model`, `get_inputs` and `get_init_inputs`.
         large: The problem at the largest sizes, where it has others.
-        symbolic: False for sizes as numbers.
         with_attributes: Whether numbers that modules keep become symbols, too.
     """
     with _reason("not traced"), contextlib.ExitStack() as stack:
@@ -120,14 +118,14 @@ def trace(
         leaves, spec = pytree.tree_flatten(list(inputs))
         taken = {one.id for one in ast.walk(ast.parse(problem)) if isinstance(one, ast.Name)}
         taken |= {one.arg for one in ast.walk(ast.parse(problem)) if isinstance(one, ast.arg)}
-        sizes = Sizes(env, fake, symbolic, taken)
+        sizes = Sizes(env, fake, taken)
         labels = [_label(path) for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
-        sizes.longest = _lengths(large) if large and symbolic else {}
+        sizes.longest = _lengths(large) if large else {}
         given = [sizes.symbolic(one, f"x{k}") for k, one in enumerate(leaves)]
         given = [
             *(sizes.symbolic(one.value, f"self.{one.path}", _axes(one)) for one in held), *given
         ]  # fmt: skip
-        made = _Traced(model, held, spec, with_attributes=symbolic and with_attributes)
+        made = _Traced(model, held, spec, with_attributes=with_attributes)
         is_symbolic = [
             isinstance(one, torch.Tensor | torch.SymInt | torch.SymFloat) for one in given
         ]
@@ -139,9 +137,9 @@ def trace(
                 every = zip(given, is_symbolic, strict=True)
                 return made.run([next(rest) if kept else one for one, kept in every])
 
-            mode = "symbolic" if symbolic else "real"
             function = torch.func.functionalize(flat, remove="mutations")
-            graph = make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=True)(*symbols)
+            traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+            graph = traced(*symbols)
             _move_to_card(graph)
             for node in graph.graph.nodes:
                 value = node.meta.get("val")

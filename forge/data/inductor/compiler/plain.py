@@ -25,7 +25,7 @@ def plain_operations(stack: contextlib.ExitStack) -> None:
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     stack.callback(torch.backends.mha.set_fastpath_enabled, is_fast)
-    for function in (_layer_norm, _instance_norm, _max_pool1d, _interpolate, _relu6):
+    for function in (_layer_norm, _instance_norm, _max_pool1d, _interpolate, _relu6, _linear):
         name = function.__name__.removeprefix("_")
         stack.enter_context(mock.patch.object(functional, name, function))
 
@@ -71,6 +71,19 @@ def _max_pool1d(
     if return_indices:
         return values.squeeze(-2), indices.squeeze(-2)
     return values.squeeze(-2)
+
+
+LINEAR = functional.linear
+
+
+def _linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """More axes than two are rows: torch's own way asks for their lengths as numbers."""
+    if input.dim() < 3:
+        return LINEAR(input, weight, bias)
+    rows = LINEAR(input.reshape(-1, input.shape[-1]), weight, bias)
+    return rows.view(*input.shape[:-1], weight.shape[0])
 
 
 INTERPOLATE = functional.interpolate

@@ -8,7 +8,7 @@ from unittest import mock
 
 import sympy
 from torch._inductor.choices import InductorChoices
-from torch._inductor.codegen.triton import TritonKernel
+from torch._inductor.codegen.triton import TritonKernel, TritonSymbols
 from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.virtualized import V
 
@@ -29,11 +29,21 @@ def reductions(stack: contextlib.ExitStack, sizes: Sizes) -> None:
         longest = max(_length(size), sizes.largest_of(size) or 0)
         return _is_of_one_axis(size) and longest <= most
 
+    shape_of = TritonSymbols.get_block_shape
+
+    def block_shape(expr: Any) -> Any:
+        """As Inductor's, which fails for the index of a row that is a number and no tensor."""
+        kernel: Any = V.kernel
+        rows = {tree.prefix for tree in kernel.range_trees if tree.tensor_dim is None}
+        indices = (one for one in expr.free_symbols if one.name.rstrip("0123456789") in rows)
+        return shape_of(expr.xreplace(dict.fromkeys(indices, sympy.Integer(0))))
+
     choose = staticmethod(is_persistent)
     for owner, name, value in (
         (InductorChoices, "should_use_persistent_reduction", choose),
         (TritonKernel, "_get_persistent_RBLOCK", staticmethod(_block)),
         (TritonKernel, "want_no_x_dim", _has_one_row),
+        (TritonSymbols, "get_block_shape", staticmethod(block_shape)),
     ):
         stack.enter_context(mock.patch.object(owner, name, value))
 

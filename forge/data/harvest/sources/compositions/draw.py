@@ -162,11 +162,11 @@ def _beside(w: ModuleWriter, x: Value, step: Callable[[ModuleWriter, Value], Val
     return step(w, _small(w, x)) if w.rng.random() < 0.5 else _small(w, step(w, x))
 
 
-MAX_STEPS = (2, 2, 3, 3, 4, 5, 6)
+MAX_STEPS = (2, 2, 2, 3, 3, 4, 5)
 
 
 def _level_2(w: ModuleWriter) -> Value:
-    """A product or a convolution, and two to six operations."""
+    """A product or a convolution, and two to five operations."""
     x = product(w) if w.rng.random() < 0.45 else convolution(w)
     x = w.read(x)
     first: Value | None = None
