@@ -6,15 +6,18 @@
 
 One problem is one task, and as many are under way as judges can take. A result is on disk before it
 is counted: a harvest that was killed reads the sources again, runs no problem twice, and writes the
-same bytes as one that was not. This process parses code and runs none of it.
+same bytes as one that was not. Ctrl-C writes the files of the problems that are done, without a
+manifest. This process parses code and runs none of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +37,6 @@ from forge.data.build.choice import HeldoutProblems
 from forge.data.build.left_out import LeftOutRow, counted
 from forge.data.build.output import (
     HELDOUT,
-    MANIFEST,
     TRAIN,
     hash_file,
     open_sinks,
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from forge.evalpool.pool import Pool
     from forge.records import Verdict
 
+logger = logging.getLogger(__name__)
 RESULTS = "results.jsonl"
 PROBLEMS, LARGE, ANSWERS = "problems", "problems-large", "answers"
 SCORED = "scored"
@@ -135,7 +138,7 @@ class HarvestDone:
         rows = ", ".join(f"{count} {name}" for name, count in self.manifest["rows"].items())
         return (
             f"{found['train']} problems and {rows} rows in {self.folder}; README.md has the yields,"
-            f" {MANIFEST} the settings, hashes and reasons"
+            f" {DROPPED} the reasons"
         )
 
 
@@ -199,13 +202,19 @@ class HarvestTask:
         )  # fmt: skip
 
     def run(self, work: Path, *, is_shown: bool) -> dict[str, Any]:
-        """Harvests, and writes the files. Raises OSError where one cannot be written, and
-        MachineError where problems have no result for the first time, or where most have none."""
+        """Harvests, and writes the files, also after Ctrl-C. Raises OSError where one cannot be
+        written, and MachineError where problems have no result for the first time, or where most
+        have none."""
         log, again = ResultLog(work / RESULTS), work / ASK_AGAIN
         asked = frozenset[str](json.loads(again.read_text()) if again.is_file() else ())
         try:
-            state = anyio.run(partial(_harvest_all, self, log, is_shown, asked))
+            anyio.run(partial(_harvest_all, self, state, log, is_shown))
             if state.unlogged:
+        request = self.request
+        sieve = Sieve(
+            heldout=self.heldout, similarity=request.similarity, keeps_heldout=request.keeps_heldout
+        )
+        state = _State(sieve=sieve, asked=asked)
                 write_whole(again, json.dumps(sorted(asked | state.unlogged)).encode())
                 raise MachineError(
                     f"{len(state.unlogged)} of {len(state.keys)} problems have no result, for a "
@@ -222,6 +231,11 @@ class HarvestTask:
         finally:
             log.close()
 
+        except KeyboardInterrupt:
+            with suppress(NoProblem):
+                made = HarvestDone(folder=request.out, manifest=_write(self, state, log))
+                logger.warning("so far %s", made.describe())
+            raise
 
 @dataclass(slots=True, kw_only=True)
 class _State:
@@ -251,14 +265,8 @@ class _Entry:
     key: str
 
 
-async def _harvest_all(
-    task: HarvestTask, log: ResultLog, is_shown: bool, asked: frozenset[str]
-) -> _State:
+async def _harvest_all(task: HarvestTask, state: _State, log: ResultLog, is_shown: bool) -> None:
     request = task.request
-    sieve = Sieve(
-        heldout=task.heldout, similarity=request.similarity, keeps_heldout=request.keeps_heldout
-    )
-    state = _State(sieve=sieve, asked=asked)
     entries = _entries(task, state)
     harvests = "problems" if request.only_problems else "answers"
     gpus = request.judge.gpus()
@@ -280,7 +288,6 @@ async def _harvest_all(
         num_cores = len(os.sched_getaffinity(0)) if gpus else pool.num_judges
         for _ in range(IN_FLIGHT_A_CORE * num_cores):
             tasks.start_soon(work_on_next)
-    return state
 
 
 def _entries(task: HarvestTask, state: _State) -> Iterator[_Entry]:
@@ -508,19 +515,25 @@ def lasting(detail: str) -> str:
 
 
 def _write(task: HarvestTask, state: _State, log: ResultLog) -> dict[str, Any]:
-    """Writes all files but the manifest; returns its part about them."""
+    """Writes all files but the manifest, of the problems with a result; returns its part about
+    them. Raises NoProblem."""
     request, out = task.request, task.request.out
     kept: list[int] = []
     for number, (key, _) in enumerate(state.keys):
         result = Harvested.of(log.get(key))
-        assert result is not None
+        if result is None:  # under way at Ctrl-C
+            continue
         state.counts.add(result)
         if result.is_problem:
+class NoProblem(ConfigError):
+    """No problem of the sources can be used."""
+
+
             kept.append(number)
     steps = state.counts.steps()
     if not kept:
         words = ", ".join(request.sources)
-        raise ConfigError(f"SOURCE: {words}: no problem; {counted(steps) or 'none found'}")
+        raise NoProblem(f"SOURCE: {words}: no problem; {counted(steps) or 'none found'}")
     split = SplitTable(heldout_share=request.heldout_share, seed=request.seed)
     apart = state.sieve.set_apart(kept, split)
     write_whole(out / DROPPED, "".join(one.to_line() for one in state.counts.dropped).encode())

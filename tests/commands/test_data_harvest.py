@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import io
 import json
+import signal
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from forge.adapters.settings import JudgeSettings
 from forge.commands import data_harvest
 from forge.commands.data_harvest import HarvestRequest, harvest, lasting
 from forge.config.schema import ProblemsTable, PromptTable
+from forge.data.build.output import MANIFEST
 from forge.data.build.result_log import ResultLog
 from forge.data.pairs.files import read_pairs
 from forge.data.problems import load_problems
@@ -77,6 +80,7 @@ class FakePool:
                     "text": 0,
                     "tensors": 1,
                     "outputs": 1,
+                    "operations": 3,
                     "cpu_s": 0.1,
                     "group": 0,
                     "large": 2,
@@ -159,6 +163,31 @@ def test_a_harvest_that_was_killed_writes_the_same_bytes(
     assert again.asked == []
 
 
+def test_ctrl_c_writes_the_rows_of_the_problems_that_are_done(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(FakePool):
+        async def harvest(self, work: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
+            if len(self.asked) == 6:
+                signal.raise_signal(signal.SIGINT)
+                await anyio.sleep_forever()
+            return await super().harvest(work, limit_s=limit_s)
+
+    run(source, tmp_path / "once", monkeypatch, FakePool())
+    out = tmp_path / "cut" / "once"
+    with pytest.raises(KeyboardInterrupt):
+        run(source, out, monkeypatch, Interrupted())
+    assert not (out / MANIFEST).exists()
+    whole, cut = (
+        {pair.problem_id for pair in read_pairs(path, prompts=make_prompts(PromptTable()))}
+        for path in (tmp_path / "once", out)
+    )
+    assert cut
+    assert cut < whole
+    run(source, out, monkeypatch, FakePool())
+    assert files_of(out) == files_of(tmp_path / "once")
+
+
 def test_runs_read_the_rows_and_the_problems(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +223,7 @@ def test_a_problem_that_no_judge_answered_is_asked_again_once(
     out = tmp_path / "out"
     with pytest.raises(MachineError, match="1 of 8 problems"):
         run(source, out, monkeypatch, Broken())
-    assert not (out / data_harvest.MANIFEST).exists()
+    assert not (out / MANIFEST).exists()
     again = Broken()
     done = run(source, out, monkeypatch, again)
     assert again.asked == ["sizes"]
