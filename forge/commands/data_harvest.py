@@ -86,6 +86,9 @@ SIZES_CPU_S, ANSWER_CPU_S = 10.0, 30.0
 MAX_RUN_S = 1.0
 """Processor time of a problem's construction and first run: more is a whole model, whose answer no
 judge on a CPU ends in time."""
+MAX_OPERATIONS = 60
+"""Operations of a problem that gets an answer, views aside: a whole model has more, and takes the
+compiler minutes for a text that no row has room for."""
 BUSY_FACTOR = 8.0
 """Times that, which a child may last on a machine that is busy."""
 PHASE_S = 90.0
@@ -393,6 +396,9 @@ class _Work:
             raise _NotPassed("runs", "no tensor among the inputs")
         if not done["outputs"]:
             raise _NotPassed("runs", "no tensor among the outputs")
+        if not self._task.request.only_problems and done["operations"] > MAX_OPERATIONS:
+            detail = f"{done['operations']} operations"
+            raise _NotPassed("runs", f"more than {MAX_OPERATIONS} operations", detail)
         groups = self._groups(texts)
         self._note(text=texts[0])
         if "group" in done:

@@ -12,7 +12,7 @@ from forge.evalpool.judge.harvest.asking import ask_harvester
 
 SIZES = {"step": "sizes", "source": "a", "alternatives": ["b"],
          "groups": [{"text": "a", "other": "b", "large": ["c"]}]}  # fmt: skip
-RAN = {"text": 1, "tensors": 1, "outputs": 1, "cpu_s": 0.1}
+RAN = {"text": 1, "tensors": 1, "outputs": 1, "operations": 3, "cpu_s": 0.1}
 ANSWER = {"step": "answer", "source": "a", "task": {}}
 MADE = {"is_answered": True, "code": "x", "policy": "own", "kernels": ["k"], "products": 0,
         "literals": []}  # fmt: skip

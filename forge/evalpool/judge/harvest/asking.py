@@ -87,7 +87,7 @@ def _is_result(body: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
     large = groups[body["group"]]["large"] if _is_place(body.get("group"), groups) else ()
     return (
         _is_place(body.get("text"), [request["source"], *request["alternatives"]])
-        and all(type(body.get(name)) is int for name in ("tensors", "outputs"))
+        and all(type(body.get(name)) is int for name in ("tensors", "outputs", "operations"))
         and isinstance(seconds, int | float)
         and ("group" not in body or _is_place(body["group"], groups))
         and ("large" not in body or _is_place(body["large"], large))

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from forge.data.harvest.records import Answered, AnswerTask, Unanswered
@@ -96,7 +97,7 @@ def _sizes(request: Mapping[str, Any]) -> dict[str, Any]:
     number, first = _first_run([request["source"], *request["alternatives"]])
     result: dict[str, Any] = {
         "text": number, "tensors": first.num_tensors, "outputs": first.num_outputs,
-        "cpu_s": first.cpu_s,
+        "operations": first.num_operations, "cpu_s": first.cpu_s,
     }  # fmt: skip
     for number, group in enumerate(request["groups"]):
         runs = [_try(text) for text in (group["text"], group["other"])]
@@ -120,9 +121,9 @@ class _Run:
     """Facts of one forward pass."""
 
     def __init__(
-        self, inputs: list[Any], outputs: list[torch.Tensor], *, flops: int, cpu_s: float
+        self, inputs: list[Any], outputs: list[torch.Tensor], *, num: int, flops: int, cpu_s: float
     ) -> None:
-        self.cpu_s = cpu_s
+        self.cpu_s, self.num_operations = cpu_s, num
         self.num_tensors = len(leaves(inputs))
         self.num_outputs = len(outputs)
         self.num_bytes = sum(one.nbytes for one in [*leaves(inputs), *outputs])
@@ -141,10 +142,22 @@ class _Run:
             run_source(text, module, file=FILE)
             model = construct(module.__dict__["Model"], constructor_arguments(module, "Model"))
             inputs = make_inputs(module)
-            with FlopCounterMode(display=False) if device == "meta" else nullcontext() as counter:
+            flops_counted = FlopCounterMode(display=False) if device == "meta" else nullcontext()
+            with flops_counted as counter, _Operations() as operations:
                 outputs = flatten(model(*inputs))
         flops = counter.get_total_flops() if counter else 0
-        return cls(inputs, outputs, flops=flops, cpu_s=time.process_time() - began)
+        cpu_s = time.process_time() - began
+        return cls(inputs, outputs, num=operations.num, flops=flops, cpu_s=cpu_s)
+
+
+class _Operations(TorchDispatchMode):
+    """Counts operations, views aside."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
 def _first_run(texts: Sequence[str]) -> tuple[int, _Run]:
