@@ -210,14 +210,14 @@ class HarvestTask:
         have none."""
         log, again = ResultLog(work / RESULTS), work / ASK_AGAIN
         asked = frozenset[str](json.loads(again.read_text()) if again.is_file() else ())
-        try:
-            anyio.run(partial(_harvest_all, self, state, log, is_shown))
-            if state.unlogged:
         request = self.request
         sieve = Sieve(
             heldout=self.heldout, similarity=request.similarity, keeps_heldout=request.keeps_heldout
         )
         state = _State(sieve=sieve, asked=asked)
+        try:
+            anyio.run(partial(_harvest_all, self, state, log, is_shown))
+            if state.unlogged:
                 write_whole(again, json.dumps(sorted(asked | state.unlogged)).encode())
                 raise MachineError(
                     f"{len(state.unlogged)} of {len(state.keys)} problems have no result, for a "
@@ -231,14 +231,14 @@ class HarvestTask:
             for key, result in state.vain.items():
                 log.add(key, asdict(result))
             return _write(self, state, log)
-        finally:
-            log.close()
-
         except KeyboardInterrupt:
             with suppress(NoProblem):
                 made = HarvestDone(folder=request.out, manifest=_write(self, state, log))
                 logger.warning("so far %s", made.describe())
             raise
+        finally:
+            log.close()
+
 
 @dataclass(slots=True, kw_only=True)
 class _State:
@@ -385,22 +385,25 @@ class _Work:
     async def _try_sizes(self) -> None:
         found = self._entry.found
         texts = [found.text, *found.alternatives]
-        done = await self._ask_sizes(texts, self._groups(texts))
-        if len(texts) > 1:
+        groups = self._groups(texts)
+        if groups and groups[0].large == (found.text,):
+            texts = [one.text for one in groups]  # the text itself has a card's sizes
+        done = await self._ask_sizes(texts, groups)
+        if len(texts) > 1 and not groups:
             number: int = done["text"]
             texts = [texts[number]]
-            done = await self._ask_sizes(texts, self._groups(texts))
+            groups = self._groups(texts)
+            done = await self._ask_sizes(texts, groups)
         if done["cpu_s"] > MAX_RUN_S:
             raise _NotPassed("runs", "too large", f"its first run takes more than {MAX_RUN_S} s")
+        if not self._task.request.only_problems and done["operations"] > MAX_OPERATIONS:
+            detail = f"{done['operations']} operations"
+            raise _NotPassed("runs", f"more than {MAX_OPERATIONS} operations", detail)
         if not done["tensors"]:
             raise _NotPassed("runs", "no tensor among the inputs")
         if not done["outputs"]:
             raise _NotPassed("runs", "no tensor among the outputs")
-        if not self._task.request.only_problems and done["operations"] > MAX_OPERATIONS:
-            detail = f"{done['operations']} operations"
-            raise _NotPassed("runs", f"more than {MAX_OPERATIONS} operations", detail)
-        groups = self._groups(texts)
-        self._note(text=texts[0])
+        self._note(text=texts[done["text"]])
         if "group" in done:
             number: int = done["group"]
             group = groups[number]
@@ -520,6 +523,10 @@ def lasting(detail: str) -> str:
     return "\n".join(one for one in lines if _PLACE.match(one) or not _DRAWN.search(one))
 
 
+class NoProblem(ConfigError):
+    """No problem of the sources can be used."""
+
+
 def _write(task: HarvestTask, state: _State, log: ResultLog) -> dict[str, Any]:
     """Writes all files but the manifest, of the problems with a result; returns its part about
     them. Raises NoProblem."""
@@ -531,10 +538,6 @@ def _write(task: HarvestTask, state: _State, log: ResultLog) -> dict[str, Any]:
             continue
         state.counts.add(result)
         if result.is_problem:
-class NoProblem(ConfigError):
-    """No problem of the sources can be used."""
-
-
             kept.append(number)
     steps = state.counts.steps()
     if not kept:

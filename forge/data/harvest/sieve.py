@@ -36,7 +36,7 @@ class Sieve:
     heldout: HeldoutProblems
     similarity: float
     keeps_heldout: bool = False
-    """Held-out problems stay: for the share of them that is answered."""
+    """Held-out problems stay, and each of those alike: for the share of them that is answered."""
     _first: dict[str, str] = field(default_factory=dict[str, str])
     """Origins by the digests of normal forms."""
     _names: list[str] = field(default_factory=list[str])
@@ -66,13 +66,15 @@ class Sieve:
             match = match or self.heldout.match(signed, digests)
             if match is not None:
                 return left_out(step="apart", reason="similar to a held-out problem", detail=match)
-        first = self._first.setdefault(digest or origin, origin)
-        if first != origin:
-            return left_out(step="distinct", reason="the same again", detail=first)
-        if alike := self._index.similar(signed):
-            index, share = max(alike, key=lambda each: (each[1], -each[0]))
-            detail = f"{self._names[index]} ({share:.2f})"
-            return left_out(step="distinct", reason="similar to an earlier problem", detail=detail)
+            first = self._first.setdefault(digest or origin, origin)
+            if first != origin:
+                return left_out(step="distinct", reason="the same again", detail=first)
+            if alike := self._index.similar(signed):
+                index, share = max(alike, key=lambda each: (each[1], -each[0]))
+                said = f"{self._names[index]} ({share:.2f})"
+                return left_out(
+                    step="distinct", reason="similar to an earlier problem", detail=said
+                )
         self._index.add(signed)
         self._names.append(origin)
         file = origin.rpartition(":")[0] or origin

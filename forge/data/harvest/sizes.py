@@ -13,6 +13,7 @@ import ast
 import math
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from forge.data.harvest.closure import copied
@@ -28,8 +29,12 @@ MOST_SMALL = 8
 GROWTH = tuple(4**power for power in range(2, 14))
 """Factors of the elements of inputs that are tried for a card."""
 MAX_LENGTH = 1 << 20
-LARGE_ELEMENTS = 1 << 18
-"""Product of a text's constants from which it is not for a CPU."""
+WIDER = 3
+"""Factor for lengths that a wide filter fits into."""
+WIDEST = 64
+"""Width of parameters at a CPU's sizes, if a text has a card's."""
+LARGE_ELEMENTS, LARGE_LENGTH = 1 << 17, 1 << 11
+"""Product of a text's constants, and one of them, from which it is not for a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +96,11 @@ def size_groups(text: str) -> list[SizeGroup]:
     )
     if node is None:
         return []
-    if constants := _free_constants(tree, node):
-        return list(_constant_groups(text, constants))
+    lines = _one_a_line(text, tree)
+    tree_of_lines = ast.parse(lines)
+    constants = _constants(tree_of_lines)
+    if free := _free(constants, tree_of_lines, node):
+        return list(_constant_groups(text, lines, free, constants))
     shapes = [[length for _, length in axes] for axes in _axes(node)]
     rank = max(map(len, shapes), default=0)
     groups: dict[str, SizeGroup] = {}
@@ -109,42 +117,104 @@ def size_groups(text: str) -> list[SizeGroup]:
     return list(groups.values())
 
 
-def _free_constants(tree: ast.Module, node: ast.FunctionDef) -> dict[str, int]:
-    """Whole numbers of the top level that the inputs depend on, and the constructor does not."""
+def _one_a_line(text: str, tree: ast.Module) -> str:
+    """The text with `a, b = 4, 8` and `a = b = 4` of its top level as assignments to one name."""
+    lines = text.split("\n")
+    for nodes in reversed(_by_line(tree.body)):
+        said = [one for node in nodes for one in _single(node)]
+        if len(said) > 1:
+            lines[nodes[0].lineno - 1 : nodes[-1].end_lineno] = said
+    return "\n".join(lines)
+
+
+def _single(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
+            names
+        ) == len(values):
+            pairs = zip(names, values, strict=True)
+            return [f"{ast.unparse(name)} = {ast.unparse(value)}" for name, value in pairs]
+        case ast.Assign(targets=[_, _, *_], value=ast.Constant() as value):
+            return [f"{ast.unparse(name)} = {ast.unparse(value)}" for name in node.targets]
+        case _:
+            return [ast.unparse(node)]
+
+
+def _constants(tree: ast.Module) -> dict[str, int]:
+    """Whole numbers above 1 at the top level, by name."""
     values: dict[str, int] = {}
-    fixed: set[str] = set()
     for one in tree.body:
         match one:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 number = _whole(value, values)
                 if number is not None and number > 1:
                     values[name] = number
-                else:
-                    fixed |= _names(value)
-            case _ if one is not node:
-                fixed |= _names(one)
             case _:
                 pass
-    return {name: values[name] for name in values if name in _names(node) - fixed}
+    return values
 
 
-def _constant_groups(text: str, constants: Mapping[str, int]) -> Iterator[SizeGroup]:
-    """All constants at small lengths, then the first alone; large is the text itself, where it
-    is."""
-    is_large = math.prod(constants.values()) > LARGE_ELEMENTS
-    for names in dict.fromkeys((tuple(constants), tuple(constants)[:1])):
-        small, other = (
-            replaced(
-                text, "\n".join(f"{n} = {lengths[place % 5]}" for place, n in enumerate(names))
+def _free(constants: Mapping[str, int], tree: ast.Module, node: ast.FunctionDef) -> dict[str, int]:
+    """The constants that the inputs depend on, and the constructor does not."""
+    fixed: set[str] = set()
+    for one in tree.body:
+        match one:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                if name not in constants:
+                    fixed |= _names(value)
+            case ast.FunctionDef(name="get_inputs"):
+                pass
+            case _:
+                fixed |= _names(one)
+    return {name: constants[name] for name in constants if name in _names(node) - fixed}
+
+
+def _constant_groups(
+    text: str, lines: str, free: Mapping[str, int], constants: Mapping[str, int]
+) -> Iterator[SizeGroup]:
+    """All free constants at small lengths and at WIDER ones, then the first alone. Of a text with
+    a card's sizes, which is then the large one, the widths of parameters shrink, too.
+
+    Args:
+        lines: the text with an assignment a line.
+    """
+    is_large = max(constants.values()) > LARGE_LENGTH or _num_elements(text) > LARGE_ELEMENTS
+    widths = {name: _shrunk(constants[name]) for name in constants if name not in free}
+    bases = [lines]
+    if is_large:
+        bases.insert(0, replaced(lines, "\n".join(f"{n} = {size}" for n, size in widths.items())))
+    for base in dict.fromkeys(bases):
+        every = tuple(free)
+        for names, factor in dict.fromkeys(((every, 1), (every, WIDER), (every[:1], 1))):
+            small, other = (
+                replaced(
+                    base,
+                    "\n".join(f"{n} = {size * factor}" for n, size in zip(names, cycle(sizes))),
+                )
+                for sizes in SMALL
             )
-            for lengths in SMALL
-        )
-        grown = (
-            "\n".join(f"{n} = {_grown(0, constants[n], by=f ** (1 / len(names)))}" for n in names)
-            for f in GROWTH
-        )
-        large = (text,) if is_large else tuple(replaced(text, one) for one in grown)
-        yield SizeGroup(text=small, other=other, large=large)
+            grown = (
+                "\n".join(f"{n} = {_grown(0, free[n], by=f ** (1 / len(names)))}" for n in names)
+                for f in GROWTH
+            )
+            large = (text,) if is_large else tuple(replaced(base, one) for one in grown)
+            yield SizeGroup(text=small, other=other, large=large)
+
+
+def _num_elements(text: str) -> int:
+    """The product of the whole numbers that its top level assigns: about that of its inputs."""
+    assigned = (one.value for one in ast.parse(text).body if isinstance(one, ast.Assign))
+    numbers = (
+        one for value in assigned for one in ast.walk(value) if isinstance(one, ast.Constant)
+    )
+    return math.prod(one.value for one in numbers if type(one.value) is int and one.value > 1)
+
+
+def _shrunk(width: int) -> int:
+    """A width halved down to that of a CPU's problem, as far as it is even."""
+    while width > WIDEST and width % 2 == 0:
+        width //= 2
+    return width
 
 
 def _whole(node: ast.expr, known: Mapping[str, int]) -> int | None:

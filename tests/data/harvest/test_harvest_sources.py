@@ -334,6 +334,12 @@ def test_sizes_of_a_group_differ_by_axis_and_its_definitions_replace_others() ->
     assert "n = 10" in one.other
     assert "width = 16" in one.other
     assert "n = 1024 * 512" in one.large[0]
+    wide = named.replace("[width]", "[width, sides]")
+    first, *_, last = size_groups(f"{wide}\nn, width = 4096, 8192\nsides = taps = 3\n")
+    assert "n = 6\nwidth = 64\nsides = 3" in first.text
+    assert "n = 10\nwidth = 64" in first.other
+    assert "width = 8192" in last.text
+    assert "n, width = 4096, 8192" in first.large[0]
     assert replaced("a = 4; b = 8; c = 9", "a = 5\nb = 7") == "a = 5\nb = 7\nc = 9"
     made = replaced("n = 4\n\ndef get_inputs():\n    return n\n", "n = 7\nm = 3")
     assert "n = 7" in made
