@@ -137,7 +137,7 @@ class Verdict:
     isolation: str = "none"
     """Sandbox level of the candidate's process: `namespaces`, ..., `none`."""
     caps: str = "none"
-    """Mechanism of the memory limit: cgroup, rlimit, watch or none."""
+    """Mechanism of the memory limit: rlimit, watch or none."""
     device: str = "cpu"
     phase_s: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds by phase: source, reference, capture, compile, correct, ..."""

@@ -32,9 +32,9 @@ class JudgeTable(Table):
     url: list[str] = Field(default_factory=list)
     """Addresses of "forge judge --serve" pools that replace local judges: http://HOST:PORT or
     unix:/PATH. FORGE_JUDGE_TOKEN holds their token. Each pool judges by its own settings."""
-    isolation: Literal["auto", "namespaces", "namespaces-noproc", "landlock", "none"] = "auto"
+    isolation: Literal["auto", "namespaces", "landlock", "none"] = "auto"
     """Sandbox of candidates. auto: the strongest level that works here; a machine without
-    one is refused. namespaces-noproc, landlock: weaker levels, for machines that allow no more."""
+    one is refused. landlock: a weaker level, for machines that allow no more."""
     compile: Literal["ttir", "binary"] = "ttir"
     """Depth of compilation without a GPU: Triton IR (5 ms), or a binary (1 s if not cached)."""
     target: Annotated[

@@ -193,7 +193,7 @@ USER = replace(HOST, uid=1000, capabilities=0)
     [
         ("namespaces", [], replace(HOST, **ONE), OK, ""),
         ("landlock", [REFUSED], DOCKER, WARNING, "docker run --cap-add SYS_ADMIN --security-opt"),
-        ("namespaces-noproc", [REFUSED], replace(DOCKER, **ONE), ERROR, "systempaths=unconfined"),
+        ("landlock", [REFUSED], replace(DOCKER, **ONE), ERROR, "systempaths=unconfined"),
         (None, [REFUSED], USER, ERROR, "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
         (None, [REFUSED], USER, ERROR, 'judge.isolation = "none"'),
     ],

@@ -89,7 +89,7 @@ async def test_a_probe_whose_interpreter_is_absent_is_an_outcome(tmp_path: Path)
 async def test_the_sandbox_of_this_machine_is_found(tmp_path: Path) -> None:
     outcome = await run_probe("sandbox", tmp_path)
     assert outcome.fault == ""
-    assert outcome.get("level") in ("namespaces", "namespaces-noproc", "landlock", None)
+    assert outcome.get("level") in ("namespaces", "landlock", None)
     assert outcome.get("level") or outcome.get("refused")
 
 

@@ -22,7 +22,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.launcher import SIGNALLED
 from forge.evalpool.judge.sandbox import gpu_files, processes, proof, root
-from forge.evalpool.judge.sandbox.caps import CapsKind, open_caps
+from forge.evalpool.judge.sandbox.caps import CapsKind, RlimitCaps, WatchCaps
 from forge.evalpool.judge.sandbox.cores import Cores
 from forge.evalpool.judge.sandbox.enter import PROBE_UID, Isolation
 from forge.evalpool.judge.sandbox.model_configs import home_files
@@ -119,7 +119,7 @@ class Spawner:
         self._wanted = isolation
         self._cores = Cores(cores)
         self._num_children = num_children
-        self._caps = open_caps(memory_bytes=memory_bytes, is_gpu=is_gpu)
+        self._caps = (WatchCaps if is_gpu else RlimitCaps)(memory_bytes=memory_bytes)
         self._is_gpu = is_gpu
         self._gpu_minor = gpu_minor
         self._site_packages = site_packages

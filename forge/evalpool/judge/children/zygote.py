@@ -219,7 +219,7 @@ def be_zygote(
     if isolation.has_namespaces:
         namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         with reporting_refusals(sock):
-            enter.enter_root(plan, at=folder, isolation=isolation)
+            enter.enter_root(plan, at=folder)
         root.follow_packages(plan)
     if isolation is not Isolation.NONE:
         sys.path[:] = root.sandbox_sys_path(plan)

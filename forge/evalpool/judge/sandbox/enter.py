@@ -12,8 +12,6 @@ Each level, and what it does not cover (`levels.py` chooses, `proof.py` proves):
 
     namespaces         all of the above. The network namespace is shared by the children of one
                        judge (with loopback down), which may not create sockets (seccomp).
-    namespaces-noproc  the same, but no /proc can be mounted (masked, as in Docker): the child has
-                       none. Not on a GPU, where CUDA does not start without.
     landlock           no namespaces: Landlock, seccomp, limits, own uid under root. A child is in
                        the host's pid, network and IPC namespaces and can find out which paths
                        exist (stat); the size of each file is limited, not their sum. Not on a GPU.
@@ -89,8 +87,6 @@ class Isolation(StrEnum):
 
     NAMESPACES = "namespaces"
     """Own pid, mount, ipc and net namespaces, allow-list root, own uid under root."""
-    NAMESPACES_NOPROC = "namespaces-noproc"
-    """The same where no fresh /proc can be mounted."""
     LANDLOCK = "landlock"
     """Landlock, seccomp, limits, own uid under root; killed by process group."""
     NONE = "none"
@@ -99,7 +95,7 @@ class Isolation(StrEnum):
     @property
     def has_namespaces(self) -> bool:
         """True if children have namespaces of their own."""
-        return self in (Isolation.NAMESPACES, Isolation.NAMESPACES_NOPROC)
+        return self is Isolation.NAMESPACES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,15 +167,11 @@ def enter_zygote_namespaces() -> None:
             file.write(text)
 
 
-def enter_root(
-    plan: root.RootPlan, *, at: str, isolation: Isolation = Isolation.NAMESPACES
-) -> None:
+def enter_root(plan: root.RootPlan, *, at: str) -> None:
     """Second half, in the zygote: enters the allow-list root, with the /proc of its own pid
-    namespace, unless the level has none.
-    """
+    namespace."""
     root.build_root(plan, at=at)
-    if isolation is Isolation.NAMESPACES:
-        mount_proc(at)
+    mount_proc(at)
     linux.pivot_root(at)
     root.seal_root()
 
@@ -199,7 +191,7 @@ def enter_child_sandbox(
     isolation = around.isolation
     runs_references = role in root.REFERENCE_ROLES
     if isolation.has_namespaces:
-        _enter_child_namespaces(isolation, around.plan, is_gpu=around.is_gpu)
+        _enter_child_namespaces(around.plan, is_gpu=around.is_gpu)
         if not runs_references:
             root.hide_packages(around.plan)
     else:
@@ -222,8 +214,6 @@ def enter_child_sandbox(
     if isolation is Isolation.LANDLOCK:
         rules = root.landlock_rules(around.plan, scratch=scratch, shows_packages=runs_references)
         landlock.confine_files(rules)
-    elif isolation is Isolation.NAMESPACES_NOPROC:
-        landlock.confine_processes()
     if isolation is not Isolation.NONE:
         seccomp.install(is_gpu=around.is_gpu, is_shared=not isolation.has_namespaces)
     os.environ.clear()
@@ -252,11 +242,10 @@ def mapped_bytes() -> int:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _enter_child_namespaces(isolation: Isolation, plan: root.RootPlan, *, is_gpu: bool) -> None:
+def _enter_child_namespaces(plan: root.RootPlan, *, is_gpu: bool) -> None:
     own_net = linux.CLONE_NEWNET if is_gpu else 0
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | own_net)
-    if isolation is Isolation.NAMESPACES:
-        mount_proc()
+    mount_proc()
     options = f"size={SCRATCH_BYTES},nr_inodes={SCRATCH_FILES},mode=1777"
     flags = _proc_flags()
     if is_gpu:

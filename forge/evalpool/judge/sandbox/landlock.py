@@ -1,10 +1,10 @@
 """Landlock: what a process may do with files, TCP, signals and abstract sockets, from now on.
 
-Called by `enter.py` in a child that has no mount namespace of its own (level `landlock`), and
-where another process's /proc lies in sight (`confine_processes`). The kernel holds to it for good,
-for all that the process starts; a process under it can neither trace nor read the memory, the
-environment or the descriptors of one that is not. Not covered: names and sizes of files (stat),
-metadata (chmod, chown, times: seccomp denies these), Unix sockets by path (seccomp: no socket).
+Called by `enter.py` in a child that has no mount namespace of its own (level `landlock`). The
+kernel holds to it for good, for all that the process starts; a process under it can neither trace
+nor read the memory, the environment or the descriptors of one that is not. Not covered: names and
+sizes of files (stat), metadata (chmod, chown, times: seccomp denies these), Unix sockets by path
+(seccomp: no socket).
 """
 
 from __future__ import annotations
@@ -72,14 +72,6 @@ def confine_files(rules: Iterable[tuple[str, int]]) -> None:
         for path, rights in rules:
             _allow(ruleset, path, rights & handled)
         linux.call(RESTRICT_SELF, ruleset, 0, doing="landlock_restrict_self")
-
-
-def confine_processes() -> None:
-    """Other processes are out of reach, files as before. Nothing where there is no Landlock."""
-    version = abi()
-    if version:
-        with _ruleset(MAKE_BLOCK, version=version) as ruleset:
-            linux.call(RESTRICT_SELF, ruleset, 0, doing="landlock_restrict_self")
 
 
 @contextmanager

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WANTED = {
-    "auto": (Isolation.NAMESPACES, Isolation.NAMESPACES_NOPROC, Isolation.LANDLOCK),
-    "namespaces": (Isolation.NAMESPACES, Isolation.NAMESPACES_NOPROC),
-    "namespaces-noproc": (Isolation.NAMESPACES_NOPROC,),
+    "auto": (Isolation.NAMESPACES, Isolation.LANDLOCK),
+    "namespaces": (Isolation.NAMESPACES,),
     "landlock": (Isolation.LANDLOCK,),
 }
 """What `[judge] isolation` may come to, strongest first."""
 ON_GPU = frozenset({Isolation.NAMESPACES, Isolation.NONE})
-"""At the others cuInit fails with error 304 (seen on an H200)."""
+"""Under Landlock cuInit fails with error 304 (seen on an H200)."""
 MAX_WORDS = 1000
 
 
@@ -54,7 +53,6 @@ def why_not(level: Isolation) -> str | None:
     """None if the level works here, else what the machine refused. Tried in a child of ours."""
     attempt = {
         Isolation.NAMESPACES: _try_namespaces,
-        Isolation.NAMESPACES_NOPROC: enter.enter_zygote_namespaces,
         Isolation.LANDLOCK: _try_landlock,
     }[level]
     reading, writing = os.pipe()
