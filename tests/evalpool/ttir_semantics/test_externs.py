@@ -75,7 +75,9 @@ def test_other_assembly_is_refused_before_anything_runs(text: str) -> None:
 POINTS = [-3.7, -1.0, -0.3, 0.1, 0.5, 0.9, 2.5, 10.0]
 
 
-@pytest.mark.parametrize("name", ["erf", "erfc", "erfinv", "atanh", "expm1", "log1p"])
+@pytest.mark.parametrize(
+    "name", ["erf", "erfc", "erfinv", "atanh", "expm1", "log1p", "tanh", "atan", "asinh", "rsqrt"]
+)
 def test_special_functions_equal_those_of_torch(name: str) -> None:
     wanted = getattr(torch, name)(torch.tensor(POINTS, dtype=torch.float64))
     found = np.array(call(f"__nv_{name}", "f64 -> f64", POINTS))
@@ -104,7 +106,8 @@ def test_floats_are_the_nearest() -> None:
 
 def test_numbers_and_their_bits() -> None:
     assert call("__nv_float_as_int", "f32 -> i32", [1.0]) == [0x3F800000]
-    assert call("__nv_popc", "i32 -> i32", [0, 7]) == [0, 3]
+    assert call("__nv_popc", "i32 -> i32", [0, 7, -1]) == [0, 3, 32]
+    assert call("__nv_clz", "i32 -> i32", [0, 1, 7, -1]) == [32, 31, 29, 0]
 
 
 def test_arithmetic_of_the_library() -> None:

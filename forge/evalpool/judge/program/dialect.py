@@ -51,18 +51,15 @@ STRUCTURE = (
 """Functions, control flow, indices of the program, `tl.assume` and `tl.debug_barrier`."""
 ARITHMETIC = _qualified(
     "arith",
-    "addf addi addui_extended andi bitcast ceildivsi ceildivui cmpf cmpi constant divf divsi divui "
-    "extf extsi extui floordivsi fptosi fptoui index_cast index_castui maximumf maxnumf maxsi "
-    "maxui minimumf minnumf minsi minui mulf muli mulsi_extended mului_extended negf ori remf "
-    "remsi remui select shli shrsi shrui sitofp subf subi subui_extended truncf trunci uitofp "
-    "xori convertf",
+    "addf addi andi bitcast ceildivsi ceildivui cmpf cmpi constant divf divsi divui extf extsi "
+    "extui floordivsi fptosi fptoui index_cast index_castui maximumf maxnumf maxsi maxui minimumf "
+    "minnumf minsi minui mulf muli negf ori remf remsi remui select shli shrsi shrui sitofp subf "
+    "subi truncf trunci uitofp xori convertf",
 )
 MATHS = _qualified(
-    "math",
-    "absf absi acos acosh asin asinh atan atan2 atanh cbrt ceil clampf copysign cos cosh ctlz "
-    "ctpop cttz erf erfc exp exp2 expm1 floor fma fpowi ipowi isfinite isinf isnan isnormal log "
-    "log10 log1p log2 powf round roundeven rsqrt sin sincos sinh sqrt tan tanh trunc",
+    "math", "absf absi ceil clampf cos erf exp exp2 floor fma log log2 rsqrt sin sqrt"
 )
+"""What the frontend's builder makes; all other functions are calls of a library."""
 OPERATIONS = POINTERS | MEMORY | STRIPPED | TENSORS | STRUCTURE | ARITHMETIC | MATHS
 """Every operation that a kernel may hold."""
 

@@ -148,25 +148,10 @@ def _loaded(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
     return [element.pointee]
 
 
-def _two(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
-    return [left[0], left[-1]] if left else []
-
-
-def _twice(reader: Reader, draft: Draft, left: list[Type]) -> list[Type]:
-    return left[:1] * 2
-
-
 RESULTS: dict[str, Callable[[Reader, Draft, list[Type]], list[Type]]] = {
     "arith.cmpi": _compared,
     "arith.cmpf": _compared,
     "arith.select": _last,
-    "math.fpowi": _first,
-    "math.isnan": _compared,
-    "math.isinf": _compared,
-    "math.isfinite": _compared,
-    "arith.addui_extended": _two,
-    "arith.mulsi_extended": _twice,
-    "arith.mului_extended": _twice,
     "tt.addptr": _first,
     "tt.load": _loaded,
     "tt.store": _nothing,

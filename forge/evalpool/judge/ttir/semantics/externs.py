@@ -14,7 +14,7 @@ import numpy as np
 
 from forge.evalpool.judge.ttir.semantics import special
 from forge.evalpool.judge.ttir.semantics.casts import saturated
-from forge.evalpool.judge.ttir.semantics.floats import FUNCTIONS, fma, round_half_away
+from forge.evalpool.judge.ttir.semantics.floats import fma, rsqrt
 from forge.evalpool.judge.ttir.semantics.formats import scalar_of, unsigned
 from forge.evalpool.judge.ttir.semantics.integers import (
     count_leading_zeros,
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.tree import Attribute, Signature
 
 Function = Callable[..., "Array"]
+
+
+def round_half_away(array: Array) -> Array:
+    """Nearest integer; halves go away from zero."""
+    whole = np.trunc(array)
+    return whole + np.copysign(np.abs(array - whole) >= 0.5, array)
 
 
 def _norm(*values: Array) -> Array:
@@ -79,23 +85,23 @@ def _ten_to(value: Array) -> Array:
     return np.power(10.0, value.astype(np.float64))
 
 
+NUMPY = (
+    "sqrt cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh ceil floor trunc "
+    "rint copysign fmod nextafter"
+)
+"""Functions that numpy has by the same name."""
+INVERSE = "asin acos atan atan2 asinh acosh atanh"
+
 ELEMENTARY: Mapping[str, Function] = {
-    **{
-        name.removeprefix("math."): function
-        for name, function in FUNCTIONS.items()
-        if name.startswith("math.") and name != "math.powf"
-    },
+    **{name: getattr(np, name) for name in NUMPY.split()},
+    **{name: getattr(np, f"arc{name[1:]}") for name in INVERSE.split()},
+    **{name: getattr(special, name) for name in ("erf", "erfc", "erfinv", "normcdf", "normcdfinv")},
+    "rsqrt": rsqrt,
     "fabs": np.abs,
-    "ceil": np.ceil,
-    "floor": np.floor,
-    "trunc": np.trunc,
-    "rint": np.rint,
     "nearbyint": np.rint,
     "round": round_half_away,
-    "copysign": np.copysign,
     "pow": np.power,
     "div": np.divide,
-    "fmod": np.fmod,
     "remainder": _remainder,
     "fdim": _positive_difference,
     **dict.fromkeys(("hypot", "norm3d", "norm4d"), _norm),
@@ -106,14 +112,10 @@ ELEMENTARY: Mapping[str, Function] = {
     "sinpi": _of_pi(np.sin),
     "cospi": _of_pi(np.cos),
     "saturate": _saturate,
-    "nextafter": np.nextafter,
     "exp10": _ten_to,
     "ldexp": _scale,
     "scalbn": _scale,
     "fma": fma,
-    "erfinv": special.erfinv,
-    "normcdf": special.normcdf,
-    "normcdfinv": special.normcdfinv,
 }
 """Functions of libdevice by their name in double precision."""
 

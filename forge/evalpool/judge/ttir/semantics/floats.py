@@ -19,7 +19,7 @@ from forge.evalpool.judge.ttir.semantics.formats import (
     widened,
 )
 from forge.evalpool.judge.ttir.semantics.integers import COMPARISONS
-from forge.evalpool.judge.ttir.semantics.special import erf, erfc
+from forge.evalpool.judge.ttir.semantics.special import erf
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.tree import Attribute, Signature
@@ -87,40 +87,11 @@ def fma_operation(
     return [to_float(fma(a, b, c), scalar_of(signature.results[0]))]
 
 
-def power_of_integer(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """A float raised to an integer power."""
-    base, exponent = operands
-    power = np.power(base.astype(np.float64), exponent.astype(np.float64))
-    return [to_float(power, scalar_of(signature.results[0]))]
-
-
-def sincos(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """Sine and cosine."""
-    kind = scalar_of(signature.results[0])
-    wide = widened(operands[0])
-    return [to_float(np.sin(wide), kind), to_float(np.cos(wide), kind)]
-
-
-def is_normal(array: Array) -> Array:
-    """True for numbers that are neither zero, subnormal, infinite nor NaN (float32, float64)."""
-    return np.isfinite(array) & (np.abs(array) >= np.finfo(array.dtype).tiny)
-
-
 def rsqrt(array: Array) -> Array:
     """Reciprocal square root, computed in float64 where that rounds to the right float32."""
     if array.dtype == np.float64:
         return 1 / np.sqrt(array)
     return (1 / np.sqrt(array.astype(np.float64))).astype(np.float32)
-
-
-def round_half_away(array: Array) -> Array:
-    """Nearest integer; halves go away from zero."""
-    whole = np.trunc(array)
-    return whole + np.copysign(np.abs(array - whole) >= 0.5, array)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Array]] = {
@@ -134,30 +105,13 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "tt.precise_sqrt": np.sqrt,
     "math.sqrt": np.sqrt,
     "math.rsqrt": rsqrt,
-    "math.cbrt": np.cbrt,
     "math.exp": np.exp,
     "math.exp2": np.exp2,
-    "math.expm1": np.expm1,
     "math.log": np.log,
     "math.log2": np.log2,
-    "math.log10": np.log10,
-    "math.log1p": np.log1p,
-    "math.powf": np.power,
     "math.sin": np.sin,
     "math.cos": np.cos,
-    "math.tan": np.tan,
-    "math.asin": np.arcsin,
-    "math.acos": np.arccos,
-    "math.atan": np.arctan,
-    "math.atan2": np.arctan2,
-    "math.sinh": np.sinh,
-    "math.cosh": np.cosh,
-    "math.tanh": np.tanh,
-    "math.asinh": np.arcsinh,
-    "math.acosh": np.arccosh,
-    "math.atanh": np.arctanh,
     "math.erf": erf,
-    "math.erfc": erfc,
 }
 """Functions whose result is rounded."""
 
@@ -170,14 +124,6 @@ EXACT: Mapping[str, Callable[..., Array]] = {
     "math.absf": np.abs,
     "math.floor": np.floor,
     "math.ceil": np.ceil,
-    "math.trunc": np.trunc,
-    "math.round": round_half_away,
-    "math.roundeven": np.rint,
-    "math.copysign": np.copysign,
-    "math.isnan": np.isnan,
-    "math.isinf": np.isinf,
-    "math.isfinite": np.isfinite,
-    "math.isnormal": is_normal,
 }
 """Functions whose result is representable."""
 
@@ -186,8 +132,6 @@ FLOATS: Mapping[str, Operation] = {
     **{name: exact_operation(function) for name, function in EXACT.items()},
     "arith.cmpf": cmpf,
     "arith.select": select,
-    "math.fpowi": power_of_integer,
-    "math.sincos": sincos,
     "math.fma": fma_operation,
     "tt.clampf": clampf,
     "math.clampf": clampf,

@@ -97,39 +97,6 @@ def multiply_high_signed(left: Array, right: Array) -> Array:
     return high - np.where(left < 0, right, 0) - np.where(right < 0, left, 0)
 
 
-def mulsi_extended(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """Lower and upper half of a signed product."""
-    left, right = operands
-    return [left * right, multiply_high_signed(left, right)]
-
-
-def mului_extended(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """Lower and upper half of an unsigned product."""
-    left, right = operands
-    high = multiply_high(unsigned(left), unsigned(right))
-    return [left * right, high.view(left.dtype)]
-
-
-def addui_extended(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """Sum and carry of unsigned integers."""
-    total = operands[0] + operands[1]
-    return [total, unsigned(total) < unsigned(operands[0])]
-
-
-def subui_extended(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """Difference and borrow of unsigned integers."""
-    left, right = operands
-    return [left - right, unsigned(left) < unsigned(right)]
-
-
 def floor_divide(left: Array, right: Array) -> Array:
     """Quotient rounded downwards; all bits set for a divisor of 0."""
     divisor = np.where(right == 0, right.dtype.type(1), right)
@@ -141,13 +108,6 @@ def ceil_divide(left: Array, right: Array) -> Array:
     quotient = divide(left, right)
     inexact = (quotient * right != left) & (right != 0)
     return quotient + (inexact & ((left < 0) == (right < 0)))
-
-
-def integer_power(left: Array, right: Array) -> Array:
-    """`left ** right`, wrapping; 0 for negative exponents, but of 1 and -1."""
-    sign = np.where(right & 1, left, left.dtype.type(1))
-    negative = np.where((left == 1) | (left == -1), sign, left.dtype.type(0))
-    return np.where(right < 0, negative, np.power(left, np.maximum(right, 0)))
 
 
 COMPARISONS: Mapping[str, np.ufunc] = {
@@ -182,12 +142,6 @@ def count_leading_zeros(array: Array) -> Array:
     return bits - np.bitwise_count(filled).astype(array.dtype)
 
 
-def count_trailing_zeros(array: Array) -> Array:
-    """Number of zero bits below the lowest set bit of unsigned integers; the width for 0."""
-    below = ~array & (array - array.dtype.type(1))
-    return np.bitwise_count(below).astype(array.dtype)
-
-
 def count_ones(array: Array) -> Array:
     """Number of set bits of unsigned integers."""
     return np.bitwise_count(array).astype(array.dtype)
@@ -215,14 +169,6 @@ INTEGERS: Mapping[str, Operation] = {
     "arith.maxui": integer_operation(np.maximum, is_unsigned=True),
     "arith.minui": integer_operation(np.minimum, is_unsigned=True),
     "arith.cmpi": cmpi,
-    "arith.mulsi_extended": mulsi_extended,
-    "arith.mului_extended": mului_extended,
-    "arith.addui_extended": addui_extended,
-    "arith.subui_extended": subui_extended,
     "tt.mulhiui": integer_operation(multiply_high, is_unsigned=True),
     "math.absi": integer_operation(np.abs),
-    "math.ipowi": integer_operation(integer_power),
-    "math.ctlz": integer_operation(count_leading_zeros, is_unsigned=True),
-    "math.cttz": integer_operation(count_trailing_zeros, is_unsigned=True),
-    "math.ctpop": integer_operation(count_ones, is_unsigned=True),
 }
