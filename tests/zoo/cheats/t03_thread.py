@@ -9,8 +9,8 @@ import triton.language as tl
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = ("rejected", "runtime_error")
-REASON = ("no_kernel_launch", "exception")
-SAYS = ("launches no kernel of its own", "can't start new thread")
+REASON = ("no_kernel_launch", "exception", "crash")
+SAYS = ("launches no kernel of its own", "can't start new thread", "crashed")
 
 
 @triton.jit

@@ -251,25 +251,6 @@ def with_one_input_each(parts: Parts) -> Parts:
     )
 
 
-def difference(parts: Parts, one: Sequence[Node], other: Sequence[Node], *, since: int) -> str:
-    """The first difference between two calls of forward; empty if there is none.
-
-    Args:
-        since: Number of the first storage that belongs to a call.
-    """
-    one, other = _flat(one), _flat(other)
-    pair = [canonical(parts, nodes, since=since) for nodes in (one, other)]
-    for number, (left, right) in enumerate(zip(*pair, strict=False)):
-        if left != right:
-            return (
-                f"node {number} of the second call differs: {_words(parts, other[number])}"
-                f" instead of {_words(parts, one[number])}"
-            )
-    if len(one) != len(other):
-        return f"the first call has {len(one)} nodes, the second {len(other)}"
-    return ""
-
-
 def is_same_call(
     parts: Parts,
     one: tuple[Sequence[Node], Sequence[int]],
@@ -277,7 +258,11 @@ def is_same_call(
     *,
     since: int,
 ) -> bool:
-    """True if the nodes and outputs of two calls are the same, as `difference` compares them."""
+    """True if the nodes and outputs of two calls are the same.
+
+    Args:
+        since: Number of the first storage that belongs to a call.
+    """
     marks = [Op(name="", arguments=(), results=tuple(outputs)) for _, outputs in (one, other)]
     pairs = zip((one, other), marks, strict=True)
     first, second = (canonical(parts, [*nodes, mark], since=since) for (nodes, _), mark in pairs)
@@ -285,7 +270,8 @@ def is_same_call(
 
 
 def canonical(parts: Parts, nodes: Sequence[Node], *, since: int) -> list[Any]:
-    """Nodes with tensors in place of their numbers, and a call's own storages by first use."""
+    """Nodes with tensors in place of their numbers, and a call's own storages by first use; without
+    their lines and what the host has read."""
     own = _Numbering()
 
     def described(number: int) -> Any:
@@ -294,25 +280,14 @@ def canonical(parts: Parts, nodes: Sequence[Node], *, since: int) -> list[Any]:
         is_own = is_allocated and tensor.storage >= since
         return replace(tensor, storage=-1 - own(tensor.storage) if is_own else tensor.storage)
 
-    return [replace(renumbered(node, described, lambda number: number), line=0) for node in nodes]
+    made = (replace(renumbered(one, described, lambda number: number), line=0) for one in nodes)
+    return [replace(one, answer=None) if isinstance(one, Value) else one for one in made]
 
 
-def _flat(nodes: Sequence[Node]) -> list[Node]:
+def flat(nodes: Sequence[Node]) -> list[Node]:
     """Nodes with the first alternative in place of each choice."""
     return [
         one
         for node in nodes
         for one in (node.alternatives[0].nodes if isinstance(node, Choice) else (node,))
     ]
-
-
-def _words(parts: Parts, node: Node) -> str:
-    match node:
-        case Launch():
-            return f"a launch of {parts.kernels[node.kernel].name} at line {node.line}"
-        case Op():
-            return f"{node.name} at line {node.line}"
-        case Value():
-            return f"a host read of {node.answer} at line {node.line}"
-        case Choice():
-            return f"an autotuned launch at line {node.line}"

@@ -119,16 +119,19 @@ class Asking:
         self.num_values = 0
         """Values read since `num_values` was last reset."""
         self.is_repeating = False
-        """True while the answers of the first call serve for a call that is not the program."""
+        """True while the answers of the first call serve for a call that is not the program; what
+        it asks beside is 1."""
+        self.negated = -1
+        """Place of a truth value that is another one then."""
         self._answered: list[tuple[list[str], list[Scalar]]] = []
-        self._num_asked = 0
+        self._num_asked = self._num_truths = 0
         self._facts: dict[int, dict[str, int]] = {}
         self.prefix: Any = None
         """Makes the program until now from the numbers of its outputs; set by the session."""
 
     def begin_call(self) -> None:
         """Counts the values of another call."""
-        self.num_values = self._num_asked = 0
+        self.num_values = self._num_asked = self._num_truths = 0
 
     def values(self, tensors: list[int], *, dtypes: list[str]) -> list[Scalar]:
         """Values of tensors with one element each. Raises Unsupported without a judge that answers,
@@ -142,14 +145,20 @@ class Asking:
                 " bool() or .cpu()"
             )
         number, self._num_asked = self._num_asked, self._num_asked + 1
-        if self.is_repeating and [dtypes] == [
-            one for one, _ in self._answered[number : number + 1]
-        ]:
-            return self._answered[number][1]
+        if self.is_repeating:
+            before, found = self._answered[number] if number < len(self._answered) else ([], [])
+            found = found if before == dtypes else [_typed(1, dtype) for dtype in dtypes]
+            return [self._shown(answer) for answer in found]
         answers = self._ask("value", {}, self.prefix(outputs=tensors, kernel=None))
         found = [_typed(answer, dtype) for answer, dtype in zip(answers, dtypes, strict=True)]
         self._answered[number:] = [(dtypes, found)]
         return found
+
+    def _shown(self, answer: Scalar) -> Scalar:
+        if not isinstance(answer, bool):
+            return answer
+        self._num_truths += 1
+        return answer != (self._num_truths - 1 == self.negated)
 
     def facts(self, kernel: int) -> dict[str, int]:
         """Registers and memory of a compiled kernel. Raises Unsupported without a judge."""

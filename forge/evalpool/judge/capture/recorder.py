@@ -19,6 +19,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forge.evalpool.judge.capture.circumstances import given_tensor
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported, current_line
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
@@ -37,7 +38,7 @@ from forge.evalpool.judge.program.format import (
 from forge.evalpool.judge.program.questions import MAX_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from forge.evalpool.judge.capture.exchange import Asking
     from forge.evalpool.judge.program.format import Scalar
@@ -63,7 +64,10 @@ TORCH = frozenset({"aten", "prim", "prims", "profiler", "inductor", "_c10d_funct
 """Namespaces of torch's own operations."""
 RESHAPES = frozenset(
     f"aten::{name}_"
-    for name in ("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims", "as_strided")
+    for name in (
+        *("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims", "as_strided"),
+        "detach",
+    )
 )
 """Operations in place that change a tensor's shape and no element."""
 REFUSED = {
@@ -94,6 +98,8 @@ class Recorder(TorchDispatchMode):
         self.constants: list[bytes] = []
         self._held: list[Any] = []
         self._addresses: list[int] = []
+        self._before: dict[int, int] = {}
+        """Bytes before an input, by its storage, where it is a part of a larger tensor."""
         self._next_address = FIRST_ADDRESS
         self._input_addresses: dict[int, int] = {}
         """By the position of an input: each call finds it there, as in memory that is freed and
@@ -118,14 +124,26 @@ class Recorder(TorchDispatchMode):
         return FakeTensor(self.fake, meta, CARD)
 
     def given(
-        self, shape: Any, dtype: torch.dtype, *, origin: Origin, name: str = "", index: int = 0
+        self,
+        shape: Any,
+        dtype: torch.dtype,
+        *,
+        origin: Origin,
+        name: str = "",
+        index: int = 0,
+        names: Collection[str] = (),
     ) -> Any:
-        """A tensor whose content the judge supplies, or that is a constant."""
-        tensor = self.fake_tensor(shape, dtype)
+        """A tensor whose content the judge supplies, or that is a constant.
+
+        Args:
+            names: circumstances that it is made under.
+        """
+        tensor = given_tensor(names, self.fake_tensor, shape, dtype, fake=self.fake)
         num_bytes = math.prod(shape) * dtype.itemsize
-        self._add_storage(
+        number = self._add_storage(
             tensor, Storage(num_bytes=num_bytes, origin=origin, name=name, index=index)
         )
+        self._before[number] = tensor.storage_offset() * dtype.itemsize
         return tensor
 
     def storage_of(self, tensor: Any) -> int:
@@ -149,10 +167,14 @@ class Recorder(TorchDispatchMode):
             raise Unsupported("a lazily conjugated tensor: call resolve_conj() or resolve_neg()")
         if tensor.layout is not torch.strided:
             raise Unsupported("a sparse tensor: use strided tensors")
+        storage = self.storage_of(tensor)
+        offset = tensor.storage_offset() - self._before.get(storage, 0) // tensor.element_size()
+        if offset < 0:
+            raise Unsupported("a view of what lies before an input: use the tensors as given")
         return self.tensor_number(
             Tensor(
-                storage=self.storage_of(tensor),
-                offset=tensor.storage_offset(),
+                storage=storage,
+                offset=offset,
                 shape=tuple(tensor.shape),
                 strides=tuple(tensor.stride()),
                 dtype=str(tensor.dtype).removeprefix("torch."),
@@ -218,7 +240,7 @@ class Recorder(TorchDispatchMode):
         if storage.origin is Origin.INPUT:
             address = self._input_addresses.setdefault(storage.index, address)
         self._addresses.append(address)
-        size = storage.num_bytes + ALIGNMENT
+        size = held.nbytes() + ALIGNMENT
         self._next_address += -(-size // ALIGNMENT) * ALIGNMENT
         return number
 
@@ -271,12 +293,14 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        whole = kwargs
         device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         is_to_card = device is not None and device.type == "cuda"
         if is_to_card:
-            if device is not None and device.index:
-                raise RuntimeError(f"CUDA error: invalid device ordinal: {device}; there is one")
-            kwargs["device"] = CARD
+            if device is not None and (device.index or 0) >= (count := torch.cuda.device_count()):
+                words = f"CUDA error: invalid device ordinal: {device}; there is {count}"
+                raise RuntimeError(words)
+            kwargs = {**kwargs, "device": CARD}
         if not is_to_card and not any(isinstance(one, FakeTensor) for one in leaves(args, kwargs)):
             return args[0] if func is aten._pin_memory.default else func(*args, **kwargs)
         if func.namespace not in TORCH and (kernel := _own_kernel(func)):
@@ -285,6 +309,11 @@ class Recorder(TorchDispatchMode):
         special = SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
+        if func.namespace == "aten" and torch.is_inference_mode_enabled():  # left to us
+            with self:
+                parts = func.decompose(*args, **whole)
+            if parts is not NotImplemented:
+                return parts
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -2,7 +2,8 @@
 
 The last call is the program. It has inputs of its own: one that uses those of an earlier call shows
 that the candidate keeps a tensor in place of its content. How many calls there are between the
-first and the last one is a secret of the judge, and the host's clocks jump before the last one.
+first and the last one is a secret of the judge, and under which other circumstances
+(`circumstances.py`) there are calls behind it.
 
 `capture` is the entry, called by `capture_child.py` in a sandboxed child and by tests in a
 subprocess. The process stays patched (`card.pretend`): it captures one candidate and ends.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import types
+from functools import partial
 from pathlib import Path
 from time import thread_time
 from typing import TYPE_CHECKING, Any
@@ -25,13 +27,14 @@ from forge.evalpool.judge.capture import weights
 from forge.evalpool.judge.capture.building import (
     Parts,
     build,
-    difference,
+    flat,
     forgotten,
     hoisted,
     is_same_call,
     storages_of,
     with_one_input_each,
 )
+from forge.evalpool.judge.capture.circumstances import called
 from forge.evalpool.judge.capture.exchange import Asking
 from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, Unsupported, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
@@ -42,11 +45,11 @@ from forge.evalpool.judge.capture.tuning import Tuning
 from forge.evalpool.judge.channel.nesting import nesting_of
 from forge.evalpool.judge.channel.words import needs_card
 from forge.evalpool.judge.program import limits
-from forge.evalpool.judge.program.format import Choice, Node, Origin, Section
+from forge.evalpool.judge.program.format import Choice, Node, Origin, Section, Value
 from forge.evalpool.judge.reference.construct import construct, construct_noting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.capture.exchange import Ask
     from forge.evalpool.judge.program.format import Program
@@ -55,6 +58,9 @@ AGAIN_WORDS = (
     "forward does less when it gets the same tensors again, whose values may be others by then: "
     "compute in every call"
 )
+MAX_CHECKS = 8
+"""Truth values that a host may check; forward is called once more for each."""
+CHANGES_WORDS = "the second call differs from the first"
 NUMPY = ".numpy() is not supported"
 """Part of torch's message where numpy would read a tensor on the card."""
 FURTHER_S, LEAST_FURTHER, LONG_S = 0.04, 2, 1.0
@@ -76,12 +82,15 @@ def capture(
         request: Body of the judge's CANDIDATE frame: `entry_point`, `init`, `state`, `order`,
             `inputs` (of one input set: which one is not for the candidate to know), `tensors`,
             `target`, `choices`, `further` (calls between the first and the last one),
-            `is_first` (the first call is the program).
+            `is_first` (the first call is the program), `within` (names of the circumstances that
+            forward is called under) and `also` (lists of names, under which it is called then).
         code: The candidate's source.
         ask: Answers value requests and kernel facts; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
         notes: Gets `follows_winner`: True if other winners of its choices make another program,
-            and `drawn_otherwise`: name of a tensor that has other values if nothing is loaded.
+            `drawn_otherwise`: name of a tensor that has other values if nothing is loaded,
+            `otherwise`: lists of the names under which forward does something else, and
+            `is_checking`: True if it raises or does the same with other truth values.
 
     Raises:
         CaptureFailed: the candidate failed, or does what a program cannot express.
@@ -97,6 +106,8 @@ def capture(
     if notes is not None:
         notes["follows_winner"] = session.follows_winner
         notes["drawn_otherwise"] = session.drawn_otherwise
+        notes["otherwise"] = session.otherwise
+        notes["is_checking"] = session.is_checking
     return program
 
 
@@ -126,6 +137,10 @@ class Session:
         """Storages of the inputs of earlier calls."""
         self.follows_winner = False
         self.drawn_otherwise = ""
+        self.otherwise: list[list[str]] = []
+        self.is_checking = False
+        self._within: Sequence[str] = request.get("within", [])
+        """Circumstances of the call."""
         self._bound: list[tuple[str, str]] = []
         """Names of the model's tensors ("" for none: packed) and of the values they have."""
 
@@ -139,13 +154,12 @@ class Session:
             inputs = self._decode(self.request["inputs"], self._input)
             self.step, recorder.section = "call", Section.FORWARD
             since = len(recorder.storages)
-            first, outputs = self._forward(inputs)
+            first, first_outputs = self._forward(inputs)
             if self.request.get("is_first"):
-                return self._first_call(first, outputs)
+                return self._first_call(first, first_outputs)
             earlier = [*first, *self._further_calls()]
             made = range(since, len(recorder.storages))
             inputs = self._other_inputs()
-            Stage.get().clock.jump()
             own = len(recorder.storages)
             forward, outputs = self._forward(inputs)
         used = self._used(forward, outputs)
@@ -154,12 +168,14 @@ class Session:
             words = "forward uses a tensor that an earlier call was given"
         else:
             parts = with_one_input_each(self.parts())
-            words = difference(parts, first, forward, since=since)
+            calls = (flat(first), first_outputs), (flat(forward), outputs)
+            words = "" if is_same_call(parts, *calls, since=since) else CHANGES_WORDS
         self.init += hoisted(self.parts(), first=earlier, needed=used & set(made))
         lost = self._lost_choices(earlier, forward)
         self.follows_winner = not self.asking.num_values and (
-            bool(lost) or self._follows(forward, inputs, outputs, since=own)
+            bool(lost) or self._follows(forward, outputs, since=own)
         )
+        own_call = forward, outputs
         forward = [*lost, *forward]
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
             raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
@@ -171,6 +187,7 @@ class Session:
             nesting=self.nesting,
             stateful=words,
         )
+        self._look_elsewhere(own_call, since=own)
         if self.request.get("drawn") is not None:
             self.drawn_otherwise = self._drawn_otherwise(module, self.request["drawn"])
         return program
@@ -245,27 +262,69 @@ class Session:
         other = {at for made, at in pairs if wanted.get(at) not in made}
         return next((name for name in wanted if name in other), "")
 
-    def _follows(self, forward: list[Node], inputs: Any, outputs: list[int], *, since: int) -> bool:
+    def _is_same(
+        self,
+        call: tuple[list[Node], list[int]],
+        *,
+        since: int,
+        within: Sequence[str] = (),
+        negated: int = -1,
+        winners: dict[str, str] | None = None,
+    ) -> bool | None:
+        """True if another call of forward does the same; None if it raises.
+
+        Args:
+            call: nodes and outputs of a call.
+            since: number of its first storage.
+            within: circumstances of the other one.
+            negated: place of a truth value that is another one then.
+            winners: as for `_forward`.
+        """
+        before, form = self._within, (self.returned, self.nesting)
+        self._within, self.asking.negated = within, negated
+        try:
+            with torch.no_grad(), self.recorder:
+                other = self._forward(self._other_inputs(), winners=winners)
+        except (Unsupported, BoundExceeded):
+            return False
+        except Exception:
+            return None
+        finally:
+            found, self._within = (self.returned, self.nesting), before
+            self.returned, self.nesting = form
+        return found == form and is_same_call(
+            with_one_input_each(self.parts()), call, other, since=since
+        )
+
+    def _follows(self, forward: list[Node], outputs: list[int], *, since: int) -> bool:
         """True if a call does something else than in its alternative where another one has won:
         host code reads the winner (`best_config`), or the kernel is launched once more."""
         made = [one for one in forward if isinstance(one, Choice)]
-        with torch.no_grad(), self.recorder:
-            for number in range(1, max((len(one.alternatives) for one in made), default=1)):
-                won = {one.key: one.alternatives[number % len(one.alternatives)] for one in made}
-                try:
-                    nodes, found = self._forward(
-                        inputs, winners={key: one.label for key, one in won.items()}
-                    )
-                except Exception:
-                    return True
-                flat = [
-                    inner
-                    for one in forward
-                    for inner in (won[one.key].nodes if isinstance(one, Choice) else (one,))
-                ]
-                if not is_same_call(self.parts(), (flat, outputs), (nodes, found), since=since):
-                    return True
+        for number in range(1, max((len(one.alternatives) for one in made), default=1)):
+            won = {one.key: one.alternatives[number % len(one.alternatives)] for one in made}
+            nodes = [
+                inner
+                for one in forward
+                for inner in (won[one.key].nodes if isinstance(one, Choice) else (one,))
+            ]
+            labels = {key: one.label for key, one in won.items()}
+            if not self._is_same((nodes, outputs), since=since, winners=labels):
+                return True
         return False
+
+    def _look_elsewhere(self, call: tuple[list[Node], list[int]], *, since: int) -> None:
+        """Finds the circumstances, single ones before all of a list, under which forward does
+        something else than in a call, and if it does so with another truth value."""
+        is_same, self.asking.is_repeating = partial(self._is_same, call, since=since), True
+        for names in self.request.get("also", []):
+            if not (is_alike := is_same(within=names)):
+                self.otherwise += [[one] for one in names if is_same(within=[one]) is False]
+                self.otherwise += [names] if is_alike is False else []
+        read = (one.answer for one in call[0] if isinstance(one, Value))
+        count = sum(isinstance(answer, bool) for answer in read)
+        self.is_checking = count <= MAX_CHECKS and all(
+            is_same(within=self._within, negated=place) is not False for place in range(count)
+        )
 
     def _lost_choices(self, first: list[Node], forward: list[Node]) -> list[Node]:
         """Choices that only the first call made, since the candidate remembers the winner: the
@@ -405,7 +464,16 @@ class Session:
         self.recorder.begin_call(nodes)
         self.asking.begin_call()
         self.tuning.begin_call(winners)
-        result = self.model(*inputs)
+        types = (getattr(torch, one[0]) for one in self.request["tensors"])
+        floats = (one for one in types if one.is_floating_point and one.itemsize > 1)
+        dtype = next(floats, torch.float32)
+        result = called(
+            self._within,
+            lambda: self.model(*inputs),
+            model=self.model,
+            dtype=dtype,
+            recorder=self.recorder,
+        )
         self.tuning.end_benches()
         result = () if result is None else result  # an in-place problem
         self.nesting = nesting_of(result)
@@ -445,7 +513,7 @@ class Session:
     def _input(self, index: int) -> Any:
         number = self._num_inputs
         self._num_inputs += 1
-        return self._make(index, origin=Origin.INPUT, index=number)
+        return self._make(index, origin=Origin.INPUT, index=number, names=self._within)
 
     def _parameter(self, name: str, index: int) -> Any:
         return self._make(index, origin=Origin.PARAMETER, name=name)

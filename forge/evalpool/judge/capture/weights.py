@@ -109,11 +109,11 @@ class Weights:
             return make(cls, data, *args, **kwargs)
 
         with ExitStack() as stack:
-            stack.enter_context(_replaced(torch.nn.Parameter, "__new__", staticmethod(parameter)))
-            stack.enter_context(_replaced(torch.nn.Module, "register_buffer", register_buffer))
+            stack.enter_context(replaced(torch.nn.Parameter, "__new__", staticmethod(parameter)))
+            stack.enter_context(replaced(torch.nn.Module, "register_buffer", register_buffer))
             for owner, name in _initialisers():
                 kept = _unless(self._is_taken, getattr(owner, name))
-                stack.enter_context(_replaced(owner, name, kept))
+                stack.enter_context(replaced(owner, name, kept))
             yield
 
     def _is_taken(self, tensor: torch.Tensor) -> bool:
@@ -283,7 +283,7 @@ def _initialisers() -> list[tuple[Any, str]]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Gives an attribute another value while inside."""
     own = vars(owner).get(name)
     setattr(owner, name, value)

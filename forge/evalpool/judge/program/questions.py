@@ -109,15 +109,6 @@ def concealed(program: Program, questions: Sequence[Question]) -> str | None:
     return None
 
 
-def without_answers(program: Program) -> Program:
-    """The program without the values that the host read."""
-    forward = (
-        dataclasses.replace(node, answer=None) if isinstance(node, Value) else node
-        for node in program.forward
-    )
-    return dataclasses.replace(program, forward=tuple(forward))
-
-
 def truths(program: Program) -> list[bool]:
     """Truth values that the host read, in order."""
     read = (node.answer for node in program.forward if isinstance(node, Value))

@@ -70,6 +70,24 @@ def parameters_made(note: Callable[[torch.Tensor], None]) -> Iterator[None]:
         torch.nn.Parameter.__new__ = staticmethod(original)
 
 
+@contextmanager
+def training_read(note: Callable[[], None]) -> Iterator[None]:
+    """Calls `note` whenever a module is asked if it is trained, while inside."""
+
+    def read(module: Any) -> bool:
+        note()
+        return vars(module)["training"]
+
+    def write(module: Any, is_training: bool) -> None:
+        vars(module)["training"] = is_training
+
+    torch.nn.Module.training = property(read, write)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        del torch.nn.Module.training
+
+
 OVERWRITING = ("copy_", "fill_", "zero_")
 """Operations in place after which nothing is left of a whole tensor's values."""
 FILLS = ("empty", "fill", "full", "ones", "zero")

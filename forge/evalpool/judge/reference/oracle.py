@@ -44,6 +44,7 @@ from forge.evalpool.judge.reference.construct import (
     construct_noting,
     drawn_tensors,
     parameters_made,
+    training_read,
 )
 from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.reports import describe, reported
@@ -216,7 +217,9 @@ def _computed(
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         cast(model, terms.precision)
-        counted = count_work(model, draw_inputs(module, terms))
+        reads: list[None] = []
+        with training_read(lambda: reads.append(None)):
+            counted = count_work(model, draw_inputs(module, terms))
         if "small" in request:
             _require_small(counted, request["small"][1])
         terms = rounded_terms(terms, counted)
@@ -252,6 +255,7 @@ def _computed(
             "narrow": draw.why,
             "insensitive": draw.insensitive,
             "constant": draw.is_constant,
+            "training": bool(reads) or counted is None,
             # A set without room was left out, as a failed one is: the judge asks for it once more,
             # with more memory.
             "is_short": is_short,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from forge.evalpool.judge.capture import exchange
 from forge.evalpool.judge.channel import frames, words
@@ -45,6 +45,10 @@ MAX_ASKED_BYTES = 256 << 20
 whole program has come."""
 PLAIN_ROLE = "plain"
 """Role of the children that capture one plain candidate after the other."""
+MAX_LISTS = 32
+"""Lists of circumstances of a capture."""
+SEEN = ("a second card", "eval()")
+"""Circumstances that the host code of a plain source can look at."""
 DOUBTFUL = frozenset(
     {
         *("Unsupported", "BoundExceeded", "MemoryError", "RecursionError", "OutOfMemoryError"),
@@ -83,6 +87,11 @@ class Captured:
     drawn_otherwise: str = ""
     """Name of a tensor of the reference for which its constructor draws other numbers from the same
     seed, says the child."""
+    is_checking: bool = False
+    """True if forward raises or does the same with the other one of each truth value that it reads,
+    says the child."""
+    otherwise: tuple[tuple[str, ...], ...] = ()
+    """Circumstances of those asked for under which it is another program, says the child."""
 
     @property
     def reads_values(self) -> bool:
@@ -149,6 +158,8 @@ class Captures:
         if self._kept is not None and not isinstance(plain, str):
             if keeps_nothing(plain):
                 body["further"] = 0
+            seen = [[one for one in names if one in SEEN] for names in body.get("also", ())]
+            body["also"] = [names for names in seen if names]
             captured = self._shared(self._kept, body, phases=phases)
             if captured is not None:
                 phases.program = phases.program or captured.data
@@ -300,7 +311,15 @@ def _captured(
         questions=questions,
         follows_winner=found.body.get("follows_winner") is True,
         drawn_otherwise=str(found.body.get("drawn_otherwise") or ""),
+        is_checking=found.body.get("is_checking") is True,
+        otherwise=_lists_of_names(found.body.get("otherwise")),
     )
+
+
+def _lists_of_names(data: Any) -> tuple[tuple[str, ...], ...]:
+    lists = cast("list[Any]", data[:MAX_LISTS] if isinstance(data, list) else [])
+    found = (cast("list[Any]", one) for one in lists if isinstance(one, list))
+    return tuple(tuple(map(str, one)) for one in found)
 
 
 def _is_doubtful(failure: Mapping[str, Any]) -> bool:

@@ -151,7 +151,19 @@ class Judgement(Generic[D]):
         self.programs.device = self.programs.checks = None
 
     def prepare(self) -> None:
-        """Asks whether it is the same function, and settles its choices. Raises Decided."""
+        """Asks whether it is the same function, wherever it is called, and settles its choices.
+        Raises Decided."""
+        first = self.programs.first()
+        judged = {first.data}
+        for names in first.otherwise:
+            with self.programs.under(names):
+                if (data := self.programs.first().data) not in judged:
+                    judged.add(data)
+                    self._prepare()
+                    self.checked()
+        self._prepare()
+
+    def _prepare(self) -> None:
         captured = self.programs.first()
         self._ask_wide()
         self.device.settle(self._require_first_call)

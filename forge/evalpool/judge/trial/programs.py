@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.words import MAX_DETAIL_CHARACTERS, at_line
 from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.program.format import Choice, Launch
-from forge.evalpool.judge.program.questions import concealed, deviation, truths, without_answers
+from forge.evalpool.judge.program.questions import concealed, deviation, truths
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS, require_form
 from forge.evalpool.judge.trial.structure import (
     compile_finding,
@@ -28,22 +29,28 @@ from forge.evalpool.judge.wide.patterns import about
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.compiler.compile import Compiler
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.program.policy import ProblemFacts
-    from forge.evalpool.judge.trial.captures import Answers, Captured, Captures
+    from forge.evalpool.judge.trial.captures import Captured, Captures
     from forge.evalpool.judge.trial.checks import Checks
     from forge.evalpool.judge.trial.draws.draw import Draw
     from forge.evalpool.judge.trial.judgement import Device
     from forge.evalpool.judge.trial.trial import Candidate, Phases
 
 
-MAX_CHECKS = 8
-"""Truth values that the host reads, for each of which the candidate is captured once more."""
+TRAINING, SERVING = ("gradients",), ("eval()", "frozen parameters", "inference mode")
+"""Circumstances of a process that trains, and of one that serves, a judge's being between them."""
+OTHER = (
+    *("a later time", "a second card", "another stream", "another thread", "autocast"),
+    *("deterministic algorithms", "graph capture", "views"),
+)
+"""Circumstances that either may have."""
 MAX_FURTHER_CALLS = 64
 """Calls of a capture between its first and its last one, of a host that may count them: a secret
 number, more often a small one."""
@@ -75,6 +82,8 @@ class Programs:
     """Labels of the winners of its choices, by key."""
     _gives_held: bool = field(default=False, init=False)
     """True if the candidate gets tensors of the reference that no `state_dict` has."""
+    _within: tuple[str, ...] = field(default=(), init=False)
+    """Circumstances that it is captured under."""
 
     @property
     def code(self) -> str:
@@ -133,15 +142,29 @@ class Programs:
 
     def with_winners(self, number: int, winners: Mapping[str, str]) -> Captured:
         """The program for an input set where other alternatives have won. Raises Decided."""
-        kept = self._choices, self.num_launches, self.torch_share
-        self._choices = {**self._choices, **winners}
-        try:
+        with self._apart(ALTERNATIVE_WORDS, _choices={**self._choices, **winners}):
             return self._captured(number)
+
+    def under(self, names: tuple[str, ...]) -> AbstractContextManager[None]:
+        """Within, the first program is the one under these circumstances. Raises Decided."""
+        words = f"under {', '.join(names)} forward does something else"
+        return self._apart(words, _within=names, _kept=None, _choices={}, evidence="")
+
+    @contextmanager
+    def _apart(self, words: str, **changed: Any) -> Generator[None]:
+        """Within, another program is captured and judged; what is said of it begins so."""
+        names = {*changed, "_kept", "evidence", "num_launches", "torch_share"}
+        kept = {name: getattr(self, name) for name in names}
+        try:
+            for name, value in changed.items():
+                setattr(self, name, value)
+            yield
         except Decided as decided:
-            detail = f"{ALTERNATIVE_WORDS}: {decided.finding.detail}"
+            detail = f"{words}: {decided.finding.detail}"
             raise Decided(replace(decided.finding, detail=detail)) from decided
         finally:
-            self._choices, self.num_launches, self.torch_share = kept
+            for name, value in kept.items():
+                setattr(self, name, value)
 
     def program(self, number: int, *, is_wide: bool) -> Captured:
         """The program for an input set: captured again where the arguments differ from those of
@@ -203,9 +226,9 @@ class Programs:
             if detail := concealed(program, captured.questions):
                 raise Decided(self.report(Status.REJECTED, "unsupported", detail))
             if self.draw.has_elements(number):
-                self._require_structure(program, counts_checks=found != known)
-        if self._kept is None and found and self.draw.has_elements(number):
-            self._require_checks(captured)
+                self._require_structure(
+                    program, counts_checks=found != known or not captured.is_checking
+                )
         assert self.device is not None
         self.device.require_able(program)
         return captured
@@ -220,39 +243,9 @@ class Programs:
             counts_checks=counts_checks,
         )
 
-    def _require_checks(self, captured: Captured) -> None:
-        """Demands of a host that reads truth values of torch that `forward` raises or does the
-        same with the other value. Raises Decided."""
-        try:
-            self._require_structure(captured.program, counts_checks=True)
-        except Decided as decided:
-            refused = decided
-        else:
-            return
-        count = len(truths(captured.program))
-        if count > MAX_CHECKS or not all(self._is_check(captured, one) for one in range(count)):
-            raise refused
-
-    def _is_check(self, captured: Captured, place: int) -> bool:
-        """True if another truth value at this place makes `forward` raise or changes nothing."""
-        program = self.phases.program
-        try:
-            other = self.capture(0, answers=Negated(self, place))
-        except Decided as decided:
-            return decided.finding.reason == Reason.EXCEPTION
-        finally:
-            self.phases.program = program
-        return without_answers(other.program) == without_answers(captured.program)
-
-    def capture(
-        self, number: int, *, answers: Answers | None = None, is_first: bool = False
-    ) -> Captured:
-        """The program for an input set as its child sends it. Raises Decided.
-
-        Args:
-            answers: to what its host reads; by default the judgement's own.
-            is_first: of the candidate's first call.
-        """
+    def capture(self, number: int, *, is_first: bool = False) -> Captured:
+        """The program for an input set, or that of its first call, as its child sends it. Raises
+        Decided."""
         return self.captures.capture(
             self.code,
             {
@@ -260,37 +253,28 @@ class Programs:
                 "choices": self._choices,
                 "gives_held": self._gives_held,
                 "is_first": is_first,
+                "within": self._within,
+                "also": () if number or self._kept or self._within else self._others(),
                 "further": 1 + int(MAX_FURTHER_CALLS ** random.SystemRandom().random()),
             },
             entry_point=self.candidate.entry_point,
             uid=self.candidate.uid,
             phases=self.phases,
-            answers=answers or self,
+            answers=self,
             number=number,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Negated:
-    """Answers to a capture with one truth value turned round."""
-
-    programs: Programs
-    place: int
-    """Its place among the truth values of a call."""
-
-    def values(self, prefix: Program, *, number: int) -> list[Any]:
-        """As of the programs, but for that value. Raises Decided."""
-        values = self.programs.values(prefix, number=number)
-        at = len(truths(prefix))
-        for position, value in enumerate(values):
-            if isinstance(value, bool):
-                values[position] = value != (at == self.place)
-                at += 1
-        return values
-
-    def facts(self, prefix: Program) -> dict[str, int] | None:
-        """As of the programs."""
-        return self.programs.facts(prefix)
+    def _others(self) -> list[list[str]]:
+        """Circumstances of two other processes, each name in one of them or in both."""
+        if self.candidate.protocol is not None:
+            return []
+        draw = random.SystemRandom()
+        served = [one for one in SERVING if one != "eval()" or not self.draw.reads_training]
+        found = [list(TRAINING), served]
+        for name in OTHER:
+            for names in draw.sample(found, draw.randint(1, 2)):
+                names.append(name)
+        return found
 
 
 def needed_kernels(program: Program, binaries: Sequence[Binary | Failure | None]) -> list[int]:

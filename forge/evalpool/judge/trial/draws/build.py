@@ -92,6 +92,7 @@ class Builder:
             why_narrow=parse_words(layout.get("narrow") or ""),
             insensitive=tuple(parse_words(one) for one in layout.get("insensitive", ())),
             is_constant=layout.get("constant") is True,
+            reads_training=layout.get("training") is not False,
         )
 
     def _set(self, one: dict[str, Any]) -> InputSet:

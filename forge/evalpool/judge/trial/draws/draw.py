@@ -114,6 +114,8 @@ class Draw:
     """Inputs and parameters on which no output was seen to depend."""
     is_constant: bool = False
     """True if no output depends on any input."""
+    reads_training: bool = True
+    """True if the reference may do something else after `eval()`."""
     num_uses: int = 0
     num_holders: int = 0
     """Judgements that read it now: its memory is freed when none does."""
