@@ -50,8 +50,8 @@ MAX_BODY_BYTES = 1 << 20
 """Metrics and probe tokens of a step take a hundredth of it."""
 CHECK_EVERY_S = 0.5
 """Interval between two looks for the socket file. The trainer repeats a request for longer."""
-START_TIMEOUT_S = 10.0
-"""Time to bind a Unix socket in this event loop."""
+START_TIMEOUT_S = 60.0
+"""Maximum time to import the server and bind a Unix socket, on a machine that others keep busy."""
 log = logging.getLogger(__name__)
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
