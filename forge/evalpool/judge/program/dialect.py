@@ -59,7 +59,7 @@ ARITHMETIC = _qualified(
 MATHS = _qualified(
     "math", "absf absi ceil clampf cos erf exp exp2 floor fma log log2 rsqrt sin sqrt"
 )
-"""What the frontend's builder makes; all other functions are calls of a library."""
+"""Functions that the frontend's builder makes; all others are calls of a library."""
 OPERATIONS = POINTERS | MEMORY | STRIPPED | TENSORS | STRUCTURE | ARITHMETIC | MATHS
 """Every operation that a kernel may hold."""
 
