@@ -224,8 +224,10 @@ def _whole_constant(ground: Ground, old: Values) -> Values:
 def _edge(ground: Ground, old: Values) -> Values:
     """The ends of the range."""
     low, high = ground.domain.low, ground.domain.high
-    ends = [0.0, high or 1.0] if low == high and ground.domain.form == "two" else [low, high]
-    return _chosen([*ends, *([0.0] if low == 1 else [])], old)
+    if ground.domain.form == "two":  # the other one
+        low, high = (0.0, high or 1.0) if low == high else (low, high)
+        return torch.where(old == high, low, high)
+    return _chosen([low, high, *([0.0] if low == 1 else [])], old)
 
 
 def _single(ground: Ground, old: Values) -> Values:
@@ -584,6 +586,8 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
             if kind in ("large", "edge", "beyond"):
                 is_loud = kind == "large" and ground.turn % 2 == 1  # else whole rows stay
                 own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
+            if ground.domain.form == "two" and ground.turn % 2:  # so few that no sample has one
+                own = own[torch.randperm(len(own))[: MIN_PLANTS // 2]]
             if kind.endswith("constant"):
                 is_float, size = ground.value.is_floating_point(), ground.value.numel()
                 sought = ground.looks.constants if is_float else ground.looks.integers
