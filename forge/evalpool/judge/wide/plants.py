@@ -435,7 +435,7 @@ def rows_for(ground: Ground) -> list[str]:
     if form in ("two", "hot"):
         length = value.shape[-1] if value.ndim else 1
         counts = {0, 1, 2, length - 1, length, *looks.integers} if form == "two" else {0}
-        is_borne = form == "two" or 0.0 in looks.compared
+        is_borne = ground.turn % 2 == 0 if form == "two" else 0.0 in looks.compared
         found = [f"{n}{COUNTED}" for n in counts if 0 <= n <= length and is_borne]
         return [*found, *(["permuted row"] if form == "hot" else [])]
     is_any = value.is_floating_point() and form not in (*BY_ROW, "distinct", "whole")
@@ -583,11 +583,11 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
             if len(own) < MIN_PLANTS:
                 more = torch.randint(ground.value.numel(), (2 * MIN_PLANTS,))
                 own = torch.cat([own, ground.movable(more)[:MIN_PLANTS]]).unique()
-            if kind in ("large", "edge", "beyond"):
-                is_loud = kind == "large" and ground.turn % 2 == 1  # else whole rows stay
-                own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
             if ground.domain.form == "two" and ground.turn % 2:  # so few that no sample has one
                 own = own[torch.randperm(len(own))[: MIN_PLANTS // 2]]
+            elif kind in ("large", "edge", "beyond"):
+                is_loud = kind == "large" and ground.turn % 2 == 1  # else whole rows stay
+                own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
             if kind.endswith("constant"):
                 is_float, size = ground.value.is_floating_point(), ground.value.numel()
                 sought = ground.looks.constants if is_float else ground.looks.integers
