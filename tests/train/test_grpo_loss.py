@@ -127,6 +127,26 @@ def test_loss_and_gradient_equal_the_formula_however_the_batch_is_cut(
     assert (left_out > 0) == ("off_policy_mask_threshold" in options)
 
 
+@pytest.mark.parametrize(
+    ("kind", "delta", "want"), [("dapo", None, 2), ("dapo", 1.4, 3), ("cispo", None, 2)]
+)
+def test_tokens_whose_ratio_the_loss_bounds_are_counted(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, kind: str, delta: float | None, want: int
+) -> None:
+    (cut,) = trainer.cut(trainer.sequences_of(some_samples(1), version=0))
+    num = cut.num_trained
+    ratio, advantage = torch.ones(num), torch.ones(num)
+    ratio[:3] = torch.tensor([1.5, 1.5, 0.5])
+    advantage[1:3] = -1.0
+    cut.values.update(played=torch.zeros(num), advantage=advantage)
+    scores: Any = SimpleNamespace(logps=ratio.log(), entropy=torch.zeros(num))
+    trainer.loss_type, trainer.beta = kind, 0.0
+    monkeypatch.setitem(trainer.settings.stage, "delta", delta)
+    monkeypatch.setattr(trainer.stats, "_sums", {})
+    trainer.loss_of(cut, scores)
+    assert trainer.stats._sums["clipped"] == want
+
+
 def test_the_reference_adds_its_penalty(trainer: Any) -> None:
     samples = some_samples(4)
     trainer.loss_type, trainer.beta = "dapo", 0.5

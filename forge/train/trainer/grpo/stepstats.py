@@ -30,8 +30,6 @@ _SUMS = (
 class StepStats:
     """Sums of a step; `metrics` turns them into means."""
 
-    clip: tuple[float, float]
-    """Lowest and highest ratio that is not clipped."""
     loss: float = 0.0
     """Loss of the last update's whole batch, over all ranks."""
     grad_norm: float = 0.0
@@ -76,6 +74,7 @@ class StepStats:
         scores: Scores,
         *,
         ratio: torch.Tensor,
+        is_clipped: torch.Tensor,
         is_left_out: torch.Tensor,
     ) -> None:
         """Add the tokens of one forward. The gap to the engine counts tokens of the current
@@ -83,6 +82,7 @@ class StepStats:
 
         Args:
             ratio: of the loss, over a token or its answer. [M]
+            is_clipped: True for tokens whose ratio the loss bounds. [M]
             is_left_out: True for tokens without a loss. [M]
         """
         self._num_forwarded += micro_batch.num_forwarded
@@ -91,9 +91,7 @@ class StepStats:
             return
         values, logps, entropy = micro_batch.values, scores.logps.detach(), scores.entropy
         assert entropy is not None
-        log_ratio, advantage = logps - values["played"], values["advantage"]
-        low, high = self.clip
-        is_clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
+        log_ratio = logps - values["played"]
         self._add("tokens", torch.ones_like(ratio).sum())
         self._add("ratio", ratio.sum())
         self._add("clipped", is_clipped.sum())

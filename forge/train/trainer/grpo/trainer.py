@@ -11,6 +11,7 @@ Shapes: M trained tokens of a micro-batch.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -76,7 +77,7 @@ def mean_of_sequence(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Ten
     sizes = torch.tensor(
         [len(each.trained) for each in micro_batch.sequences], device=values.device
     )
-    of = torch.repeat_interleave(sizes)
+    of = torch.repeat_interleave(sizes, output_size=len(values))
     return (values.new_zeros(len(sizes)).index_add(0, of, values) / sizes.clamp(min=1))[of]
 
 
@@ -96,7 +97,7 @@ class TurnTrainer(StageTrainer):
         self.beta: float = stage["beta"]
         self.clip: tuple[float, float] = 1 - stage["clip_low"], 1 + stage["clip_high"]
         self.reference = None if reference is None else frozen(reference, trainer=self)
-        self.stats = StepStats(clip=self.clip)
+        self.stats = StepStats()
         self.taken: TakenBatch | None = None
         probe_path = settings.work_dir / "probe.json"
         tokens = self.world.from_main(partial(read_tokens, probe_path))
@@ -180,12 +181,15 @@ class TurnTrainer(StageTrainer):
         advantage, log_ratio = values["advantage"], logps - values["played"]
         if stage["importance_sampling_level"] == "sequence":
             log_ratio = mean_of_sequence(log_ratio, micro_batch)
-        ratio = log_ratio.exp()
+        ratio, (low, high) = log_ratio.exp(), self.clip
         if self.loss_type == "cispo":
-            loss = -ratio.detach().clamp(max=self.clip[1]) * advantage * logps
+            loss, is_clipped = -ratio.detach().clamp(max=high) * advantage * logps, ratio > high
         else:
-            bounded = ratio if stage["delta"] is None else ratio.clamp(max=stage["delta"])
-            loss = -torch.min(bounded * advantage, ratio.clamp(*self.clip) * advantage)
+            most = math.inf if stage["delta"] is None else stage["delta"]
+            bounded = ratio.clamp(max=most)
+            is_clipped = (ratio > high) & (advantage > 0)
+            is_clipped |= ((ratio < low) | (ratio > most)) & (advantage < 0)
+            loss = -torch.min(bounded * advantage, ratio.clamp(low, high) * advantage)
         is_left_out = torch.zeros_like(ratio, dtype=torch.bool)
         if (limit := stage["off_policy_mask_threshold"]) is not None:
             gap = mean_of_sequence(values["played"] - logps.detach(), micro_batch)
@@ -194,7 +198,10 @@ class TurnTrainer(StageTrainer):
         if self.beta:
             gap = values["reference"] - logps
             loss = loss + self.beta * (gap.exp() - 1 - gap)
-        self.stats.add(micro_batch, scores, ratio=ratio.detach(), is_left_out=is_left_out)
+        self.stats.add(
+            micro_batch, scores,
+            ratio=ratio.detach(), is_clipped=is_clipped, is_left_out=is_left_out,
+        )  # fmt: skip
         return (loss * values["weight"]).sum()
 
     @torch.no_grad()
