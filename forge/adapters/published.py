@@ -104,9 +104,11 @@ def _times(verdict: Verdict) -> dict[str, Any]:
     return {name: getattr(verdict.timing, name) for name in TIMING_FIELDS}
 
 
-def reward_of(verdict: PublicVerdict, table: RewardTable) -> Reward:
-    """The reward with checked weights."""
-    terms = reward_terms(for_reward(verdict), table)
+def reward_of(
+    verdict: PublicVerdict, table: RewardTable, *, before: PublicVerdict | None = None
+) -> Reward:
+    """The reward with checked weights; `before` is of the attempt before."""
+    terms = reward_terms(for_reward(verdict), table, before=before and for_reward(before))
     if terms is None:
         return Reward(value=None)
     return Reward(value=float(sum(terms.values())), terms=terms)

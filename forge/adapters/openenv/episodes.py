@@ -95,6 +95,8 @@ class Episode:
     """Name of the problem."""
     problem: ReferenceModule
     turn: int = 0
+    before: Verdict | None = None
+    """Verdict on the answer before."""
     best_speedup: float = 0.0
     is_solved: bool = False
     is_judging: bool = False
@@ -124,9 +126,10 @@ class Episode:
             verdict = await self.rules.judge(self.problem, answer)
         finally:
             self.is_judging = False
-        reward = reward_of(verdict, self.rules.reward)
+        reward = reward_of(verdict, self.rules.reward, before=self.before)
         if reward.value is None:
             raise _no_verdict(verdict)
+        self.before = verdict
         self.turn += 1
         self.is_solved = is_good_enough(for_reward(verdict), self.rules.reward)
         if verdict.correct:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from forge.adapters.openenv.episodes import (
 )
 from forge.adapters.openenv.models import KernelAction
 from forge.adapters.subjects import known_problems
+from forge.config.schema import RewardTable
 from forge.errors import ConfigError
 from forge.records import Reason
 from tests.adapters.openenv.scripted import (
@@ -81,6 +83,15 @@ async def test_a_timed_answer_ends_it_at_the_speed_that_the_reward_asks_for() ->
     assert (slow.done, slow.speedup, slow.metadata["speedup_low"]) == (False, 1.5, 1.4)
     assert (await episode.step(act(CODE))).done
     assert episode.state().best_speedup == 2.2
+
+
+async def test_an_improvement_is_paid_over_the_answer_before() -> None:
+    fast = replace(SLOW, speedup=2.2, speedup_low=2.1)
+    episode = episode_of(replace(RIGHT, timing=SLOW), replace(RIGHT, timing=fast))
+    episode.rules = replace(episode.rules, reward=RewardTable(improvement=1.0))
+    first, second = [(await episode.step(act(CODE))).metadata["reward_terms"] for _ in range(2)]
+    assert "improvement" not in first
+    assert second["improvement"] == pytest.approx(math.log(2.1 / 1.4))
 
 
 async def test_two_answers_at_once_are_not_one_turn() -> None:
