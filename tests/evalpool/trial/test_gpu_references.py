@@ -434,10 +434,9 @@ def test_a_kept_draw_needs_no_turn_on_the_card(monkeypatch: pytest.MonkeyPatch) 
 def test_large_draws_make_room_for_each_other_and_not_for_a_small_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The canary's draw is small, and needed after each fault."""
     large = answer()
     large["tensors"][5] = ["float32", [1000]]
-    names = ["canary", "one", "two", "three"]
+    names = ["small", "one", "two", "three"]
     references = open_references(Oracles([answer(), large, large, large, large]), monkeypatch)
     references.small_bytes, references._max_cached_bytes = 1000, 9000
 
@@ -446,7 +445,7 @@ def test_large_draws_make_room_for_each_other_and_not_for_a_small_one(
         return references.hold(problem, shared=contextlib.nullcontext)
 
     first = {name: draw(name) for name in names}
-    assert draw("canary") is first["canary"]
+    assert draw("small") is first["small"]
     assert draw("three") is first["three"]
     assert draw("two") is first["two"]
     assert draw("one") is not first["one"]
