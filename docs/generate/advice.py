@@ -98,8 +98,9 @@ ADVICE: dict[Reason, Advice] = {
     ),
     Reason.SHAPE: _wrong("Return as many tensors of the type and shape as the reference does."),
     Reason.RACE: _wrong(
-        "Let each element be written by one program, use atomics, or wait (`tl.debug_barrier`, "
-        "`gdc_wait`) before reading what another one wrote."
+        "Let each element be written by one program, or use atomics. Wait (`tl.debug_barrier`) "
+        "before reading what the same program wrote, and read in a second launch what another one "
+        "wrote."
     ),
     Reason.UNINITIALISED: _wrong(
         "Write every element that is read later: `torch.zeros`, or a mask with `other=`."

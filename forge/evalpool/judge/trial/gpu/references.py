@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from forge.records.problem import ReferenceModule
 
 SMALL_BYTES = 16 << 20
-"""A draw of up to so many bytes makes no room for another one."""
+"""A draw of up to so many bytes stays when another one needs room."""
 CACHE_SHARE = 0.1
 """Share of the card's memory that kept draws may take together; one draw may take more."""
 DRAW_SHARE = 0.3
