@@ -55,3 +55,28 @@ def test_what_forward_does_elsewhere_is_judged(
     assert verdict.reason == reason, verdict.detail
     assert (verdict.status is Status.CORRECT) == (reason == "ok")
     assert words in verdict.detail
+
+
+def test_a_child_cannot_name_circumstances_that_it_was_not_asked_for(bench: Any) -> None:
+    patch = """
+import sys
+frame = sys._getframe()
+while type(frame.f_locals.get("self")).__name__ != "Session":
+    frame = frame.f_back
+session = type(frame.f_locals["self"])
+call, within = session._forward, []
+
+def noted(one, inputs, **more):
+    within[:] = one._within
+    return call(one, inputs, **more)
+
+def look(one, call, *, since):
+    one.otherwise = [["words of mine"], "gradients", 3, ["gradients", "gradients"]]
+
+session._forward, session._look_elsewhere = noted, look
+
+@triton.jit
+"""
+    code = CODE.replace("\n@triton.jit\n", patch).replace("LOOK", "if within: return x")
+    verdict = bench.judge(code, problem=RELU)
+    assert verdict.reason == "ok", verdict.detail

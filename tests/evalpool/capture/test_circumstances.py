@@ -24,6 +24,12 @@ LOOKS = {
     "views": "x._base is not None and x._version and x.storage_offset() and x.is_contiguous()",
 }
 EVERY = list(LOOKS)
+OTHER_LOOKS = [
+    ("a second card", "torch._C._cuda_getDevice()"),
+    ("another stream", "torch.cuda.current_stream().stream_id"),
+    ("another stream", "torch._C._cuda_getCurrentRawStream(0)"),
+    ("another stream", "triton.runtime.driver.active.get_current_stream(0)"),
+]
 LIKE_A_PROCESS = [
     [one for one in EVERY if one not in ("eval()", "frozen parameters", "inference mode")],
     [one for one in EVERY if one != "gradients"],
@@ -40,6 +46,8 @@ class ModelNew(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(8))
         self.kept = {{}}
+        self.steps = torch.nn.Parameter(torch.arange(8), requires_grad=False)
+        self.still = torch.nn.Dropout().eval()
     def forward(self, x):
         {line}
         return scaled(x.to(x.device), x.sum().item())
@@ -54,9 +62,9 @@ class ModelNew(torch.nn.Module):
     return program, notes["otherwise"]
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_host_that_looks_is_seen(tmp_path, name):
-    line = f"if {LOOKS[name]}: return x"
+@pytest.mark.parametrize(("name", "look"), [*LOOKS.items(), *OTHER_LOOKS])
+def test_a_host_that_looks_is_seen(tmp_path, name, look):
+    line = f"if {look}: return x"
     program, found = otherwise(tmp_path, line, also=LIKE_A_PROCESS)
     assert len(program.forward) == 3
     assert [name] in found
@@ -64,8 +72,7 @@ def test_a_host_that_looks_is_seen(tmp_path, name):
     other, _ = otherwise(tmp_path, line, within=[name])
     assert other.forward == ()
     assert all(one.num_bytes == 128 for one in other.storages)
-    alone, found = otherwise(tmp_path, line, within=[one for one in EVERY[:1] if one != name])
-    assert found == []
+    alone, _ = otherwise(tmp_path, line, within=[one for one in EVERY if one != name])
     assert [type(node) for node in alone.forward] == [type(node) for node in program.forward]
 
 
@@ -78,6 +85,7 @@ def test_a_host_that_looks_is_seen(tmp_path, name):
         "x = torch.nn.functional.pad(x.contiguous(), (0, 8)).to(torch.float64)",
         "x = (x.to('cuda') + 1).to(device=x.device, dtype=torch.float16).to(x)",
         "x.mul_(2).add_(self.weight.to(x.device))",
+        "x = x + self.still.training",
     ],
 )
 def test_a_host_that_does_the_same_is_the_same(tmp_path, line):

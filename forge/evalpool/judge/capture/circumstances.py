@@ -82,6 +82,31 @@ def _switched(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) 
         write(before)
 
 
+@contextmanager
+def _evaluated(model: torch.nn.Module) -> Iterator[None]:
+    """`eval()`; a part that its constructor has put there stays so."""
+    before = [(one, one.training) for one in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for one, is_training in before:
+            one.training = is_training
+
+
+@contextmanager
+def _frozen(model: torch.nn.Module) -> Iterator[None]:
+    """No parameter requires a gradient. Integers never do."""
+    trained = [one for one in model.parameters() if one.requires_grad]
+    for one in trained:
+        one.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for one in trained:
+            one.requires_grad_(True)
+
+
 def _contexts(name: str, model: Any, dtype: Any) -> Iterator[AbstractContextManager[Any]]:
     """Makes one of the circumstances. Those that change how torch computes are as a host sees
     them alone."""
@@ -93,7 +118,8 @@ def _contexts(name: str, model: Any, dtype: Any) -> Iterator[AbstractContextMana
         case "a second card":
             yield from _on_the_second_card()
         case "another stream":
-            yield replaced(CURRENT, "cuda_stream", OTHER)
+            for part in ("cuda_stream", "stream_id"):
+                yield replaced(CURRENT, part, OTHER)
             yield replaced(torch.cuda, "default_stream", lambda device=None: object.__new__(Stream))
         case "autocast":
             for owner in (torch, torch._C):
@@ -106,9 +132,9 @@ def _contexts(name: str, model: Any, dtype: Any) -> Iterator[AbstractContextMana
             write = partial(setattr, FILL, "fill_uninitialized_memory")
             yield _switched(lambda: FILL.fill_uninitialized_memory, write, False)
         case "eval()" if isinstance(model, torch.nn.Module):
-            yield _switched(lambda: model.training, model.train, False)
+            yield _evaluated(model)
         case "frozen parameters" if isinstance(model, torch.nn.Module):
-            yield _switched(lambda: True, model.requires_grad_, False)
+            yield _frozen(model)
         case "gradients":
             yield torch.enable_grad()
         case "graph capture":
@@ -133,6 +159,7 @@ def _on_the_second_card() -> Iterator[AbstractContextManager[Any]]:
 
     yield replaced(torch.cuda, "device_count", lambda: 2)
     yield replaced(torch.cuda, "current_device", lambda: 1)
+    yield replaced(torch._C, "_cuda_getDevice", lambda: 1)
     yield replaced(FakeTensor, "device", property(device))
     yield replaced(FakeTensor, "get_device", lambda tensor: 1)
     yield replaced(FakeTensor, "to", to)

@@ -24,6 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.evalpool.judge.capture.failures import Unsupported
 from forge.evalpool.judge.capture.lowering import Lowering, Shared
+from forge.evalpool.judge.capture.pretence.streams import CURRENT
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Descriptor,
@@ -65,8 +66,8 @@ class CaptureDriver(DriverBase):
         """Changes nothing: there is one card."""
 
     def get_current_stream(self, device: Any = None) -> int:
-        """A program has one stream."""
-        return 0
+        """The only one."""
+        return CURRENT.cuda_stream
 
     def get_active_torch_device(self) -> Any:
         """The made-up card as torch names it."""

@@ -308,7 +308,8 @@ class Session:
                 for inner in (won[one.key].nodes if isinstance(one, Choice) else (one,))
             ]
             labels = {key: one.label for key, one in won.items()}
-            if not self._is_same((nodes, outputs), since=since, winners=labels):
+            within = self._within
+            if not self._is_same((nodes, outputs), since=since, within=within, winners=labels):
                 return True
         return False
 

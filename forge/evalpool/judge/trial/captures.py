@@ -32,7 +32,7 @@ from forge.evalpool.judge.trial.trial import Allowance, Decided, Runner
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.kept import KeptChildren
@@ -45,8 +45,6 @@ MAX_ASKED_BYTES = 256 << 20
 whole program has come."""
 PLAIN_ROLE = "plain"
 """Role of the children that capture one plain candidate after the other."""
-MAX_LISTS = 32
-"""Lists of circumstances of a capture."""
 SEEN = ("a second card", "eval()")
 """Circumstances that the host code of a plain source can look at."""
 DOUBTFUL = frozenset(
@@ -200,7 +198,7 @@ class Captures:
                 frames.send(one.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
                 found = exchange.receive(one.child.sock, deadline=allowed.left_s)
             if found.kind is Kind.DONE:
-                captured = _captured(wire.loads(found.program), found)
+                captured = _captured(wire.loads(found.program), found, also=body["also"])
                 self._require_target(run, captured.program)
                 is_good = True
                 return captured
@@ -234,7 +232,8 @@ class Captures:
         if found.kind is Kind.FAILED:
             raise Decided(run.failed(found.body))
         program = self._parsed(run, found.program)
-        return _captured(program, found, questions=tuple(asked.questions))
+        also = body.get("also", ())
+        return _captured(program, found, questions=tuple(asked.questions), also=also)
 
     def _parsed(self, run: Runner, data: bytes) -> Program:
         """A program for this judge's card and compiler. Raises Decided."""
@@ -303,7 +302,11 @@ class Asked:
 
 
 def _captured(
-    program: Program, found: exchange.Answer, *, questions: tuple[Question, ...] = ()
+    program: Program,
+    found: exchange.Answer,
+    *,
+    questions: tuple[Question, ...] = (),
+    also: Iterable[Sequence[str]] = (),
 ) -> Captured:
     return Captured(
         program=program,
@@ -312,14 +315,16 @@ def _captured(
         follows_winner=found.body.get("follows_winner") is True,
         drawn_otherwise=str(found.body.get("drawn_otherwise") or ""),
         is_checking=found.body.get("is_checking") is True,
-        otherwise=_lists_of_names(found.body.get("otherwise")),
+        otherwise=_asked_for(found.body.get("otherwise"), also),
     )
 
 
-def _lists_of_names(data: Any) -> tuple[tuple[str, ...], ...]:
-    lists = cast("list[Any]", data[:MAX_LISTS] if isinstance(data, list) else [])
-    found = (cast("list[Any]", one) for one in lists if isinstance(one, list))
-    return tuple(tuple(map(str, one)) for one in found)
+def _asked_for(data: Any, also: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """The lists of names that were asked for, or a name of them alone: a child may say any."""
+    lists = cast("list[Any]", data if isinstance(data, list) else [])
+    asked = {(name,): None for names in also for name in names}
+    asked |= {tuple(names): None for names in also}
+    return tuple(names for names in asked if list(names) in lists)
 
 
 def _is_doubtful(failure: Mapping[str, Any]) -> bool:

@@ -197,7 +197,7 @@ class Judgement(Generic[D]):
             why = self._draw.why_narrow or NO_RESULTS
             self.programs.evidence = f"narrow: the reference: {why}"
             return
-        self.programs.evidence = WIDE
+        self.programs.evidence, self.device.results.is_narrow = WIDE, False
         try:
             with self.device.asking(is_wide=True):
                 self._run_checks(numbers)

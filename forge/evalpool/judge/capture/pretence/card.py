@@ -19,7 +19,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from triton.backends.compiler import GPUTarget
 
-from forge.evalpool.judge.capture.pretence.streams import STREAMS, Generator
+from forge.evalpool.judge.capture.pretence.streams import CURRENT, STREAMS, Generator
 
 REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 """c10's table of device guards, by device type: `c10::impl::device_guard_impl_registry`."""
@@ -175,7 +175,7 @@ class Pretence:
         for name, value in (_answers(card) | STREAMS).items():
             self.set(torch.cuda, name, value)
         self.set(torch.cuda, "default_generators", (Generator(),))
-        self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)
+        self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: CURRENT.cuda_stream)
         self.set(torch._C, "_cuda_getDevice", lambda: 0)
         self.set(torch._C, "_cuda_setDevice", lambda device: None)
         self.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
