@@ -120,7 +120,8 @@ ADVICE: dict[Reason, Advice] = {
     ),
     Reason.UNSUPPORTED: _rejected(
         "Write the line in another way; `detail` says how. Typical causes are reads of values on "
-        "the host beyond the limit, an operation outside the table, and inline assembly."
+        "the host beyond the limit, an operation outside the table, CUDA streams and graphs, "
+        "clusters, and inline assembly."
     ),
     Reason.TORCH_WORK: _rejected(
         "Move the operation that `detail` names into a kernel, or judge with "
