@@ -13,8 +13,6 @@ TRAINED = RELU.replace("def forward(self, x):\n", "def forward(self, x):\n      
 CODE = (
     HEAD
     + """
-import threading
-
 @triton.jit
 def kernel(x, y, n, HIGH: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -29,6 +27,8 @@ class ModelNew(torch.nn.Module):
         return y
 """
 )
+THREAD = """from threading import current_thread, main_thread
+        if current_thread() is not main_thread(): return torch.relu(x)"""
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,11 @@ class ModelNew(torch.nn.Module):
         ("if x.requires_grad: high = 3.0", RELU, "mismatch", "under gradients forward"),
         ("if not self.training: high = 3.0", RELU, "mismatch", "under eval() forward"),
         ("if not self.training: high = 3.0", TRAINED, "ok", ""),
+        ("if 'grad' in f'{x}': high = 3.0", RELU, "mismatch", "under gradients forward"),
+        ("if 'grad' in '%s' % x: high = 3.0", RELU, "mismatch", "under gradients forward"),
         ("if f'{x.device}' != 'cuda:0': return x", RELU, "no_kernel_launch", "under a second card"),
         (
-            "if threading.current_thread() is not threading.main_thread(): return torch.relu(x)",
+            THREAD,
             RELU,
             "no_kernel_launch",
             "under another thread forward does something else",

@@ -16,6 +16,7 @@ What the lists rely on, and the checks here keep:
 - a method is reached through `self` alone, so that `self` is an instance of the candidate's own
   class: none is named as an attribute that any value may have, and no default names one;
 - no attribute begins with an underscore, and no name with two, but for `super().__init__()`;
+- a text is made for an error alone: that of a tensor shows what surrounds the call;
 - Triton reads the same text from the file as `ast` here: ASCII without odd line ends or encoding.
 
 Each entry of a list is harmless whatever it is called with: it computes, describes or records. Not
@@ -198,6 +199,7 @@ def parsed(code: str) -> ast.Module | str:
         return "a long source, or one with characters outside ASCII"
     try:
         _check_module(tree := ast.parse(code))
+        _check_texts(tree)
     except _NotPlain as error:
         return str(error)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -219,6 +221,26 @@ def _check_module(tree: ast.Module) -> None:
                 _check(statement, 0)
             case _:
                 raise _NotPlain(f"{type(statement).__name__} at the top")
+
+
+def _check_texts(tree: ast.Module) -> None:
+    """Refuses a text that is made, by f or by %, but of an error. One that stands alone is a
+    comment."""
+    allowed: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assert(msg=ast.AST() as words) | ast.Raise(exc=ast.AST() as words):
+                allowed.update(ast.walk(words))
+            case ast.Expr(value=ast.Constant() as words):
+                allowed.add(words)
+            case _:
+                pass
+    for node in ast.walk(tree):
+        is_made = isinstance(node, ast.JoinedStr) or (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and "%" in node.value
+        )
+        if is_made and node not in allowed:
+            raise _NotPlain("a text that is made")
 
 
 def _check_import(node: ast.Import | ast.ImportFrom) -> None:
