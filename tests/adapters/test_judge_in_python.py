@@ -199,7 +199,7 @@ def test_what_cannot_be_read_is_one_line_before_a_judge_starts(
     with pytest.raises(ConfigError, match=message) as caught:
         forge.judge(problem, answer, device="cpu")
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="workers: found 0; an integer, 1 or more"):
+    with pytest.raises(ConfigError, match="workers: found 0; an integer from 1 to 1024"):
         forge.judges(device="cpu", workers=0).__enter__()
 
 
