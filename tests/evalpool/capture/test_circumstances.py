@@ -102,6 +102,6 @@ def test_a_look_behind_an_assertion_is_seen(tmp_path):
 
 def test_calls_in_another_thread_take_their_time_of_further_ones(tmp_path):
     marks = tmp_path / "marks"
-    line = f"sum(range(3_000_000)); open({str(marks)!r}, 'a').write('.')"
+    line = f"sum(range(3_000_000))\n        with open({str(marks)!r}, 'a') as one: one.write('.')"
     otherwise(tmp_path, line, within=["another thread"], further=40)
     assert len(marks.read_text()) < 10
