@@ -21,7 +21,8 @@ class DevicesTable(Table):
     """`[devices]`: the GPUs of each role. Empty means CPU only."""
 
     gpus: list[str] | Literal["auto"] | None = Field(
-        None, json_schema_extra={"allowed": '"auto", or a list of strings such as ["0", "1"]'}
+        default=None,
+        json_schema_extra={"allowed": '"auto", or a list of strings such as ["0", "1"]'},
     )
     """GPUs of the run, by UUID or index; auto means all visible ones, absent means none."""
     train: NumGpus = 0
