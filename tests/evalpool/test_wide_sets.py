@@ -288,6 +288,21 @@ def test_other_elements_give_way_to_a_plant(form: str) -> None:
             assert torch.equal(made[:3], value[:3])
 
 
+@pytest.mark.parametrize(
+    "mask",
+    ["torch.ones(8, 8).tril().bool()", "torch.arange(9) < torch.randint(1, 9, (32, 1))"],
+    ids=["causal", "from lengths"],
+)
+def test_rows_of_a_mask_that_are_never_empty_by_design_stay_so(mask: str) -> None:
+    body = "return a.masked_fill(~b, -torch.inf).softmax(-1).nan_to_num()"
+    rows = "8, 8" if "tril" in mask else "32, 9"
+    for _ in range(8):
+        found = draw(source(f"torch.randn({rows}), {mask}", body), num_sets=6)
+        masks = [leaves(one.inputs)[1] for one in found.sets]
+        assert all(bool(one.any(-1).all()) for one in masks)
+        assert any(not torch.equal(one, masks[0]) for one in masks[1:])
+
+
 def test_an_index_stays_in_its_range_and_a_label_left_out_is_planted() -> None:
     table = source(
         "torch.randn(64, 9), torch.randint(0, 9, (64,))",

@@ -18,6 +18,8 @@ MIN_ROW = 8
 """Elements of a row that are not sorted, or all different, by chance."""
 MIN_ORDERED = 16
 """Rows of a few columns of which one is not below another by chance: corners of boxes."""
+MIN_FILLED = 6
+"""Rows of which no column of two values has the larger one alone by chance."""
 MAX_CHANCE = 1e-6
 """Chance by which indices are all different in all draws, below which it is by design."""
 
@@ -39,6 +41,8 @@ class Domain:
     high: float = 0.0
     fixed: torch.Tensor | None = None
     """[elements] True where it is the same in every draw, of one that is not so as a whole."""
+    is_filled: bool = False
+    """True for two values of which each row has the larger one by design, as a causal mask."""
 
     @classmethod
     def of(cls, draws: Sequence[torch.Tensor], *, permutes: bool) -> Domain:
@@ -57,6 +61,7 @@ class Domain:
             form=form,
             low=float(min(one[0] for one in ends)),
             high=float(max(one[1] for one in ends)),
+            is_filled=form == "two" and _is_filled(draws, is_constant=is_constant),
             fixed=fixed if fixed is not None and bool(fixed.any()) else None,
         )
 
@@ -70,10 +75,13 @@ class Domain:
             return value.sort(-1).values
         if self.form == "whole":
             return value.round()
-        if self.form not in ("symmetric", "sums", "norms"):
+        if self.form not in ("symmetric", "sums", "norms") and not self.is_filled:
             return value
         own = value.new_zeros(value.shape, dtype=torch.bool)
         own.view(-1)[at] = True
+        if self.is_filled:  # a plant gives way where a row would have none
+            is_empty = ~(value == self.high).any(-1, keepdim=True)
+            return torch.where(own & is_empty, torch.full_like(value, self.high), value)
         if self.form == "symmetric":
             return torch.where(own & ~own.mT.tril(-1), value, value.mT)
         power = 2 if self.form == "norms" else 1
@@ -84,6 +92,18 @@ class Domain:
         made = size * torch.where(own, 1 / planted.clamp(min=1), left)
         made = made.sqrt().copysign(value) if power == 2 else made
         return torch.where(own.any(-1, keepdim=True), made.to(value.dtype), value)
+
+
+def _is_filled(draws: Sequence[torch.Tensor], *, is_constant: bool) -> bool:
+    """True if each row has the largest value: in an element of every row and draw, or in an input
+    that no draw changes."""
+    if draws[0].shape[-1:].numel() < 2:
+        return False
+    rows = [rows_of(one) == one.max() for one in draws]
+    length = min(one.shape[-1] for one in rows)
+    every = torch.cat([one[:, :length] for one in rows])
+    is_design = len(every) >= MIN_FILLED and bool(every.all(0).any())
+    return is_design or (is_constant and bool(every.any(-1).all()))
 
 
 def _form(draws: list[torch.Tensor], *, is_constant: bool, permutes: bool) -> str:

@@ -218,6 +218,8 @@ def _whole_constant(ground: Ground, old: Values) -> Values:
     bounds = torch.tensor([n for n in integers if {n - 1, n + 1} & {*integers}]).double()
     span = ground.domain.high - ground.domain.low + 2
     apart = made + _signs(old.shape) * (2 + span * torch.rand(old.shape)).floor()
+    if ground.looks.has_indices and ground.domain.low >= 0:  # torch takes a negative index, too
+        apart = apart.abs()
     return torch.where(torch.isin(made, bounds) & (torch.rand(old.shape) < 0.5), apart, made)
 
 
@@ -227,7 +229,8 @@ def _edge(ground: Ground, old: Values) -> Values:
     if ground.domain.form == "two":  # the other one
         low, high = (0.0, high or 1.0) if low == high else (low, high)
         return torch.where(old == high, low, high)
-    return _chosen([low, high, *([0.0] if low == 1 else [])], old)
+    is_length = low == 1 and not ground.looks.is_wrapping  # else a length of 0 may be index -1
+    return _chosen([low, high, *([0.0] if is_length else [])], old)
 
 
 def _single(ground: Ground, old: Values) -> Values:
@@ -435,6 +438,7 @@ def rows_for(ground: Ground) -> list[str]:
     if form in ("two", "hot"):
         length = value.shape[-1] if value.ndim else 1
         counts = {0, 1, 2, length - 1, length, *looks.integers} if form == "two" else {0}
+        counts -= {0} if ground.domain.is_filled else set()
         is_borne = ground.turn % 2 == 0 if form == "two" else 0.0 in looks.compared
         found = [f"{n}{COUNTED}" for n in counts if 0 <= n <= length and is_borne]
         return [*found, *(["permuted row"] if form == "hot" else [])]
@@ -459,7 +463,7 @@ def tensors_for(ground: Ground) -> list[str]:
     """Kinds of whole inputs that can be planted, the last ones where there is room."""
     form = ground.domain.form
     if form == "two":
-        return ["empty tensor", "full tensor"]
+        return [*([] if ground.domain.is_filled else ["empty tensor"]), "full tensor"]
     if form != "free":
         return []
     if ground.value.is_floating_point():

@@ -28,6 +28,8 @@ INDEXING = (
     *("bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
 )
 """Parts of names of operations that take indices, or read one into Python."""
+WRAPPING = {"index", "index_put", "index_put_", "take", "put", "put_"}
+"""Operations that count a negative index from the end."""
 SIZING = ("one_hot", "bincount", "repeat_interleave", "ctc_loss", "_local_scalar_dense", "histc")
 """Parts of names of operations of whose results integers are the sizes, or that fail badly."""
 SUMS = {"sum", "mean", "any", "all"}
@@ -53,6 +55,8 @@ class Looks:
     """Labels that its loss leaves out, where its source names one."""
     has_indices: bool = True
     """True if an integer may be an index, which must stay in its range."""
+    is_wrapping: bool = True
+    """True if a negative index may be no error."""
     has_sizes: bool = True
     """True if one may be a size of memory, or a number of steps of Python's."""
     may_be_undefined: bool = True
@@ -82,6 +86,7 @@ class Looks:
         host = _compared(nodes, scopes)
         floats = {sign * one for one in host | _floats_in(nodes) for sign in (1.0, -1.0)}
         near = {round(one) + step for one in host for step in (-1, 0, 1)}
+        near = {one for one in near if one >= 0 or min(host) < 0}  # a 0 alone may bound counts
         if counted is None:
             return cls(constants=_worth(floats), ignored=ignored, permutes=permutes)
         constants = counted.constants | floats
@@ -94,6 +99,7 @@ class Looks:
             ignored=ignored,
             has_indices=any(part in name for name in counted.names for part in INDEXING)
             or ".tolist(" in source,
+            is_wrapping=not WRAPPING.isdisjoint(counted.names),
             has_sizes=any(part in name for part in SIZING for name in counted.names)
             or ".tolist(" in source,
             may_be_undefined=counted.is_truncating or not (PUTS | ORDERS).isdisjoint(counted.names),
