@@ -80,7 +80,7 @@ class ModelTable(Table):
     init: Literal["tiny"] | None = None
     """Make a random model, with the sizes of [model.tiny], instead of loading one."""
     path: Annotated[str, Field(min_length=1)] | None = Field(
-        None,
+        default=None,
         json_schema_extra={"allowed": "a directory, RUN or RUN:STEP, a GGUF file or a hub name"},
     )
     """Local directory, GGUF file or hub name of the model, or the directory of a run, "runs/x-1" or
