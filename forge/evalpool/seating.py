@@ -140,7 +140,7 @@ class _Waiter:
 
 
 class NoJudge(Exception):
-    """All judges are quarantined: they live and none is trusted."""
+    """All judges are quarantined: each is started again before it gets a candidate."""
 
 
 class Seating:

@@ -171,7 +171,7 @@ async def read_request(request: Request) -> dict[str, Any]:
 
 
 class ProblemBody(Body):
-    """A problem, as far as a judge needs it."""
+    """The fields of a problem that a judge needs."""
 
     problem_id: str
     source: str

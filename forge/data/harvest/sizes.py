@@ -211,7 +211,7 @@ def _num_elements(text: str) -> int:
 
 
 def _shrunk(width: int) -> int:
-    """A width halved down to that of a CPU's problem, as far as it is even."""
+    """Halves an even width until a CPU's problem may have it, or it is odd."""
     while width > WIDEST and width % 2 == 0:
         width //= 2
     return width

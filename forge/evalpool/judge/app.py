@@ -75,8 +75,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_UID = 61_000
 NUM_UIDS = 2_000
-"""User ids of a root judge's captures; each judge starts at a different one. As many follow for
-compilers, then 500 for oracles and 30 for evaluators: all below `nobody`."""
+"""Number of user ids for captures of a judge that runs as root; each judge starts at another one.
+The next 2,000 are for compilers, then 500 for oracles and 30 for evaluators: all below `nobody`."""
 NUM_COMPILERS = 64
 """User ids of compiler children."""
 

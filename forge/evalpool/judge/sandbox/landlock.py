@@ -63,8 +63,8 @@ def abi() -> int:
 
 
 def confine_files(rules: Iterable[tuple[str, int]]) -> None:
-    """Nothing but these: (path, rights below it). Needs no_new_privs. A path that is not there is
-    left out. TCP, signals and abstract sockets as far as the kernel knows them.
+    """Shuts off all files but these: (path, rights below it). Needs no_new_privs. Leaves out a path
+    that does not exist. Shuts off TCP, signals and abstract sockets where the kernel can.
     """
     version = abi()
     handled = ALL_FILES | (IOCTL_DEVICE if version >= IOCTL_ABI else 0)

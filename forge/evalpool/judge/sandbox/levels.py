@@ -22,7 +22,7 @@ WANTED = {
     "namespaces": (Isolation.NAMESPACES,),
     "landlock": (Isolation.LANDLOCK,),
 }
-"""What `[judge] isolation` may come to, strongest first."""
+"""Levels that each value of `[judge] isolation` allows, strongest first."""
 ON_GPU = frozenset({Isolation.NAMESPACES, Isolation.NONE})
 """Under Landlock cuInit fails with error 304 (seen on an H200)."""
 MAX_WORDS = 1000

@@ -64,8 +64,8 @@ types where the reference has no float64."""
 STABLE = 0.5
 """Largest difference, in tolerances of question 1, that other roundings make."""
 MAX_REAL_ERROR, MAX_OWN_ERROR = 0.25, 10.0
-"""Largest distance of eager from float64, in tolerances: on planted inputs that are asked for in
-the problem's own types; on given ones, beyond which nobody knows what is right."""
+"""Largest distance between eager and float64, in tolerances: on planted inputs of question 2; on
+given inputs, where a larger one leaves no known right result."""
 MAX_SLACK = 0.1
 """Relative difference below which a planted set says something in the problem's own types."""
 MANY_ROUNDINGS = 8
