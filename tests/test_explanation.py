@@ -13,7 +13,7 @@ from forge.config.schema import GrpoStage
 from forge.config.schema.judge import JudgeTable
 from forge.config.schema.rollout import RewardTable, RolloutTable
 from forge.evalpool.judge.program import limits, questions
-from forge.evalpool.judge.program.policy import facts
+from forge.evalpool.judge.program import policy as facts
 from forge.evalpool.judge.timing import baseline, samples
 from forge.rollout import admission
 from forge.runner.weights import sync

@@ -84,10 +84,10 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.trial": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.sandbox",
-        "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
-        "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
+        "evalpool.judge.children", "evalpool.judge.program",
+        "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
-        "evalpool.judge.ttir.plan", "evalpool.judge.ttir.grammar", "evalpool.judge.execute",
+        "evalpool.judge.ttir.plan", "evalpool.judge.execute",
         "evalpool.judge.trial.draws", "evalpool.judge.wide",
     },
     "evalpool.judge.trial.draws": {
@@ -95,8 +95,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.trial.gpu": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel",
-        "evalpool.judge.children", "evalpool.judge.program", "evalpool.judge.program.policy",
-        "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.numbers",
+        "evalpool.judge.children", "evalpool.judge.program",
+        "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.execute", "evalpool.judge.timing", "evalpool.judge.trial",
         "evalpool.judge.trial.draws", "evalpool.judge.wide",
     },
@@ -106,31 +106,28 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.trial.draws",
     },
     "evalpool.judge.program": set(),
-    "evalpool.judge.program.policy": {"evalpool.judge.program"},
-    "evalpool.judge.program.wire": {"evalpool.judge.program"},
     "evalpool.judge.ttir": {
         "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
-        "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.plan",
+        "evalpool.judge.ttir.plan",
     },
-    "evalpool.judge.ttir.grammar": {"evalpool.judge.program", "evalpool.judge.ttir"},
     "evalpool.judge.ttir.plan": {
         "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
-        "evalpool.judge.ttir.semantics", "evalpool.judge.ttir.grammar",
+        "evalpool.judge.ttir.semantics",
     },
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir"},
     "evalpool.judge.capture": {
         "evalpool.judge.channel", "evalpool.judge.reference", "evalpool.judge.program",
-        "evalpool.judge.program.wire", "evalpool.judge.capture.pretence",
+        "evalpool.judge.capture.pretence",
     },
     "evalpool.judge.capture.pretence": {"evalpool.judge.program"},
     "evalpool.judge.compiler": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.children",
-        "evalpool.judge.program", "evalpool.judge.program.wire",
+        "evalpool.judge.program",
     },
     "evalpool.judge.execute": {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
-        "evalpool.judge.program.wire", "evalpool.judge.ttir",
+        "evalpool.judge.ttir",
         "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.compiler",
         "evalpool.judge.execute.cpu", "evalpool.judge.wide",
     },
@@ -140,13 +137,13 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",
-        "evalpool.judge.program.wire", "evalpool.judge.compiler", "evalpool.judge.execute",
+        "evalpool.judge.compiler", "evalpool.judge.execute",
         "evalpool.judge.execute.gpu.driver",
     },
     "evalpool.judge.execute.gpu.driver": {"evalpool.judge.channel"},
     "evalpool.judge.wide": {
         "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.program",
-        "evalpool.judge.ttir", "evalpool.judge.ttir.grammar", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.ttir", "evalpool.judge.ttir.semantics",
     },
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     # cluster: judges, engines and ranks of a trainer on other machines
@@ -241,7 +238,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     # A source with a fault of its own needs no judge.
     "forge/adapters/answering.py": {"evalpool.judge.channel", "evalpool.judge.trial"},
     # A stored program is read where it is printed; that takes neither torch nor a judge.
-    "forge/commands/explained.py": {"evalpool.judge.program", "evalpool.judge.program.wire"},
+    "forge/commands/explained.py": {"evalpool.judge.program"},
     # Prompts state the tolerances that judges know.
     "forge/runner/prepare/prompt_facts.py": {"evalpool.judge.numbers"},
     # The doctor says what a machine must allow for the sandbox.

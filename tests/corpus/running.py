@@ -17,8 +17,8 @@ from forge.evalpool.judge.compiler.check import ParseFailed, check_ttir
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.policy.judge import judge_policy
-from forge.evalpool.judge.program.policy.reference import facts_of
+from forge.evalpool.judge.program.policy import judge_policy
+from forge.evalpool.judge.program.reference import facts_of
 from forge.evalpool.judge.trial.structure import text_of
 
 if TYPE_CHECKING:

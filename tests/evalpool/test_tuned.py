@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.compiler.tiles import may_exceed
+from forge.evalpool.judge.compiler.text import may_exceed
 from forge.evalpool.judge.program.format import Kernel, Options
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD

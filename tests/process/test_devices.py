@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.judge.sandbox import gpu_files
+from forge.evalpool.judge.sandbox import root
 from forge.evalpool.keeper import judge_spec
 from forge.process import devices
 from forge.process.devices import (
@@ -254,7 +254,7 @@ def test_a_candidates_sandbox_has_kfd_and_render_nodes_and_no_other_device(
     for name in ("kfd", "null", "dri/card0", *(f"dri/renderD{128 + i}" for i in range(8))):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = gpu_files.find_gpu_files(minor=None, dev=tmp_path)
+    found = root.find_gpu_files(minor=None, dev=tmp_path)
     assert found.devices == ("kfd", *(f"dri/renderD{128 + i}" for i in range(8)))
 
 
@@ -270,5 +270,5 @@ def test_a_candidate_gets_the_judges_gpu_settings(tmp_path: Path) -> None:
             patch.setenv(name, value)
         for name in BLOCKING_VARIABLES:
             patch.delenv(name)
-        env = gpu_files.child_environment()
+        env = root.child_environment()
     assert {**AMD, "HIP_VISIBLE_DEVICES": "3"}.items() <= env.items()

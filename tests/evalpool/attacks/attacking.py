@@ -16,8 +16,8 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.dataflow import Access, Accesses
 from forge.evalpool.judge.program.format import InvalidProgram, Launch, Op, Program
 from forge.evalpool.judge.program.policy import Policy, ProblemFacts, judge_policy
-from forge.evalpool.judge.program.policy.reference import facts_of as reference_facts
-from forge.evalpool.judge.ttir.grammar.parser import parse
+from forge.evalpool.judge.program.reference import facts_of as reference_facts
+from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
 from tests.evalpool.capture.capturing import HEADER, request
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -13,6 +12,8 @@ from forge.evalpool.judge.compiler.compile import Compiler
 from tests.evalpool.compiler.forkserver import ForkServer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forge.evalpool.judge.children.spawner import Spawner
 
 

@@ -7,9 +7,12 @@ import os
 import signal
 import socket
 import tempfile
-from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.children.spawner import Ending, SandboxedChild
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 CONTEXT = multiprocessing.get_context("forkserver")
 

@@ -10,7 +10,7 @@ import pytest
 from forge.evalpool.judge.compiler.backend import CompileFailed, lower, open_target
 from forge.evalpool.judge.compiler.check import check_ttir, takes
 from forge.evalpool.judge.compiler.text import Refused, check_text, operations, source_line, without
-from forge.evalpool.judge.program import dialect, inline_assembly
+from forge.evalpool.judge.program import dialect
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation
 
@@ -164,7 +164,7 @@ def numbered(line: str) -> Kernel:
     ],
 )
 def test_other_assembly_is_refused_by_its_template(template: str, constraints: str) -> None:
-    assert template in inline_assembly.refusal(template, constraints)
+    assert template in dialect.refused_assembly(template, constraints)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_other_assembly_is_refused_by_its_template(template: str, constraints: s
     [("tanh.approx.f32 $0, $1;", "=r,r"), (" ex2.approx.ftz.f32 $0,$1", "=f, f")],
 )
 def test_one_approximate_instruction_passes(template: str, constraints: str) -> None:
-    assert inline_assembly.refusal(template, constraints) == ""
+    assert dialect.refused_assembly(template, constraints) == ""
 
 
 def test_assembly_is_looked_at_in_the_module() -> None:

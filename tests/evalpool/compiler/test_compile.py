@@ -7,8 +7,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -18,17 +16,22 @@ from forge.evalpool.judge.compiler.binary import (
     Failure,
     FailureKind,
     InvalidBinary,
+    InvalidElf,
+    check_code,
     over_limits,
     parse_binary,
+    read_elf,
 )
 from forge.evalpool.judge.compiler.cache import Cache, key_of
 from forge.evalpool.judge.compiler.compile import Compiler
-from forge.evalpool.judge.compiler.elf import InvalidElf, check_code, read_elf
 from forge.evalpool.judge.program.format import Options
 from tests.evalpool.compiler.forkserver import ForkServer, kill_all
 from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from forge.evalpool.judge.children.spawner import Spawner
 
 

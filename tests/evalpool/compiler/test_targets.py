@@ -11,8 +11,7 @@ from forge.adapters.settings import JudgeSettings
 from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.evalpool import targets
-from forge.evalpool.judge.compiler.binary import Binary
-from forge.evalpool.judge.compiler.elf import check_code
+from forge.evalpool.judge.compiler.binary import Binary, check_code
 from forge.evalpool.judge.trial.cpu_trial import assumed_target
 from forge.evalpool.targets import require_target
 from forge.runner.plan.plan import plan

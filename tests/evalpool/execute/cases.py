@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +22,9 @@ from forge.evalpool.judge.program.format import (
 )
 from tests.evalpool.execute import kernels
 from tests.evalpool.execute.made_programs import Made, use
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.capture.lowering import parameters
 from forge.evalpool.judge.compiler.binary import Binary, Failure, TensorMap
@@ -23,6 +22,9 @@ from forge.evalpool.judge.program.format import (
     Tensor,
     TensorUse,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(slots=True)

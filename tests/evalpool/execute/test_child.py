@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +23,9 @@ from forge.evalpool.judge.program.format import (
 from tests.evalpool.execute.host_card import KERNELS, HostCard
 from tests.evalpool.execute.host_judge import Judge, launched, soon
 from tests.evalpool.execute.made_programs import Made, use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SLOT = 256
 """Inputs lie in the block at 0, 1,024, ...; outputs at `SLOT` behind an input."""

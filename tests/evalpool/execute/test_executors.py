@@ -10,9 +10,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,6 +36,9 @@ from forge.evalpool.judge.program.format import (
     Options,
     Program,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 Answer = tuple[Message, dict[str, Any]] | None
 """None: silence."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -18,6 +17,8 @@ from tests.evalpool.execute import cases, kernels
 from tests.evalpool.execute.trials import Laid, seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from tests.evalpool.execute.cases import Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +21,9 @@ from forge.evalpool.judge.execute.messages import (
     receive,
     send,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,8 @@ from forge.evalpool.judge.program.format import Origin
 from tests.evalpool.execute.made_programs import data_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.execute.executor import Executor, RunReport
     from tests.evalpool.execute.cases import Case
 

@@ -6,9 +6,8 @@ import dataclasses
 import time
 from typing import Any
 
-from forge.evalpool.judge.program.containment import contains
 from forge.evalpool.judge.program.format import Node, Origin, Program, Storage, Tensor, Value
-from forge.evalpool.judge.program.questions import deviation
+from forge.evalpool.judge.program.questions import contains, deviation
 from tests.evalpool.program.programs import build, dense, launch, op, pointers
 
 KERNELS = [pointers("count", "*fp32", "i32"), pointers("fill", "*fp32", "i32")]

@@ -6,8 +6,7 @@ import dataclasses
 import json
 import math
 import sys
-from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,8 +22,7 @@ from forge.evalpool.judge.program.format import (
     Tensor,
     Value,
 )
-from forge.evalpool.judge.program.wire import dumps, loads
-from forge.evalpool.judge.program.wire.layout import HEAD_BYTES, MAGIC
+from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, dumps, loads
 from tests.evalpool.program.mutations import mutated, outcome
 from tests.evalpool.program.programs import (
     TTIR,
@@ -35,6 +33,9 @@ from tests.evalpool.program.programs import (
     pointers,
     tuned,
 )
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 def with_json(program: Program, change: Any) -> bytes:

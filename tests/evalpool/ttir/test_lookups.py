@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forge.evalpool.judge.ttir import lookups
-from forge.evalpool.judge.ttir.grammar.parser import parse
 from forge.evalpool.judge.ttir.lookups import lookups_of
+from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import InvalidModule
 
 TABLE, INDEX, OUTPUT = 1, 2, 4

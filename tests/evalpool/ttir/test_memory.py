@@ -10,9 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.ttir.evaluate import Address, Order, launch
-from forge.evalpool.judge.ttir.memory.launch import MAX_SUSPICIONS, Launch
-from forge.evalpool.judge.ttir.memory.places import Windows, windows_of
-from forge.evalpool.judge.ttir.memory.storages import Fault, Faulted, FaultKind, Memory, Storage
+from forge.evalpool.judge.ttir.memory.storages import (
+    MAX_SUSPICIONS,
+    Fault,
+    Faulted,
+    FaultKind,
+    Launch,
+    Memory,
+    Storage,
+    Windows,
+    windows_of,
+)
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from tests.evalpool.ttir.kernels import kernel, memory_of, pointers, run, text

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.trial.structure import _read_text
-from forge.evalpool.judge.ttir.grammar import reader
-from forge.evalpool.judge.ttir.grammar.parser import parse
+from forge.evalpool.judge.ttir import parse as reader
+from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.tree import Block, Descriptor, Pointer, Scalar

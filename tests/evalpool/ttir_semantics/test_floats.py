@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.ttir.semantics.formats import FORMATS, Rounding, round_to
 from forge.evalpool.judge.ttir.tree import Scalar
-from forge.evalpool.judge.ttir.values import decode
+from forge.evalpool.judge.ttir.values import FORMATS, Rounding, decode, round_to
 from tests.evalpool.ttir_semantics.applying import apply, row
 
 NARROW = {"f16": torch.float16, "bf16": torch.bfloat16}

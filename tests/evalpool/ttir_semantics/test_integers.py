@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.ttir.semantics.integers import multiply_high_signed
+from forge.evalpool.judge.ttir.semantics.arithmetic import multiply_high_signed
 from tests.evalpool.ttir_semantics.applying import apply, row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PREDICATES = ["eq", "ne", "slt", "sle", "sgt", "sge", "ult", "uge"]
 WIDTHS = (8, 16, 32, 64)

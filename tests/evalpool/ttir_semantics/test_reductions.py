@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +13,8 @@ from forge.evalpool.judge.ttir.semantics import OPERATIONS, reduce, scan
 from forge.evalpool.judge.ttir.tree import Block, Scalar, Signature
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.ttir.values import Array
 
 

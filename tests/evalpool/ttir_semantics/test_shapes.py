@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
-from forge.evalpool.judge.ttir.semantics.shapes import reshaped
+from forge.evalpool.judge.ttir.semantics.blocks import reshaped
 from forge.evalpool.judge.ttir.tree import Block, Scalar, Signature
 from forge.evalpool.judge.ttir.values import Array, expanded
 

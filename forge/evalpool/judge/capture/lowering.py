@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from triton import language
 from triton._C.libtriton import ir
@@ -19,6 +18,9 @@ from triton.language.semantic import TritonSemantic
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 _PUBLIC = re.compile(r"tt\.func public @([\w.$]+|\"[^\"]*\")\(")
 _LOCATION = re.compile(r'^#(loc\d*) = loc\((?:"((?:[^"\\]|\\.)*)":(\d+):\d+|(.*))\)$', re.MULTILINE)

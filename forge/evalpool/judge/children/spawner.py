@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.launcher import SIGNALLED
-from forge.evalpool.judge.sandbox import gpu_files, processes, proof, root
-from forge.evalpool.judge.sandbox.caps import CapsKind, RlimitCaps, WatchCaps
-from forge.evalpool.judge.sandbox.cores import Cores
+from forge.evalpool.judge.sandbox import processes, proof, root
+from forge.evalpool.judge.sandbox.caps import CapsKind, Cores, RlimitCaps, WatchCaps
 from forge.evalpool.judge.sandbox.enter import PROBE_UID, Isolation
 from forge.evalpool.judge.sandbox.model_configs import home_files
 from forge.process.child import describe_exit
@@ -39,7 +38,7 @@ EXIT_TIMEOUT_S, EXIT_PAUSE_S = 1.0, 0.001
 which ends with all that it started."""
 WIDE = ("oracle",)
 """Roles whose children have all cores of their judge on a machine without cards."""
-PASSED_ON = (*gpu_files.PASSED_ON, "PYTHONPATH", "PYTHONSAFEPATH")
+PASSED_ON = (*root.PASSED_ON, "PYTHONPATH", "PYTHONSAFEPATH")
 """The only variables that the zygote inherits."""
 
 
@@ -169,7 +168,7 @@ class Spawner:
         ]
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         if not self._is_gpu:
-            env |= gpu_files.NO_CARDS
+            env |= root.NO_CARDS
         env |= {
             "PATH": "/usr/bin:/bin",
             "OMP_NUM_THREADS": "1",

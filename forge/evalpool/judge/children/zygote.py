@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.sandbox import enter, gpu_files, linux, processes, proof, root
+from forge.evalpool.judge.sandbox import enter, linux, processes, proof, root
 from forge.evalpool.judge.sandbox.enter import ChildLimits, Isolation, Surroundings
 from forge.process.lease import collector_paused
 
@@ -209,7 +209,7 @@ def be_zygote(
     os.environ.update(IMPORT_ENVIRONMENT)
     environment = dict(enter.CHILD_ENVIRONMENT)
     if is_gpu:
-        environment |= gpu_files.child_environment()
+        environment |= root.child_environment()
     with _reporting_faults(sock), collector_paused():
         children = _import_for_gpu() if is_gpu else _import_for_cpu(harvests)
     gc.collect()

@@ -6,7 +6,6 @@ Runs in a compiler child.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,12 @@ from triton._C.libtriton import ir, nvidia, passes
 from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
 
-from forge.evalpool.judge.compiler.binary import Binary, TensorMap
-from forge.evalpool.judge.compiler.elf import read_elf
+from forge.evalpool.judge.compiler.binary import Binary, TensorMap, read_elf
 from forge.evalpool.judge.compiler.text import Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from forge.evalpool.judge.program.format import Kernel, Options
 
 _TARGET = re.compile(r"(cuda):(\d{2,3}):(\d+)|(hip):(gfx[0-9a-f]{3,4}):(\d+)")

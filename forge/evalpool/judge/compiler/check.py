@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,11 @@ from triton._C.libtriton import ir
 
 from forge.evalpool.judge.compiler.backend import Target, load_dialects
 from forge.evalpool.judge.compiler.text import Refused, check_text, operations, without
-from forge.evalpool.judge.program import dialect, inline_assembly
+from forge.evalpool.judge.program import dialect
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from forge.evalpool.judge.program.format import Kernel, Parameter
 
 RESERVED = ("llvm", "nvvm", "rocdl", "__nv", "__oc", "__triton", "__cuda", "amdgcn", "_ZN")
@@ -172,7 +173,7 @@ def _check_extern(operation: Any) -> None:
 
 
 def _check_assembly(operation: Any) -> None:
-    reason = inline_assembly.refusal(
+    reason = dialect.refused_assembly(
         operation.get_str_attr("asm_string"), operation.get_str_attr("constraints")
     )
     if reason:

@@ -14,7 +14,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -28,18 +27,26 @@ from forge.evalpool.judge.compiler.binary import (
     Failure,
     FailureKind,
     InvalidBinary,
+    InvalidElf,
+    check_code,
     over_limit,
     over_limits,
     parse_binary,
 )
 from forge.evalpool.judge.compiler.cache import Cache, key_of
-from forge.evalpool.judge.compiler.elf import InvalidElf, check_code
-from forge.evalpool.judge.compiler.text import Refused, check_text, source_line
-from forge.evalpool.judge.compiler.tiles import may_exceed, shared_limit
+from forge.evalpool.judge.compiler.text import (
+    Refused,
+    check_text,
+    may_exceed,
+    shared_limit,
+    source_line,
+)
 from forge.evalpool.judge.sandbox import proof
 from forge.process.child import describe_exit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from forge.evalpool.judge.program.format import Kernel
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,6 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -48,6 +47,7 @@ from forge.evalpool.judge.wide.program import Narrow, widened
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 

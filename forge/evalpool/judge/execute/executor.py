@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +19,7 @@ from forge.evalpool.judge.execute.steps import NamedStep, named_steps
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Generator, Mapping, Sequence
 
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.program.format import Program

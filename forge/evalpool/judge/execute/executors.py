@@ -24,14 +24,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from forge.errors import Stalled
 from forge.evalpool.judge.execute import messages
 from forge.evalpool.judge.execute.executor import START_TIMEOUT_S, Executor, ExecutorGone
 from forge.evalpool.judge.execute.messages import Message, MessageError, PeerEnded, Silent
 from forge.evalpool.judge.execute.steps import PROGRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
 
 logger = logging.getLogger(__name__)
 

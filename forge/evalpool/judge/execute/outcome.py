@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ from forge.evalpool.judge.program.format import (
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.ttir.verify import Use

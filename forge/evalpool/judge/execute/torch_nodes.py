@@ -6,9 +6,8 @@ the tensor that the program has for it; one that an operation wrote in place is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +15,9 @@ from forge.evalpool.judge.execute.default_type import default_float
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program.format import Literal, NamedConstant, Op, TensorUse
 from forge.evalpool.judge.program.ops import schemas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_WORDS = 300
 

@@ -8,8 +8,12 @@ what reaches memory, time or code beside the arguments of a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from itertools import product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def _words(names: str) -> frozenset[str]:
@@ -240,3 +244,17 @@ def _externs() -> dict[str, frozenset[str]]:
 
 EXTERN: Mapping[str, frozenset[str]] = _externs()
 """Signatures (`f32, f32 -> f32`) of each function that `tt.extern_elementwise` may call."""
+
+_TEMPLATE = re.compile(
+    r"\s*(?:cos|ex2|lg2|rcp|rsqrt|sin|sqrt|tanh)\.approx(?:\.ftz)?\.f32\s+\$0\s*,\s*\$1\s*;?\s*"
+)
+_CONSTRAINTS = re.compile(r"=[fr]\s*,\s*[fr]")
+
+
+def refused_assembly(template: str, constraints: str) -> str:
+    """The reason to refuse inline assembly, or an empty string for one approximate instruction of
+    PTX on a float32: `tanh.approx.f32 $0, $1;` and its like are functions that Triton lacks."""
+    if _TEMPLATE.fullmatch(template) and _CONSTRAINTS.fullmatch(constraints.strip()):
+        return ""
+    text = " ".join(f"{template} {constraints}".split())[:80]
+    return f"assembly cannot be judged but for one approximate instruction on float32: {text!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.format import (
     Choice,
@@ -22,6 +22,9 @@ from forge.evalpool.judge.program.format import (
     Value,
 )
 from forge.evalpool.judge.program.walk import Placed, places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SHORT_TYPES = {
     "float64": "f64",

@@ -22,11 +22,11 @@ the number is that of the tensors it returns, `*` any number.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.explain import short_operation
 from forge.evalpool.judge.program.format import (
@@ -38,6 +38,9 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
 )
 from forge.evalpool.judge.program.walk import tensors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Kind(StrEnum):

@@ -13,22 +13,22 @@ another `Order` of the instances or another poison, whose outputs differ.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.memory.launch import Group, Launch
-from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Memory
-from forge.evalpool.judge.ttir.plan.accesses import TensorDescriptor
-from forge.evalpool.judge.ttir.plan.run import run_function
+from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Group, Launch, Memory
+from forge.evalpool.judge.ttir.plan.control import run_function
+from forge.evalpool.judge.ttir.plan.steps import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.tree import Descriptor, Operation, Pointer, Scalar, Type
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.ttir.plan.planner import FunctionPlan, ModulePlan, Run
@@ -306,7 +306,7 @@ def _scalar(kind: Scalar, value: float) -> Array:
     if kind.is_float:
         array = np.array([value], dtype)
         if kind.name == "bf16":
-            from forge.evalpool.judge.ttir.semantics.formats import round_to
+            from forge.evalpool.judge.ttir.values import round_to
 
             return round_to(array, "bf16")
         return array

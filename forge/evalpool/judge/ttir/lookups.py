@@ -8,9 +8,9 @@ table of answers that values of an input choose from: at an index, by a mask, or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.dataflow import Lookup
 from forge.evalpool.judge.ttir.scan import InvalidModule
@@ -24,6 +24,9 @@ from forge.evalpool.judge.ttir.tree import (
     element_of,
 )
 from forge.evalpool.judge.ttir.verify import ATOMICS, READS, WRITES, addresses_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 Lookups = frozenset[Lookup]
 MAX_LOOKUPS = 4096

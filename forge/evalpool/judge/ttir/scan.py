@@ -1,12 +1,11 @@
-"""Reads tokens, types and attributes from the text of a module. Used by `grammar`."""
+"""Reads tokens, types and attributes from the text of a module. Used by `parse`."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +18,9 @@ from forge.evalpool.judge.ttir.tree import (
     Scalar,
     Type,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
 
 MAX_DEPTH = 64
 """Nesting of regions, types and attributes."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.dialect import OPERATIONS
 from forge.evalpool.judge.ttir.scan import InvalidModule
@@ -16,6 +16,9 @@ from forge.evalpool.judge.ttir.tree import (
     Pointer,
     element_of,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
 READS = frozenset(
     {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_load", "tt.atomic_poll"}

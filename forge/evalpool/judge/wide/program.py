@@ -42,9 +42,8 @@ from forge.evalpool.judge.program.format import (
 from forge.evalpool.judge.program.ops import packet
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.ttir.scan import MALFORMED
-from forge.evalpool.judge.ttir.semantics.formats import round_to
 from forge.evalpool.judge.ttir.tree import Scalar
-from forge.evalpool.judge.ttir.values import decode, memory_dtype
+from forge.evalpool.judge.ttir.values import decode, memory_dtype, round_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

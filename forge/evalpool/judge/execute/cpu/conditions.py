@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -14,6 +13,8 @@ from forge.evalpool.judge.program.walk import alternative, open_alternatives
 from forge.evalpool.judge.ttir.evaluate import Order
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 POISON = 0xFF

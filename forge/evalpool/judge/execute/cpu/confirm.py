@@ -10,7 +10,6 @@ behind the earlier call's content, and behind poison.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ from forge.evalpool.judge.ttir.evaluate import Order
 from forge.evalpool.judge.ttir.memory.storages import ALIGNMENTS, FaultKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.execute.cpu.sections import Sections

@@ -6,7 +6,6 @@ executor. A race or an uninitialised read is reported only if it changes an outp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,8 @@ from forge.evalpool.judge.execute.outcome import FaultReport, Outcome, Suspicion
 from forge.evalpool.judge.program.walk import open_alternatives
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,8 @@ from forge.evalpool.judge.program.format import ITEM_BYTES, Origin, Program, Sec
 from forge.evalpool.judge.ttir.memory.storages import Memory, Storage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.execute.cpu.conditions import Poison

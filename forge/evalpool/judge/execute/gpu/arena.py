@@ -9,7 +9,6 @@ pattern, which is checked. Physical memory is filled before anything is mapped f
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.execute.gpu.driver.calls import OUT_OF_MEMORY, DriverError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
     from forge.evalpool.judge.execute.gpu.driver.driver import Driver
 
 ALIGNMENT_BYTES = 16

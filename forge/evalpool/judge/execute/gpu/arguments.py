@@ -9,7 +9,6 @@ Triton passes behind it, are arguments of their own.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,8 @@ from forge.evalpool.judge.program.format import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.compiler.binary import TensorMap as MapFacts
     from forge.evalpool.judge.execute.gpu.driver.calls import TensorMap

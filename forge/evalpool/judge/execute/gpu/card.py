@@ -7,15 +7,17 @@ other files run on a made-up card in tests. `torch.cuda` is HIP on an AMD card.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge.evalpool.judge.channel.gpu_memory import DeviceBytes
 from forge.evalpool.judge.execute.gpu.arena import Pool
 from forge.evalpool.judge.execute.gpu.driver.driver import Driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RUN_CYCLES = 2_000_000
 """About 1 ms: keeps the card busy until the host has queued a run."""

@@ -7,7 +7,6 @@ not compile, load or launch is skipped with its reason, as Triton's autotuner sk
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,8 @@ from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed
 from forge.evalpool.judge.program.format import Choice, Section
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.execute.gpu.exchange import Exchange
 

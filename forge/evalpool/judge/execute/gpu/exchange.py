@@ -7,7 +7,6 @@ Constants of the program come from a sealed copy in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +18,8 @@ from forge.evalpool.judge.execute.gpu.arena import Sealed
 from forge.evalpool.judge.program.format import Origin, Section
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forge.evalpool.judge.execute.gpu.card import Card
     from forge.evalpool.judge.execute.gpu.run import Loaded
 

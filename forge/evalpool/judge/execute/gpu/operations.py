@@ -9,10 +9,9 @@ ends with its last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +27,9 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
 )
 from forge.evalpool.judge.program.walk import tensors_in, tensors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 NAMESPACES = ("aten", "prims")
 CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}

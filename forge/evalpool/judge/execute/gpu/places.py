@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,8 @@ from forge.evalpool.judge.execute.gpu.arena import Arena, Buffer, Placement
 from forge.evalpool.judge.program.format import Origin, Program, Section
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from forge.evalpool.judge.execute.gpu.card import Card
     from forge.evalpool.judge.execute.gpu.operations import Residency
 

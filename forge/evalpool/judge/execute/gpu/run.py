@@ -6,7 +6,6 @@ the driver, operations by torch. Everything that a launch needs but addresses is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from forge.evalpool.judge.program.format import Choice, Launch, Node, Op, Progra
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.execute.gpu.card import Card
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed
 from forge.evalpool.judge.program.format import Section
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.execute.gpu.exchange import Exchange
 

@@ -17,20 +17,28 @@ layout synchronises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.memory.places import Part, Places, Windows
-from forge.evalpool.judge.ttir.memory.storages import MANY, NOBODY, FaultKind, Storage
+from forge.evalpool.judge.ttir.memory.storages import (
+    MANY,
+    NOBODY,
+    FaultKind,
+    Part,
+    Places,
+    Storage,
+    Windows,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.ttir.memory.launch import Group
+    from forge.evalpool.judge.ttir.memory.storages import Group
     from forge.evalpool.judge.ttir.tree import Operation
     from forge.evalpool.judge.ttir.values import Array
 

@@ -1,26 +1,38 @@
-"""Memory of a program for the evaluator: its storages, their addresses, what happened to them.
+"""Memory of a program for the evaluator: storages, places in them, the state of a launch.
 
 Every storage gets made-up addresses, far apart from all others, so that a pointer is an integer and
 still belongs to one storage. They look like a card's and are drawn at random: no bit
 of them tells a kernel that it is evaluated. Beside the bytes there may be: which were ever written
 (`Storage.written`), and for one launch which instance wrote and read each granule.
+
+The lanes of an access name strided windows of a storage, or an offset each. Both read and write any
+flat array that has one entry per so many bytes of the storage: its elements, the record of written
+bytes, the record of writers.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
+
+    from forge.evalpool.judge.ttir.symbolic import Lanes, Symbolic
+    from forge.evalpool.judge.ttir.tree import Operation
+    from forge.evalpool.judge.ttir.values import Array
+
+
+# --- storages
+
 
 SPACE = 1 << 40
 BASE = 0x7F << 40
@@ -206,3 +218,316 @@ class Memory:
             whole = len(data) // dtype.itemsize * dtype.itemsize
             found = self._views[key] = data[:whole].view(dtype)
         return found
+
+
+# --- places
+
+
+Offsets = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Windows:
+    """The same strided window at a base of each instance. Offsets and strides in bytes."""
+
+    bases: Offsets
+    """`[n or 1]`"""
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+    """Sizes of the window; 1 along axes that the address does not vary along."""
+
+    @property
+    def lowest(self) -> int:
+        """Lowest offset within the window, relative to its base."""
+        return sum(min(stride * (size - 1), 0) for stride, size in self._axes())
+
+    @property
+    def highest(self) -> int:
+        """Highest offset within the window, relative to its base."""
+        return sum(max(stride * (size - 1), 0) for stride, size in self._axes())
+
+    def _axes(self) -> list[tuple[int, int]]:
+        return list(zip(self.strides, self.shape, strict=True))
+
+    def step(self) -> int | None:
+        """Distance between the bases of consecutive instances, where it is always the same."""
+        if len(self.bases) == 1:
+            return 0
+        step = int(self.bases[1]) - int(self.bases[0])
+        if len(self.bases) == 2 or bool((np.diff(self.bases) == step).all()):
+            return step
+        return None
+
+    def is_aligned(self, unit: int) -> bool:
+        """True if all offsets are multiples of `unit`."""
+        if any(stride % unit for stride, size in self._axes() if size > 1):
+            return False
+        return not bool((self.bases % unit).any())
+
+    def view(self, flat: Array, unit: int) -> Array | None:
+        """A strided view of a flat array of entries of `unit` bytes; None if there is none."""
+        step = self.step()
+        if step is None:
+            return None
+        size = flat.itemsize
+        strides = (step // unit * size, *(stride // unit * size for stride in self.strides))
+        offset = int(self.bases[0]) // unit * size
+        return np.ndarray(
+            (len(self.bases), *self.shape), flat.dtype, buffer=flat, offset=offset, strides=strides
+        )
+
+    def read(self, flat: Array, unit: int) -> Array:
+        """Entries of a flat array; may be a view of it."""
+        view = self.view(flat, unit)
+        if view is not None:
+            return view
+        lowest, highest = self.lowest // unit, self.highest // unit
+        size = flat.itemsize
+        windows: Array = np.ndarray(
+            (len(flat) - (highest - lowest), *self.shape),
+            flat.dtype,
+            buffer=flat,
+            offset=-lowest * size,
+            strides=(size, *(stride // unit * size for stride in self.strides)),
+        )
+        return windows[self.bases // unit + lowest]
+
+    def write(self, flat: Array, unit: int, values: Array, mask: Array | None) -> None:
+        """Writes lanes in order, so that the last one wins."""
+        view = self.view(flat, unit)
+        wanted = (len(self.bases), *self.shape)
+        fits = all(a in (1, b) for a, b in zip(values.shape, wanted, strict=True))
+        if mask is not None:
+            fits = fits and all(a in (1, b) for a, b in zip(mask.shape, wanted, strict=True))
+        if view is None or not fits:
+            self.scattered().write(flat, unit, values, mask)
+        elif mask is None:
+            view[...] = values
+        else:
+            np.copyto(view, values, where=mask)
+
+    def scattered(self) -> Scattered:
+        """The same places, one by one."""
+        offsets = self.bases.reshape(-1, *(1,) * len(self.shape))
+        for axis, (stride, size) in enumerate(self._axes()):
+            if size > 1:
+                shape = [1] * (len(self.shape) + 1)
+                shape[axis + 1] = size
+                offsets = offsets + (np.arange(size, dtype=np.int64) * stride).reshape(shape)
+        return Scattered(offsets)
+
+    def is_disjoint(self, unit: int) -> bool:
+        """True if certainly no two lanes of different instances share an entry."""
+        step = self.step()
+        if step is None:
+            return False
+        axes = sorted(
+            (abs(stride), size)
+            for stride, size in [(step, len(self.bases)), *self._axes()]
+            if size > 1
+        )
+        extent = unit
+        for stride, size in axes:
+            if stride < extent:
+                return False
+            extent = stride * (size - 1) + extent
+        return True
+
+
+@dataclass(slots=True)
+class Scattered:
+    """An offset in bytes for each lane: compact, `[n or 1, ...]`."""
+
+    offsets: Offsets
+
+    def is_aligned(self, unit: int) -> bool:
+        """True if all offsets are multiples of `unit`."""
+        return not bool((self.offsets % unit).any())
+
+    def read(self, flat: Array, unit: int) -> Array:
+        """Entries of a flat array, as a copy."""
+        return flat[self.offsets // unit if unit > 1 else self.offsets]
+
+    def write(self, flat: Array, unit: int, values: Array, mask: Array | None) -> None:
+        """Writes lanes in order, so that the last one wins."""
+        places = self.offsets // unit if unit > 1 else self.offsets
+        arrays: list[Any] = [places, values] if mask is None else [places, values, mask]
+        arrays = list(np.broadcast_arrays(*arrays))
+        if mask is None:
+            flat[arrays[0]] = arrays[1]
+        else:
+            lanes = arrays[2]
+            flat[arrays[0][lanes]] = arrays[1][lanes]
+
+    def write_reversed(self, flat: Array, unit: int, values: Array, mask: Array | None) -> None:
+        """Writes the lanes of each instance from the last to the first, which wins."""
+        arrays: list[Any] = [self.offsets, values] if mask is None else [self.offsets, values, mask]
+        offsets, values, *masks = (
+            one.reshape(len(one), -1)[:, ::-1] for one in np.broadcast_arrays(*arrays)
+        )
+        Scattered(offsets).write(flat, unit, values, masks[0] if masks else None)
+
+    def is_disjoint(self, unit: int) -> bool:
+        """Always False: the places are unknown."""
+        return False
+
+
+Places = Windows | Scattered
+
+
+class Part(NamedTuple):
+    """Lanes of an access that lie in one storage."""
+
+    instances: NDArray[np.intp] | None
+    """Positions in the group; None for all of it."""
+    number: int
+    storage: Storage
+    places: Places
+    mask: Array | None
+
+
+def windows_of(addresses: Symbolic, origin: int) -> Windows | None:
+    """Addresses as windows whose offsets count from `origin`; None where they are not strided."""
+    rank = addresses.terms[0].ndim - 1
+    bases = np.array([-origin], np.int64)
+    strides, shape = [0] * rank, [1] * rank
+    for term in addresses.terms:
+        sizes = term.shape
+        axes = [axis for axis in range(1, rank + 1) if sizes[axis] > 1]
+        if sizes[0] > 1 and axes:
+            return None
+        if not axes:
+            bases = bases + term.reshape(-1)
+            continue
+        corner = term.reshape(-1)[:1]
+        bases = bases + corner
+        rest = term - corner
+        if len(axes) == 1:
+            axis = axes[0]
+            line = rest.reshape(-1)
+            stride = int(line[1])
+            if not np.array_equal(line, np.arange(len(line), dtype=np.int64) * stride):
+                return None
+            strides[axis - 1] += stride
+            shape[axis - 1] = len(line)
+            continue
+        total = np.zeros((1,) * (rank + 1), np.int64)
+        for axis in axes:
+            place = [0] * (rank + 1)
+            place[axis] = 1
+            stride = int(rest[tuple(place)])
+            form = [1] * (rank + 1)
+            form[axis] = sizes[axis]
+            total = total + (np.arange(sizes[axis], dtype=np.int64) * stride).reshape(form)
+            strides[axis - 1] += stride
+            shape[axis - 1] = sizes[axis]
+        if not np.array_equal(total, rest):
+            return None
+    return Windows(bases, tuple(strides), tuple(shape))
+
+
+# --- launch
+
+
+MAX_SUSPICIONS = 20
+"""Suspicions of each kind that one launch reports: those of one kind never hide another."""
+UNMASKED = {"tt.load": 1, "tt.store": 2}
+"""Operands of an access without a mask."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Launch:
+    """State of one launch that its accesses share."""
+
+    memory: Memory
+    grid: tuple[int, int, int]
+    reachable: frozenset[int]
+    """Storages that its arguments point to. An access to any other is out of bounds, whatever lies
+    there: a pointer may have been moved from one storage into another."""
+    watched: frozenset[int]
+    """Storages that this launch may write to: those of arguments that the kernel stores to."""
+    is_racing: bool
+    """True if accesses of different instances are compared."""
+    compares_lanes: bool = False
+    """True if values are compared that lanes of one store write to one place."""
+    reverses_lanes: bool = False
+    """True if of lanes that store to one place the first wins, not the last."""
+    num_bytes: int = 0
+    """Bytes that active lanes have loaded and stored so far."""
+    fuel: int
+    """Steps that are left."""
+    relayed: frozenset[int] = frozenset()
+    """Storages whose loads are compared with stores of other threads of the same instance."""
+    is_serial: bool = False
+    """True if each instance is a group of its own, and waits for others by yielding."""
+    depth: int = 0
+    """Calls that are open."""
+    num_barriers: int = 0
+    """Operations so far at which threads may wait for each other."""
+    suspicions: list[Fault] = field(default_factory=list[Fault])
+
+    def spend(self, steps: int) -> None:
+        """Counts steps. Raises Unsupported where none are left."""
+        self.fuel -= steps
+        if self.fuel < 0:
+            raise Unsupported("the kernel runs for too many steps, or waits for ever")
+
+    def suspect(self, fault: Fault) -> None:
+        """Notes a race or an uninitialised read: the first of each operation and kind."""
+        alike = [one.index for one in self.suspicions if one.kind is fault.kind]
+        if len(alike) < MAX_SUSPICIONS and fault.index not in alike:
+            self.suspicions.append(fault)
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """Instances that run together."""
+
+    launch: Launch
+    ids: NDArray[np.int32]
+    """Position of each instance in the grid, `x` fastest; `[n]`."""
+
+    @property
+    def size(self) -> int:
+        """Number of instances."""
+        return len(self.ids)
+
+    def program_ids(self, axis: int) -> NDArray[np.int32]:
+        """Program ids along an axis: `[n]`, or `[1]` where they are the same."""
+        x, y, z = self.launch.grid
+        if (x, y, z)[axis] == 1:
+            return np.zeros(1, np.int32)
+        if axis == 0:
+            return self.ids if y == z == 1 else self.ids % np.int32(x)
+        found = self.ids // np.int32(x)
+        return found % np.int32(y) if axis == 1 else found // np.int32(y)
+
+    def subset(self, lanes: Lanes) -> Group:
+        """The group of some of the instances."""
+        return Group(launch=self.launch, ids=self.ids[lanes])
+
+    def elements(self, count: int) -> Group:
+        """A group with an instance for each of `count` elements, which have no program ids."""
+        return Group(launch=self.launch, ids=np.zeros(count, np.int32))
+
+    def program_id(self, instance: int) -> tuple[int, int, int]:
+        """Program id of an instance by its position in the grid."""
+        x, y, _ = self.launch.grid
+        return instance % x, instance // x % y, instance // (x * y)
+
+    def fault(
+        self, kind: FaultKind, operation: Operation, address: int, size: int, lane: int
+    ) -> Fault:
+        """A memory error of the instance at position `lane` of this group."""
+        storage, offset = self.launch.memory.find(address)
+        return Fault(
+            kind=kind,
+            operation=operation.name,
+            index=operation.index,
+            line=operation.line,
+            storage=storage,
+            offset=offset,
+            num_bytes=size,
+            instance=self.program_id(int(self.ids[min(lane, self.size - 1)])),
+            is_masked=len(operation.operands) != UNMASKED.get(operation.name),
+        )

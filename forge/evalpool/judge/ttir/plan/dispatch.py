@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.ttir.grammar.parser import parse
-from forge.evalpool.judge.ttir.plan.accesses import (
-    atomic_step,
-    descriptor_load,
-    descriptor_reduce,
-    descriptor_store,
-    load_step,
-    make_descriptor,
-    store_step,
-)
-from forge.evalpool.judge.ttir.plan.arithmetic import (
-    SUMS,
-    WIDTHS,
-    addptr,
-    array_step,
-    assertion,
-    assume,
-    compare_step,
-    has_pointers,
-    is_block_integer,
-    logic_step,
-    pointer_step,
-    poison,
-    scalar_of,
-    sum_step,
-    width_step,
-)
+from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.plan.control import CONTROL, region_step
 from forge.evalpool.judge.ttir.plan.planner import (
     ControlStep,
@@ -41,19 +14,43 @@ from forge.evalpool.judge.ttir.plan.planner import (
     Planner,
     Step,
 )
-from forge.evalpool.judge.ttir.plan.shapes import (
+from forge.evalpool.judge.ttir.plan.steps import (
+    SUMS,
+    WIDTHS,
+    addptr,
+    array_step,
+    assertion,
+    assume,
+    atomic_step,
     broadcast,
+    compare_step,
+    descriptor_load,
+    descriptor_reduce,
+    descriptor_store,
+    has_pointers,
+    is_block_integer,
+    load_step,
+    logic_step,
+    make_descriptor,
     make_range,
     num_programs,
+    pointer_step,
+    poison,
     program_id,
     rearranged,
+    scalar_of,
     splat,
+    store_step,
+    sum_step,
     unsplat,
+    width_step,
 )
 from forge.evalpool.judge.ttir.scan import malformed
 from forge.evalpool.judge.ttir.verify import verify
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from forge.evalpool.judge.ttir.tree import Operation
 
 

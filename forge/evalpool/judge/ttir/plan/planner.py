@@ -33,7 +33,7 @@ from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
 from forge.evalpool.judge.ttir.verify import Use, operations_of, uses_of
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.memory.launch import Group
+    from forge.evalpool.judge.ttir.memory.storages import Group
 
 
 Environment: TypeAlias = list[Any]

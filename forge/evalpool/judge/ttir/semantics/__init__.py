@@ -4,7 +4,14 @@ Called by the evaluator of `ttir`; `values.py` there says how values are represe
 types of what is exported here. Sums, products and functions are rounded once, as torch's are.
 """
 
-from forge.evalpool.judge.ttir.semantics.operations import OPERATIONS
-from forge.evalpool.judge.ttir.semantics.reductions import reduce, scan
+from collections.abc import Mapping
+
+from forge.evalpool.judge.ttir.semantics.arithmetic import CASTS, FLOATS, INTEGERS
+from forge.evalpool.judge.ttir.semantics.blocks import DOTS, SHAPES, reduce, scan
+from forge.evalpool.judge.ttir.semantics.externs import EXTERNS
+from forge.evalpool.judge.ttir.values import Operation
 
 __all__ = ["OPERATIONS", "reduce", "scan"]
+
+OPERATIONS: Mapping[str, Operation] = {**INTEGERS, **FLOATS, **CASTS, **SHAPES, **DOTS, **EXTERNS}
+"""Semantics of every operation without memory, pointers, control flow, regions or calls."""

@@ -1,6 +1,6 @@
 """Functions of libdevice (`__nv_*`) and of inline assembly, exact, the approximate ones too.
 
-Elementary functions are numpy's, and what it lacks is in `special`. All others need a card: gamma
+Elementary functions are numpy's, and what it lacks is torch's. All others need a card: gamma
 and Bessel functions, floats that are not rounded to the nearest, halves of words, AMD's libraries.
 """
 
@@ -12,17 +12,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.semantics import special
-from forge.evalpool.judge.ttir.semantics.casts import saturated
-from forge.evalpool.judge.ttir.semantics.floats import fma, rsqrt
-from forge.evalpool.judge.ttir.semantics.formats import scalar_of, unsigned
-from forge.evalpool.judge.ttir.semantics.integers import (
+from forge.evalpool.judge.ttir.semantics import arithmetic
+from forge.evalpool.judge.ttir.semantics.arithmetic import (
     count_leading_zeros,
     count_ones,
+    fma,
     multiply_high,
     multiply_high_signed,
+    rsqrt,
+    saturated,
 )
-from forge.evalpool.judge.ttir.values import Array, Operation, Unsupported, dtype_of
+from forge.evalpool.judge.ttir.values import (
+    Array,
+    Operation,
+    Unsupported,
+    dtype_of,
+    scalar_of,
+    unsigned,
+)
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.tree import Attribute, Signature
@@ -95,7 +102,10 @@ INVERSE = "asin acos atan atan2 asinh acosh atanh"
 ELEMENTARY: Mapping[str, Function] = {
     **{name: getattr(np, name) for name in NUMPY.split()},
     **{name: getattr(np, f"arc{name[1:]}") for name in INVERSE.split()},
-    **{name: getattr(special, name) for name in ("erf", "erfc", "erfinv", "normcdf", "normcdfinv")},
+    **{
+        name: getattr(arithmetic, name)
+        for name in ("erf", "erfc", "erfinv", "normcdf", "normcdfinv")
+    },
     "rsqrt": rsqrt,
     "fabs": np.abs,
     "nearbyint": np.rint,

@@ -6,11 +6,13 @@ Structures are the same for CUDA and HIP.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forge.evalpool.judge.channel.gpu_library import MIN_ROCM, open_library
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NAMES: Mapping[str, tuple[str, str]] = {
     "context_limit": ("cuCtxSetLimit", "hipDeviceSetLimit"),

@@ -1,12 +1,13 @@
 """Facts of a problem from its reference's captured program: the bytes that any solution must move,
-the inputs that matter, and what the reference itself writes to."""
+the inputs that matter, and what the reference itself writes to.
+"""
 
 from __future__ import annotations
 
 from forge.evalpool.judge.program.dataflow import effects, trace
 from forge.evalpool.judge.program.format import Op, Origin, Program, Section, Storage, TensorUse
 from forge.evalpool.judge.program.ops import Kind, is_integer, kind_of, packet
-from forge.evalpool.judge.program.policy.facts import ProblemFacts
+from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.program.walk import (
     Placed,
     is_as_it_lies,

@@ -1,15 +1,29 @@
-"""Writes and reads the bytes of a program, in the layout that `__init__.py` describes."""
+"""The bytes of a program: capture children send them, judges parse them, stores keep them.
+
+    magic   8 bytes
+    length  of the JSON, 4 bytes, little endian
+    JSON    {"version", "texts": [lengths], "program": records without blobs}
+    blobs   TTIR texts, then the contents of constants, without gaps
+
+In the JSON a record is an object without the fields that have their default; a kernel's `ttir` is a
+position in `texts` (equal texts are stored once), and `constants` is a list of lengths. A node, and
+an argument that is no scalar, is an object of one key: `{"launch": {...}}`, `{"tensor": 3}`,
+`{"dtype": "float16"}`, `{"float": "nan"}`.
+
+`loads` trusts nothing: it raises InvalidProgram, and nothing else, for bytes that are no program
+within the bounds of `program.limits`. Plain data: imports neither torch nor triton.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from enum import Enum
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.program import limits
+from forge.evalpool.judge.program.check import check
 from forge.evalpool.judge.program.format import (
     VERSION,
     Choice,
@@ -22,9 +36,11 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.wire.check import check
-from forge.evalpool.judge.program.wire.parse import read_program
-from forge.evalpool.judge.program.wire.reader import Reader, shown
+from forge.evalpool.judge.program.parse import Reader, read_program, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 MAGIC = b"\x93forge\r\n"
 HEAD_BYTES = len(MAGIC) + 4

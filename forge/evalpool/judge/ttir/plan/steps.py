@@ -1,0 +1,649 @@
+"""Steps of operations without control flow: numbers, addresses, shapes and memory accesses.
+
+Called by `dispatch`; `evaluate` makes descriptors of arguments of a launch. Integers of blocks keep
+a sum of lines (`Symbolic`) where an operand is one; any other operand goes through `array_step`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge.program.dialect import refused_assembly
+from forge.evalpool.judge.ttir import symbolic
+from forge.evalpool.judge.ttir.memory.access import UPDATES, load, store, swap, update
+from forge.evalpool.judge.ttir.plan.planner import Environment, Step, block_of
+from forge.evalpool.judge.ttir.semantics import OPERATIONS
+from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
+from forge.evalpool.judge.ttir.tree import Operation, Pointer, Scalar, Type, element_of, shape_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed, memory_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forge.evalpool.judge.ttir.memory.storages import Group
+    from forge.evalpool.judge.ttir.plan.planner import Environment, Step
+
+
+# --- numbers and addresses
+
+
+def scalar_of(kind: Type) -> Scalar:
+    """The element of a type of numbers. Raises Unsupported for any other."""
+    element = element_of(kind)
+    if not isinstance(element, Scalar):
+        raise Unsupported(f"arithmetic on {kind}")
+    return element
+
+
+def is_block_integer(kind: Type) -> bool:
+    """True for blocks of integers wider than a bool."""
+    element = element_of(kind)
+    is_integer = isinstance(element, Scalar) and not element.is_float and element.name != "i1"
+    return is_integer and bool(shape_of(kind))
+
+
+def has_pointers(operation: Operation) -> bool:
+    """True if an operand or a result is a pointer."""
+    kinds = (*operation.types.operands, *operation.types.results)
+    return any(isinstance(element_of(kind), Pointer) for kind in kinds)
+
+
+def array_of(value: Value, kind: Type) -> Array:
+    """A value as an array of its type; addresses as int64."""
+    if not isinstance(value, Symbolic):
+        return value
+    element = element_of(kind)
+    return value.array(dtype_of(element) if isinstance(element, Scalar) else symbolic.INT64)
+
+
+def array_step(operation: Operation) -> Step:
+    """The step of an operation of `semantics`."""
+    function = OPERATIONS.get(operation.name)
+    if function is None:
+        raise Unsupported(f"line {operation.line}: {operation.name} needs a card")
+    kinds, operands, results = operation.types, operation.operands, operation.results
+    attributes = operation.attributes
+    if operation.name == "tt.elementwise_inline_asm" and (
+        refused := refused_assembly(str(attributes["asm_string"]), str(attributes["constraints"]))
+    ):
+        raise Unsupported(f"line {operation.line}: {refused}")
+    pairs = tuple(zip(operands, kinds.operands, strict=True))
+    if len(results) == 1:
+        result = results[0]
+
+        def step(env: Environment, group: Group) -> None:
+            given = [array_of(env[value], kind) for value, kind in pairs]
+            env[result] = function(given, kinds, attributes)[0]
+
+        return step
+
+    def steps(env: Environment, group: Group) -> None:
+        found = function([array_of(env[value], kind) for value, kind in pairs], kinds, attributes)
+        for result, value in zip(results, found, strict=True):
+            env[result] = value
+
+    return steps
+
+
+SUMS: dict[str, Callable[[Any, Any, int], Symbolic | None]] = {
+    "arith.addi": symbolic.add,
+    "arith.subi": symbolic.subtract,
+    "arith.muli": symbolic.multiply,
+    "arith.divsi": symbolic.divide,
+    "arith.divui": symbolic.divide,
+    "arith.remsi": symbolic.remainder,
+    "arith.remui": symbolic.remainder,
+}
+WIDTHS = frozenset({"arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"})
+
+
+def sum_step(operation: Operation) -> Step:
+    """Sums where an operand is one."""
+    slow = array_step(operation)
+    a, b = operation.operands
+    (result,) = operation.results
+    function = SUMS[operation.name]
+    bits = scalar_of(operation.types.results[0]).bits
+
+    def step(env: Environment, group: Group) -> None:
+        left, right = env[a], env[b]
+        if isinstance(left, Symbolic) or isinstance(right, Symbolic):
+            found = function(left, right, bits)
+            if found is not None:
+                env[result] = found
+                return
+        slow(env, group)
+
+    return step
+
+
+def compare_step(operation: Operation) -> Step:
+    """A comparison of integers or addresses where an operand is a sum."""
+    slow = pointer_step(operation) if has_pointers(operation) else array_step(operation)
+    a, b = operation.operands
+    (result,) = operation.results
+    predicate = operation.attributes["predicate"]
+
+    def step(env: Environment, group: Group) -> None:
+        left, right = env[a], env[b]
+        if isinstance(left, Symbolic) or isinstance(right, Symbolic):
+            found = symbolic.compare(left, right, predicate)
+            if found is not None:
+                env[result] = found
+                return
+        slow(env, group)
+
+    return step
+
+
+def logic_step(operation: Operation) -> Step:
+    """The and, or the or, of masks that may be ranges of lines."""
+    slow = array_step(operation)
+    a, b = operation.operands
+    (result,) = operation.results
+    function = symbolic.both if operation.name == "arith.andi" else symbolic.either
+
+    def step(env: Environment, group: Group) -> None:
+        found = function(env[a], env[b])
+        if found is not None and found.ndim == env[a].ndim:
+            env[result] = found
+            return
+        slow(env, group)
+
+    return step
+
+
+def width_step(operation: Operation) -> Step:
+    """A change of width that leaves a sum as it is where it fits."""
+    slow = array_step(operation)
+    (a,) = operation.operands
+    (result,) = operation.results
+    bits = scalar_of(operation.types.results[0]).bits
+    is_signed = operation.name != "arith.extui"
+
+    def step(env: Environment, group: Group) -> None:
+        value = env[a]
+        if isinstance(value, Symbolic) and value.fits(bits) and (is_signed or value.low >= 0):
+            env[result] = value
+        else:
+            slow(env, group)
+
+    return step
+
+
+def _pointee_bytes(kind: Type) -> int:
+    element = element_of(kind)
+    assert isinstance(element, Pointer)
+    pointee = element_of(element.pointee)
+    return pointee.num_bytes if isinstance(pointee, Scalar) else 8
+
+
+def sum_of(value: Value) -> Symbolic:
+    """An integer value as a sum."""
+    return value if isinstance(value, Symbolic) else Symbolic.of(value)
+
+
+def addptr(operation: Operation) -> Step:
+    """`tt.addptr`: an address plus a number of elements."""
+    a, b = operation.operands
+    (result,) = operation.results
+    size = _pointee_bytes(operation.types.operands[0])
+
+    def step(env: Environment, group: Group) -> None:
+        env[result] = env[a].plus(sum_of(env[b]).times(size))
+
+    return step
+
+
+def pointer_step(operation: Operation) -> Step:
+    """Operations on addresses that do not depend on the type of the target."""
+    name, operands, (result,) = operation.name, operation.operands, operation.results
+    if name in ("tt.bitcast", "tt.ptr_to_int"):
+        is_number = name == "tt.ptr_to_int" and not shape_of(operation.types.results[0])
+        return _alias(operands[0], result, is_number=is_number)
+    if name == "arith.select":
+        return _select(operation)
+    if name == "arith.cmpi":
+        function = OPERATIONS[name]
+
+        def compare(env: Environment, group: Group) -> None:
+            arrays = [array_of(env[value], Scalar("i64")) for value in operands]
+            env[result] = function(arrays, operation.types, operation.attributes)[0]
+
+        return compare
+    raise Unsupported(f"line {operation.line}: {name} of pointers")
+
+
+def _alias(source: int, result: int, *, is_number: bool) -> Step:
+    def step(env: Environment, group: Group) -> None:
+        env[result] = env[source].array(symbolic.INT64) if is_number else env[source]
+
+    return step
+
+
+def _select(operation: Operation) -> Step:
+    condition, a, b = operation.operands
+    (result,) = operation.results
+
+    def step(env: Environment, group: Group) -> None:
+        mask: Array = env[condition]
+        if mask.size == 1:
+            env[result] = env[a] if mask.flat[0] else env[b]
+            return
+        left: Array = env[a].array(symbolic.INT64)
+        right: Array = env[b].array(symbolic.INT64)
+        mask = mask.reshape(mask.shape + (1,) * (left.ndim - mask.ndim))
+        chosen: Array = np.where(mask, left, right)
+        env[result] = Symbolic.of(chosen)
+
+    return step
+
+
+def poison(operation: Operation) -> Step:
+    """`ub.poison`: zeros."""
+    (result,) = operation.results
+    kind = operation.types.results[0]
+    element = element_of(kind)
+    rank = len(shape_of(kind))
+
+    def step(env: Environment, group: Group) -> None:
+        if isinstance(element, Scalar):
+            env[result] = np.zeros((1,) * (rank + 1), dtype_of(element))
+        else:
+            env[result] = Symbolic.constant(0, rank)
+
+    return step
+
+
+def assume(operation: Operation) -> Step:
+    """`tl.assume`: what a card's compiler takes for true must be true, or the kernel means nothing
+    there."""
+    (condition,) = operation.operands
+    line = operation.line
+
+    def step(env: Environment, group: Group) -> None:
+        if not np.all(env[condition]):
+            raise Unsupported(f"line {line}: tl.assume of something that is false")
+
+    return step
+
+
+def assertion(operation: Operation) -> Step:
+    """`tl.device_assert`, which is in a text only where a kernel asks for it (`debug=True`)."""
+    condition = operation.operands[0]
+    line = operation.line
+
+    def step(env: Environment, group: Group) -> None:
+        if not np.all(env[condition]):
+            raise Unsupported(f"line {line}: tl.device_assert of something that is false")
+
+    return step
+
+
+# --- shapes
+
+
+AXES = {"x": 0, "y": 1, "z": 2, 0: 0, 1: 1, 2: 2}
+
+
+def make_range(operation: Operation) -> Step:
+    """`tt.make_range`: a line of numbers."""
+    start, end = operation.attributes["start"], operation.attributes["end"]
+    (result,) = operation.results
+    line = fixed(np.arange(start, end, dtype=np.int64)[None])
+    values = Symbolic((line,), start, end - 1)
+
+    def step(env: Environment, group: Group) -> None:
+        env[result] = values
+
+    return step
+
+
+def program_id(operation: Operation) -> Step:
+    """`tt.get_program_id`"""
+    axis = AXES[operation.attributes["axis"]]
+    (result,) = operation.results
+
+    def step(env: Environment, group: Group) -> None:
+        env[result] = group.program_ids(axis)
+
+    return step
+
+
+def num_programs(operation: Operation) -> Step:
+    """`tt.get_num_programs`"""
+    axis = AXES[operation.attributes["axis"]]
+    (result,) = operation.results
+
+    def step(env: Environment, group: Group) -> None:
+        env[result] = np.array([group.launch.grid[axis]], np.int32)
+
+    return step
+
+
+def splat(operation: Operation) -> Step:
+    """`tt.splat`: a scalar as a block."""
+    (a,), (result,) = operation.operands, operation.results
+    kind = operation.types.results[0]
+    rank = len(shape_of(kind))
+    is_sum = is_block_integer(kind)
+
+    def step(env: Environment, group: Group) -> None:
+        value = symbolic.splat(env[a], rank)
+        env[result] = Symbolic.of(value) if is_sum and not isinstance(value, Symbolic) else value
+
+    return step
+
+
+def unsplat(operation: Operation) -> Step:
+    """`tt.unsplat`: a block of one element as a scalar."""
+    (a,), (result,) = operation.operands, operation.results
+    kind = operation.types.operands[0]
+
+    def step(env: Environment, group: Group) -> None:
+        value = env[a]
+        if isinstance(element_of(kind), Pointer):
+            env[result] = symbolic.mapped(value, lambda array: array.reshape(-1))
+        else:
+            env[result] = array_of(value, kind).reshape(-1)
+
+    return step
+
+
+def broadcast(operation: Operation) -> Step:
+    """`tt.broadcast`: axes of one element stand for any number of them."""
+    (a,), (result,) = operation.operands, operation.results
+
+    def step(env: Environment, group: Group) -> None:
+        env[result] = env[a]
+
+    return step
+
+
+def rearranged(operation: Operation) -> Step:
+    """expand_dims, reshape, trans"""
+    (a,), (result,) = operation.operands, operation.results
+    attributes = operation.attributes
+    before = shape_of(operation.types.operands[0])
+    after = shape_of(operation.types.results[0])
+
+    def expand(env: Environment, group: Group) -> None:
+        env[result] = symbolic.expand_dims(env[a], attributes["axis"])
+
+    def transpose(env: Environment, group: Group) -> None:
+        env[result] = symbolic.transpose(env[a], attributes["order"])
+
+    def reshape(env: Environment, group: Group) -> None:
+        env[result] = symbolic.reshape(env[a], before, after)
+
+    steps = {"tt.expand_dims": expand, "tt.trans": transpose, "tt.reshape": reshape}
+    return steps[operation.name]
+
+
+# --- memory
+
+
+def _memory_element(kind: Type, operation: Operation) -> Scalar:
+    element = element_of(kind)
+    if isinstance(element, Pointer) and isinstance(element.pointee, Scalar):
+        return element.pointee
+    raise Unsupported(f"line {operation.line}: {operation.name} of {kind}")
+
+
+def load_step(operation: Operation) -> Step:
+    """`tt.load`"""
+    pointer, *rest = operation.operands
+    mask = rest[0] if rest else None
+    other = rest[1] if len(rest) > 1 else None
+    (result,) = operation.results
+    element = _memory_element(operation.types.operands[0], operation)
+    kind = operation.types.results[0]
+
+    def step(env: Environment, group: Group) -> None:
+        env[result] = load(
+            group,
+            env[pointer],
+            None if mask is None else env[mask],
+            None if other is None else array_of(env[other], kind),
+            operation,
+            element,
+        )
+
+    return step
+
+
+def store_step(operation: Operation) -> Step:
+    """`tt.store`"""
+    pointer, value, *rest = operation.operands
+    mask = rest[0] if rest else None
+    element = _memory_element(operation.types.operands[0], operation)
+    kind = operation.types.operands[1]
+
+    def step(env: Environment, group: Group) -> None:
+        store(
+            group,
+            env[pointer],
+            array_of(env[value], kind),
+            None if mask is None else env[mask],
+            operation,
+            element,
+        )
+
+    return step
+
+
+def atomic_step(operation: Operation, used: frozenset[int]) -> Step:
+    """The step of tt.atomic_rmw or tt.atomic_cas; `used` are the values that something reads."""
+    if operation.name == "tt.atomic_rmw":
+        return _update_step(operation, is_used=not used.isdisjoint(operation.results))
+    if operation.name == "tt.atomic_cas":
+        return _swap_step(operation)
+    raise Unsupported(f"line {operation.line}: {operation.name}")
+
+
+def _raw(value: Any, element: Scalar) -> Array:
+    return value.array(memory_dtype(element)) if isinstance(value, Symbolic) else value
+
+
+def _update_step(operation: Operation, *, is_used: bool) -> Step:
+    pointer, operand, *rest = operation.operands
+    mask = rest[0] if rest else None
+    results = operation.results
+    element = _memory_element(operation.types.operands[0], operation)
+    name = operation.attributes["operation"]
+    if name not in UPDATES:
+        raise Unsupported(f"line {operation.line}: atomic {name}")
+
+    def step(env: Environment, group: Group) -> None:
+        env[results[0]] = update(
+            group,
+            env[pointer],
+            _raw(env[operand], element),
+            None if mask is None else env[mask],
+            operation,
+            element,
+            name,
+            is_used=is_used,
+        )
+
+    return step
+
+
+def _swap_step(operation: Operation) -> Step:
+    pointer, expected, desired = operation.operands
+    (result,) = operation.results
+    element = _memory_element(operation.types.operands[0], operation)
+
+    def step(env: Environment, group: Group) -> None:
+        before, after = _raw(env[expected], element), _raw(env[desired], element)
+        env[result] = swap(group, env[pointer], before, after, operation, element)
+
+    return step
+
+
+ALIGNMENT = 16
+"""Bytes that a card's unit for descriptors takes as one: it drops the rest of an address."""
+UNALIGNED_WORDS = (
+    "a tensor descriptor whose base, or a stride other than the last one, is no multiple of"
+    f" {ALIGNMENT} bytes"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDescriptor:
+    """The value of a descriptor."""
+
+    base: Symbolic
+    """Address, without block axes."""
+    shape: tuple[Array, ...]
+    strides: tuple[Array, ...]
+    """In elements, `[n or 1]` each, as the sizes."""
+    padding: float = 0.0
+    """Value of what lies outside the shape."""
+
+
+def make_descriptor(operation: Operation) -> Step:
+    """`tt.make_tensor_descriptor`"""
+    base, *rest = operation.operands
+    (result,) = operation.results
+    rank = len(rest) // 2
+    is_nan = "nan" in str(operation.attributes.get("padding", "")).lower()
+    size = _element_bytes(operation.types.results[0])
+
+    def step(env: Environment, group: Group) -> None:
+        numbers = [env[value].astype(np.int64) for value in rest]
+        starts = [env[base].array(symbolic.INT64), *_steps(numbers, rank, size)]
+        if any(np.any(one % ALIGNMENT) for one in starts):
+            raise Unsupported(f"line {operation.line}: {UNALIGNED_WORDS}")
+        env[result] = TensorDescriptor(
+            base=env[base],
+            shape=tuple(numbers[:rank]),
+            strides=tuple(numbers[rank:]),
+            padding=float("nan") if is_nan else 0.0,
+        )
+
+    return step
+
+
+def _element_bytes(kind: Type) -> int:
+    return scalar_of(block_of(kind)).num_bytes
+
+
+def _steps(numbers: list[Array], rank: int, size: int) -> list[Array]:
+    """Bytes from one element to the next along each axis but the last, as far as it has several."""
+    pairs = zip(numbers[: rank - 1], numbers[rank : 2 * rank - 1], strict=True)
+    return [np.where(length > 1, stride * size, 0) for length, stride in pairs]
+
+
+def _window(
+    descriptor: TensorDescriptor, starts: list[Any], shape: tuple[int, ...], size: int
+) -> tuple[Symbolic, Array | None]:
+    """Addresses and mask of a block of a descriptor at some indices."""
+    rank = len(shape)
+    addresses = descriptor.base.mapped(lambda term: term.reshape(-1, *(1,) * rank))
+    mask: Array | None = None
+    for axis, start in enumerate(starts):
+        index = _along(start, axis, shape)
+        limit = descriptor.shape[axis].reshape(-1, *(1,) * rank)
+        for found in (
+            symbolic.compare(index, Symbolic.constant(0, rank), "sge"),
+            symbolic.compare(index, Symbolic.of(limit), "slt"),
+        ):
+            assert found is not None
+            mask = found if mask is None else _and(mask, found)
+        stride = descriptor.strides[axis]
+        if int(stride.min()) == int(stride.max()):
+            offset = index.times(int(stride[0]) * size)
+        else:
+            wide = stride.reshape(-1, *(1,) * rank) * size
+            offset = Symbolic.of(index.array(symbolic.INT64) * wide)
+        addresses = addresses.plus(offset)
+    return addresses, mask
+
+
+def _and(a: Array, b: Array) -> Array:
+    found = symbolic.both(a, b)
+    return a & b if found is None else found
+
+
+def _along(start: Any, axis: int, shape: tuple[int, ...]) -> Symbolic:
+    """Indices of a block along an axis: from a scalar on, or a given row of them."""
+    rank = len(shape)
+    form = [1] * (rank + 1)
+    form[axis + 1] = shape[axis]
+    if isinstance(start, Symbolic) or start.ndim > 1:  # x_offsets of a gather
+        rows = array_of(start, Scalar("i32")).astype(np.int64)
+        return Symbolic.of(np.broadcast_to(rows, (len(rows), shape[axis])).reshape(-1, *form[1:]))
+    first = Symbolic.of(start.reshape(-1, *(1,) * rank))
+    line = np.arange(shape[axis], dtype=np.int64).reshape(form)
+    return first.plus(Symbolic((line,), 0, shape[axis] - 1))
+
+
+def descriptor_load(operation: Operation) -> Step:
+    """`tt.descriptor_load` and `tt.descriptor_gather`"""
+    source, *starts = operation.operands
+    (result,) = operation.results
+    kind = operation.types.results[0]
+    block = _block_shape(operation, kind)
+    element = scalar_of(kind)
+
+    def step(env: Environment, group: Group) -> None:
+        descriptor: TensorDescriptor = env[source]
+        addresses, mask = _window(
+            descriptor, [env[one] for one in starts], block, element.num_bytes
+        )
+        other = np.full((1,) * (len(block) + 1), descriptor.padding, dtype_of(element))
+        found = load(group, addresses, mask, other, operation, element)
+        env[result] = symbolic.reshape(found, block, shape_of(kind))
+
+    return step
+
+
+def descriptor_store(operation: Operation) -> Step:
+    """`tt.descriptor_store` and `tt.descriptor_scatter`"""
+    target, *starts, value = operation.operands
+    kind = operation.types.operands[-1]
+    block = _block_shape(operation, kind)
+    element = scalar_of(kind)
+
+    def step(env: Environment, group: Group) -> None:
+        addresses, mask = _window(
+            env[target], [env[one] for one in starts], block, element.num_bytes
+        )
+        values = symbolic.reshape(array_of(env[value], kind), shape_of(kind), block)
+        assert not isinstance(values, Symbolic)
+        store(group, addresses, values, mask, operation, element)
+
+    return step
+
+
+def descriptor_reduce(operation: Operation) -> Step:
+    """`tt.descriptor_reduce`: an atomic update of a block."""
+    target, *starts, value = operation.operands
+    kind = operation.types.operands[-1]
+    block = _block_shape(operation, kind)
+    element = scalar_of(kind)
+    name = operation.attributes["operation"]
+    name = "fadd" if name == "add" and element.is_float else name
+    if name not in UPDATES:
+        raise Unsupported(f"line {operation.line}: atomic {name}")
+
+    def step(env: Environment, group: Group) -> None:
+        addresses, mask = _window(
+            env[target], [env[one] for one in starts], block, element.num_bytes
+        )
+        values = symbolic.reshape(array_of(env[value], kind), shape_of(kind), block)
+        assert not isinstance(values, Symbolic)
+        update(group, addresses, values, mask, operation, element, name, is_used=False)
+
+    return step
+
+
+def _block_shape(operation: Operation, kind: Type) -> tuple[int, ...]:
+    """Shape of the window: the descriptor's block, or the rows of a gather or scatter."""
+    if operation.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
+        return shape_of(kind)
+    return block_of(operation.types.operands[0]).shape

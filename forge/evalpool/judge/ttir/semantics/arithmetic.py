@@ -1,0 +1,513 @@
+"""Arithmetic: `arith.*`, `math.*`, casts, and Triton's precise, clamped and high-word forms.
+
+Integers wrap. Where the IR leaves a result undefined, these give what NVIDIA's hardware gives:
+shifts beyond the width shift everything out, `x / 0` has all bits set and `x % 0` is x, the
+smallest integer divided by -1 is itself.
+
+Sums, products, quotients, square roots and fused multiply-adds are correctly rounded. Elementary
+functions are numpy's, within two units in the last place; the hardware's own are approximate too.
+Error functions and the normal distribution are torch's, which is looked up when one is called, in a
+child that has it: to read a text needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.evalpool.judge.ttir.tree import Attribute, Scalar, Signature, shape_of
+from forge.evalpool.judge.ttir.values import (
+    FORMATS,
+    Array,
+    Operation,
+    Rounding,
+    Unsupported,
+    decode,
+    dtype_of,
+    encode,
+    exact_operation,
+    float_operation,
+    round_to,
+    scalar_of,
+    signed,
+    to_float,
+    unsigned,
+    widened,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forge.evalpool.judge.ttir.tree import Attribute, Signature
+    from forge.evalpool.judge.ttir.values import Array, Operation
+
+
+# --- integers
+
+
+Binary = Callable[..., "Array"]
+
+
+def integer_operation(function: Binary, *, is_unsigned: bool = False) -> Operation:
+    """An elementwise operation on integers; i1 is -1 or 0 where it is signed."""
+
+    def apply(
+        operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+    ) -> list[Array]:
+        kind = scalar_of(signature.results[0])
+        if kind.name == "i1":
+            operands = [_wide_bit(array, is_unsigned=is_unsigned) for array in operands]
+        if is_unsigned:
+            operands = [unsigned(array) for array in operands]
+        return [signed(function(*operands), kind)]
+
+    return apply
+
+
+def _wide_bit(array: Array, *, is_unsigned: bool) -> Array:
+    wide = array.astype(np.int8)
+    return wide if is_unsigned else -wide
+
+
+def divide(left: Array, right: Array) -> Array:
+    """Quotient rounded towards zero."""
+    if right.size == 1 and right.flat[0] > 0:
+        return _divide_by(left, right.flat[0])
+    divisor = np.where(right == 0, right.dtype.type(1), right)
+    quotient = np.floor_divide(left, divisor)
+    if left.dtype.kind == "i":
+        inexact = quotient * divisor != left
+        quotient += inexact & ((left < 0) != (divisor < 0))
+    return np.where(right == 0, _all_ones(left), quotient)
+
+
+def _divide_by(left: Array, divisor: Any) -> Array:
+    """Division by one positive number, for which numpy has a fast loop."""
+    quotient = np.floor_divide(left, divisor)
+    if left.dtype.kind == "i" and (left < 0).any():
+        quotient += (quotient * divisor != left) & (left < 0)
+    return quotient
+
+
+def _all_ones(like: Array) -> Array:
+    return ~np.zeros((), like.dtype)
+
+
+def remainder(left: Array, right: Array) -> Array:
+    """Remainder with the sign of the left operand."""
+    quotient = divide(left, right)
+    return np.where(right == 0, left, left - quotient * right)
+
+
+def multiply_high(left: Array, right: Array) -> Array:
+    """Upper half of the product of unsigned integers of one width."""
+    bits = left.dtype.itemsize * 8
+    if bits < 64:
+        wide = np.dtype(f"u{left.dtype.itemsize * 2}")
+        product = left.astype(wide) * right.astype(wide)
+        return (product >> wide.type(bits)).astype(left.dtype)
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    a, b, c, d = left >> half, left & low, right >> half, right & low
+    middle = a * d + (b * d >> half)
+    other = b * c + (middle & low)
+    return a * c + (middle >> half) + (other >> half)
+
+
+def multiply_high_signed(left: Array, right: Array) -> Array:
+    """Upper half of the product of signed integers, of two's complements: Hacker's Delight, 8-3."""
+    high = multiply_high(unsigned(left), unsigned(right)).view(left.dtype)
+    return high - np.where(left < 0, right, 0) - np.where(right < 0, left, 0)
+
+
+def floor_divide(left: Array, right: Array) -> Array:
+    """Quotient rounded downwards; all bits set for a divisor of 0."""
+    divisor = np.where(right == 0, right.dtype.type(1), right)
+    return np.where(right == 0, _all_ones(left), np.floor_divide(left, divisor))
+
+
+def ceil_divide(left: Array, right: Array) -> Array:
+    """Quotient rounded upwards; all bits set for a divisor of 0."""
+    quotient = divide(left, right)
+    inexact = (quotient * right != left) & (right != 0)
+    return quotient + (inexact & ((left < 0) == (right < 0)))
+
+
+COMPARISONS: Mapping[str, np.ufunc] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+
+
+def cmpi(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """Comparison by a predicate: `eq`, `ne`, or `s` or `u` before `lt`, `le`, `gt`, `ge`."""
+    predicate: str = attributes["predicate"]
+    if operands[0].dtype == np.bool_ and predicate not in ("eq", "ne"):
+        operands = [_wide_bit(array, is_unsigned=predicate[0] == "u") for array in operands]
+    if predicate[0] == "u":
+        operands = [unsigned(array) for array in operands]
+    return [COMPARISONS[predicate[-2:]](*operands)]
+
+
+def count_leading_zeros(array: Array) -> Array:
+    """Number of zero bits above the highest set bit of unsigned integers; the width for 0."""
+    bits = array.dtype.itemsize * 8
+    filled = array.copy()
+    for shift in (1, 2, 4, 8, 16, 32):
+        if shift < bits:
+            filled |= filled >> filled.dtype.type(shift)
+    return bits - np.bitwise_count(filled).astype(array.dtype)
+
+
+def count_ones(array: Array) -> Array:
+    """Number of set bits of unsigned integers."""
+    return np.bitwise_count(array).astype(array.dtype)
+
+
+INTEGERS: Mapping[str, Operation] = {
+    "arith.addi": integer_operation(np.add),
+    "arith.subi": integer_operation(np.subtract),
+    "arith.muli": integer_operation(np.multiply),
+    "arith.divsi": integer_operation(divide),
+    "arith.divui": integer_operation(divide, is_unsigned=True),
+    "arith.remsi": integer_operation(remainder),
+    "arith.remui": integer_operation(remainder, is_unsigned=True),
+    "arith.floordivsi": integer_operation(floor_divide),
+    "arith.ceildivsi": integer_operation(ceil_divide),
+    "arith.ceildivui": integer_operation(ceil_divide, is_unsigned=True),
+    "arith.andi": exact_operation(np.bitwise_and),
+    "arith.ori": exact_operation(np.bitwise_or),
+    "arith.xori": exact_operation(np.bitwise_xor),
+    "arith.shli": integer_operation(np.left_shift),
+    "arith.shrsi": integer_operation(np.right_shift),
+    "arith.shrui": integer_operation(np.right_shift, is_unsigned=True),
+    "arith.maxsi": integer_operation(np.maximum),
+    "arith.minsi": integer_operation(np.minimum),
+    "arith.maxui": integer_operation(np.maximum, is_unsigned=True),
+    "arith.minui": integer_operation(np.minimum, is_unsigned=True),
+    "arith.cmpi": cmpi,
+    "tt.mulhiui": integer_operation(multiply_high, is_unsigned=True),
+    "math.absi": integer_operation(np.abs),
+}
+
+
+# --- functions of torch
+
+
+def _of_torch(name: str) -> Callable[[Array], Array]:
+    def call(array: Array) -> Array:
+        torch: Any = import_module("torch")
+        given = torch.from_numpy(np.array(array, order="C"))
+        return getattr(torch.special, name)(given).numpy()
+
+    return call
+
+
+erf = _of_torch("erf")
+erfc = _of_torch("erfc")
+erfinv = _of_torch("erfinv")
+normcdf = _of_torch("ndtr")
+normcdfinv = _of_torch("ndtri")
+
+
+# --- floats
+
+
+def cmpf(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """Comparison by a predicate; the ordered ones are false for NaN, the unordered ones true."""
+    left, right = operands
+    predicate: str = attributes["predicate"]
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    match predicate:
+        case "false" | "true":
+            return [np.full(shape, predicate == "true")]
+        case "ord":
+            return [~(np.isnan(left) | np.isnan(right))]
+        case "uno":
+            return [np.isnan(left) | np.isnan(right)]
+        case "one":
+            return [(left < right) | (left > right)]
+        case "ueq":
+            return [~((left < right) | (left > right))]
+        case _ if predicate[0] == "o" or predicate == "une":
+            return [COMPARISONS[predicate[1:]](left, right)]
+        case _:
+            return [~COMPARISONS[_OPPOSITE[predicate[1:]]](left, right)]
+
+
+_OPPOSITE: Mapping[str, str] = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+
+
+def select(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """The second operand where the first is true, else the third; a scalar condition chooses whole
+    blocks."""
+    condition, left, right = operands
+    rank = max(left.ndim, right.ndim)
+    condition = condition.reshape(condition.shape + (1,) * (rank - condition.ndim))
+    return [np.where(condition, left, right)]
+
+
+def clampf(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """A value moved into an interval; NaN stays NaN only with `propagateNan = all`."""
+    value, low, high = operands
+    if attributes.get("propagateNan", "none") == "all":
+        return [np.minimum(np.maximum(value, low), high)]
+    return [np.fmin(np.fmax(value, low), high)]
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """`a * b + c` in float64. A float32 is rounded once then, but for one in 2^29."""
+    return a.astype(np.float64) * b + c
+
+
+def fma_operation(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """`a * b + c`."""
+    a, b, c = (widened(array) for array in operands)
+    return [to_float(fma(a, b, c), scalar_of(signature.results[0]))]
+
+
+def rsqrt(array: Array) -> Array:
+    """Reciprocal square root, computed in float64 where that rounds to the right float32."""
+    if array.dtype == np.float64:
+        return 1 / np.sqrt(array)
+    return (1 / np.sqrt(array.astype(np.float64))).astype(np.float32)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Array]] = {
+    "arith.addf": np.add,
+    "arith.subf": np.subtract,
+    "arith.mulf": np.multiply,
+    "arith.divf": np.divide,
+    "arith.remf": np.fmod,
+    "tt.precise_divf": np.divide,
+    "tt.approx_divf": np.divide,
+    "tt.precise_sqrt": np.sqrt,
+    "math.sqrt": np.sqrt,
+    "math.rsqrt": rsqrt,
+    "math.exp": np.exp,
+    "math.exp2": np.exp2,
+    "math.log": np.log,
+    "math.log2": np.log2,
+    "math.sin": np.sin,
+    "math.cos": np.cos,
+    "math.erf": erf,
+}
+"""Functions whose result is rounded."""
+
+EXACT: Mapping[str, Callable[..., Array]] = {
+    "arith.negf": np.negative,
+    "arith.maximumf": np.maximum,
+    "arith.minimumf": np.minimum,
+    "arith.maxnumf": np.fmax,
+    "arith.minnumf": np.fmin,
+    "math.absf": np.abs,
+    "math.floor": np.floor,
+    "math.ceil": np.ceil,
+}
+"""Functions whose result is representable."""
+
+FLOATS: Mapping[str, Operation] = {
+    **{name: float_operation(function) for name, function in FUNCTIONS.items()},
+    **{name: exact_operation(function) for name, function in EXACT.items()},
+    "arith.cmpf": cmpf,
+    "arith.select": select,
+    "math.fma": fma_operation,
+    "tt.clampf": clampf,
+    "math.clampf": clampf,
+}
+
+
+# --- casts
+
+
+def constant(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """The number or block of the attribute `value`."""
+    kind = scalar_of(signature.results[0])
+    value = np.asarray(attributes["value"])
+    if value.ndim:
+        return [value.astype(dtype_of(kind))[None]]
+    rank = len(shape_of(signature.results[0]))
+    return [_literal(value, kind).reshape((1,) * (1 + rank))]
+
+
+def _literal(value: Array, kind: Scalar) -> Array:
+    """A number of any sign in the array type of its element type."""
+    if kind.is_float or kind.name == "i1":
+        return value.astype(dtype_of(kind))
+    return np.array(int(value) & ((1 << kind.bits) - 1), np.uint64).astype(dtype_of(kind))
+
+
+def change_float(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """A float in another float type: to nearest even, or towards zero with `rounding = rtz`."""
+    kind = scalar_of(signature.results[0])
+    array = widened(operands[0])
+    if attributes.get("rounding") != "rtz":
+        return [to_float(array, kind)]
+    if kind.name not in FORMATS:
+        raise Unsupported(f"rounding towards zero to {kind}")
+    saturate = kind.name.startswith("f8E4M3")
+    rounded = round_to(array, kind.name, rounding=Rounding.ZERO, saturate=saturate)
+    return [rounded.astype(dtype_of(kind), copy=False)]
+
+
+def float_to_integer(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """A float as a signed integer, towards zero; see `saturated`."""
+    kind = scalar_of(signature.results[0])
+    return [_narrow(operands[0], kind, is_unsigned=False)]
+
+
+def float_to_unsigned(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """A float as an unsigned integer, towards zero; see `saturated`."""
+    kind = scalar_of(signature.results[0])
+    return [_narrow(operands[0], kind, is_unsigned=True)]
+
+
+def _narrow(array: Array, kind: Scalar, *, is_unsigned: bool) -> Array:
+    """Integers of 8 bits and less are the low bits of those of 16, since PTX has no narrower."""
+    bits = max(kind.bits, 16)
+    wide = saturated(np.trunc(array), bits, is_unsigned=is_unsigned)
+    if kind.name == "i1":
+        return (wide & 1).astype(np.bool_)
+    return wide.view(np.dtype(f"i{bits // 8}")).astype(dtype_of(kind), copy=False)
+
+
+def saturated(whole: Array, bits: int, *, is_unsigned: bool) -> Array:
+    """Whole floats as integers, as PTX's `cvt` gives them.
+
+    Numbers beyond the range become the nearest bound. NaN becomes 0; with a source or destination
+    of 64 bits it becomes the integer whose highest bit alone is set.
+    """
+    dtype = np.dtype(f"{'u' if is_unsigned else 'i'}{bits // 8}")
+    low, high = (0.0, 2.0**bits) if is_unsigned else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1))
+    inside = (whole >= low) & (whole < high)
+    if inside.all():
+        return whole.astype(dtype)
+    info = np.iinfo(dtype)
+    result = np.where(inside, whole, 0).astype(dtype)
+    result[whole >= high] = info.max
+    if bits == 64 or whole.dtype == np.float64:
+        result[np.isnan(whole)] = 1 << (bits - 1) if is_unsigned else info.min
+    result[whole < low] = info.min
+    return result
+
+
+def integer_to_float(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """A signed integer as the nearest float; i1 is 0 or -1."""
+    array = operands[0]
+    return [_to_nearest(-array.astype(np.int8) if array.dtype == np.bool_ else array, signature)]
+
+
+def unsigned_to_float(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """An unsigned integer as the nearest float."""
+    return [_to_nearest(unsigned(operands[0]), signature)]
+
+
+def _to_nearest(array: Array, signature: Signature) -> Array:
+    """One rounding; two for bf16, which is reached through float32 as Triton's lowering does."""
+    kind = scalar_of(signature.results[0])
+    if kind.name == "f16":
+        return array.astype(np.float64).astype(np.float16)
+    return to_float(array.astype(np.float64 if kind.name == "f64" else np.float32), kind)
+
+
+def sign_extend(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """A wider integer of the same value; i1 is 0 or -1."""
+    array = operands[0]
+    wide = array.astype(dtype_of(scalar_of(signature.results[0])))
+    return [-wide if array.dtype == np.bool_ else wide]
+
+
+def zero_extend(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """A wider integer of the same unsigned value."""
+    return [unsigned(operands[0]).astype(dtype_of(scalar_of(signature.results[0])))]
+
+
+def truncate(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """The low bits of an integer."""
+    kind = scalar_of(signature.results[0])
+    if kind.name == "i1":
+        return [(operands[0] & 1).astype(np.bool_)]
+    return [operands[0].astype(dtype_of(kind))]
+
+
+def cast_index(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """An integer as an index, or the other way: signed extension or truncation."""
+    return [operands[0].astype(dtype_of(scalar_of(signature.results[0])))]
+
+
+def bitcast(
+    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
+) -> list[Array]:
+    """The same bits as another type of the same width."""
+    source, target = scalar_of(signature.operands[0]), scalar_of(signature.results[0])
+    if source == target:
+        return [operands[0]]
+    return [from_bits(to_bits(operands[0], source), target)]
+
+
+def to_bits(array: Array, kind: Scalar) -> Array:
+    """Bits of the values of a type, as unsigned integers of its width (8 bits for i1)."""
+    return np.ascontiguousarray(encode(array, kind)).view(np.dtype(f"u{kind.num_bytes}"))
+
+
+def from_bits(bits: Array, kind: Scalar) -> Array:
+    """Values of a type from unsigned integers of its width."""
+    if kind.name in FORMATS and kind.name != "f16":
+        return decode(bits, kind)
+    return bits.view(dtype_of(kind))
+
+
+CASTS: Mapping[str, Operation] = {
+    "arith.constant": constant,
+    "arith.extf": change_float,
+    "arith.truncf": change_float,
+    "arith.convertf": change_float,
+    "tt.fp_to_fp": change_float,
+    "arith.fptosi": float_to_integer,
+    "arith.fptoui": float_to_unsigned,
+    "arith.sitofp": integer_to_float,
+    "arith.uitofp": unsigned_to_float,
+    "arith.extsi": sign_extend,
+    "arith.extui": zero_extend,
+    "arith.trunci": truncate,
+    "arith.index_cast": cast_index,
+    "arith.index_castui": zero_extend,
+    "arith.bitcast": bitcast,
+    "tt.bitcast": bitcast,
+}
