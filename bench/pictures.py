@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # tests/ is not an installed package
 
 from forge.store.layout import RunPaths, find_run  # noqa: E402
-from forge.views.report.write import write_report  # noqa: E402
+from forge.views.report.page import write_report  # noqa: E402
 from tests.report.browser import find_browser, open_page  # noqa: E402
 from tests.tui.watching import LARGE, watching  # noqa: E402
 

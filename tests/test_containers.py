@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forge.cli import run_command
-from forge.commands.doctor.gpus import CAPABILITIES
-from forge.commands.doctor.host import AMD_FLAGS, HostFacts, sandbox_flags
+from forge.commands.doctor.examine import AMD_FLAGS, HostFacts, sandbox_flags
+from forge.commands.doctor.probe import CAPABILITIES
 from forge.config.recipes import list_recipes
 from forge.install.builds import TORCH_INDEX
 from forge.install.setup import HostMachine, find_faults

@@ -175,18 +175,16 @@ ROOMS: dict[str, set[str]] = {
     "store.schema": set(),
     "store.write": {"store", "store.schema"},
     # views: answers for people
-    "views": {"process", "store", "views.compare", "views.sql", "views.text"},
+    "views": {"process", "store", "views.sql", "views.text"},
     "views.text": {"store"},
     "views.sql": {"store", "views.text"},
-    "views.compare": {"store", "views", "views.text"},
     "views.report": {"store", "views", "views.text"},
     # tui: the monitor
     "tui": {"process", "store", "tui.frame", "tui.screens", "views.text"},
     "tui.frame": {"process", "store", "views", "views.text"},
     "tui.widgets": {"process", "views", "views.text"},
     "tui.screens": {
-        "process", "store", "tui.frame", "tui.widgets", "views", "views.compare",
-        "views.text",
+        "process", "store", "tui.frame", "tui.widgets", "views", "views.text",
     },
 }  # fmt: skip
 """The rooms that each room may import, besides GROUND and itself."""
@@ -197,7 +195,7 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.harvest", "data.sources", "rollout",
     "rollout.rewards",
     "serve", "serve.remote", "serve.upload", "evalpool", "train", "store", "store.write",
-    "views", "views.text", "views.sql", "views.compare", "views.report", "exits", "origin",
+    "views", "views.text", "views.sql", "views.report", "exits", "origin",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
@@ -238,13 +236,11 @@ EXCEPTIONS: dict[str, set[str]] = {
     # A source with a fault of its own needs no judge.
     "forge/adapters/answering.py": {"evalpool.judge.channel", "evalpool.judge.trial"},
     # A stored program is read where it is printed; that takes neither torch nor a judge.
-    "forge/commands/explained.py": {"evalpool.judge.program"},
+    "forge/commands/turn_view.py": {"evalpool.judge.program"},
     # Prompts state the tolerances that judges know.
     "forge/runner/prepare/prompt_facts.py": {"evalpool.judge.numbers"},
     # The doctor says what a machine must allow for the sandbox.
-    "forge/commands/doctor/host.py": {"evalpool.judge.sandbox"},
     "forge/commands/doctor/examine.py": {"evalpool.judge.sandbox"},
-    "forge/commands/doctor/gpus.py": {"evalpool.judge.channel"},
     # Its child processes try what a judge does.
     "forge/commands/doctor/probes.py": {
         "evalpool.judge.execute.gpu.driver",

@@ -62,7 +62,7 @@ def archive(
     as_json: Json = False,
 ) -> None:
     """Write a run as one file, which show, sql and others read and resume continues."""
-    from forge.commands import archives as view
+    from forge.views import runs as view
 
     if Path(run).is_file():
         raise ConfigError(f"{run}: a file; RUN is a directory or a name")

@@ -112,7 +112,7 @@ def check_nodes(file: ExperimentFile, overrides: Overrides = None, as_json: Json
 @app.command()
 def ps(store: Store = RUNS, as_json: Json = False) -> None:
     """List the runs that are running now."""
-    from forge.commands.running import load_running, render_running
+    from forge.commands.status import load_running, render_running
 
     found = load_running(store)
     if as_json:

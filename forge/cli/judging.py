@@ -135,8 +135,12 @@ def judge(
     may name problems of PROBLEM. With --run, judge a run's answers again."""
     require_linux()
     from forge.adapters.settings import JudgeSettings, check_format, check_precision
-    from forge.commands.judge.judge import JudgingRequest, require_sources
-    from forge.commands.judge.overrides import parse_overrides, parse_shapes
+    from forge.commands.judge.judge import (
+        JudgingRequest,
+        parse_overrides,
+        parse_shapes,
+        require_sources,
+    )
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
@@ -249,7 +253,7 @@ def check_problems(
     require_linux()
     from forge.adapters.settings import JudgeSettings, check_format
     from forge.commands.judge import problems as view
-    from forge.commands.judge.overrides import parse_overrides, parse_shapes
+    from forge.commands.judge.judge import parse_overrides, parse_shapes
 
     settings = JudgeSettings(
         device=device, isolation=isolation, timeout=timeout,

@@ -114,7 +114,7 @@ def find(run: str, store: Path) -> RunPaths:
     """The run of a name, or of an archive, which is unpacked until the command ends. Raises
     ConfigError if there is none."""
     if Path(run).is_file():
-        from forge.commands.archives import open_archive
+        from forge.views.runs import open_archive
 
         return opened.enter_context(open_archive(Path(run)))
     from forge.store.layout import find_run

@@ -29,8 +29,7 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List all runs and archives with date, duration, state and best evaluation."""
-    from forge.commands.archives import load_all
-    from forge.views.runs import render_runs
+    from forge.views.runs import load_all, render_runs
 
     found = load_all(store, places or ())
     if not found and not as_json:

@@ -272,7 +272,7 @@ def evaluate(run: RunName = "last", store: Store = RUNS) -> None:
 @app.command()
 def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
     """Show the state and progress of a run."""
-    from forge.commands.status_view import load_status
+    from forge.commands.status import load_status
 
     found = load_status(find(run, store))
     print_json(found.to_json()) if as_json else print_rich(found.render())
@@ -303,7 +303,7 @@ def logs(
     store: Store = RUNS,
 ) -> None:
     """Show the last lines of the logs of a run's processes."""
-    from forge.commands.logs import log_files, parse_filter, read_logs
+    from forge.views.logs import log_files, parse_filter, read_logs
 
     wanted, paths = parse_filter(level, pattern), find(run, store)
     files = log_files(paths, process=process)

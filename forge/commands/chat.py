@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from forge.commands.engine_placement import place_on, small
+from forge.commands.serve import place_on, small
 from forge.config.load import load_experiment
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source

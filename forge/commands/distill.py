@@ -10,6 +10,23 @@ OpenAI-compatible endpoint (`forge.serve.remote.teacher`). Its problems are
     folder/     every problem file below it, with the prompts of `--preset`
     file.py     one problem, with the same prompts
 
+The directory holds every answer, every verdict, and the rows of finished attempts:
+
+    accepted.jsonl    rows to train on: `[data] source = "file"`, format = "messages"
+    rejected.jsonl    rows of the other attempts, without the column `messages`
+    answers.journal   settings, then answers and verdicts of attempts that are not finished
+
+A line is on disk when the call that writes it returns. An attempt is finished once its row is
+written; the lines of finished attempts leave the journal when it is opened again. Promise: after
+`kill -9` at any moment, no stored answer is requested again and none is lost. The ports of
+`play_group` look into the journal first, so an attempt that was cut off is played again from its
+stored answers and verdicts, and continues with the first turn that is missing.
+
+Columns of a row: `messages` and `id` are read by `[data]`. `sample_key`, `source`, `pytorch_code`,
+`num_turns`, `stop_reason`, `final_triton_code`, `final_result`, `turns` and `full_messages` are
+columns of published multi-turn traces; a time that was not measured is null. The others say where
+the row comes from.
+
 An error of one attempt leaves the others alone. The command ends early if the server is gone or
 refuses everything, or after MAX_FAILURES attempts in a row without an answer: nothing more is
 requested, and answers that are on their way are still judged and stored. The same command
@@ -18,46 +35,532 @@ continues.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+import fcntl
+import json
+import os
+import zlib
+from collections import defaultdict
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import anyio
 
 from forge.adapters.settings import JudgeSettings
 from forge.commands.counter import open_counter
-from forge.commands.distill_attempt import TeacherAttempt, first_hash, make_row, sum_known
-from forge.commands.distill_journal import ACCEPTED, REJECTED, Journal, open_journal
 from forge.commands.judge.judge import require_path
 from forge.config.load import load_experiment
 from forge.config.schema import ProblemsTable, PromptTable, RewardTable
 from forge.config.schema.rollout import PresetName
 from forge.data.problem_files import parse_file, to_problem
 from forge.data.problems import load_problems
-from forge.errors import ChildDied, ConfigError, ForgeError
+from forge.data.server_chat import PlainChat, code_points, split_thinking
+from forge.errors import ChildDied, ConfigError, ForgeError, MachineError
 from forge.evalpool.pool import open_private_pool
 from forge.evalpool.site_packages import require_installed
 from forge.evalpool.targets import require_target
-from forge.records import End, Problem, Split
-from forge.rollout.play import Rules
+from forge.exits import iter_leaves
+from forge.records import (
+    Completion,
+    End,
+    Finish,
+    Message,
+    Problem,
+    Prompt,
+    Purpose,
+    Split,
+    Status,
+    Turn,
+    Verdict,
+)
+from forge.rollout.play import GroupPlace, Rules, play_group
+from forge.rollout.ports import Ports
+from forge.rollout.prompter import TemplatePrompter
 from forge.runner.prepare.prompt_facts import prompts_for
-from forge.serve.remote.teacher import open_teacher
+from forge.serve.remote.teacher import TeacherAnswer, open_teacher
 from forge.serve.remote.url_client import RefusedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import RenderableType
 
     from forge.commands.counter import Advance
-    from forge.commands.distill_journal import RowFacts
     from forge.config.schema import JudgeTable
+    from forge.data.chat import ChatTemplate
     from forge.data.prompts.prompt_set import PromptSet
     from forge.process.devices import Gpu
     from forge.records import Judge
     from forge.serve.remote.teacher import Teacher, TeacherSettings
+
+ACCEPTED = "accepted.jsonl"
+REJECTED = "rejected.jsonl"
+ANSWERS = "answers.journal"
+"""No suffix of a file of rows: a directory as `data.path` must not read it."""
+LOCK = ".lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAnswer:
+    """An answer of an unfinished attempt, and its verdict if it has one."""
+
+    answer: TeacherAnswer
+    host: str
+    """Host of the server that gave it."""
+    prompt_hash: str
+    """Hash of the first messages about the problem."""
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """Facts of a finished attempt; the same names as the columns of its row."""
+
+    problem_id: str
+    attempt: int
+    accepted: bool
+    status: str
+    stop_reason: str
+    num_turns: int
+    speedup: float | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    prompt_hash: str
+
+
+class Journal:
+    """An open directory. Made by `open_journal`."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.rows: dict[str, RowFacts] = {}
+        """Finished attempts by their keys."""
+        self._answers: defaultdict[str, dict[int, StoredAnswer]] = defaultdict(dict)
+        self._files: dict[str, int] = {}
+        """Descriptors by names of files."""
+
+    def answer(self, key: str, turn: int) -> StoredAnswer | None:
+        """The stored answer of a turn, counted from 0."""
+        return self._answers[key].get(turn) if key in self._answers else None
+
+    def prompt_hashes(self) -> Iterator[tuple[str, str]]:
+        """Keys of all attempts, and the hashes of the prompts that they answer."""
+        yield from ((key, row.prompt_hash) for key, row in self.rows.items())
+        for key, turns in self._answers.items():
+            yield from ((key, stored.prompt_hash) for stored in turns.values())
+
+    def put_answer(self, key: str, turn: int, stored: StoredAnswer) -> None:
+        """Store an answer."""
+        self._append(ANSWERS, _answer_line(key, turn, stored))
+        self._answers[key][turn] = stored
+
+    def put_verdict(self, key: str, turn: int, verdict: Verdict) -> None:
+        """Store the verdict on a stored answer."""
+        self._append(ANSWERS, _verdict_line(key, turn, verdict))
+        turns = self._answers[key]
+        turns[turn] = replace(turns[turn], verdict=verdict)
+
+    def put_row(self, key: str, row: Mapping[str, Any]) -> None:
+        """Store the row of a finished attempt, by its column `accepted`."""
+        self._append(ACCEPTED if row["accepted"] else REJECTED, row)
+        self.rows[key] = _facts(row)
+        self._answers.pop(key, None)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        file = self._files[name]
+        end = os.fstat(file).st_size
+        rest = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        try:
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            os.fsync(file)
+        except OSError:
+            with suppress(OSError):  # the next line must not follow half of this one
+                os.ftruncate(file, end)
+            raise
+
+    def load(self, pinned: Mapping[str, Any]) -> None:
+        """Read what is there, and open the files. Raises ConfigError if it has other settings."""
+        for name in (ACCEPTED, REJECTED):
+            if (self.out / name).exists() and not (self.out / ANSWERS).exists():
+                raise ConfigError(
+                    f"--out {self.out}: found {name} without {ANSWERS}, so it is no directory of "
+                    "a distillation; name another one"
+                )
+            for number, row in self._read(name):
+                with _naming_line(self.out / name, number):
+                    self.rows[row["sample_key"]] = _facts(row)
+        for number, line in self._read(ANSWERS):
+            with _naming_line(self.out / ANSWERS, number):
+                self._take(line, pinned)
+        self._rewrite(pinned)
+        for name in (ACCEPTED, REJECTED):
+            self._files[name] = _open_to_append(self.out / name)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            os.close(file)
+
+    def _take(self, line: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
+        """Keep a line of the journal, unless its attempt is finished."""
+        if line["kind"] == "settings":
+            return _check_settings(self.out, line["settings"], pinned)
+        key, turn = line["key"], line["turn"]
+        if key in self.rows:
+            return
+        if line["kind"] == "verdict":
+            verdict = Verdict.from_json(line["verdict"])
+            self._answers[key][turn] = replace(self._answers[key][turn], verdict=verdict)
+            return
+        answer: dict[str, Any] = {**line["answer"], "finish": Finish(line["answer"]["finish"])}
+        self._answers[key][turn] = StoredAnswer(
+            answer=TeacherAnswer(**answer),
+            host=line["host"],
+            prompt_hash=line["prompt_hash"],
+        )
+
+    def _rewrite(self, pinned: Mapping[str, Any]) -> None:
+        """Replace the journal by its settings and the lines of unfinished attempts."""
+        spare = self.out / f".{ANSWERS}.partial"
+        spare.unlink(missing_ok=True)
+        self._files[ANSWERS] = _open_to_append(spare)
+        self._append(ANSWERS, {"kind": "settings", "settings": dict(pinned)})
+        for key, turns in self._answers.items():
+            for turn, stored in turns.items():
+                self._append(ANSWERS, _answer_line(key, turn, stored))
+                if stored.verdict is not None:
+                    self._append(ANSWERS, _verdict_line(key, turn, stored.verdict))
+        spare.replace(self.out / ANSWERS)
+
+    def _read(self, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Numbers and objects of a file's lines. A last line without its end, which a kill cut off,
+        is cut off the file."""
+        path, end = self.out / name, 0
+        if not path.exists():
+            return
+        with path.open("r+b") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                end += len(line)
+                with _naming_line(path, number):
+                    yield number, dict(json.loads(line))
+            file.truncate(end)
+
+
+@contextmanager
+def open_journal(out: Path, *, pinned: Mapping[str, Any]) -> Generator[Journal]:
+    """Opens or creates the directory for this process alone.
+
+    Raises:
+        ConfigError: another process writes it, its answers were made with other settings, or a
+            file in it is damaged.
+        MachineError: it cannot be written.
+    """
+    journal = Journal(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / LOCK).open("ab")
+    except OSError as error:
+        raise MachineError(f"--out {out}: cannot be written: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"--out {out}: another process writes there") from None
+        try:
+            journal.load(pinned)
+            yield journal
+        finally:
+            journal.close()
+
+
+def _open_to_append(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def _check_settings(out: Path, found: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
+    for name, value in pinned.items():
+        if found.get(name) != value:
+            raise ConfigError(
+                f"--out {out}: its answers were made with {name} = {json.dumps(found.get(name))}; "
+                f"found {json.dumps(value)}; name another directory, or the same setting"
+            )
+
+
+@contextmanager
+def _naming_line(path: Path, number: int) -> Generator[None]:
+    """Turn errors of a line that is not ours into a ConfigError with its place."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}, line {number}: not written by this version of forge data distill: {error!r}"
+        ) from error
+
+
+def _facts(row: Mapping[str, Any]) -> RowFacts:
+    return RowFacts(**{name: row[name] for name in RowFacts.__dataclass_fields__})
+
+
+def _answer_line(key: str, turn: int, stored: StoredAnswer) -> dict[str, Any]:
+    place = {"kind": "answer", "key": key, "turn": turn}
+    origin = {"host": stored.host, "prompt_hash": stored.prompt_hash}
+    return {**place, **origin, "answer": asdict(stored.answer)}
+
+
+def _verdict_line(key: str, turn: int, verdict: Verdict) -> dict[str, Any]:
+    return {"kind": "verdict", "key": key, "turn": turn, "verdict": verdict.to_json()}
+
+
+REFUSED = "refused"
+"""Stop reason of an attempt whose next turn the server refused, mostly as too long; the others are
+those of a rollout (`End`)."""
+
+UNLIMITED = 1 << 40
+"""Tokens of context: the server refuses what its own cannot hold."""
+HASH_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A finished attempt."""
+
+    turns: tuple[Turn, ...]
+    answers: tuple[StoredAnswer, ...]
+    """The answer of each turn."""
+    stop_reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class TeacherAttempt:
+    """An attempt being played; also the ports of its only rollout."""
+
+    key: str
+    number: int
+    """Number of the attempt at its problem, from 0."""
+    problem: Problem
+    prompt_hash: str
+    """Hash of the first messages about the problem."""
+    prompts: PromptSet
+    rules: Rules
+    temperature: float | None
+    has_seed: bool
+    teacher: Teacher
+    judge: Judge
+    journal: Journal
+    check_running: Callable[[], None]
+    """Raises if nothing more may be requested."""
+    turns: list[Turn] = field(default_factory=list[Turn])
+    answers: list[StoredAnswer] = field(default_factory=list[StoredAnswer])
+
+    async def play(self) -> Played:
+        """Play to the end.
+
+        Raises ForgeError if the server or the judge fails. What was answered is stored, and is
+        neither requested nor judged again when the same attempt is played once more.
+        """
+        place = GroupPlace(
+            group_id=zlib.crc32(self.key.encode()), purpose=Purpose.CHAT, stage=0, step=0
+        )
+        ports = Ports(
+            generate=self._generate, judge=self._judge, sink=self,
+            prompter=teacher_prompter(self.prompts), is_apart=True,
+        )  # fmt: skip
+        try:
+            group = await play_group(self.problem, place=place, rules=self.rules, ports=ports)
+        except BaseExceptionGroup as error:
+            failure = _only_failure(error)
+            if not (isinstance(failure, RefusedRequest) and self.turns):
+                raise failure from error
+            return self._played(REFUSED)
+        verdict = self.turns[-1].verdict
+        if verdict.status is Status.INFRA_ERROR:
+            raise MachineError(f"the judge failed: {verdict.reason}: {verdict.detail}")
+        return self._played(str(group.trajectories[0].end))
+
+    def _played(self, stop_reason: str) -> Played:
+        answers = tuple(self.answers[: len(self.turns)])
+        return Played(turns=tuple(self.turns), answers=answers, stop_reason=stop_reason)
+
+    async def put(self, *records: Any) -> None:
+        """The sink of the rollout: its turns."""
+        self.turns += [record for record in records if isinstance(record, Turn)]
+
+    async def _generate(
+        self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
+    ) -> list[Completion]:
+        assert n == 1, "an attempt is one rollout"
+        turn = len(self.answers)
+        stored = self.journal.answer(self.key, turn)
+        if stored is None:
+            self.check_running()
+            answer = await self.teacher.ask(
+                prompt.messages,
+                max_tokens=max_tokens,
+                temperature=self.temperature,
+                seed=seed if self.has_seed else None,
+            )
+            stored = StoredAnswer(
+                answer=answer, host=self.teacher.host, prompt_hash=self.prompt_hash
+            )
+            self.journal.put_answer(self.key, turn, stored)
+        self.answers.append(stored)
+        return [
+            Completion(
+                token_ids=code_points(answer_text(stored.answer, tag=self.prompts.thinking)),
+                logprobs=(),
+                finish=stored.answer.finish,
+                min_version=0,
+                max_version=0,
+            )
+        ]
+
+    async def _judge(self, problem: Problem, code: str) -> Verdict:
+        turn = len(self.answers) - 1
+        stored = self.journal.answer(self.key, turn)
+        if stored is not None and stored.verdict is not None:
+            return stored.verdict
+        verdict = await self.judge(problem, code)
+        if verdict.status is not Status.INFRA_ERROR:
+            self.journal.put_verdict(self.key, turn, verdict)
+        return verdict
+
+
+def _only_failure(error: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The ForgeError of the only rollout; any other error as it is."""
+    leaves = list(iter_leaves(error))
+    is_plain = len(leaves) == 1 and isinstance(leaves[0], ForgeError)
+    return leaves[0] if is_plain else cast("BaseException", error)
+
+
+def make_row(attempt: TeacherAttempt, played: Played, *, source: str) -> dict[str, Any]:
+    """The row of a finished attempt at a problem of `source`. It is accepted if the last kernel is
+    correct and fast enough, and the answer complete."""
+    problem, tag = attempt.problem, attempt.prompts.thinking
+    last, answer = played.turns[-1], played.answers[-1].answer
+    is_ended = answer.finish is Finish.STOP
+    accepted = played.stop_reason == End.CORRECT and is_ended
+    timing = last.verdict.timing
+    messages = [
+        asdict(message) for message in _conversation(problem, played.turns, attempt.prompts)
+    ]
+    row: dict[str, Any] = {"id": attempt.key, "messages": messages} if accepted else {}
+    return row | {
+        "sample_key": attempt.key,
+        "source": source,
+        "problem_id": problem.problem_id,
+        "attempt": attempt.number,
+        "teacher": attempt.teacher.model,
+        "endpoint": played.answers[-1].host,
+        "accepted": accepted,
+        "status": str(last.verdict.status),
+        "reason": last.verdict.reason,
+        "speedup": None if timing is None else timing.speedup,
+        "speedup_low": None if timing is None else timing.speedup_low,
+        "device": last.verdict.device,
+        "stop_reason": played.stop_reason,
+        "finish": str(answer.finish),
+        "num_turns": len(played.turns),
+        "thinking": any(split_thinking(turn.completion_text, tag=tag)[0] for turn in played.turns),
+        "prompt_tokens": sum_known([each.answer.prompt_tokens for each in played.answers]),
+        "completion_tokens": sum_known([each.answer.completion_tokens for each in played.answers]),
+        "prompt_hash": attempt.prompt_hash,
+        "pytorch_code": problem.source,
+        "final_triton_code": last.code or None,
+        "final_result": _result_columns(last.verdict),
+        "turns": [
+            _turn(turn, stored, tag=tag)
+            for turn, stored in zip(played.turns, played.answers, strict=True)
+        ],
+        "full_messages": messages,
+    }  # fmt: skip
+
+
+def _conversation(problem: Problem, turns: Sequence[Turn], prompts: PromptSet) -> list[Message]:
+    """The first messages, then each answer with its thinking, and the feedback between two."""
+    messages = [*prompts.first_messages(problem)]
+    for turn in turns:
+        messages.append(Message(role="assistant", content=turn.completion_text))
+        messages.append(Message(role="user", content=turn.feedback))
+    return messages[:-1]
+
+
+def _turn(turn: Turn, stored: StoredAnswer, *, tag: str) -> dict[str, Any]:
+    thinking, content = split_thinking(turn.completion_text, tag=tag)
+    return {
+        "turn": turn.turn + 1,
+        "reasoning": thinking,
+        "content": content,
+        "triton_code": turn.code or None,
+        "status": str(turn.verdict.status),
+        "reason": turn.verdict.reason,
+        "result": _result_columns(turn.verdict),
+        "feedback": turn.feedback,
+        "finish": str(stored.answer.finish),
+        "prompt_tokens": stored.answer.prompt_tokens,
+        "completion_tokens": stored.answer.completion_tokens,
+    }
+
+
+def _result_columns(verdict: Verdict) -> dict[str, Any]:
+    """The verdict in the columns of the published traces."""
+    timing = verdict.timing
+    speedup = None if timing is None else timing.speedup
+    return {
+        "correctness": verdict.is_correct,
+        "error": None if verdict.is_correct else verdict.detail,
+        "speedup": speedup,
+        "kernel_time_ms": None if timing is None else timing.candidate_us / 1000,
+        "reference_time_ms": None if timing is None else timing.baseline_us / 1000,
+        "fast_0": verdict.is_correct,
+        "fast_1": None if speedup is None else speedup > 1.0,
+        "fast_2": None if speedup is None else speedup >= 2.0,
+    }
+
+
+def sum_known(counts: Sequence[int | None]) -> int | None:
+    """The sum; None if the server did not count one of them."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def teacher_prompter(prompts: PromptSet) -> TemplatePrompter:
+    """The prompter of a run, for messages without tokens."""
+    return TemplatePrompter(
+        prompts=prompts,
+        chat=cast("ChatTemplate", PlainChat(prompts.thinking)),
+        context_tokens=UNLIMITED,
+        max_completion_tokens=0,
+    )
+
+
+def answer_text(answer: TeacherAnswer, *, tag: str) -> str:
+    """Thinking in its tags, then the answer. Thinking that the server cut off is not closed;
+    without a tag, thinking that the server sent apart is left out."""
+    if not tag:
+        return answer.content.strip()
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    if not answer.thinking.strip():
+        text = answer.content
+        closed = text.find(closing)
+        is_half = closed >= 0 and opening not in text[:closed]  # its template opened it
+        return f"{opening}\n{text.lstrip()}" if is_half else text
+    opened = f"{opening}\n{answer.thinking.strip()}\n"
+    if answer.finish is Finish.LENGTH and not answer.content.strip():
+        return opened
+    return f"{opened}{closing}\n\n{answer.content.strip()}"
+
+
+def first_hash(problem: Problem, prompts: PromptSet) -> str:
+    """Hash of the first messages about a problem: another one means another question."""
+    text = json.dumps([asdict(each) for each in prompts.first_messages(problem)])
+    return sha256(text.encode()).hexdigest()[:HASH_DIGITS]
+
 
 MAX_FAILURES = 3
 """Attempts in a row without an answer or a verdict, after which the command ends."""

@@ -1,4 +1,5 @@
-"""`forge serve`: runs the engines of an experiment, or of a run's model, behind one address.
+"""Engines without a supervisor: their placement, for `forge chat` too, and `forge serve`, which
+runs those of an experiment, or of a run's model, behind one address.
 
 SIGTERM and Ctrl-C end it with every child. It claims its GPUs like a run. Addresses other than
 loopback need a token.
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.commands.engine_placement import place_engine
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
@@ -27,11 +27,13 @@ from forge.records import split_step
 from forge.runner.from_run import with_run
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
-from forge.runner.plan.shape import lora_rank
+from forge.runner.plan.placement import place
+from forge.runner.plan.shape import lora_rank, refusal_of
 from forge.runner.prepare.hub import locate_model
 from forge.runner.prepare.model_dir import with_template
 from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.resume import find_weights
+from forge.serve.engines import choose_engine
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
 from forge.serve.upload.receiving import WeightEndpoints
@@ -45,6 +47,45 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment, ServeTable
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
+
+
+def small(experiment: Experiment) -> Experiment:
+    """The experiment with one engine, one judge and no trainer, on GPUs for roles that had some."""
+    devices, serve = experiment.devices, experiment.serve
+    fewer = devices.model_copy(
+        update={
+            "train": 0,
+            "serve": serve.tensor_parallel if devices.serve else 0,
+            "judge": 1 if devices.judge else 0,
+            "share": "auto",
+        }
+    )
+    return experiment.model_copy(
+        update={
+            "devices": fewer,
+            "serve": serve.model_copy(update={"replicas": 1, "url": []}),
+            "judge": experiment.judge.model_copy(update={"workers": 1}),
+            "stage": [EvalStage(kind="eval")],
+        }
+    )
+
+
+def place_on(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:
+    """Places engine and judge as the run's plan would; on the CPU if the machine has no GPUs."""
+    if not machine.gpus:
+        devices = experiment.devices.model_copy(update={"gpus": None, "serve": 0, "judge": 0})
+        experiment = experiment.model_copy(update={"devices": devices})
+    return place_engine(experiment, machine, model_dir=model_dir)
+
+
+def place_engine(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:
+    """Chooses the engine for a model, and places it as `[devices]` asks."""
+    gpus = machine.gpus if experiment.devices.serve else ()
+    serve = experiment.serve
+    refused = refusal_of(model_dir, context_tokens=serve.context_tokens)
+    engine, _ = choose_engine(serve, gpus=gpus, installed=machine.engines, no_llama=refused)
+    return place(experiment, machine, engine=engine)
+
 
 WORK_PREFIX = ".serve-"
 """Start of the name of a server's directory next to the runs."""

@@ -1,7 +1,9 @@
-"""`forge show RUN --turn ID`: one turn with its code, verdict and captured program.
+"""`forge show RUN --turn ID`: one turn with its code, verdict and captured program; and a stored
+program as text, for `forge judge --explain` too.
 
-The program is stored as its judge sent it. If this version of forge cannot read it, the reason is
-shown instead.
+The bytes of a program are a candidate's: they are read within the bounds of the format, and the
+text must be made printable before it is shown. If this version of forge cannot read a program, the
+reason is shown instead.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from forge.commands.explained import explain_packed
 from forge.errors import ConfigError
 from forge.views.rollouts import parse_address
 from forge.views.text.numbers import percent
@@ -19,6 +20,29 @@ if TYPE_CHECKING:
     from rich.console import Group as RichGroup
 
     from forge.store.reader import RunReader
+
+
+def explain_packed(packed: bytes | None) -> str | None:
+    """The text of a program that a verdict or the store holds; None without one.
+
+    Raises:
+        ConfigError: this version cannot read it.
+    """
+    if packed is None:
+        return None
+    import zstandard
+
+    from forge.evalpool.judge.program import wire
+    from forge.evalpool.judge.program.explain import explain
+    from forge.evalpool.judge.program.format import InvalidProgram
+    from forge.evalpool.judge.program.limits import MAX_BYTES
+
+    try:
+        if zstandard.frame_content_size(packed) > MAX_BYTES:
+            raise InvalidProgram("larger than a program may be")
+        return explain(wire.loads(zstandard.decompress(packed, max_output_size=MAX_BYTES)))
+    except (zstandard.ZstdError, InvalidProgram) as error:
+        raise ConfigError(f"this version of forge cannot read the program: {error}") from error
 
 
 COLUMNS = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.commands.status_view import live_line
+from forge.commands.status import live_line
 from forge.errors import ConfigError, Stalled
 from forge.process.control import ControlClient
 from forge.process.sockets import open_socket_dir

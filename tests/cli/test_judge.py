@@ -15,8 +15,7 @@ from rich.console import Console
 from forge import cli
 from forge.adapters.settings import JudgeSettings
 from forge.commands.judge import judge as judging
-from forge.commands.judge.judge import JudgingRequest
-from forge.commands.judge.overrides import parse_overrides
+from forge.commands.judge.judge import JudgingRequest, parse_overrides
 from forge.data.problem_files import find_problem
 from forge.records import Status, Verdict
 from tests.cli.relu_kernel import KERNEL, PROBLEM, WRONG

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from forge.commands.judge.judge import Judged, JudgeJob, JudgingRequest
-from forge.commands.judge.report import render, render_table
+from forge.commands.judge.judge import (
+    Judged,
+    JudgeJob,
+    JudgingRequest,
+    render_verdict,
+    render_verdicts,
+)
 from forge.records import Problem, Split, Status, Timing, Verdict
 from forge.records.verdict import KernelTime, OtherVerdict, Profile, ShapeVerdict
 
@@ -46,7 +51,7 @@ def show(
     )  # fmt: skip
     out = io.StringIO()
     job = make_job(code)
-    Console(file=out, width=200).print(render(verdict, job=job, request=request))
+    Console(file=out, width=200).print(render_verdict(verdict, job=job, request=request))
     return out.getvalue()
 
 
@@ -166,7 +171,7 @@ def test_a_report_names_what_is_missing_and_what_helps() -> None:
 def test_a_table_has_speed_ups_if_a_candidate_was_timed() -> None:
     out = io.StringIO()
     slow = Verdict(status=Status.WRONG, reason="mismatch", detail="line 1: a\n[red]b")
-    table = render_table([make_job(), make_job()], [FAST, slow], skipped={})
+    table = render_verdicts([make_job(), make_job()], [FAST, slow], skipped={})
     Console(file=out, width=200).print(table)
     shown = out.getvalue()
     assert "2.00" in shown
@@ -178,7 +183,7 @@ def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share() -> No
     out = io.StringIO()
     other = OtherVerdict(status=Status.REJECTED, reason="torch_work", detail="")
     both = replace(FAST, torch_share=0.6, rules="kernelbench", also={"forge": other})
-    table = render_table([make_job(), make_job()], [both, FAST], skipped={})
+    table = render_verdicts([make_job(), make_job()], [both, FAST], skipped={})
     Console(file=out, width=200).print(table)
     head, row, *_, counted, last = out.getvalue().splitlines()
     assert "own share" in head

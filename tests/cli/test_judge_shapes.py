@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge import cli
-from forge.commands.judge.overrides import parse_shapes
+from forge.commands.judge.judge import parse_shapes
 from forge.data.problem_files import Overrides
 from tests.cli.relu_kernel import KERNEL
 

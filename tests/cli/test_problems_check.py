@@ -13,7 +13,7 @@ import pytest
 
 from forge import cli
 from forge.commands.judge import problems
-from forge.commands.judge.overrides import parse_overrides
+from forge.commands.judge.judge import parse_overrides
 from forge.errors import ConfigError
 from forge.records.examination import Examination, Flag
 

@@ -15,7 +15,7 @@ import pytest
 
 from forge.adapters.subjects import read_source
 from forge.commands import chat
-from forge.commands.engine_placement import place_on, small
+from forge.commands.serve import place_on, small
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.records import Completion, Event, Finish, PolicyVersion, Prompt, Reason, Status, Verdict

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from forge import cli
-from forge.commands import replay_trainer
+from forge.commands import replay as replaying
 from forge.commands.replay import (
     GRAD_NORM,
     LOSS,
@@ -22,8 +22,8 @@ from forge.commands.replay import (
     _check_overrides,
     find_stage,
     read_step,
+    train_batch,
 )
-from forge.commands.replay_trainer import train_batch
 from forge.config.load import load_experiment
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.exits import ending_of
@@ -254,7 +254,7 @@ async def trained(tmp_path: Path, act: str, *, is_saved: bool = False) -> Any:
                 yield child
 
         with pytest.MonkeyPatch.context() as patch, anyio.fail_after(90):
-            patch.setattr(replay_trainer, "open_trainer", open_fake)
+            patch.setattr(replaying, "open_trainer", open_fake)
             return await train_batch(job, batch=Path("batch.npz"), step=7, is_saved=is_saved)
 
 

@@ -12,14 +12,15 @@ import pytest
 
 from forge.cli import run_command
 from forge.cli.explaining import explain
-from forge.commands import detach, logs
+from forge.commands import detach
 from forge.commands.detach import run_detached
-from forge.commands.logs import log_files, parse_filter, read_logs
 from forge.errors import ConfigError, ForgeError, Stalled
 from forge.process import control
 from forge.process.sockets import open_socket_dir
 from forge.store.layout import RunPaths, create_run
 from forge.store.ownership import open_run_lock, read_status, write_status
+from forge.views import logs
+from forge.views.logs import log_files, parse_filter, read_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,17 +5,20 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forge.errors import ConfigError
 from forge.store.reader import open_run
-from forge.views.compare.settings import find_changes
+from forge.views.compare import find_changes
 from forge.views.report import write_report
 from forge.views.text.secrets import hide_in_diff, hide_secrets, is_secret
 from tests.report.made_runs import make_run
 from tests.store.storefactory import attempt
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DIFF = """\
 --- a/experiments/mine.toml

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.tui.app import ACTIONS, PLACES, WatchApp
+from forge.tui.frame.asking import NavLine
 from forge.tui.frame.dialogs import Confirm, Help, Palette
-from forge.tui.frame.heading import NavLine
 from forge.tui.screens.run import RunScreen
 from tests.tui.supervisors import supervising
 from tests.tui.watching import (

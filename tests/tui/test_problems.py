@@ -11,8 +11,7 @@ from textual.widgets import Input
 
 from forge.store.layout import RunPaths
 from forge.tui.frame.asking import PacedScreen
-from forge.tui.screens.attempts import AttemptsScreen
-from forge.tui.screens.problems import ProblemsScreen
+from forge.tui.screens.problems import AttemptsScreen, ProblemsScreen
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import RowTable
 from tests.store.storefactory import write_run
@@ -179,7 +178,7 @@ async def test_a_run_without_a_problem_says_so(tmp_path: Path):
 async def test_only_the_first_of_many_attempts_are_listed(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("forge.tui.screens.attempts.MAX_ROWS", 3)
+    monkeypatch.setattr("forge.tui.screens.problems.MAX_ROWS", 3)
     async with watching(canned_run, keys=["2", "enter"]) as pilot:
         assert table(pilot).row_count == 3
         assert "8 attempts, 3 listed · all · by latest" in text_of(pilot)

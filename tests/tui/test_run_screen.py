@@ -12,9 +12,7 @@ from forge.process.control import LiveStatus
 from forge.store.ownership import open_run_lock, write_status
 from forge.store.reader import open_run
 from forge.tui.widgets.curves import CurveBox
-from forge.tui.widgets.histories import Histories
-from forge.tui.widgets.processes import ProcessTable
-from forge.tui.widgets.run_lines import draw_scale
+from forge.tui.widgets.run_lines import Histories, ProcessTable, draw_scale
 from forge.views.curves import Curve, Curves, load_processes
 from forge.views.run_state import Rung, RungState, load_ladder, load_stages
 from tests.tui.supervisors import component, supervising

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from forge.cli import run_command
-from forge.commands.status_view import render_nodes
+from forge.commands.status import render_nodes
 from forge.records import ProcessEnd, ProcessStart
 from forge.store.layout import RunPaths
 from forge.store.read_only import RowTable
 from forge.store.reader import open_run
-from forge.views.report.write import write_report
+from forge.views.report.page import write_report
 from forge.views.run_state import load_nodes
 from forge.views.text.fitting import Fitting
 from tests.store.storefactory import attempt, write_run

@@ -7,7 +7,6 @@ import math
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from statistics import correlation
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.records import Event, Status
 from forge.store.reader import open_run
-from forge.views.report.run_charts import TERMS
+from forge.views.report.charts import TERMS
 from forge.views.sql.named_queries import QUERIES
 from tests.store.storefactory import (
     attempt,
@@ -31,6 +30,8 @@ from tests.store.storefactory import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge.store.layout import RunPaths
 
 NOT_TIMED = "judge-noise"

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from rich.console import Console
 
-from forge.commands.status_view import load_status
+from forge.commands.status import load_status
 from forge.records import Event, GroupStart, Metrics, Purpose, Status
 from forge.runner.live.console import plain_line
 from forge.runner.live.progress import Progress
@@ -25,8 +23,8 @@ from forge.store.reader import open_run
 from forge.tui.widgets.run_lines import draw_ladder, figures
 from forge.views.api import open_run as open_api
 from forge.views.curves import Curves, load_activity
+from forge.views.report.charts import evaluation_chart
 from forge.views.report.contents import Contents
-from forge.views.report.run_charts import evaluation_chart
 from forge.views.run_state import (
     load_ladder,
     load_played_steps,
@@ -38,6 +36,10 @@ from forge.views.runs import load_run, render_runs
 from forge.views.show import load_show, render_show
 from forge.views.sql.named_queries import QUERIES
 from tests.store.storefactory import attempt, evaluation, group, problem, write_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 PARTS = {
     "num_shared_problems": 2,

@@ -18,8 +18,7 @@ from forge.tui.frame.asking import PacedScreen
 from forge.tui.frame.dialogs import AskLine, Confirm, FilterLine
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
-from forge.tui.widgets.texts import copy_code, shown_code
-from forge.tui.widgets.verdicts import kernel_facts
+from forge.tui.widgets.texts import copy_code, kernel_facts, shown_code
 from forge.views.kernels import (
     Kernel,
     file_name,

@@ -17,16 +17,18 @@ from textual.widgets import DataTable, Static
 
 from forge.tui.frame.asking import AskingScreen
 from forge.tui.widgets.curves import CurveGrid
-from forge.tui.widgets.histories import Histories
-from forge.tui.widgets.processes import ProcessTable, row_of_component, row_of_store
 from forge.tui.widgets.run_lines import (
     ENDED,
+    Histories,
+    ProcessTable,
     best_kernels,
     draw_ladder,
     figures,
     health,
     ladder_line,
     mix,
+    row_of_component,
+    row_of_store,
 )
 from forge.views.curves import Activity, Curve, Curves, load_activity
 from forge.views.gains import load_gains

@@ -1,25 +1,31 @@
-"""The Runs screen: every run of the store directory; one can be opened, two compared.
+"""The Runs screen: every run of the store directory; one can be opened, two compared side by side,
+like `forge compare`.
 
-A run is read again only if its files changed.
+A run is read again only if its files changed; a comparison only by key: it is expensive.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.console import Group
+from rich.text import Text
 from textual.binding import Binding
+from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import DataTable, Input, Static
 
+from forge.errors import ForgeError
 from forge.store.layout import RunPaths, list_runs
 from forge.store.ownership import is_owned
-from forge.tui.frame.asking import AskingScreen
+from forge.store.reader import RunReader
+from forge.tui.frame.asking import STATE_SIGNS, AskingScreen, following
 from forge.tui.frame.dialogs import FilterLine
-from forge.tui.frame.heading import STATE_SIGNS
-from forge.tui.screens.compare import CompareScreen
 from forge.tui.widgets.row_table import Column, RowTable
+from forge.views.compare import By, compare, render_comparison
 from forge.views.runs import load_run
 from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable
@@ -31,6 +37,62 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from forge.tui.frame.watched import Watched
+
+
+class CompareScreen(AskingScreen[Group]):
+    """The comparison. Queried once, then only by key: it is expensive and concerns two runs."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("b", "by", "Compare by"),
+        Binding("r", "again", "Reload"),
+        Binding("escape", "app.pop_screen", "Back"),
+    ]
+
+    def __init__(self, watched: Watched, a: RunPaths, b: RunPaths) -> None:
+        super().__init__(watched)
+        self._pair = a, b
+        self._by = By.STEP
+        self._is_asked = False
+
+    def compose_body(self) -> ComposeResult:
+        with VerticalScroll(id="page"):
+            yield Static(self._heading("… reading both runs"), id="comparison", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one("#page").focus()
+
+    def fetch(self) -> Group:
+        a, b = self._pair
+        try:
+            with RunReader(a) as left, RunReader(b) as right:
+                found = compare(left, right, by=self._by)
+        except (ForgeError, sqlite3.Error, OSError, ValueError) as error:
+            return Group(self._heading(f"✘ {error}"))
+        return Group(self._heading(), render_comparison(found))
+
+    def show(self, data: Group) -> None:
+        self.query_one("#comparison", Static).update(data)
+
+    def refresh_data(self) -> None:
+        if not self._is_asked:
+            self._is_asked = True
+            super().refresh_data()
+
+    def action_by(self) -> None:
+        """Selects the next measure (steps, tokens, time) and compares again."""
+        self._by = following(By, self._by)
+        self.action_again()
+
+    def action_again(self) -> None:
+        """Reads both runs again."""
+        self._is_asked = False
+        self.refresh_data()
+
+    def _heading(self, words: str = "") -> Text:
+        a, b = self._pair
+        line = f"{a.name} against {b.name}, at equal {self._by} {words}"
+        return Text(printable(line), style="bold")
+
 
 Row = dict[str, Any]
 

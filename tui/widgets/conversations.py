@@ -12,8 +12,16 @@ from textual.containers import HorizontalScroll, Vertical, VerticalScroll
 from textual.widgets import Static
 
 from forge.tui.widgets.row_table import Column, RowTable
-from forge.tui.widgets.texts import MAX_SHOWN, shown_code, shown_diff, shown_text
-from forge.tui.widgets.verdicts import path_of_statuses, signed, speedup, verdict_word
+from forge.tui.widgets.texts import (
+    MAX_SHOWN,
+    path_of_statuses,
+    shown_code,
+    shown_diff,
+    shown_text,
+    signed,
+    speedup,
+    verdict_word,
+)
 from forge.views.rollouts import AnswerPart, diff_codes, split_answer
 from forge.views.text.numbers import factor, number
 from forge.views.text.terminal import printable

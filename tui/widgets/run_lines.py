@@ -1,18 +1,25 @@
-"""The texts of the Run screen: figures, health or ending, stages with their evaluations, best
-kernels, verdicts.
+"""Parts of the Run screen: figures, health or ending, stages with their evaluations, best kernels,
+verdicts; the table of processes; histories of CPU, memory, GPU and throughput.
+
+Processes are those of the supervisor while it runs, later those of the store. Histories are kept by
+the monitor itself, one sample a second, so they begin when it is opened.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import re
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 from rich.console import Group
 from rich.text import Text
 
-from forge.tui.widgets.processes import SIGNS, STYLES
-from forge.tui.widgets.verdicts import SIGNS as VERDICT_SIGNS
-from forge.tui.widgets.verdicts import STOPPED
+from forge.tui.widgets.row_table import Column, RowTable
+from forge.tui.widgets.texts import SIGNS as VERDICT_SIGNS
+from forge.tui.widgets.texts import STOPPED, spark
 from forge.views.run_state import Rung, RungState
 from forge.views.text.numbers import (
     NONE,
@@ -21,6 +28,7 @@ from forge.views.text.numbers import (
     duration,
     factor,
     launches,
+    memory,
     number,
     percent,
     share,
@@ -28,11 +36,189 @@ from forge.views.text.numbers import (
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Mapping, Sequence
 
+    from forge.process.control import ComponentStatus, LiveStatus
     from forge.views.curves import Activity
     from forge.views.run_state import PlayedSteps, RunState
+
+SIGNS: dict[str | None, str] = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
+STYLES: dict[str | None, str] = {"green": "green", "yellow": "yellow", "red": "bold red"}
+
+UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]+")
+"""Shortened to eight digits, which CUDA accepts too."""
+
+NARROW, WIDE = 60, 130
+OF_GPUS = ("gpu_use", "gpu_memory")
+"""Columns shown if there is a GPU; without one, the machine's memory is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRow:
+    """One process, as text."""
+
+    name: str
+    role: str
+    device: str
+    phase: str
+    health: str | None
+    """green, yellow or red; None if unknown."""
+    cpu: str = NONE
+    """Cores in use."""
+    gpu_use: str = NONE
+    gpu_memory: str = NONE
+    memory: str = NONE
+    age: str = NONE
+    """Time since its last progress, or since its end."""
+    restarts: str
+    words: str
+
+
+def row_of_component(status: ComponentStatus) -> ProcessRow:
+    """A row from the supervisor's status; the reason of its health precedes its last log line."""
+    words = " · ".join(part for part in (status.why, status.last_words) if part)
+    return ProcessRow(
+        name=status.name, role=status.role, device=status.device, phase=status.phase,
+        health=status.health, cpu=_cores(status.cpu_cores), gpu_use=share(status.gpu_use),
+        gpu_memory=memory(status.gpu_memory_bytes), memory=memory(status.memory_bytes),
+        age=duration(status.progress_age_s), restarts=str(status.num_restarts), words=words,
+    )  # fmt: skip
+
+
+def row_of_store(row: dict[str, Any], *, now: float) -> ProcessRow:
+    """A row from the store, of a process that is alive or did not end well."""
+    ended = row["ended_at"]
+    return ProcessRow(
+        name=row["name"], role=re.sub(r"-\d+$", "", row["name"]),
+        device=UUID.sub(r"\1", row["devices"] or "") or NONE,
+        phase="ended" if ended else "started", health=None,
+        age=duration(now - (ended or row["started_at"] or now)),
+        restarts=str(row["num_restarts"]), words=row["reason"] or "alive",
+    )  # fmt: skip
+
+
+def _text(name: str) -> Callable[[ProcessRow], str]:
+    return lambda row: printable(getattr(row, name))
+
+
+COLUMNS = (
+    Column(
+        "health", "health", lambda row: SIGNS.get(row.health, NONE),
+        style=lambda row: STYLES.get(row.health, ""),
+    ),
+    Column("name", "process", _text("name")),
+    Column("role", "role", _text("role"), from_width=WIDE),
+    Column("device", "device", _text("device"), from_width=NARROW),
+    Column("phase", "phase", _text("phase")),
+    Column("cpu", "CPU", _text("cpu"), from_width=NARROW),
+    Column("gpu_use", "GPU", _text("gpu_use"), from_width=NARROW),
+    Column("gpu_memory", "GPUmem", _text("gpu_memory"), from_width=NARROW),
+    Column("memory", "memory", _text("memory"), from_width=WIDE),
+    Column("age", "ago", _text("age")),
+    Column("restarts", "rst", _text("restarts"), from_width=NARROW),
+    Column("words", "last log line", _text("words"), from_width=NARROW, takes_rest=True),
+)  # fmt: skip
+
+
+class ProcessTable(RowTable):
+    """The table; choosing a row (Enter, a click) leads to its log."""
+
+    DEFAULT_CSS = """
+    ProcessTable { height: auto; max-height: 14; scrollbar-size-horizontal: 0; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(COLUMNS)
+
+    def show_processes(self, rows: Sequence[ProcessRow]) -> None:
+        """Shows the columns that have a value; without a GPU, the memory from a narrow width."""
+        has_gpu = any(getattr(row, name) != NONE for row in rows for name in OF_GPUS)
+        left_out = () if has_gpu else OF_GPUS
+        if all(row.cpu == NONE for row in rows):  # from the store
+            left_out = (*left_out, "cpu")
+        self.columns_shown = [
+            each if has_gpu or each.key != "memory" else replace(each, from_width=NARROW)
+            for each in COLUMNS
+            if each.key not in left_out
+        ]
+        self.show_rows([(row.name, row) for row in rows])
+
+
+def _cores(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1f}"
+
+
+PERIOD_S = 0.9
+"""Minimum time between samples; the monitor refreshes every second, and after each new row."""
+LONGEST = 240
+"""Samples kept: four minutes at one a second."""
+LABEL = 15
+"""Columns of a name with its value."""
+LEAST_SPARK = 8
+GAP = 2
+
+
+@dataclass(slots=True)
+class Histories:
+    """The last samples of each quantity."""
+
+    samples: dict[str, deque[float]] = field(default_factory=dict)
+    _sampled_at: float = -math.inf
+
+    def add(self, live: LiveStatus, *, now: float) -> None:
+        """Takes a sample, at most one per period; a quantity that is not reported has none."""
+        if now - self._sampled_at < PERIOD_S:
+            return
+        self._sampled_at = now
+        for name, (measure, _) in QUANTITIES.items():
+            value = measure(live)
+            if value is not None:
+                self.samples.setdefault(name, deque(maxlen=LONGEST)).append(value)
+
+    def draw(self, width: int, *, most_lines: int) -> Text:
+        """The histories side by side, the first ones if there is no room for all; quantities that
+        were always zero are left out.
+        """
+        shown = [name for name in QUANTITIES if any(self.samples.get(name, ()))]
+        if not shown:
+            return Text()
+        per_line = max(1, min(len(shown), width // (LABEL + LEAST_SPARK + GAP)))
+        shown = shown[: per_line * most_lines]
+        room = max(width // per_line - LABEL - GAP, LEAST_SPARK)
+        text = Text(no_wrap=True, overflow="crop")
+        for place, name in enumerate(shown):
+            if place and place % per_line == 0:
+                text.append("\n")
+            values = list(self.samples[name])[-room:]
+            text.append(f"{name} ", style="dim")
+            value = QUANTITIES[name][1](values[-1])
+            text.append(f"{value:<{LABEL - len(name) - 1}}", style="bold")
+            text.append(f"{spark(values, high=max(*values, 1e-9)):<{room}}", style="cyan")
+            text.append(" " * GAP)
+        return text
+
+
+def _total(live: LiveStatus, name: str) -> float | None:
+    found = [each for one in live.components if (each := getattr(one, name)) is not None]
+    return float(sum(found)) if found else None
+
+
+def _gpu_use(live: LiveStatus) -> float | None:
+    """Mean over the devices in use; processes that share one report the same number."""
+    by_device = {one.device: one.gpu_use for one in live.components if one.gpu_use is not None}
+    return sum(by_device.values()) / len(by_device) if by_device else None
+
+
+QUANTITIES: dict[str, tuple[Callable[[LiveStatus], float | None], Callable[[float], str]]] = {
+    "CPU": (lambda live: _total(live, "cpu_cores"), lambda value: f"{value:.1f} cores"),
+    "GPU": (_gpu_use, share),
+    "tok/s": (lambda live: live.tokens_per_s, number),
+    "judged/s": (lambda live: live.judged_per_s, number),
+    "memory": (lambda live: _total(live, "memory_bytes"), lambda value: memory(int(value))),
+    "GPUmem": (lambda live: _total(live, "gpu_memory_bytes"), lambda value: memory(int(value))),
+}
+"""Name to its measurement and its text, the most important first."""
+
 
 IDLE_BAR = 8
 MIX_BAR = 12

@@ -1,44 +1,421 @@
-"""Reads the facts of this machine, runs the probes in parallel, and lists the findings.
+"""All checks of this machine: the table of what a run needs of the host, each with its probe,
+limits and fix, and the probes that try what a run will do.
+
+The table has drivers and devices, the container, ulimits and control groups, memory, disk, clock.
+The sandbox that judges can build depends on the container: Docker's defaults forbid what it is made
+of, and each flag that is missing is named. A judge on a GPU needs the strongest level, since CUDA
+does not start without a /proc of its own.
 
     ├─ imports: here, of each engine in serve.python ─────┐
     ├─ sandbox                                            ├──▶ findings, by pure functions
     ├─ a kernel on each free GPU, or on the CPU           │
     └─ a sum over all GPUs by NCCL ───────────────────────┘
 
-Each probe is a child process with a deadline, so this takes as long as the slowest.
+The probes run in parallel, so all takes as long as the slowest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.commands.doctor.finding import Finding, error
-from forge.commands.doctor.gpus import GpuFacts, check_gpus, try_gpus
-from forge.commands.doctor.host import check_host, check_sandbox, read_host
-from forge.commands.doctor.packages import (
+from forge.commands.doctor.finding import Finding, Severity, docker, error, warning
+from forge.commands.doctor.probe import (
     PACKAGES,
     EngineFacts,
+    GpuFacts,
     Imported,
+    Outcome,
     check_engines,
+    check_gpus,
     check_packages,
     import_for_engines,
     import_packages,
+    run_probe,
+    try_gpus,
 )
-from forge.commands.doctor.probe import Outcome, run_probe
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, MachineError
-from forge.evalpool.judge.sandbox.enter import read_sysctls
+from forge.evalpool.judge.sandbox.enter import advice, read_sysctls
+from forge.process.devices import Gpu, Vendor, nvidia_driver
 from forge.process.gpu_locks import holders
+from forge.process.machine import cpu_quota, max_tasks
 from forge.process.sockets import open_socket_dir
 from forge.runner.plan.machine import this_machine
-from forge.serve.engines import read_interpreter
+from forge.serve.engines import PYTHON_AT_LEAST, read_interpreter
+from forge.store.filesystem import Mount, find_mount
+from forge.views.text.numbers import gigabytes, size
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from forge.runner.plan.machine import Machine
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+PCI_VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD}
+GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+"""PCI classes of GPUs: VGA, 3D, other display controllers, processing accelerators."""
+AMD_FLAGS = ("--device /dev/kfd", "--device /dev/dri", "--group-add video", "--group-add render")
+CAP_SYS_ADMIN = 1 << 21
+SECCOMP_FILTER = 2
+"""Value in /proc/self/status of a process under a system call filter."""
+UNMASKED = ("/proc/sys/fs/binfmt_misc",)
+"""Mounts below /proc that any machine has."""
+CONTAINERS = {".dockerenv": "Docker", "run/.containerenv": "Podman"}
+"""Kind of a container by a file in its root."""
+NO_SANDBOX = 'judge.isolation = "none" uses none'
+RELEASED = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+"""No clock of a machine with this release is right before that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """Facts of this machine and this process. A limit of None is unlimited."""
+
+    gpus: Sequence[Gpu] = ()
+    on_bus: frozenset[Vendor] = frozenset()
+    """Makers of GPUs on the PCI bus, which a container sees whatever its devices are."""
+    nodes: frozenset[str] = frozenset()
+    """Names in /dev: nvidiactl, nvidia-uvm, kfd, dri/renderD128."""
+    is_kfd_open: bool = False
+    """True if this user may open /dev/kfd."""
+    nvml_fault: str = ""
+    """Error of NVIDIA's management library."""
+    has_infiniband: bool = False
+    compiler: str | None = None
+    container: str = ""
+    """Docker, Podman, Kubernetes; empty for none."""
+    uid: int = 0
+    capabilities: int = 0
+    """Effective capabilities, a mask."""
+    seccomp: int = 0
+    apparmor: str = ""
+    """Profile; empty without AppArmor."""
+    masked: Sequence[str] = ()
+    """Mounts over files of /proc."""
+    num_files: int | None = None
+    num_tasks: int | None = None
+    """Processes and threads, by ulimit."""
+    group_tasks: int | None = None
+    """Processes and threads, by control group."""
+    locked_bytes: int | None = None
+    address_bytes: int | None = None
+    cores: int = 1
+    cpu_quota: float | None = None
+    """Cores' worth of CPU time."""
+    shm_bytes: int = 0
+    """Size of /dev/shm; 0 if it cannot be written."""
+    shm_free_bytes: int = 0
+    memory_bytes: int = 0
+    """Physical memory, or the container's limit where that is lower."""
+    store_dir: str = "runs"
+    """Directory of runs."""
+    disk_bytes: int = 0
+    """Free bytes in it."""
+    mount: Mount | None = None
+    """Its file system; None without a mount table."""
+    now: float = 0.0
+
+    def fix(self, flags: str, outside: str) -> str:
+        """The fix in a container, and outside of one."""
+        return docker(flags) if self.container else outside
+
+
+Text = str | Callable[[HostFacts], str]
+"""A text, or one with facts in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit, and what follows if the host breaks it."""
+
+    severity: Severity
+    is_broken: Callable[[HostFacts], object]
+    why: Text = ""
+    """Text after what was found."""
+    fix: Text = ""
+    """Another fix than the check's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check. The first limit that is broken is its finding."""
+
+    name: str
+    probe: Text
+    """Text of the finding. If it is empty and no limit is broken, there is no finding."""
+    fix: Text = ""
+    limits: Sequence[Limit] = ()
+
+
+def check_host(host: HostFacts) -> Iterator[Finding]:
+    """The findings of the table."""
+    for check in TABLE:
+        found = _said(check.probe, host)
+        broken = next((limit for limit in check.limits if limit.is_broken(host)), None)
+        if broken is not None:
+            found = "; ".join(filter(None, (found, _said(broken.why, host))))
+            fix = _said(broken.fix or check.fix, host)
+            yield Finding(name=check.name, found=found, severity=broken.severity, fix=fix)
+        elif found:
+            yield Finding(name=check.name, found=found)
+
+
+def _said(text: Text, host: HostFacts) -> str:
+    return text if isinstance(text, str) else text(host)
+
+
+def _low(value: float | None, least: float) -> bool:
+    """True for a limit below what is needed."""
+    return value is not None and value < least
+
+
+def _allowed(limit: int | None, show: Callable[[int], str] = str) -> str:
+    return "unlimited" if limit is None else f"{show(limit)} allowed"
+
+
+def _show_container(host: HostFacts) -> str:
+    forbids = {
+        "no CAP_SYS_ADMIN": not host.capabilities & CAP_SYS_ADMIN,
+        "a seccomp filter": host.seccomp == SECCOMP_FILTER,
+        f"AppArmor's {host.apparmor}": host.apparmor not in ("", "unconfined"),
+        "a masked /proc": host.masked,
+    }
+    named = ", ".join(name for name, is_set in forbids.items() if is_set)
+    return f"{host.container}: {named or 'unconfined'}" if host.container else ""
+
+
+def _show_shm(host: HostFacts) -> str:
+    free = f"{size(host.shm_free_bytes)} of {size(host.shm_bytes)} free"
+    return free if host.shm_bytes else "absent or not writable"
+
+
+def _show_cores(host: HostFacts) -> str:
+    if host.cpu_quota is None or host.cpu_quota >= host.cores:
+        return str(host.cores)
+    return f"{host.cores}, of which the control group allows the time of {host.cpu_quota:g}"
+
+
+def _show_mount(host: HostFacts) -> str:
+    return f"{host.mount.kind} at {host.mount.point}" if host.mount is not None else ""
+
+
+def _show_time(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+TABLE: tuple[Check, ...] = (
+    Check("system", f"{platform.system()} {platform.release()} {platform.machine()}",
+        "runs need Linux; reading commands work here",
+        [Limit(ERROR, lambda host: sys.platform != "linux")]),
+    Check("python", platform.python_version(), "Python {}.{} or later".format(*PYTHON_AT_LEAST),
+        [Limit(ERROR, lambda host: sys.version_info < PYTHON_AT_LEAST)]),
+    Check("C compiler", lambda host: host.compiler or "none",
+        "apt install gcc; Triton compiles its launchers with it on GPUs",
+        [Limit(ERROR, lambda host: not host.compiler and host.gpus),
+         Limit(WARNING, lambda host: not host.compiler)]),
+    Check("NVIDIA driver", "", "", [
+        Limit(WARNING, lambda host: host.nvml_fault,
+              lambda host: f"does not answer: {host.nvml_fault}",
+              "nvidia-smi; after an update of the driver, reboot or restart the container"),
+        Limit(WARNING, lambda host: Vendor.NVIDIA in host.on_bus and "nvidiactl" not in host.nodes,
+              "there is an NVIDIA GPU, but no /dev/nvidiactl",
+              lambda host: host.fix("--gpus all", "install NVIDIA's driver, 580 or later for "
+                                    "CUDA 13")),
+        Limit(WARNING, lambda host: "nvidiactl" in host.nodes and "nvidia-uvm" not in host.nodes,
+              "no /dev/nvidia-uvm, without which CUDA does not start",
+              lambda host: "nvidia-modprobe -u -c=0"
+              + (f" on the host, then {docker('--gpus all')}" if host.container else "")),
+    ]),
+    Check("AMD driver", "",
+        lambda host: host.fix(" ".join(AMD_FLAGS), "install ROCm's kernel driver: amdgpu-install "
+                              "--usecase=dkms"), [
+        Limit(WARNING, lambda host: Vendor.AMD in host.on_bus and "kfd" not in host.nodes,
+              "there is an AMD GPU, but no /dev/kfd"),
+        Limit(WARNING,
+              lambda host: "kfd" in host.nodes and "dri/renderD" not in " ".join(host.nodes),
+              "/dev/kfd is there, but no /dev/dri/renderD*"),
+        Limit(WARNING, lambda host: "kfd" in host.nodes and not host.is_kfd_open,
+              "this user may not open /dev/kfd",
+              lambda host: host.fix(" ".join(AMD_FLAGS[2:]), "sudo usermod -aG render,video $USER, "
+                                    "then log in again")),
+    ]),
+    Check("container", _show_container),
+    # A candidate's own limit is 256 open files; a supervisor with many judges and engines has more.
+    Check("open files", lambda host: _allowed(host.num_files),
+        lambda host: host.fix("--ulimit nofile=65536", "ulimit -n 65536"),
+        [Limit(ERROR, lambda host: _low(host.num_files, 256), "a run needs 256"),
+         Limit(WARNING, lambda host: _low(host.num_files, 1024), "large runs need 1024")]),
+    # Processes and threads of a small run, and of one with several judges and a vLLM engine.
+    Check("processes", lambda host: _allowed(host.num_tasks),
+        lambda host: host.fix("--ulimit nproc=-1", "ulimit -u unlimited"),
+        [Limit(ERROR, lambda host: _low(host.num_tasks, 128), "a run needs 128"),
+         Limit(WARNING, lambda host: _low(host.num_tasks, 1024), "large runs need 1024")]),
+    Check("processes of the container",
+        lambda host: "" if host.group_tasks is None else _allowed(host.group_tasks),
+        docker("--pids-limit=-1"),
+        [Limit(ERROR, lambda host: _low(host.group_tasks, 128), "a run needs 128"),
+         Limit(WARNING, lambda host: _low(host.group_tasks, 1024), "large runs need 1024")]),
+    # With 4 GB no judge starts, with 8 GB one does.
+    Check("address space", lambda host: _allowed(host.address_bytes, size), "ulimit -v unlimited",
+        [Limit(ERROR, lambda host: host.address_bytes is not None and host.gpus,
+               "CUDA and ROCm reserve more than there is memory"),
+         Limit(ERROR, lambda host: _low(host.address_bytes, 8e9), "a judge needs 8 GB"),
+         Limit(WARNING, lambda host: _low(host.address_bytes, 64 << 30),
+               "torch maps far more than it uses")]),
+    # 1 MB is above Docker's default of 64 kB; systemd's is 8 MB.
+    Check("locked memory", lambda host: _allowed(host.locked_bytes, size),
+        lambda host: host.fix("--ulimit memlock=-1", "ulimit -l unlimited"),
+        [Limit(WARNING, lambda host: host.locked_bytes is not None and host.has_infiniband,
+               "NCCL over InfiniBand needs it unlimited"),
+         Limit(WARNING, lambda host: len(host.gpus) > 1 and _low(host.locked_bytes, 1 << 20),
+               "NCCL may pin more")]),
+    # Docker's default is 64 MB.
+    Check("/dev/shm", _show_shm,
+        lambda host: host.fix("--shm-size=16g", "mount -o remount,size=16G /dev/shm"),
+        [Limit(ERROR, lambda host: not host.shm_bytes and host.gpus),
+         Limit(WARNING, lambda host: not host.shm_bytes),
+         Limit(WARNING, lambda host: len(host.gpus) > 1 and host.shm_free_bytes < 1 << 30,
+               "NCCL and vLLM need 1 GB on several GPUs"),
+         Limit(WARNING, lambda host: host.shm_bytes < 16 << 20, "it is too small"),
+         Limit(WARNING, lambda host: host.shm_free_bytes < 16 << 20, "it is full",
+               "remove old files from /dev/shm")]),
+    Check("cores", _show_cores,
+        lambda host: host.fix(f"--cpuset-cpus=0-{max(0, int(host.cpu_quota or 0) - 1)}",
+                              "raise CPUQuota= of the service"),
+        [Limit(WARNING, lambda host: _low(host.cpu_quota, host.cores),
+               "judges time kernels wrongly when throttled")]),
+    Check("memory", lambda host: gigabytes(host.memory_bytes),
+        "the quickstart needs 4 GB: docker run --memory=...",
+        [Limit(ERROR, lambda host: host.memory_bytes < 4 << 30)]),
+    Check("disk", lambda host: f"{gigabytes(host.disk_bytes)} free for {host.store_dir}",
+        "free some space, or --store DIR",
+        [Limit(ERROR, lambda host: host.disk_bytes < 2 << 30)]),
+    Check("file system", _show_mount,
+        '--store DIR on a local disk; "forge archive" makes a file to share',
+        [Limit(ERROR, lambda host: host.mount and host.mount.is_network,
+               lambda host: f"{host.mount and host.mount.source} is a network file system: "
+               "SQLite's locks and shared memory do not work there, and rows can be lost")]),
+    Check("clock", lambda host: _show_time(host.now),
+        "timedatectl set-ntp true (on the host, if this is a container)",
+        [Limit(WARNING, lambda host: host.now < RELEASED,
+               "the clock is wrong: it is before this release of forge")]),
+)  # fmt: skip
+
+
+def sandbox_flags(host: HostFacts) -> list[str]:
+    """Flags that give a container what the strongest sandbox needs, without those it has."""
+    has_admin = bool(host.capabilities & CAP_SYS_ADMIN)
+    flags = {
+        "--cap-add SYS_ADMIN": host.uid == 0 and not has_admin,
+        "--security-opt seccomp=unconfined": host.seccomp == SECCOMP_FILTER and not has_admin,
+        "--security-opt apparmor=unconfined": host.apparmor not in ("", "unconfined"),
+        "--security-opt systempaths=unconfined": bool(host.masked),
+    }
+    return [flag for flag, is_needed in flags.items() if is_needed]
+
+
+def check_sandbox(outcome: Outcome, host: HostFacts, *, sysctls: Mapping[str, str]) -> Finding:
+    """The level that judges use, and how to get the strongest."""
+    level = outcome.get("level")
+    refused: list[str] = outcome.get("refused") or []
+    flags = sandbox_flags(host)
+    fix = docker(*flags) if flags and host.container else advice(uid=host.uid, sysctls=sysctls)
+    if level is None:
+        why = outcome.fault or "; ".join(refused)
+        return error("sandbox", f"none: {why}", fix=f"{fix}; {NO_SANDBOX}")
+    found = f"{level} ({'; '.join(refused)})" if refused else f"{level}"
+    if host.gpus and not outcome.get("serves_gpus"):
+        found = f"{found}; judges on GPUs need namespaces with a /proc of their own"
+        return error("sandbox", found, fix=f"{fix}; {NO_SANDBOX}")
+    return warning("sandbox", found, fix=fix) if refused else Finding(name="sandbox", found=found)
+
+
+def read_host(machine: Machine, store_dir: Path) -> HostFacts:
+    """The facts."""
+    shm = Path("/dev/shm")
+    room = os.statvfs(shm) if os.access(shm, os.W_OK) else None
+    return HostFacts(
+        gpus=machine.gpus,
+        nvml_fault=nvidia_driver()[1],
+        compiler=shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
+        num_files=_soft(resource.RLIMIT_NOFILE),
+        num_tasks=_soft(resource.RLIMIT_NPROC),
+        group_tasks=max_tasks(),
+        locked_bytes=_soft(resource.RLIMIT_MEMLOCK),
+        address_bytes=_soft(resource.RLIMIT_AS),
+        cores=machine.cores,
+        cpu_quota=cpu_quota(),
+        shm_bytes=0 if room is None else room.f_blocks * room.f_frsize,
+        shm_free_bytes=0 if room is None else room.f_bavail * room.f_frsize,
+        has_infiniband=Path("/dev/infiniband").is_dir(),
+        memory_bytes=machine.memory_bytes,
+        disk_bytes=machine.free_disk_bytes,
+        store_dir=str(store_dir),
+        mount=find_mount(store_dir),
+        **read_container(),
+        **read_devices(),
+        now=time.time(),
+    )
+
+
+def read_devices(*, root: Path = Path("/")) -> dict[str, Any]:
+    """The fields of HostFacts that /sys and /dev have."""
+    dev, on_bus = root / "dev", set[Vendor]()
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        vendor = PCI_VENDORS.get(_read(device / "vendor"))
+        if vendor is not None and _read(device / "class").startswith(GPU_CLASSES):
+            on_bus.add(vendor)
+    names = [*dev.glob("nvidia*"), *dev.glob("kfd"), *dev.glob("dri/renderD*")]
+    return {
+        "on_bus": frozenset(on_bus),
+        "nodes": frozenset(str(path.relative_to(dev)) for path in names),
+        "is_kfd_open": os.access(dev / "kfd", os.R_OK | os.W_OK),
+    }
+
+
+def read_container(*, root: Path = Path("/")) -> dict[str, Any]:
+    """The fields of HostFacts that /proc and the marks of container runtimes have."""
+    status = _read(root / "proc/self/status")
+    kind = next((kind for mark, kind in CONTAINERS.items() if (root / mark).exists()), "")
+    if not kind and "KUBERNETES_SERVICE_HOST" in os.environ:
+        kind = "Kubernetes"
+    fields = dict(re.findall(r"^(\w+):\s*(\S+)", status, re.MULTILINE))
+    mounts = [line.split(" ")[4] for line in _read(root / "proc/self/mountinfo").splitlines()]
+    return {
+        "container": kind,
+        "uid": os.geteuid(),
+        "capabilities": int(fields.get("CapEff", "0"), 16),
+        "seccomp": int(fields.get("Seccomp", "0")),
+        "apparmor": _read(root / "proc/self/attr/current").removesuffix(" (enforce)"),
+        "masked": [at for at in mounts if at.startswith("/proc/") and at not in UNMASKED],
+    }
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip("\0\n ")
+    except OSError:
+        return ""
+
+
+def _soft(kind: int) -> int | None:
+    limit = resource.getrlimit(kind)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding]:

@@ -1,4 +1,5 @@
-"""`forge judge`: the candidates of a request with their problems, and the verdicts on them.
+"""`forge judge`: the candidates of a request with their problems, and the verdicts on them, as a
+report of one verdict or a table of several.
 
     problem.py  candidate.py   one job       problem.py  folder/   one for each file
     problem.py  -              stdin         folder/     folder/   by name: 3_x.py answers 3_x.py,
@@ -8,38 +9,63 @@ A file of rows (Parquet, JSON, JSON lines) is a folder of its problems. With a c
 candidates answer it. In a folder, files that cannot be judged are listed and the other files are
 judged; if none can be judged, each is a line of one ConfigError. Exit codes: 3 if the machine
 prevented a verdict (`infra_error`), 2 if a problem cannot be judged (`unjudgeable`), else 0.
+
+`--override` and `--shape` are values for module constants of problem files. A shape is several,
+with commas; `--shape` is repeated for each. `forge problems check` has them too; a run has
+`[problems] overrides`, which has the form of such a file, and `shapes`.
+
+    NAME=VALUE          for every file that has the constant
+    PROBLEM:NAME=VALUE  for one file, by path, name or number
+    @FILE               a TOML file: NAME = VALUE, and a table for each problem
+
+A candidate's text cannot control the terminal: control characters are escaped, and texts are not
+parsed as markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import math
+import re
+import tomllib
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from forge.adapters.answering import NOT_RUN, refuse
 from forge.adapters.settings import MAX_JUDGES
 from forge.adapters.subjects import STDIN, KnownProblems, find_code, holds_several, read_source
 from forge.commands.counter import open_counter
-from forge.commands.explained import explain_packed
+from forge.commands.turn_view import explain_packed
+from forge.config.schema.problems import find_shape_mistakes
 from forge.data.problem_files import Overrides, find_files
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_private_pool
+from forge.evalpool.site_packages import KEY as PACKAGES_KEY
 from forge.records import Reason, Status, Verdict
+from forge.records.rules import rules_in_words
 from forge.rollout.play import verdict_without_code
+from forge.views.text.numbers import NONE, percent
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
     from rich.console import RenderableType
 
     from forge.adapters.settings import JudgeSettings
     from forge.config.schema import JudgeTable
-    from forge.config.schema.problems import RowFormat
+    from forge.config.schema.problems import Constant, RowFormat
     from forge.data.problem_files import ProblemFile
     from forge.process.devices import Gpu
-    from forge.records import Problem
-
+    from forge.records import Problem, Timing
+    from forge.records.verdict import KernelTime, OtherVerdict
 
 MAX_NAME = 256
 """Characters of a path in a message: users paste a source in place of a path."""
@@ -91,12 +117,10 @@ class Judged:
 
     def render(self) -> RenderableType:
         """A report of one verdict, or a table of several."""
-        from forge.commands.judge import report
-
         if self.request.is_directory:
-            return report.render_table(self.jobs, self.verdicts, skipped=self.skipped)
+            return render_verdicts(self.jobs, self.verdicts, skipped=self.skipped)
         job, verdict = self.jobs[0], self.verdicts[0]
-        return report.render(verdict, job=job, request=self.request)
+        return render_verdict(verdict, job=job, request=self.request)
 
 
 def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool = False) -> Judged:
@@ -284,3 +308,356 @@ def _candidates(root: Path) -> dict[str, Path | None]:
     if not paths:
         raise ConfigError(f"{root}: no *.py in it; expected a directory of candidates")
     return {path.relative_to(root).as_posix(): path for path in paths}
+
+
+_ASSIGNMENT = re.compile(r"\s*(?:([^=]+):)?\s*([^\W\d]\w*)\s*=(.*)", re.DOTALL)
+BOOLEANS = {"true": True, "false": False}
+"""Booleans as TOML writes them."""
+OPTION = "--shape"
+_PROBLEM = re.compile(r"([^=]+:)?(.*)", re.DOTALL)
+_NEXT = re.compile(r",(?=(?:[^=,]+:)?\s*[^\W\d]\w*\s*=)")
+"""A comma before the next name, or problem and name; a comma in a value does not separate."""
+
+
+def parse_overrides(items: Iterable[str], *, option: str = "--override") -> Overrides:
+    """Values from `batch_size=16`, `use_bias=true`, `3_matmul:N=512`, `@sizes.toml`; later ones
+    replace earlier ones.
+
+    Args:
+        option: beginning of each message.
+
+    Raises:
+        ConfigError: one line for each malformed item.
+    """
+    everywhere: dict[str, Constant] = {}
+    by_problem: dict[str, dict[str, Constant]] = {}
+    mistakes: list[str] = []
+    for item in items:
+        try:
+            place = f"{option} {item}"
+            is_file = item.startswith("@")
+            parsed = _of_file(item, place) if is_file else _of_assignment(item, place)
+        except ConfigError as error:
+            mistakes.append(str(error))
+            continue
+        everywhere.update(parsed.everywhere)
+        for problem, values in parsed.by_problem.items():
+            by_problem.setdefault(problem, {}).update(values)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return Overrides(everywhere=everywhere, by_problem=by_problem)
+
+
+def _of_assignment(item: str, place: str) -> Overrides:
+    match = _ASSIGNMENT.fullmatch(item)
+    if match is None:
+        raise ConfigError(f"{place}: a name and a value, such as batch_size=16 or 3_matmul:N=512")
+    try:
+        values = {match[2]: _value(match[3].strip())}
+    except ValueError as error:
+        raise ConfigError(f"{place}: not a number, true, false or a string") from error
+    if match[1] is None:
+        return Overrides(everywhere=values)
+    return Overrides(by_problem={match[1].strip(): values})
+
+
+def _of_file(item: str, place: str) -> Overrides:
+    path = item[1:]
+    try:
+        table = tomllib.loads(read_source(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    for where, value in _values(table):
+        if not _is_constant(value):
+            raise ConfigError(f"{place}: {where}: not a number, true, false or a string")
+    return Overrides.from_table(table)
+
+
+def _values(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Place and value of each constant in a file's table: `N`, `3_matmul.N`."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            inner = cast("dict[str, Any]", value)
+            yield from ((f"{name}.{key}", one) for key, one in inner.items())
+        else:
+            yield name, value
+
+
+def _is_constant(value: Any) -> bool:
+    """True if the value has a literal in Python: neither a list nor infinity nor NaN."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int | str)
+
+
+def _value(text: str) -> Constant:
+    """Raises ValueError for a value that is not a constant."""
+    if text in BOOLEANS:
+        return BOOLEANS[text]
+    try:
+        value = ast.literal_eval(text)
+    except TypeError as error:  # a list as a key
+        raise ValueError(text) from error
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    if not _is_constant(value):
+        raise ValueError(text)
+    return value
+
+
+def parse_shapes(items: Sequence[str]) -> tuple[Overrides, ...]:
+    """Shapes from `N=1024`, `N=4096,M=100`, `3_matmul:N=512`, `@sizes.toml`.
+
+    Raises:
+        ConfigError: one line for each shape that cannot be used.
+    """
+    shapes = tuple(parse_overrides(_assignments(item), option=OPTION) for item in items)
+    tables = [{**shape.everywhere, **shape.by_problem} for shape in shapes]
+    found = list(find_shape_mistakes(tables)) if items else []
+    if found:
+        lines = [
+            f"{OPTION}{'' if index is None else f' {items[index]}'}: {text}"
+            for index, text in found
+        ]
+        raise ConfigError("\n".join(lines))
+    return shapes
+
+
+def _assignments(item: str) -> list[str]:
+    """`3_matmul:N=512,M=3` as `3_matmul:N=512` and `3_matmul:M=3`: a problem holds for the names
+    up to the next problem."""
+    if item.startswith("@"):
+        return [item]
+    problem, found = "", list[str]()
+    for part in _NEXT.split(item):
+        match = _PROBLEM.fullmatch(part)
+        assert match is not None, part
+        problem = match[1] or problem
+        found.append(f"{problem}{match[2]}")
+    return found
+
+
+CONTEXT_LINES = 3
+"""Lines shown before and after the line that failed."""
+MAX_LINE = 160
+"""Maximum length of a shown line of source."""
+MAX_KERNELS = 20
+STYLES = {Status.CORRECT: "green", Status.UNJUDGEABLE: "yellow", Status.INFRA_ERROR: "yellow"}
+"""Colours of statuses; any other one is red."""
+MAX_SHORT_DETAIL = 120
+"""Maximum length of a detail in the table."""
+NO_PROGRAM = "no program: the candidate failed before one was captured, or it is too large"
+NO_RESULTS = "gave no results within"
+"""Part of the detail of a reference that took too long."""
+WEAK = {"none": ": the candidate could reach files, sockets and other processes"}
+
+
+def render_verdict(verdict: Verdict, *, job: JudgeJob, request: JudgingRequest) -> RenderableType:
+    """The report as text and tables."""
+    head = Text(f"{verdict.status} ({printable(verdict.reason)})")
+    head.stylize(f"bold {STYLES.get(verdict.status, 'red')}")
+    parts: list[RenderableType] = [head]
+    if verdict.detail:
+        parts.append(Text(printable(verdict.detail)))
+    parts += _excerpt(verdict.detail, job.code)
+    parts += [
+        Text(printable(f"{name}: {other.status} ({other.reason}) {other.detail}".rstrip()))
+        for name, other in verdict.also.items()
+    ]
+    parts += _shapes(verdict, request)
+    parts += _times(verdict, request)
+    if request.is_profiled:
+        parts += _profile(verdict)
+    if request.is_explained:
+        parts += [Text(""), Text(printable(explain_packed(verdict.program) or NO_PROGRAM))]
+    parts += [Text(""), *(Text(printable(line), style="dim") for line in _circumstances(verdict))]
+    return Group(*parts)
+
+
+def _excerpt(detail: str, code: str) -> Iterator[Text]:
+    """The lines around the line that the judge names."""
+    named = re.match(r"(?:shape \d+ of \d+ \(.*\): )?line (\d+): ", detail)
+    lines = code.split("\n")
+    if named is None or not 0 < int(named[1]) <= len(lines):
+        return
+    failing = int(named[1])
+    first, last = max(1, failing - CONTEXT_LINES), min(len(lines), failing + CONTEXT_LINES)
+    yield Text("")
+    for number in range(first, last + 1):
+        mark = ">" if number == failing else " "
+        source = printable(lines[number - 1].replace("\t", "    "))[:MAX_LINE]
+        text = Text(f"{mark} {number:4d} | {source}".rstrip(), overflow="ellipsis", no_wrap=True)
+        yield text if number != failing else Text.styled(text.plain, "bold")
+
+
+def _shapes(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
+    """One line for each shape that was judged."""
+    if not verdict.shapes:
+        return
+    yield Text("")
+    width = max(len(shape.name) for shape in verdict.shapes)
+    for shape in verdict.shapes:
+        line = f"{shape.name:<{width}}  {shape.status}"
+        if (timing := shape.timing) is not None:
+            line += (
+                f"  speed-up {timing.speedup:.2f}, at least {timing.speedup_low:.2f}: "
+                f"{timing.candidate_us:.1f} us, baseline {timing.baseline_us:.1f} us"
+            )
+        yield Text(printable(line), style=STYLES.get(shape.status, "red"))
+    if request.is_profiled or request.is_explained:
+        of = verdict.shapes[0 if verdict.is_correct else -1]
+        yield Text(printable(f"profile and program below: {of.name}"))
+
+
+def _times(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
+    timing = verdict.timing
+    if timing is None:
+        if verdict.status is Status.CORRECT:
+            yield Text("")
+            yield Text(f"not timed: {_why_untimed(verdict, request)}")
+        return
+    yield Text("")
+    mean = f", geometric mean of {len(verdict.shapes)} shapes" if len(verdict.shapes) > 1 else ""
+    speedup = f"speed-up {timing.speedup:.2f}, at least {timing.speedup_low:.2f}{mean}"
+    yield Text(speedup, style="bold")
+    for name, time_us, spread_us in (
+        ("candidate", timing.candidate_us, timing.candidate_spread_us),
+        ("baseline", timing.baseline_us, timing.baseline_spread_us),
+    ):
+        yield Text(f"{name:<9}  {time_us:.1f} us, interquartile range {spread_us:.1f} us")
+    if rates := ", ".join(_rates(timing)):
+        yield Text(rates)
+
+
+def _why_untimed(verdict: Verdict, request: JudgingRequest) -> str:
+    if verdict.device == "cpu":
+        return "a CPU has no GPU time"
+    return "not requested" if not request.is_timed else "judge.timing is off there"
+
+
+def _rates(timing: Timing) -> Iterator[str]:
+    if timing.achieved_gbps is not None:
+        yield f"{timing.achieved_gbps:.4g} GB/s"
+    if timing.achieved_tflops is not None:
+        yield f"{timing.achieved_tflops:.4g} TFLOP/s"
+    if timing.roofline_share is not None:
+        yield f"{percent(timing.roofline_share)} of the roofline"
+
+
+def _profile(verdict: Verdict) -> Iterator[RenderableType]:
+    yield Text("")
+    if verdict.device == "cpu":
+        yield Text("profile: a CPU has no GPU time")
+    elif verdict.profile is None or not verdict.profile.kernels:
+        yield Text("profile: no kernels; only correct candidates are profiled")
+    else:
+        yield _kernel_table(verdict.profile.kernels)
+
+
+def _kernel_table(kernels: tuple[KernelTime, ...]) -> Table:
+    table = Table("kernel", "calls", "us", "share", "compiled from", box=None, pad_edge=False)
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    whole_us = sum(kernel.total_us for kernel in kernels) or 1.0
+    for kernel in sorted(kernels, key=lambda one: -one.total_us)[:MAX_KERNELS]:
+        table.add_row(
+            Text(printable(kernel.name)[:MAX_LINE]),
+            str(kernel.num_calls),
+            f"{kernel.total_us:.1f}",
+            percent(kernel.total_us / whole_us),
+            "the candidate" if kernel.is_own else "torch or a library",
+        )
+    return table
+
+
+def _circumstances(verdict: Verdict) -> Iterator[str]:
+    if not verdict.status.is_scored:
+        yield f"not a verdict on the candidate: {_advice(verdict)}"
+        return
+    if verdict.isolation == NOT_RUN:
+        yield "refused by its source alone; nothing was run"
+        return
+    launches = f"{verdict.num_launches} launch{'' if verdict.num_launches == 1 else 'es'}"
+    own = verdict.own_share
+    share = "" if own is None else f", own share of the work {percent(own)}"
+    yield f"{launches} a call{share}; on {verdict.device}"
+    if verdict.evidence:
+        yield f"evidence {verdict.evidence}"
+    if verdict.rules:
+        yield rules_in_words(verdict.rules)
+    if verdict.status is Status.TIMEOUT:
+        yield "--timeout gives each phase more time"
+    weakness = WEAK.get(verdict.isolation, "")
+    yield f"isolation {verdict.isolation}, memory cap {verdict.caps}{weakness}"
+    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in verdict.phase_s.items())
+    yield f"seconds: {phases or 'none'}"
+
+
+def _advice(verdict: Verdict) -> str:
+    """Advice on a verdict that says nothing about the candidate."""
+    if verdict.status is Status.INFRA_ERROR:
+        return "judge it again"
+    if verdict.reason == Reason.PROBLEM_TOO_LARGE:
+        return "--override makes the problem smaller, e.g. --override batch_size=16"
+    if NO_RESULTS in verdict.detail:
+        return "--timeout gives the reference more time, --override makes the problem smaller"
+    if PACKAGES_KEY in verdict.detail or "model hub" in verdict.detail:
+        return "the problem lacks what the line above names"
+    return "the problem's own code fails or cannot be compared; forge problems check says more"
+
+
+def render_verdicts(
+    jobs: Sequence[JudgeJob], verdicts: Sequence[Verdict], *, skipped: Mapping[str, str]
+) -> Group:
+    """The table, the summary, and the files that were not judged."""
+    is_timed = any(verdict.timing is not None for verdict in verdicts)
+    also = list(dict.fromkeys(name for verdict in verdicts for name in verdict.also))
+    names = ["candidate", "problem", "verdict", "reason"]
+    names += ["own share", *also] if also else []
+    table = Table(*names, *(["speed-up"] if is_timed else []), "", box=None, pad_edge=False)
+    for job, verdict in zip(jobs, verdicts, strict=True):
+        cells = [
+            Text(printable(job.name)),
+            Text(printable(job.problem.problem_id)),
+            Text(verdict.status, style=STYLES.get(verdict.status, "red")),
+            Text(printable(verdict.reason)),
+        ]
+        if also:
+            cells.append(Text(percent(verdict.own_share)))
+            cells += [_other(verdict.also.get(name)) for name in also]
+        if is_timed:
+            cells.append(Text(f"{verdict.timing.speedup:.2f}" if verdict.timing else ""))
+        table.add_row(*cells, Text(_short_detail(verdict)))
+    rules = {verdict.rules for verdict in verdicts} - {"", "forge"}
+    head = f"by {rules_in_words(*rules)}: " if len(rules) == 1 else ""
+    parts = [table, Text(""), Text(f"{head}{summary(verdicts)}")]
+    for name in also:
+        found = [verdict.also[name] for verdict in verdicts if name in verdict.also]
+        parts.append(Text(f"by {rules_in_words(name)}: {summary(found)}"))
+    if skipped:
+        plural = "" if len(skipped) == 1 else "s"
+        parts += [Text(""), Text(f"{len(skipped)} file{plural} not judged:", style="yellow")]
+        parts += [Text(printable(reason)) for reason in skipped.values()]
+    return Group(*parts)
+
+
+def _other(verdict: OtherVerdict | None) -> Text:
+    """A cell of a further protocol."""
+    if verdict is None:
+        return Text(NONE)
+    if verdict.status is Status.CORRECT:
+        return Text("correct", style="green")
+    return Text(printable(f"{verdict.status} ({verdict.reason})"), style="red")
+
+
+def summary(verdicts: Sequence[Verdict | OtherVerdict]) -> str:
+    """`12 candidates: 7 correct, 3 wrong, 2 compile_error`."""
+    counts = Counter(str(verdict.status) for verdict in verdicts)
+    order = [str(status) for status in Status if counts[str(status)]]
+    listed = ", ".join(f"{counts[status]} {status}" for status in order)
+    return f"{len(verdicts)} candidate{'' if len(verdicts) == 1 else 's'}: {listed}"
+
+
+def _short_detail(verdict: Verdict) -> str:
+    detail = printable(" | ".join(verdict.detail.split("\n")))
+    return detail if len(detail) <= MAX_SHORT_DETAIL else f"{detail[: MAX_SHORT_DETAIL - 1]}…"

@@ -4,6 +4,6 @@
 does not grow with the number of turns; matplotlib is imported only when a report is made.
 """
 
-from forge.views.report.write import write_report
+from forge.views.report.page import write_report
 
 __all__ = ["write_report"]

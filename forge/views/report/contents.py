@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from forge.views.gains import load_before_after, load_gains
-from forge.views.report.run_charts import (
+from forge.views.report.charts import (
     FAILURES,
     MAIN,
     MORE,

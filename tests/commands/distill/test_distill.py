@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from forge.commands.distill_journal import ACCEPTED, ANSWERS, REJECTED
+from forge.commands.distill import ACCEPTED, ANSWERS, REJECTED
 from forge.data.pairs.files import read_pairs
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from tests.cli.relu_kernel import KERNEL

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from forge.commands.doctor.finding import Finding, Severity
-from forge.commands.doctor.gpus import (
+from forge.commands.doctor.probe import (
     GpuFacts,
+    Outcome,
     check_allreduce,
     check_gpus,
     check_kernel,
     find_fix,
     try_gpus,
 )
-from forge.commands.doctor.probe import Outcome
 from forge.process.devices import Gpu, GpuUser, Vendor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 RAN = Outcome(answers=({"is_right": True, "seconds": 1.25},))
 
@@ -111,7 +111,7 @@ def test_probes_run_on_free_gpus_and_a_sum_that_fails_is_tried_without_peer_acce
         asked.append((kind, gpus, more["env"].get("NCCL_P2P_DISABLE", "")))
         return Outcome(fault="exit 1") if kind == "allreduce" else RAN
 
-    monkeypatch.setattr("forge.commands.doctor.gpus.run_probe", run)
+    monkeypatch.setattr("forge.commands.doctor.probe.run_probe", run)
     cards = [make_card(0), make_card(1, free_gib=1), make_card(2)]
     facts = anyio.run(try_gpus, GpuFacts(gpus=cards), tmp_path)
     both = ["GPU-0", "GPU-2"]

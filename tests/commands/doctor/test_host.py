@@ -6,12 +6,20 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.commands.doctor import host
+from forge.commands.doctor import examine
+from forge.commands.doctor.examine import (
+    HostFacts,
+    check_host,
+    check_sandbox,
+    read_container,
+    read_devices,
+    read_host,
+    sandbox_flags,
+)
 from forge.commands.doctor.finding import (
     Finding,
     Severity,
@@ -21,19 +29,13 @@ from forge.commands.doctor.finding import (
     to_json,
     warning,
 )
-from forge.commands.doctor.host import (
-    HostFacts,
-    check_host,
-    check_sandbox,
-    read_container,
-    read_devices,
-    read_host,
-    sandbox_flags,
-)
 from forge.commands.doctor.probe import Outcome
 from forge.process.devices import Gpu, Vendor
 from forge.runner.plan.machine import this_machine
 from forge.store.filesystem import Mount
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 CARD = Gpu(
@@ -227,7 +229,7 @@ def test_a_container_is_read_from_proc(tmp_path: Path, monkeypatch: pytest.Monke
 def test_this_machine_is_read(tmp_path: Path) -> None:
     facts = read_host(this_machine(tmp_path), tmp_path)
     assert facts.num_files is None or facts.num_files > 0
-    assert datetime.fromtimestamp(host.RELEASED, tz=UTC) < datetime.now(tz=UTC)
+    assert datetime.fromtimestamp(examine.RELEASED, tz=UTC) < datetime.now(tz=UTC)
 
 
 def test_warnings_do_not_stop_a_run_and_errors_do() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.finding import Finding, Severity
-from forge.commands.doctor.packages import (
+from forge.commands.doctor.probe import (
     PACKAGES,
     EngineFacts,
     Imported,

@@ -14,8 +14,7 @@ import pytest
 from forge.cluster.nodes import RANKS_NEED, Node
 from forge.commands.cluster_check import find_all
 from forge.commands.doctor import probe
-from forge.commands.doctor.packages import Imported, import_packages
-from forge.commands.doctor.probe import DEADLINES_S, Outcome, run_probe
+from forge.commands.doctor.probe import DEADLINES_S, Imported, Outcome, import_packages, run_probe
 from forge.config.load import load_experiment
 from forge.errors import pip_install
 from forge.origin import installed_versions, source_digest

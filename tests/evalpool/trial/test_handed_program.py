@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zstandard
 
-from forge.commands.explained import explain_packed
+from forge.commands.turn_view import explain_packed
 from forge.errors import ConfigError
 from forge.evalpool.judge.program.limits import MAX_BYTES
 from forge.evalpool.judge.trial import trials

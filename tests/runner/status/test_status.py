@@ -16,7 +16,7 @@ import httpx
 import pytest
 from rich.console import Console as RichConsole
 
-from forge.commands.status_view import render
+from forge.commands.status import render
 from forge.config.load import load_experiment
 from forge.evalpool.pool import MAX_QUEUED, Pool
 from forge.evalpool.seating import JudgeKind, Seat, Seating, State

@@ -1,6 +1,7 @@
-"""`forge status`: the state of a run, and of its processes if its supervisor answers.
+"""`forge status`: the state of a run, and of its processes if its supervisor answers. `forge ps`:
+the runs of a store directory that are running now, one line each.
 
-`load_status` is the only source of the text and of the JSON, so they cannot disagree.
+`load_status` and `load_running` are the only sources of text and JSON, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from forge.errors import ConfigError, Stalled
+from forge.errors import ConfigError, ForgeError, Stalled
+from forge.store.layout import list_runs
+from forge.store.ownership import is_owned, read_status
+from forge.store.read_only import RowTable
 from forge.store.reader import open_run
 from forge.views.gains import load_gains
 from forge.views.run_state import (
@@ -32,6 +36,7 @@ from forge.views.text.numbers import (
     at_least,
     duration,
     gigabytes,
+    memory,
     minutes,
     number,
     share,
@@ -40,6 +45,7 @@ from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
     from forge.views.run_state import PlayedSteps
+    from forge.views.text.fitting import Fitting
 
 ENDED = ("done", "stopped", "failed", "killed")
 BEST_KERNEL = """
@@ -204,3 +211,60 @@ def render_nodes(nodes: Sequence[Mapping[str, Any]], *, now: float) -> Table:
         cells = (row["node"], row["roles"], str(row["num_gpus"]), judged, str(row["num_lost"]))
         table.add_row(*(printable(cell) for cell in (*cells, state)))
     return table
+
+
+TIMEOUT_S = 2.0
+"""Maximum wait for each supervisor."""
+
+
+def load_running(store_dir: Path) -> list[dict[str, Any]]:
+    """Name, path, supervisor's pid, stage, progress and use of each running run, oldest first."""
+    return [_load_running_run(paths) for paths in list_runs(store_dir) if is_owned(paths)]
+
+
+def _load_running_run(paths: RunPaths) -> dict[str, Any]:
+    status = read_status(paths)
+    live = _ask_shortly(paths)
+    row: dict[str, Any] = {"name": paths.name, "path": str(paths.root), "pid": status.get("pid")}
+    if live is None:
+        return {**row, "stage": None}
+    return {
+        **row, "stage": live.stage, "done": live.done, "total": live.total, "unit": live.unit,
+        "eta_s": live.eta_s, "cpu_cores": _sum_of(live, "cpu_cores"),
+        "memory_bytes": _sum_of(live, "memory_bytes"), "num_processes": len(live.components),
+    }  # fmt: skip
+
+
+def _ask_shortly(paths: RunPaths) -> LiveStatus | None:
+    """None if the supervisor has just begun, is ending, or is silent."""
+    try:
+        client = open_client(paths, timeout_s=TIMEOUT_S)
+        return None if client is None else client.status()
+    except (ForgeError, OSError, ValueError, TypeError):
+        return None
+
+
+def _sum_of(live: LiveStatus, name: str) -> float | None:
+    found = [value for each in live.components if (value := getattr(each, name)) is not None]
+    return sum(found) if found else None
+
+
+def render_running(rows: list[dict[str, Any]]) -> Fitting:
+    """The same as a table."""
+    from forge.views.text.fitting import Fitting
+
+    columns = ("run", "stage", "progress", "ETA", "CPU", "memory", "processes", "pid")
+    table = RowTable(columns=columns, rows=tuple(map(_running_cells, rows)))
+    return Fitting(table, expendable=("processes", "CPU"))
+
+
+def _running_cells(row: dict[str, Any]) -> tuple[Any, ...]:
+    if row["stage"] is None:
+        return (row["name"], "does not answer", NONE, NONE, NONE, NONE, NONE, row["pid"])
+    progress = f"{row['done']}/{row['total']} {row['unit']}" if row["total"] else NONE
+    cores, held = row["cpu_cores"], row["memory_bytes"]
+    return (
+        row["name"], row["stage"], progress, duration(row["eta_s"]),
+        NONE if cores is None else f"{cores:.1f}", memory(None if held is None else int(held)),
+        row["num_processes"], row["pid"],
+    )  # fmt: skip
