@@ -38,9 +38,8 @@ from forge.config.load import load_experiment
 from forge.config.schema import DataTable, EvalStage, Experiment, ProblemsTable
 from forge.runner.plan.duration import predict_phases
 from forge.runner.plan.machine import this_machine
-from forge.runner.plan.model_files import read_config
 from forge.runner.plan.plan import plan
-from forge.runner.plan.shape import KNOWN, config_dir, model_shape
+from forge.runner.plan.shape import KNOWN, config_dir, model_shape, read_config
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run
 
@@ -230,7 +229,7 @@ def planned(experiment: Experiment, made: Plan, *, machine: Machine) -> dict[str
     phases = predict_phases(
         experiment, machine=machine, params=made.params, placement=made.placement
     )
-    peaks = [card.bytes_by_role.get("train", 0) for card in made.cards]
+    peaks = [each.gpu_bytes or 0 for each in made.processes if each.name == "trainer"]
     return {
         "peak_gb": round(max(peaks, default=0) / 1e9, 2) or "unknown",
         "stage_s": {each.name: each.wall_s and round(each.wall_s, 1) for each in phases},

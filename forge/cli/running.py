@@ -180,7 +180,7 @@ def plan(
     made = make_plan(experiment, machine=machine)
     if as_json:
         return print_json(made.to_json())
-    from forge.runner.plan.view import render
+    from forge.runner.plan.plan import render
 
     print_rich(render(made))
 

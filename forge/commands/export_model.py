@@ -28,7 +28,7 @@ from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError, unwritable
 from forge.runner.merging import PROMPT, export_job, run_child
-from forge.runner.plan.shape import model_type
+from forge.runner.plan.shape import read_config
 from forge.runner.weights.resume import find_weights
 from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES
@@ -147,7 +147,7 @@ def _require(paths: RunPaths, kind: ModelForm, weights: Weights) -> None:
             if importlib.util.find_spec(name) is None:
                 advice = ENGINES["llama"].advice
                 raise MachineError(f"--gguf needs {name}, which is not installed; {advice}")
-        if refused := no_llama(str(model_type(weights.full))):
+        if refused := no_llama(read_config(weights.full)["model_type"]):
             raise ConfigError(f"--gguf: {refused}; --merge")
 
 

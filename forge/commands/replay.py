@@ -40,8 +40,7 @@ from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Sample, split_step
 from forge.runner.control import AtStep, MemoryFailure, Report, read_body_as
-from forge.runner.plan.claiming import open_claimed
-from forge.runner.plan.machine import this_machine
+from forge.runner.plan.machine import open_claimed, this_machine
 from forge.runner.plan.placement import place
 from forge.runner.prepare.hub import locate_model
 from forge.runner.stages.trainer import memory_error, resolve_auto

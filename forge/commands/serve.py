@@ -25,10 +25,9 @@ from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, 
 from forge.process.sockets import open_private_dir, open_socket_dir
 from forge.records import split_step
 from forge.runner.from_run import with_run
-from forge.runner.plan.claiming import open_claimed
-from forge.runner.plan.machine import this_machine
+from forge.runner.plan.machine import open_claimed, this_machine
 from forge.runner.plan.placement import place
-from forge.runner.plan.shape import lora_rank, refusal_of
+from forge.runner.plan.shape import llama_refusal, lora_rank
 from forge.runner.prepare.hub import locate_model
 from forge.runner.prepare.model_dir import with_template
 from forge.runner.prepare.prompt_facts import prompts_of_run
@@ -82,7 +81,8 @@ def place_engine(experiment: Experiment, machine: Machine, *, model_dir: Path) -
     """Chooses the engine for a model, and places it as `[devices]` asks."""
     gpus = machine.gpus if experiment.devices.serve else ()
     serve = experiment.serve
-    refused = refusal_of(model_dir, context_tokens=serve.context_tokens)
+    model = experiment.model.model_copy(update={"init": None, "path": str(model_dir)})
+    refused = llama_refusal(model, context_tokens=serve.context_tokens)
     engine, _ = choose_engine(serve, gpus=gpus, installed=machine.engines, no_llama=refused)
     return place(experiment, machine, engine=engine)
 

@@ -19,7 +19,7 @@ from forge.data.server_chat import CHARACTERS_PER_TOKEN, PlainChat
 from forge.records import Event, Pair, Split
 from forge.rollout.batches import count_from
 from forge.rollout.prompter import TemplatePrompter
-from forge.runner.plan.needs import needs_pairs, turns_trained
+from forge.runner.plan.placement import needs_pairs, turns_trained
 from forge.runner.prepare.prepare import delete_damaged, prepare_model, prepare_pairs
 from forge.runner.prepare.prompt_facts import prompts_of, recorded_prompts, to_event
 from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal

@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from forge.records import Event
 from forge.rollout.rewards.scorer import open_scorer, try_function
-from forge.runner.plan.needs import needs_serving
+from forge.runner.plan.placement import needs_serving
 from forge.store.reader import open_run
 from forge.store.resume import events
 

@@ -49,12 +49,11 @@ from forge.runner.outlets.report import report_at_end
 from forge.runner.outlets.sinks import open_sinks
 from forge.runner.outlets.summary import show_summary, write_results
 from forge.runner.past import EarlierAttempts, back_to_step, load_past
-from forge.runner.plan.claiming import open_claimed
-from forge.runner.plan.machine import this_machine
+from forge.runner.plan.duration import record_rates
+from forge.runner.plan.machine import open_claimed, this_machine
 from forge.runner.plan.plan import Plan, plan
-from forge.runner.plan.rates import record_rates
+from forge.runner.plan.plan import render as render_plan
 from forge.runner.plan.requirements import require_template
-from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.hub import locate_model, locate_rows
 from forge.runner.prepare.model_dir import with_template
 from forge.runner.reward_function import require_function

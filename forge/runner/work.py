@@ -23,7 +23,7 @@ from forge.evalpool.pool import open_pool
 from forge.records import Evaluation, Event
 from forge.runner.attempt import keep_counters
 from forge.runner.other_baseline import with_other_baseline
-from forge.runner.plan.needs import makes_pairs, needs_training
+from forge.runner.plan.placement import makes_pairs, needs_training
 from forge.runner.plan.shape import lora_rank
 from forge.runner.prepare_run import prepare_run
 from forge.runner.reward_function import open_run_scorer

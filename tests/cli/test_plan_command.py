@@ -10,7 +10,7 @@ import pytest
 from forge import cli
 from forge.process.devices import Gpu, GpuUser, Occupancy, Vendor
 from forge.process.gpu_locks import claim
-from forge.runner.plan import claiming
+from forge.runner.plan import machine as claiming
 from forge.runner.plan import machine as machine_module
 
 ROOT = Path(__file__).parents[2]
@@ -28,12 +28,13 @@ def test_a_plan_for_an_assumed_machine_shows_its_gpus_and_reasons(capsys):
     assert "assumed: 3xH100-80GB" in shown
     assert "· devices.train = auto: 2 of 3" in shown
     (trainer,) = [line for line in shown.splitlines() if line.startswith("trainer ")]
-    assert "GPU 1, 2" in trainer
+    assert "GPU 1-2" in trainer
     argv = ["plan", str(QUICKSTART), "--assume", "3xH100-80GB", *ON_GPUS, "--json"]
     assert cli.run_command(argv) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert [card["roles"] for card in plan["cards"]] == [["judge"], *[["train"]] * 2]
-    assert plan["cards"][1]["bytes_by_role"]["train"] > 0
+    devices = {each["name"]: each["device"] for each in plan["processes"]}
+    assert (devices["judge-0"], devices["trainer"]) == ("GPU 0", "GPU 1-2")
+    assert plan["processes"][-1]["gpu_bytes"] > 0
     assert plan["engine"] == "llama"
 
 

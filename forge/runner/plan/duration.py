@@ -1,33 +1,41 @@
 """Predicted time of each phase of a run, and its bytes on disk.
 
-A stage that an earlier run had on the same cards takes as long as there (`rates`). Else seconds
-come from sizes: on CPU cores by measured costs, on GPUs by a roofline of their data sheets, with
-the shares of it that were measured. A card without a data sheet here has no time, with the reason.
-Called by `plan`; pure. Constants name their measurement: RESULTS is `bench/RESULTS.md` and its
-history.
+A stage that an earlier run had on the same cards takes as long as there: `record_rates` writes what
+a run on cards measured into `rates.json` beside the runs. Else seconds come from sizes: on CPU
+cores by measured costs, on GPUs by a roofline of their data sheets, with the shares of it that were
+measured. A card without a data sheet here has no time, with the reason. Called by `plan`, and by
+`run` at its end. Constants name their measurement: RESULTS is `bench/RESULTS.md` and its history.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import json
+import logging
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
 from forge.data.pairs.generated import most_broken
-from forge.runner.plan.needs import needs_judges, needs_serving, num_ranks, turns_played
+from forge.runner.plan.placement import needs_judges, needs_serving, num_ranks, turns_played
 from forge.runner.plan.shape import model_shape
+from forge.store.layout import write_file
 from forge.views.text.numbers import count, minutes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from forge.process.devices import Gpu
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
-    from forge.runner.plan.rates import Rate
     from forge.runner.plan.shape import ModelShape
+    from forge.store.layout import RunPaths
+
+logger = logging.getLogger(__name__)
 
 TRAIN_S_PER_TOKEN, TRAIN_S_PER_TOKEN_PARAM = 41e-6, 82e-12
 """Core seconds of forward and backward: 6 FLOPs a parameter at 73 GFLOP/s, and the rest. Fitted to
@@ -85,7 +93,8 @@ REPLACED_SHARE = 0.3
 """Groups replaced for lack of signal, per group trained."""
 TURN_BYTES = 8_000
 """Growth of run.db and tokens.db by a turn."""
-CHECKPOINT_BYTES_PER_PARAM = 12
+CHECKPOINT_BYTES_PER_PARAM = 16
+"""Weights and moments in f32, and published weights."""
 EXTRA_CHECKPOINTS = 2
 """Kept beside the newest ones: the best, and one that is being written."""
 
@@ -97,8 +106,6 @@ class PhasePlan:
     name: str
     work: str
     """Amount of work, for people: `64 problems × 5 rollouts, up to 3 turns`."""
-    cpu_s: float | None
-    """Seconds of one core; None on GPUs."""
     wall_s: float | None
     """None if it cannot be predicted."""
     basis: str = ""
@@ -110,12 +117,12 @@ class _Spent(NamedTuple):
 
     wall_s: float
     """With all engines, judges or ranks at it."""
-    cpu_s: float | None = None
-    """On cores; None on GPUs."""
+    core_s: float = 0
+    """Seconds of one core that it keeps from others; 0 on GPUs."""
 
     def times(self, num: float) -> _Spent:
         """So many times the work."""
-        return _Spent(self.wall_s * num, self.cpu_s and self.cpu_s * num)
+        return _Spent(self.wall_s * num, self.core_s * num)
 
 
 class Unknown(Exception):
@@ -138,16 +145,16 @@ def predict_phases(
         shares: evaluations are of the problems that are trained on.
     """
     costs = _Costs(experiment, placement, machine, params=params)
-    spent, work = _prepare(costs)
-    yield PhasePlan(name="prepare", work=work, cpu_s=spent.cpu_s, wall_s=spent.wall_s)
+    prepared_s, work = _prepare(costs)
+    yield PhasePlan(name="prepare", work=work, wall_s=prepared_s)
     for index, stage in enumerate(experiment.stage):
-        name, work, wall_s, cpu_s = f"{stage.kind}-{index}", _work(experiment, stage), None, None
+        name, work, wall_s = f"{stage.kind}-{index}", _work(experiment, stage), None
         if shares and isinstance(stage, EvalStage):
             work += ", shared with training"
         if not isinstance(stage, EvalStage) and stage.compile and placement.train:
             work += f", the first step {COMPILE_S:.0f} s longer (compile)"
         try:
-            (wall_s, cpu_s), basis = _stage(costs, stage), costs.basis
+            wall_s, basis = costs.stage(stage)
         except Unknown as error:
             basis = str(error)
         rate, num = (rates or {}).get(name), num_items(experiment, stage)
@@ -155,7 +162,7 @@ def predict_phases(
             beside = f"{basis}: {minutes(wall_s)}" if wall_s else basis
             wall_s, basis = num * rate.s_per_item, f"as {rate.run} took ({beside})"
         costs.is_random &= not isinstance(stage, SftStage)
-        yield PhasePlan(name=name, work=work, cpu_s=cpu_s, wall_s=wall_s, basis=basis)
+        yield PhasePlan(name=name, work=work, wall_s=wall_s, basis=basis)
 
 
 class _Costs:
@@ -166,21 +173,48 @@ class _Costs:
     ) -> None:
         self.experiment, self.placement, self.machine = experiment, placement, machine
         self.params = params
-        self.shape = model_shape(experiment.model) if placement.train or placement.serve else None
+        self._known = model_shape(experiment.model) if placement.train or placement.serve else None
         self.is_random = experiment.model.init is not None
-        self.basis = "a roofline of its cards" if placement.train or placement.serve else ""
+
+    def stage(self, stage: Stage) -> tuple[float, str]:
+        """Wall seconds of a stage, and what they rest on. Raises Unknown."""
+        experiment, rollout = self.experiment, self.experiment.rollout
+        if isinstance(stage, SftStage):
+            rows = num_items(experiment, stage)
+            if rows is None:
+                raise Unknown("the number of rows is known when they are read")
+            mean = stage.max_length if experiment.data.has_files else ROW_TOKENS
+            on_card = f"a roofline of its cards, rows of {mean} tokens"
+            return self.train(stage, rows * mean).wall_s, on_card if self.placement.train else ""
+        tokens = rollout.max_completion_tokens
+        if experiment.problems.source == "generated" and not self.is_random:
+            tokens = min(tokens, ANSWER_TOKENS)
+        basis = "a roofline of its cards" if self.placement.train else ""
+        if self.placement.serve:
+            basis = f"a roofline of its cards, answers of {tokens} tokens"
+        if isinstance(stage, EvalStage):
+            num, each, most = eval_size(experiment, stage)
+            turns = most if self.is_random else turns_of(most)
+            played = self.generate(num * each, turns=turns, tokens=tokens)
+            return self._at_once(played, self.judge(num * each * turns)), basis
+        turns, each = turns_of(rollout.max_turns), rollout.groups_per_step * rollout.group_size
+        replaced = each * (1 + min(REPLACED_SHARE, rollout.max_replacements))
+        played = self.generate(replaced, turns=turns, tokens=tokens).times(stage.steps)
+        judged = self.judge(replaced * turns).times(stage.steps)
+        trained = stage.steps * each * turns * (PROMPT_TOKENS + tokens) * stage.updates_per_batch
+        train = self.train(stage, trained)
+        if rollout.max_staleness:
+            return self._at_once(played, judged, train), basis
+        return self._at_once(played, judged) + train.wall_s, basis
 
     def generate(self, num_rollouts: float, *, turns: float, tokens: float) -> _Spent:
         """Answers of `tokens` tokens, in so many turns of rollouts that are played at a time."""
         serve, total = self.experiment.serve, num_rollouts * turns * tokens
         if serve.url or self.experiment.cluster.serve:
             raise Unknown("engines are elsewhere")
-        if self.params is None:
-            raise Unknown("the size of the model is unknown")
         if not self.placement.serve:
-            each = GENERATE_S_PER_TOKEN + self.params * GENERATE_S_PER_TOKEN_PARAM
-            cpu_s = total * each
-            return _Spent(cpu_s / (serve.replicas * serve.threads), cpu_s)
+            each = GENERATE_S_PER_TOKEN + self._num_params * GENERATE_S_PER_TOKEN_PARAM
+            return _Spent(total * each / (serve.replicas * serve.threads), total * each)
         card, shape = self._card(self.placement.serve[0]), self._shape
         width = 4 if serve.precision == "exact" else 2
         at_once = min(num_rollouts, serve.slots * serve.replicas)
@@ -196,21 +230,19 @@ class _Costs:
         parts = experiment.problems.parts()
         shapes = max(len(part.shapes or ()) or 1 for part in parts)
         if not on:
-            cpu_s = num * (SCREEN_S if self.is_random and not is_new else JUDGE_S * shapes)
-            return _Spent(cpu_s / experiment.judge.workers, cpu_s)
+            core_s = num * (SCREEN_S if self.is_random and not is_new else JUDGE_S * shapes)
+            return _Spent(core_s / experiment.judge.workers, core_s)
         is_full = any(p.source != "generated" and not (p.overrides or p.shapes) for p in parts)
         each = JUDGE_FULL_S if is_full else JUDGE_NEW_S if is_new else JUDGE_GPU_S
         return _Spent(num * shapes * each / len(on))
 
     def train(self, stage: SftStage | GrpoStage, tokens: float) -> _Spent:
         """Forward and backward passes and optimizer steps, with the trainer's start."""
-        cards = self.placement.train
-        if self.params is None:
-            raise Unknown("the size of the model is unknown")
+        cards, params = self.placement.train, self._num_params
         if not cards:
-            each = TRAIN_S_PER_TOKEN + self.params * TRAIN_S_PER_TOKEN_PARAM
-            cpu_s = START_S["trainer"] + tokens * each
-            return _Spent(cpu_s / min(stage.threads, self.machine.cores), cpu_s)
+            each = TRAIN_S_PER_TOKEN + params * TRAIN_S_PER_TOKEN_PARAM
+            core_s = START_S["trainer"] + tokens * each
+            return _Spent(core_s / min(stage.threads, self.machine.cores), core_s)
         shape, adapter = self._shape, self.experiment.model.lora is not None
         mfu = share_of_peak(shape.active_params)
         mfu *= MFU_MIXTURE if shape.is_mixture else MFU_ADAPTER if adapter else 1
@@ -219,10 +251,16 @@ class _Costs:
         return _Spent(GPU_START_S + COMPILE_S * stage.compile + flops / (mfu * peak))
 
     @property
+    def _num_params(self) -> int:
+        if self.params is None:
+            raise Unknown("the size of the model is unknown")
+        return self.params
+
+    @property
     def _shape(self) -> ModelShape:
-        if self.shape is None:
-            raise Unknown("the shape of the model is unknown")
-        return self.shape
+        if self._known is None:
+            raise Unknown("the size of the model is unknown")
+        return self._known
 
     def _card(self, gpus: tuple[Gpu, ...]) -> _Card:
         for name, card in CARDS.items():
@@ -230,11 +268,10 @@ class _Costs:
                 return card
         raise Unknown(f"no data sheet of {gpus[0].name}, and no earlier run on it")
 
-    def overlapped(self, *parts: _Spent) -> _Spent:
-        """Time of parts that work at the same time and share the cores."""
-        on_cores = sum(part.cpu_s or 0 for part in parts)
-        wall_s = max(on_cores / self.machine.cores, *(part.wall_s for part in parts))
-        return _Spent(wall_s, None if any(part.cpu_s is None for part in parts) else on_cores)
+    def _at_once(self, *parts: _Spent) -> float:
+        """Seconds of parts that work at the same time and share the cores."""
+        on_cores = sum(part.core_s for part in parts) / self.machine.cores
+        return max(on_cores, *(part.wall_s for part in parts))
 
 
 def share_of_peak(params: float) -> float:
@@ -246,41 +283,7 @@ def share_of_peak(params: float) -> float:
     return max(MFU.values())
 
 
-def _stage(costs: _Costs, stage: Stage) -> _Spent:
-    """Time of a stage."""
-    experiment, rollout = costs.experiment, costs.experiment.rollout
-    if isinstance(stage, SftStage):
-        rows = num_items(experiment, stage)
-        if rows is None:
-            raise Unknown("the number of rows is known when they are read")
-        mean = ROW_TOKENS if not experiment.data.has_files else stage.max_length
-        if costs.placement.train:
-            costs.basis = f"a roofline of its cards, rows of {mean} tokens"
-        return costs.train(stage, rows * mean)
-    tokens = rollout.max_completion_tokens
-    if experiment.problems.source == "generated" and not costs.is_random:
-        tokens = min(tokens, ANSWER_TOKENS)
-    if costs.placement.serve:
-        costs.basis = f"a roofline of its cards, answers of {tokens} tokens"
-    if isinstance(stage, EvalStage):
-        num, each, most = eval_size(experiment, stage)
-        turns = most if costs.is_random else turns_of(most)
-        played = costs.generate(num * each, turns=turns, tokens=tokens)
-        return costs.overlapped(played, costs.judge(num * each * turns))
-    turns, each = turns_of(rollout.max_turns), rollout.groups_per_step * rollout.group_size
-    replaced = each * (1 + min(REPLACED_SHARE, rollout.max_replacements))
-    played = costs.generate(replaced, turns=turns, tokens=tokens).times(stage.steps)
-    judged = costs.judge(replaced * turns).times(stage.steps)
-    trained = stage.steps * each * turns * (PROMPT_TOKENS + tokens) * stage.updates_per_batch
-    train = costs.train(stage, trained)
-    whole = costs.overlapped(played, judged, train)
-    if not rollout.max_staleness:
-        wall_s = costs.overlapped(played, judged).wall_s + train.wall_s
-        whole = whole._replace(wall_s=wall_s)
-    return whole
-
-
-def _prepare(costs: _Costs) -> tuple[_Spent, str]:
+def _prepare(costs: _Costs) -> tuple[float, str]:
     """Starts of judges, verdicts on broken answers for repairs, making of tokenizer and model."""
     experiment, workers = costs.experiment, costs.experiment.judge.workers
     num_judged, most = 0, most_broken(turns_played(experiment))
@@ -295,9 +298,8 @@ def _prepare(costs: _Costs) -> tuple[_Spent, str]:
     made += ["tokenizer and model made"] * makes
     work = ", ".join(made) or "processes start"
     if costs.placement.judge:
-        return _Spent(start_s + costs.judge(num_judged, is_new=True).wall_s), work
-    cpu_s = start_s + num_judged * JUDGE_S
-    return _Spent(cpu_s / min(workers, costs.machine.cores), cpu_s), work
+        return start_s + costs.judge(num_judged, is_new=True).wall_s, work
+    return (start_s + num_judged * JUDGE_S) / min(workers, costs.machine.cores), work
 
 
 def _num_pairs(experiment: Experiment) -> int:
@@ -314,13 +316,18 @@ def num_items(experiment: Experiment, stage: Stage) -> float | None:
     if isinstance(stage, EvalStage):
         num, rollouts, _ = eval_size(experiment, stage)
         return num * rollouts
-    if isinstance(stage, GrpoStage):
-        return stage.steps * experiment.rollout.groups_per_step * experiment.rollout.group_size
-    if stage.epochs is None:
-        return stage.steps * stage.batch_size
+    if isinstance(stage, GrpoStage) or stage.epochs is None:
+        return stage.steps * _step_items(experiment, stage)
     if experiment.data.has_files:
         return None
     return stage.epochs * _num_pairs(experiment) * (1 + experiment.data.repair_share)
+
+
+def _step_items(experiment: Experiment, stage: SftStage | GrpoStage) -> int:
+    """Rows or rollouts of a step."""
+    if isinstance(stage, SftStage):
+        return stage.batch_size
+    return experiment.rollout.groups_per_step * experiment.rollout.group_size
 
 
 def turns_of(max_turns: int) -> float:
@@ -362,28 +369,140 @@ def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | N
     number of parameters or of checkpoints is unknown."""
     if params is None:
         return None
-    turns = 0.0
-    for stage in experiment.stage:
-        if isinstance(stage, EvalStage):
-            num, rollouts, max_turns = eval_size(experiment, stage)
-            turns += num * rollouts * turns_of(max_turns)
-        elif isinstance(stage, GrpoStage):
-            each = (num_items(experiment, stage) or 0) * turns_of(experiment.rollout.max_turns)
-            turns += each * (1 + REPLACED_SHARE)
     shape, lora = model_shape(experiment.model), experiment.model.lora
     # A checkpoint of an adapter has no base model.
     num_trained = shape.adapter_params(lora) if lora is not None and shape is not None else params
-    trained = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
-    counts = [_kept_checkpoints(stage) for stage in trained]
-    if None in counts:
-        return None
-    kept = max((num for num in counts if num is not None), default=0)
-    kept += EXTRA_CHECKPOINTS * bool(trained)
-    return int(kept * (CHECKPOINT_BYTES_PER_PARAM + 4) * num_trained + turns * TURN_BYTES)
+    turns, most = 0.0, 0
+    for stage in experiment.stage:
+        items = num_items(experiment, stage) or 0
+        if isinstance(stage, EvalStage):
+            turns += items * turns_of(eval_size(experiment, stage)[2])
+            continue
+        if isinstance(stage, GrpoStage):
+            turns += items * turns_of(experiment.rollout.max_turns) * (1 + REPLACED_SHARE)
+        kept = stage.keep_checkpoints
+        if kept == "all":
+            if not stage.steps:
+                return None
+            kept = math.ceil(stage.steps / stage.save_every)
+        most = max(most, kept + EXTRA_CHECKPOINTS)
+    return int(most * CHECKPOINT_BYTES_PER_PARAM * num_trained + turns * TURN_BYTES)
 
 
-def _kept_checkpoints(stage: SftStage | GrpoStage) -> int | None:
-    """Checkpoints of a stage at its end; None if all are kept and its steps are unknown."""
-    if stage.keep_checkpoints != "all":
-        return stage.keep_checkpoints
-    return math.ceil(stage.steps / stage.save_every) if stage.steps else None
+RATES = "rates.json"
+LEAST_STEPS = 3
+"""The first step of a stage has the trainer's start in it, and is left out."""
+_ADAPTER = {"r", "target_modules", "target_parameters"}
+_TRAINING = {
+    "micro_batch_tokens", "optimizer", "packing", "compile", "parallel", "gradient_checkpointing",
+    "offload",
+}  # fmt: skip
+"""Keys on which the time and the peak of a trainer depend."""
+
+_STEPS = """
+SELECT stage, count(*) AS num, (max(at) - min(at)) / (max(step) - min(step)) AS step_s
+FROM metrics WHERE key = 'train/loss/mean' GROUP BY stage, attempt HAVING max(step) > min(step)
+ORDER BY attempt
+"""
+_PEAKS = """
+SELECT stage, max(value) AS peak FROM metrics WHERE key = 'train/peak_bytes/max' GROUP BY stage
+"""
+_EVALUATIONS = """
+SELECT json_extract(e.data, '$.stage') AS stage, v.num_problems,
+    json_extract(e.data, '$.seconds') AS seconds
+FROM events e JOIN evaluations v ON v.stage = 'eval-' || json_extract(e.data, '$.stage')
+WHERE e.kind = 'stage_end' AND seconds IS NOT NULL AND v.num_problems > 0
+AND NOT EXISTS (SELECT 1 FROM events k WHERE k.kind = 'evaluation_continued'
+    AND json_extract(k.data, '$.stage') = json_extract(e.data, '$.stage'))
+"""
+"""Without those that a resumed attempt continued: their seconds are those of a part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A stage of an earlier run."""
+
+    run: str
+    s_per_item: float
+    """Seconds a row or a rollout."""
+    peak_bytes: int | None = None
+    """Memory of the trainer's largest rank; None on the CPU or without training."""
+
+
+def load_rates(experiment: Experiment, placement: Placement) -> dict[str, Rate]:
+    """Rates of this experiment's stages on these cards, by `kind-index`. A damaged file has none:
+    the next run writes it again."""
+    known = _read(experiment.store.dir / RATES)
+    found = dict[str, Rate]()
+    for index, stage in enumerate(experiment.stage):
+        with suppress(KeyError, TypeError):
+            found[f"{stage.kind}-{index}"] = Rate(**known[_key(experiment, stage, placement)])
+    return found
+
+
+def record_rates(paths: RunPaths, placement: Placement) -> None:
+    """Add what a run on cards measured to the file; quick runs on cores are predicted well. A run
+    that has ended does not fail by it."""
+    if placement.gpus:
+        try:
+            _record(paths, placement)
+        except Exception:  # boundary: the run is done
+            logger.exception("%s: not written", RATES)
+
+
+def _record(paths: RunPaths, placement: Placement) -> None:
+    from forge.config.load import load_experiment  # only here: a plan loads no store
+    from forge.store.reader import open_run
+
+    experiment = load_experiment(paths.experiment, is_here=False)  # with the model as it was named
+    with open_run(paths) as reader:
+        steps = {row["stage"]: row for row in reader.rows(_STEPS) if row["num"] >= LEAST_STEPS}
+        peaks = {row["stage"]: int(row["peak"]) for row in reader.rows(_PEAKS)}
+        evaluated = {row["stage"]: row for row in reader.rows(_EVALUATIONS)}
+    found = dict[str, Any]()
+    for index, stage in enumerate(experiment.stage):
+        if isinstance(stage, EvalStage) and (row := evaluated.get(index)):
+            each = row["seconds"] / (row["num_problems"] * eval_size(experiment, stage)[1])
+        elif not isinstance(stage, EvalStage) and (row := steps.get(index)):
+            each = row["step_s"] / _step_items(experiment, stage)
+        else:
+            continue
+        rate = Rate(run=paths.name, s_per_item=each, peak_bytes=peaks.get(index))
+        found[_key(experiment, stage, placement)] = asdict(rate)
+    if found:
+        path = paths.root.parent / RATES
+        with path.with_suffix(".lock").open("w") as lock:  # other runs end, too
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_file(path, json.dumps({**_read(path), **found}, indent=1) + "\n")
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+    return {}
+
+
+def _key(experiment: Experiment, stage: Stage, placement: Placement) -> str:
+    """All that the time of a row or rollout depends on. Rows of other files count as the same."""
+    model, rollout, serve = experiment.model, experiment.rollout, experiment.serve
+    cards = {
+        role: [gpu.name for gpu in gpus] for role, gpus in placement.by_role().items()
+    }  # fmt: skip
+    size = model.tiny.model_dump(mode="json") if model.init else model.path
+    lora = model.lora and model.lora.model_dump(mode="json", include=_ADAPTER)
+    parts: list[Any] = [stage.kind, size, lora, model.quantize is not None, model.dtype]
+    if not isinstance(stage, EvalStage):
+        asked = stage.model_dump(mode="json", include=_TRAINING)
+        parts += [asked, placement.parallel, placement.recomputes, experiment.cluster.train_nodes]
+    if isinstance(stage, SftStage):
+        sources = [(part.source, part.weight) for part in experiment.data.parts()]
+        parts += [cards["train"], stage.max_length, stage.loss_turns, sources]
+    else:
+        parts += [cards, placement.engine, serve.slots, serve.replicas, serve.precision]
+        parts += [rollout.max_completion_tokens, experiment.problems.source]
+    if isinstance(stage, GrpoStage):
+        parts += [rollout.max_turns, stage.updates_per_batch, stage.beta > 0, rollout.max_staleness]
+    if isinstance(stage, EvalStage):
+        parts += [stage.max_turns or experiment.eval.max_turns]
+    return json.dumps(parts, sort_keys=True)

@@ -3,26 +3,35 @@
 `this_machine` asks the kernel, NVML or amdsmi, and the list of installed packages, and imports none
 of those. `assume` makes the machine of `forge plan --assume "8xH100-80GB"`, which need not exist:
 its other resources follow from its cards, as is usual for such machines; every engine is installed,
-and no other process uses a card. "4x8xH100-80GB" are four of them. Called by `plan` and `forge
-doctor`.
+and no other process uses a card. "4x8xH100-80GB" are four of them.
+
+`open_claimed` claims the cards of a command before their free memory is checked:
+
+    lay out as if cards were empty ──▶ claim (or wait) ──▶ lay out beside the cards' other users
+
+The other users of a card are read under the claim. Read before it, a run that is about to end would
+cause the next run to be refused, or limited for good by memory that is free when its turn comes.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, GpuUser, Vendor, hidden_gpus, inventory, occupancies
-from forge.process.gpu_locks import claimed
+from forge.process.gpu_locks import Claim, claim, claimed
 from forge.process.machine import free_bytes, total_memory_bytes
 from forge.serve.engines import ENGINES, installed_engines
 from forge.store.ownership import runs_on_these_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from forge.config.schema import ServeTable
@@ -37,6 +46,13 @@ CORES_PER_CARD, MEMORY_PER_CARD, DISK_PER_CARD = 16, 128 << 30, 500 << 30
 AMD_NAMES = re.compile(r"(AMD|MI|RX|Radeon)[ \d]", re.IGNORECASE)
 AMD_ARCHS = {"MI2": "gfx90a", "MI3": "gfx942"}
 """Architecture by the first three letters of the name."""
+
+LEFTOVERS_S, LOOK_AGAIN_S = 10.0, 2.0
+"""A killed process leaves its card within seconds."""
+
+
+class CardBusy(MachineError):
+    """Other processes hold too much memory of a card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,3 +178,60 @@ def _card(index: int, name: str, memory_bytes: int, *, node: int = 0) -> Gpu:
         arch=AMD_ARCHS.get(name[:3].upper(), "") if is_amd else "",
         minor=None if is_amd else index,
     )
+
+
+class HasCards(Protocol):
+    """A plan or a placement."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that are claimed."""
+        ...
+
+
+T = TypeVar("T", bound=HasCards)
+
+
+@contextmanager
+def open_claimed(
+    lay_out: Callable[[Machine], T],
+    *,
+    look: Callable[[], Machine],
+    run: str,
+    wait_s: float,
+    say: Callable[[str], None],
+) -> Generator[tuple[T, Claim]]:
+    """Yields the result of `lay_out` for this machine, and the claim on its cards. Blocks.
+
+    Args:
+        look: reads the machine again.
+        wait_s: maximum wait for cards of another run.
+
+    Raises:
+        CardBusy: processes without a claim leave too little memory on a card.
+        MachineError: another run has claimed a card; or an error of `lay_out`.
+    """
+    machine = look()
+    made = lay_out(replace(machine, gpu_users={}))
+    with claim(made.gpus, run=run, wait_s=wait_s, say=say) as cards:
+        if made.gpus:
+            # `busy` stays: another order of cards would lay out other cards than the claimed ones.
+            made = _fitted(lay_out, lambda: replace(look(), busy=machine.busy), say)
+        yield made, cards
+
+
+def _fitted(
+    lay_out: Callable[[Machine], T], look: Callable[[], Machine], say: Callable[[str], None]
+) -> T:
+    """Lays out beside the cards' other users. Waits for processes of a run that was just killed."""
+    deadline, has_said = time.monotonic() + LEFTOVERS_S, False
+    while True:
+        try:
+            return lay_out(look())
+        except CardBusy as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not has_said:
+                say(f"{error}; trying again for {LEFTOVERS_S:.0f} s")
+                has_said = True
+            time.sleep(LOOK_AGAIN_S)

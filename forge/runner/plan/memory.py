@@ -1,8 +1,12 @@
 """GPU memory of a trainer's rank, an engine and a judge, by a formula from the shape of the model.
 
+    peak of a rank = context + weights + moments + gradients + step
+    step           = activations that are kept + the larger of: the output layer,
+                                                  a layer's backward pass
+
 Bytes of a layer's activations were counted on fake tensors (torch 2.13, transformers' Qwen3 under
 autocast to bf16, PEFT's adapters); the sums are 1 to 9 % above the peaks that were measured on
-H100s and H200s (`tests/runner/plan/test_memory.py` has them). `fit` adds them up by card.
+H100s and H200s (`tests/runner/plan/test_memory.py` has them). `placement` adds them up by card.
 """
 
 from __future__ import annotations
@@ -40,9 +44,9 @@ NUM_ADAPTERS = 4
 """Adapters in an engine at a time: running turns keep the adapter that they began with."""
 LEAST_CONTEXTS = 4
 """Sequences of full length that must fit an engine for it to be useful."""
-EXPERTS_AT_A_TIME = {True: 4 / 3, False: 1.0}
+ADAPTED_EXPERTS = 4 / 3
 """Copies of a layer's experts, in bf16, under an adapter on experts: both changed matrices and a
-gradient of the second; without one, those that are expanded from 4 bits."""
+gradient of the second."""
 
 
 class _Layer(NamedTuple):
@@ -53,22 +57,21 @@ class _Layer(NamedTuple):
     hidden: int
     """Tensors as wide as the model that are kept for a backward pass, the input included."""
     queries: int
-    keys: int
     inner: int
     inner_gradient: int
     """Gradients as wide as the MLP, in a backward pass."""
 
 
 LAYERS = {
-    "f32": _Layer(4, 26, 14, 6, 8, 4),
-    "bf16": _Layer(2, 16, 14, 6, 8, 4),
-    "adapter": _Layer(2, 22, 16, 6, 8, 6),
+    "f32": _Layer(4, 26, 14, 8, 4),
+    "bf16": _Layer(2, 16, 14, 8, 4),
+    "adapter": _Layer(2, 22, 16, 8, 6),
 }
 """By the type of the trained weights. An adapter in f32 keeps its inputs too."""
 COMPILED = {"f32": {"hidden": 12, "inner": 6}, "bf16": {"hidden": 8, "inner": 6}}
 """The same of compiled layers, where it differs: measured (SmolLM2-135M's shape, H200)."""
-QK_NORM = 6
-"""Bytes in `queries` and `keys` that a model without norms of them does not keep."""
+KEYS, QK_NORM = 6, 6
+"""Bytes of keys and values; and those of queries and keys without norms of them, which are less."""
 HIDDEN_GRADIENT, HEAD = 16, 28
 """Bytes a token and hidden value: gradients of a layer's backward pass; the output layer's."""
 
@@ -118,11 +121,7 @@ def train_bytes(
             shrink.
         recomputes: the value of an absent `gradient_checkpointing`.
     """
-    asked = stage.gradient_checkpointing
-    asked = recomputes if asked is None else asked
-    num_kept = 0 if asked is True else max(shape.layers - int(asked), 0)
     shards = parallel == "fsdp2" and num_gpus > 1
-    moments = 2 if stage.optimizer == "adamw_8bit" else 8
     loaded = 2 if model.dtype == "bfloat16" else 4
     trained, width = shape.params, 4 if shards else loaded  # accelerate makes trained shards f32
     frozen = 0.0
@@ -134,6 +133,7 @@ def train_bytes(
         frozen += (shape.params - in_4_bits) * (4 if model.dtype == "float32" else 2)
     elif not isinstance(stage, SftStage) and stage.beta > 0:
         frozen = loaded * shape.params  # the reference
+    moments = 2 if stage.optimizer == "adamw_8bit" else 8
     parts = {
         "weights": frozen + width * trained,
         "optimizer": min(moments, 2 * width) * trained,
@@ -145,6 +145,9 @@ def train_bytes(
     elif num_gpus > 1:
         parts["optimizer"] += width * trained
     kind = "adapter" if model.lora else "bf16" if width == 2 or shards else "f32"
+    asked = stage.gradient_checkpointing
+    asked = recomputes if asked is None else asked
+    num_kept = 0 if asked is True else max(shape.layers - int(asked), 0)
     step = _step_bytes(stage, model, shape, kind=kind, tokens=tokens, num_kept=num_kept)
     if shards:  # two layers are gathered, and the gradient of one
         step += (2 * 2 + 4) * shape.params / shape.layers + 2 * shape.vocab * shape.hidden
@@ -168,37 +171,30 @@ def _step_bytes(
     each, hidden, queries = LAYERS[kind], shape.hidden, shape.heads * shape.head_dim
     if stage.compile:
         each = each._replace(**COMPILED.get(kind, {}))
-    if shape.model_type in PLAIN - QK_NORMS:
-        each = each._replace(queries=each.queries - QK_NORM, keys=each.keys - QK_NORM)
+    normed = 0 if shape.model_type in PLAIN - QK_NORMS else QK_NORM
+    kv = shape.kv_values / shape.layers
     inner = max(shape.intermediate, shape.active_experts * shape.expert_intermediate)
     shares = stage.packing is True and not shape.is_mixture  # a shared prefix is computed once
     num_keys = (SFT_KEYS_PER_TOKEN if isinstance(stage, SftStage) else KEYS_PER_TOKEN) * shares
-    keys = 2 * num_keys * shape.kv_values / shape.layers  # gathered, in bf16
-    layer = each.hidden * hidden + each.queries * queries + each.inner * inner
-    layer += each.keys * shape.kv_values / shape.layers / 2 + keys
+    layer = each.hidden * hidden + each.inner * inner
+    layer += (each.queries - QK_NORM + normed) * queries + (KEYS - QK_NORM + normed) * kv / 2
+    layer += 2 * num_keys * kv  # gathered, in bf16
     layer += 2 * 2 * shape.active_experts * hidden  # a token's row for each expert, in and out
-    gradient = HIDDEN_GRADIENT * hidden + each.inner_gradient * inner
-    gradient += 2 * num_keys * 2 * queries
+    gradient = HIDDEN_GRADIENT * hidden + each.inner_gradient * inner + 4 * num_keys * queries
     stream = each.stream * hidden
     kept = num_kept * layer + (shape.layers - num_kept) * stream
     cast = 2 * shape.params if kind == "f32" else 0  # autocast's copy of the weights
-    head = 4 * shape.vocab * shape.hidden if model.lora is None else 0  # its gradient, in f32
+    head = 4 * shape.vocab * hidden if model.lora is None else 0  # its gradient, in f32
     tile = 4 * min(tokens, LOGIT_TILE[0]) * min(shape.vocab, LOGIT_TILE[1])
-    experts = 2 * shape.expert_params / max(shape.sparse_layers, 1)
     at_head = cast + tile + tokens * HEAD * hidden
     in_layer = tokens * (gradient + (0 if num_kept else layer - stream))
-    in_layer += experts * _expert_copies(model, num_kept=min(num_kept, shape.sparse_layers))
-    return tokens * kept + head + max(at_head, in_layer + cast * num_kept / shape.layers)
-
-
-def _expert_copies(model: ModelTable, *, num_kept: int) -> float:
-    """Copies of a layer's fused experts: one for every layer without recomputation."""
-    if model.lora is None:
-        return 0
-    is_adapted = bool(model.lora.target_parameters)
-    if not is_adapted and model.quantize is None:
-        return 0
-    return EXPERTS_AT_A_TIME[is_adapted] + max(num_kept - 1, 0)
+    in_layer += cast * num_kept / shape.layers
+    if model.lora is not None and (model.lora.target_parameters or model.quantize is not None):
+        # Experts are expanded or changed a layer at a time, and kept where it is not recomputed.
+        copies = ADAPTED_EXPERTS if model.lora.target_parameters else 1
+        copies += max(min(num_kept, shape.sparse_layers) - 1, 0)
+        in_layer += copies * 2 * shape.expert_params / max(shape.sparse_layers, 1)
+    return tokens * kept + head + max(at_head, in_layer)
 
 
 def micro_batch(
@@ -226,8 +222,6 @@ class ServeBytes:
     """With less the engine does not start, or serves only a few sequences."""
     full: int = 0
     """With a KV cache for all slots."""
-    fixed: int = 0
-    """Without a KV cache: weights, context, graphs."""
 
 
 def serve_bytes(
@@ -237,12 +231,10 @@ def serve_bytes(
     width, num_gpus = 4 if serve.precision == "exact" else 2, serve.tensor_parallel
     adapters = 0 if model.lora is None else NUM_ADAPTERS * 2 * shape.adapter_params(model.lora)
     fixed = CONTEXT_BYTES + (shape.params * width + adapters) / num_gpus
-    if engine == "vllm":
-        fixed += GRAPH_BYTES
+    fixed += GRAPH_BYTES if engine == "vllm" else 0
     context = shape.kv_of(serve.context_tokens) * width / num_gpus
     least = min(serve.slots, LEAST_CONTEXTS) if engine == "vllm" else serve.slots
-    full = int(fixed + serve.slots * context)
-    return ServeBytes(least=int(fixed + least * context), full=full, fixed=int(fixed))
+    return ServeBytes(least=int(fixed + least * context), full=int(fixed + serve.slots * context))
 
 
 def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:

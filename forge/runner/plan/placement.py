@@ -1,28 +1,113 @@
 """Placement of the roles of a run on GPUs, from `[devices]` and the machine.
 
-Pure. `plan` shows the placement, `run` hands the cards out. Three steps: the number of cards of
-each role (`_counts`), which cards (`_lay_out`), and whether their memory suffices (`fit`).
+Pure. `plan` shows the placement, `run` hands the cards out. Four steps: the roles that the stages
+need, the number of cards of each (`_counts`), which cards (`_lay_out`), and whether their memory
+suffices (`fit`), by the sums of `memory`. A role alone on a card gets all it asks for. On a shared
+card an engine that takes a share of the memory (vllm) is limited first. If even its minimum does
+not fit beside a step of the trainer, it sleeps while the trainer steps. Activations are kept
+instead of recomputed where that costs the other roles nothing.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from forge.config.schema import SftStage
-from forge.errors import MachineError
-from forge.process.devices import matching
-from forge.runner.plan.fit import fit
-from forge.runner.plan.needs import needs_judges, needs_serving, needs_training
+from forge.config.schema import EvalStage, GrpoStage, LoraTable, QuantizeTable, SftStage
+from forge.errors import ConfigError, MachineError
+from forge.process.devices import Vendor, matching
+from forge.runner.plan.machine import CardBusy
+from forge.runner.plan.memory import (
+    ASLEEP_BYTES,
+    ServeBytes,
+    TrainBytes,
+    judge_bytes,
+    micro_batch,
+    serve_bytes,
+    train_bytes,
+)
+from forge.runner.plan.shape import config_dir, model_shape
+from forge.train.refusals import PACKED, text_config
+from forge.views.text.numbers import count, gigabytes
 
 if TYPE_CHECKING:
-    from forge.config.schema import Experiment, ServeTable
-    from forge.process.devices import Gpu
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from forge.config.schema import Experiment, ModelTable, ServeTable
+    from forge.process.devices import Gpu, GpuUser
     from forge.runner.plan.machine import Machine
+    from forge.runner.plan.shape import ModelShape
+
+    Users = Mapping[str, tuple[GpuUser, ...]]
+    _Change = tuple[str, Experiment, "Placement"]
+    """Its name, and the experiment and the cards that it gives."""
 
 ROLES = ("serve", "judge", "train")
 """Roles, in the order of taking cards."""
+CAN_SLEEP = frozenset({"vllm", "hf"})
+TAKES_SHARE = frozenset({"vllm"})
+"""Engines that take serve.memory_share of a card for any model."""
+DRIVER_SHARE = 0.02
+"""Share of a card that the driver keeps."""
+KEPT_PARTS = (0, 0.25, 0.5, 0.75)
+"""Parts of the blocks that are recomputed, tried in order."""
+KEPT_SHARE = 0.8
+"""Share of a card that a trainer without recomputation may take: peaks were up to 9 % off."""
+LESS_SLOTS, LESS_TOKENS, MORE_GPUS = 8, 1024, (2, 4, 8)
+CARD_SIZES = (24, 40, 48, 80, 96, 141, 192, 288, *range(400, 4001, 200))
+"""Changes that a refusal tries, and names if all cards have room with them."""
+MAX_HEAD_DIM = 192
+"""On some cards the flash kernel has no backward pass for wider heads; all are multiples of 8."""
+MIN_CAPABILITY = (8, 0)
+MIN_TORCH = (2, 10)
+"""First version with a varlen kernel."""
+
+
+def needs_serving(experiment: Experiment) -> bool:
+    """True if any stage generates."""
+    return any(not isinstance(stage, SftStage) for stage in experiment.stage)
+
+
+def needs_training(experiment: Experiment) -> bool:
+    """True if any stage trains."""
+    return any(not isinstance(stage, EvalStage) for stage in experiment.stage)
+
+
+def needs_pairs(experiment: Experiment) -> bool:
+    """True if a stage trains on pairs, or a tokenizer is trained on their texts."""
+    is_sft = any(isinstance(stage, SftStage) for stage in experiment.stage)
+    return is_sft or experiment.model.init is not None
+
+
+def makes_pairs(experiment: Experiment) -> bool:
+    """True if the generator makes the pairs, whose broken answers are judged."""
+    return needs_pairs(experiment) and experiment.data.has_generated
+
+
+def needs_judges(experiment: Experiment) -> bool:
+    """True if anything is judged: completions of a stage, or broken answers of generated pairs."""
+    return needs_serving(experiment) or makes_pairs(experiment)
+
+
+def num_ranks(experiment: Experiment, cards: Sequence[Gpu]) -> int:
+    """Ranks of the trainer, with those on nodes. `cards`: those of the ranks on this machine."""
+    return max(1, len(cards)) * (1 + experiment.cluster.train_nodes)
+
+
+def turns_trained(experiment: Experiment) -> int:
+    """Maximum turns of a rollout that is trained on; 1 without any."""
+    is_trained = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
+    return experiment.rollout.max_turns if is_trained else 1
+
+
+def turns_played(experiment: Experiment) -> int:
+    """Maximum turns of a rollout, in training and evaluation."""
+    return max(experiment.rollout.max_turns, experiment.eval.max_turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +201,7 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
         last = ", ".join(str(gpu.index) for gpu in cards if gpu.uuid in machine.busy)
         reasons.append(f"devices.gpus = auto: GPU {last} last, since other processes use it")
     if sum(counts.values()) == 0:
+        reasons += _unpacked(experiment, ())
         return Placement(engine=engine, reasons=tuple(reasons))
     placed = _lay_out(experiment, machine, cards, counts)
     if experiment.serve.tensor_parallel > 1 and any(
@@ -126,13 +212,17 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
             "with another role, and ranks that wait for a GPU block each other; 1 is allowed, or "
             "more GPUs"
         )
-    reasons += [
-        f"GPU {gpu.index} has {', '.join(roles)} (devices.share = {experiment.devices.share})"
-        for gpu in placed.gpus
-        if len(roles := placed.roles_of(gpu.uuid)) > 1
-    ]
+    reasons += _unpacked(experiment, placed.train)
     placed = replace(placed, engine=engine, reasons=tuple(reasons))
     return fit(experiment, placed, users=machine.gpu_users)
+
+
+def _unpacked(experiment: Experiment, gpus: Sequence[Gpu]) -> Iterator[str]:
+    """A message for each stage in which "auto" turns packing off."""
+    for index, stage in enumerate(experiment.stage):
+        is_open = not isinstance(stage, EvalStage) and stage.packing == "auto"
+        if is_open and (why := why_not_packed(experiment.model, gpus=gpus)):
+            yield f"stage.{index}.packing = auto: false ({why})"
 
 
 def judge_cards(experiment: Experiment, machine: Machine) -> tuple[Gpu, ...]:
@@ -275,22 +365,354 @@ def _shares(cards: list[Gpu], num_replicas: int, num_each: int) -> tuple[tuple[G
 def _too_few(
     experiment: Experiment, machine: Machine, *, num_allowed: int, counts: Mapping[str, int]
 ) -> MachineError:
-    shares = experiment.devices.share != "never"
-    total = max(counts.values()) if shares else sum(counts.values())
+    shares, most = experiment.devices.share != "never", max(counts.values())
+    needed = count(most if shares else sum(counts.values()), "GPU")
     split = ", ".join(f"{role} {num}" for role, num in counts.items() if num)
     split += ", which may share" if shares else ""
     has = f"{machine.title} has {len(machine.gpus)}"
     if num_allowed < len(machine.gpus):
         has = f"devices.gpus names {num_allowed}"
-    if machine.hidden_gpus:
-        has += f" ({machine.hidden_gpus})"
+    has += f" ({machine.hidden_gpus})" if machine.hidden_gpus else ""
     advice = (
         '"forge plan --assume 8xH100-80GB" plans for another machine; '
         '"forge init quickstart" writes one that needs no GPU.'
     )
-    if num_allowed and experiment.devices.share == "never" and max(counts.values()) <= num_allowed:
+    if not shares and num_allowed >= most:
         advice = '[devices] share = "auto" lets roles share a GPU if its memory suffices.'
-    return MachineError(
-        f"{experiment.name} needs {total} {'GPU' if total == 1 else 'GPUs'} ({split}); {has}. "
-        f"{advice}"
-    )
+    return MachineError(f"{experiment.name} needs {needed} ({split}); {has}. {advice}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CardLoad:
+    """Memory that one card has to provide, by role."""
+
+    gpu: Gpu
+    serve: ServeBytes
+    """Need of its replicas together."""
+    num_replicas: int
+    judge: int
+    train: TrainBytes
+    """Zeros without a rank on this card."""
+    users: tuple[GpuUser, ...]
+    takes_share: bool
+
+    @property
+    def room(self) -> int:
+        """Memory for this run: what other users of the card leave."""
+        usable = int(self.gpu.memory_bytes * (1 - DRIVER_SHARE))
+        return min(usable, self.gpu.free_bytes) if self.users else usable
+
+    @property
+    def least_serve(self) -> int:
+        """An engine that takes a share can do with less than all slots need."""
+        return self.serve.least if self.takes_share else self.serve.full
+
+    def need(self, *, sleeps: bool) -> int:
+        """Least memory at the moment that takes the most."""
+        serve = self.least_serve
+        stepping = (ASLEEP_BYTES if serve and sleeps else serve) + self.train.peak
+        return max(stepping, serve + self.train.resident) + self.judge
+
+
+def fit(experiment: Experiment, placed: Placement, *, users: Users) -> Placement:
+    """Sets what makes the roles fit the memory of their cards. A model of unknown shape is not
+    checked.
+
+    Args:
+        placed: the cards of each role, and the engine.
+        users: other processes by card.
+
+    Raises:
+        ConfigError: `serve.sleep = "always"` with an engine that cannot sleep.
+        CardBusy: it would fit without the other processes.
+        MachineError: it does not fit; the message has the sums, and what would fit.
+    """
+    shape = model_shape(experiment.model)
+    if shape is None:
+        reason = f"{experiment.model.path}: unknown size, so GPU memory is not checked"
+        return replace(placed, reasons=(*placed.reasons, reason))
+    if experiment.serve.sleep == "always" and placed.engine not in CAN_SLEEP and placed.serve:
+        raise ConfigError(
+            f'serve.sleep = "always": engine {placed.engine} cannot sleep; "auto" or "never" is '
+            "allowed"
+        )
+    placed = _with_parallel(experiment, placed, shape)
+    found = _fitted(experiment, placed, shape, users=users)
+    return _keeping_activations(experiment, found, placed, shape, users=users)
+
+
+def _fitted(
+    experiment: Experiment, placed: Placement, shape: ModelShape, *, users: Users
+) -> Placement:
+    """`fit` with the placement's own choice of recomputation."""
+    loads = _loads(experiment, placed, shape, users=users)
+    serving = [load for load in loads if load.num_replicas]
+    takes_share, sleep = placed.engine in TAKES_SHARE, experiment.serve.sleep
+    is_tight = any(load.need(sleeps=False) > load.room for load in serving)
+    # Sleep helps only where the trainer is on the engine's card.
+    may_sleep = placed.engine in CAN_SLEEP and any(load.train.peak for load in serving)
+    sleeps = may_sleep and (sleep == "always" or (sleep == "auto" and is_tight))
+    for load in loads:
+        if load.need(sleeps=sleeps) > load.room:
+            raise _refusal(experiment, placed, shape, load, sleeps=sleeps)
+    asked = share = experiment.serve.memory_share
+    for load in serving if takes_share else ():
+        memory = load.gpu.memory_bytes
+        if asked * memory < load.serve.least:
+            least = math.ceil(100 * load.serve.least / memory) / 100
+            raise MachineError(
+                f"{experiment.name}: GPU {load.gpu.index} ({load.gpu.name}): the engine needs "
+                f"{gigabytes(load.serve.least)}; serve.memory_share = {asked:g} of the GPU is "
+                f"{gigabytes(int(asked * memory))}; {least:g} would fit"
+            )
+        room = load.room - load.judge - (load.train.resident if sleeps else load.train.peak)
+        share = min(share, math.floor(100 * room / memory) / 100)
+    sizes = dict[str, Mapping[str, int]]()
+    for load in loads:
+        takes = int(share * load.gpu.memory_bytes) if takes_share else load.serve.full
+        parts = {"serve": takes * bool(load.num_replicas), "judge": load.judge}
+        parts["train"] = load.train.peak
+        sizes[load.gpu.uuid] = {role: part for role, part in parts.items() if part}
+    reasons = list(placed.reasons)
+    if share < asked:
+        reasons.append(
+            f"the engine takes {share:.0%} of its GPU instead of serve.memory_share = {asked:.0%}: "
+            "more does not fit beside the other roles"
+        )
+    if sleeps:
+        why = "serve.sleep = always" if sleep == "always" else "together they do not fit the GPU"
+        reasons.append(f"the engine sleeps while the trainer steps: {why}")
+    most = max((load.num_replicas for load in serving), default=0)
+    return replace(
+        placed, sleeps=sleeps, memory_share=share / most if takes_share and most else None,
+        bytes_by_gpu=sizes, reasons=tuple(reasons),
+    )  # fmt: skip
+
+
+def _keeping_activations(
+    experiment: Experiment,
+    found: Placement,
+    placed: Placement,
+    shape: ModelShape,
+    *,
+    users: Users,
+) -> Placement:
+    """The placement with as few recomputed blocks as leave all else as it is, if a stage leaves
+    them open: a step without any is shorter by a forward pass, a quarter of its work."""
+    is_open = any(stage.gradient_checkpointing is None for stage in _trained(experiment))
+    # No peak of a mixture that keeps activations was measured yet.
+    if not found.train or not is_open or shape.is_mixture:
+        return found
+    smallest = min(gpu.memory_bytes for gpu in found.train)
+    for part in KEPT_PARTS:
+        num = round(part * shape.layers)
+        try:
+            kept = _fitted(
+                experiment, replace(placed, recomputes=num or False), shape, users=users
+            )  # fmt: skip
+        except MachineError:
+            continue
+        peak = max(kept.bytes_by_gpu[gpu.uuid]["train"] for gpu in kept.train)
+        same = (kept.sleeps, kept.memory_share) == (found.sleeps, found.memory_share)
+        if same and peak <= KEPT_SHARE * smallest:
+            which = f"of all but {num} blocks" if num else "of all blocks"
+            reason = (
+                f"gradient_checkpointing absent: activations {which} are kept, {gigabytes(peak)} "
+                f"of {gigabytes(smallest)} at the peak"
+            )
+            return replace(kept, reasons=(*found.reasons, reason))
+    return found
+
+
+def _trained(experiment: Experiment) -> list[SftStage | GrpoStage]:
+    return [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
+
+
+def _with_parallel(experiment: Experiment, placed: Placement, shape: ModelShape) -> Placement:
+    """ddp if a whole trainer fits a card, else fsdp2, unless a stage sets it; and the reason."""
+    stages = _trained(experiment)
+    demanded = {"fsdp2" if stage.offload else stage.parallel for stage in stages} - {"auto"}
+    num = num_ranks(experiment, placed.train)
+    if not placed.train or num < 2 or demanded:
+        return replace(placed, parallel="fsdp2" if demanded == {"fsdp2"} else "ddp")
+    smallest = min(gpu.memory_bytes for gpu in placed.train)
+    need = _train_bytes(experiment, placed, shape).peak
+    if need <= smallest * (1 - DRIVER_SHARE) or experiment.model.quantize is not None:
+        parallel, why = "ddp", f"ddp, {gigabytes(need)} on each"
+    else:
+        parallel, why = "fsdp2", f"fsdp2, since ddp needs {gigabytes(need)} on each"
+    reasons = (*placed.reasons, f"trainer on {num} GPUs: {why}")
+    return replace(placed, parallel=parallel, reasons=reasons)
+
+
+def _train_bytes(experiment: Experiment, placed: Placement, shape: ModelShape) -> TrainBytes:
+    """GPU memory of a rank in the stage that needs the most."""
+    if not placed.train:
+        return TrainBytes()
+    rollout, num = experiment.rollout, num_ranks(experiment, placed.train)
+    samples = rollout.groups_per_step * rollout.group_size * rollout.max_turns
+    ranks = list[TrainBytes]()
+    for stage in _trained(experiment):
+        tokens, is_whole = micro_batch(
+            stage, num_gpus=num, context_tokens=experiment.serve.context_tokens,
+            num_samples=samples,
+        )  # fmt: skip
+        packing = is_packed(stage, experiment.model, gpus=placed.train)
+        ranks.append(
+            train_bytes(
+                stage.model_copy(update={"packing": packing}), experiment.model, shape,
+                num_gpus=num, parallel=placed.parallel, tokens=tokens, is_whole=is_whole,
+                recomputes=placed.recomputes,
+            )
+        )  # fmt: skip
+    return max(ranks, key=lambda rank: rank.peak)
+
+
+def _loads(
+    experiment: Experiment, placed: Placement, shape: ModelShape, *, users: Users
+) -> list[_CardLoad]:
+    each = serve_bytes(experiment.serve, experiment.model, shape, engine=placed.engine)
+    takes_share = placed.engine in TAKES_SHARE
+    train = _train_bytes(experiment, placed, shape)
+    found = list[_CardLoad]()
+    for gpu in placed.gpus:
+        num = sum(gpu in replica for replica in placed.serve)
+        full = num * each.full
+        if takes_share and num:
+            full = int(experiment.serve.memory_share * gpu.memory_bytes)
+        judge = judge_bytes(experiment.problems, memory_bytes=gpu.memory_bytes)
+        found.append(
+            _CardLoad(
+                gpu=gpu, serve=ServeBytes(least=num * each.least, full=full), num_replicas=num,
+                judge=judge if gpu in placed.judge else 0, users=users.get(gpu.uuid, ()),
+                train=train if gpu in placed.train else TrainBytes(), takes_share=takes_share,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _refusal(
+    experiment: Experiment, placed: Placement, shape: ModelShape, load: _CardLoad, *, sleeps: bool
+) -> MachineError:
+    """The error for a card with too little memory: the sums, and what would fit."""
+    sums = {"serve": load.least_serve, "judge": load.judge, "train": load.train.peak}
+    listed = ", ".join(f"{role} {gigabytes(part)}" for role, part in sums.items() if part)
+    asleep = ", the engine asleep while the trainer steps" if sleeps else ""
+    memory, need = gigabytes(load.gpu.memory_bytes), gigabytes(load.need(sleeps=sleeps))
+    words = f"{experiment.name}: GPU {load.gpu.index} ({load.gpu.name}) needs {need} "
+    words += f"({listed}{asleep}); "
+    if load.users:
+        others = ", ".join(map(str, load.users))
+        return CardBusy(
+            f"{words}{gigabytes(load.gpu.free_bytes)} of {memory} are free: {others}. "
+            "Wait for them to end, or name other GPUs in devices.gpus"
+        )
+    may_sleep = placed.engine in CAN_SLEEP and experiment.serve.sleep != "never"
+    fits = [
+        name
+        for name, changed, there in _changes(experiment, placed)
+        if all(
+            each.need(sleeps=may_sleep and each.train.peak > 0) <= each.room
+            and each.serve.full >= each.least_serve
+            for each in _loads(changed, there, shape, users={})
+        )
+    ]
+    kinds = {re.sub(r"\d+", "", name): name for name in reversed(fits)}  # the smallest of a kind
+    would = "; ".join(name for name in fits if name in kinds.values())
+    return MachineError(f"{words}it has {memory}. Would fit: {would}")
+
+
+def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
+    """Changes that take less memory, the mildest first, then cards of any size. One that changes
+    nothing here fits as little as before."""
+    model, sharded = experiment.model, replace(placed, parallel="fsdp2")
+
+    def put(table: str, **keys: Any) -> Experiment:
+        new = getattr(experiment, table).model_copy(update=keys)
+        return experiment.model_copy(update={table: new})
+
+    def staged(**keys: Any) -> Experiment:
+        stages = [
+            stage if isinstance(stage, EvalStage) else stage.model_copy(update=keys)
+            for stage in experiment.stage
+        ]
+        return experiment.model_copy(update={"stage": stages})
+
+    if placed.shared:
+        judges, ranks = (
+            tuple(replace(gpu, uuid=f"{role} {gpu.uuid}") for gpu in gpus)
+            for role, gpus in (("judge", placed.judge), ("train", placed.train))
+        )
+        yield "a GPU for each role", experiment, replace(placed, judge=judges, train=ranks)
+    yield 'serve.precision = "fast"', put("serve", precision="fast"), placed
+    for num in MORE_GPUS if placed.engine == "vllm" and not placed.shared else ():
+        if num > experiment.serve.tensor_parallel:
+            yield f"serve.tensor_parallel = {num}", put("serve", tensor_parallel=num), placed
+    if experiment.serve.slots > LESS_SLOTS and placed.engine not in TAKES_SHARE:
+        yield f"serve.slots = {LESS_SLOTS}", put("serve", slots=LESS_SLOTS), placed
+    yield 'problems.sizes = "small"', put("problems", sizes="small"), placed
+    yield f"micro_batch_tokens = {LESS_TOKENS}", staged(micro_batch_tokens=LESS_TOKENS), placed
+    if placed.train and model.quantize is None:
+        for num in (num for num in MORE_GPUS if num > len(placed.train)):
+            more = (replace(placed.train[0], uuid=f"more-{k}") for k in range(num))
+            train = (*placed.train, *more)[:num]
+            yield f"devices.train = {num} (fsdp2)", experiment, replace(sharded, train=train)
+        if len(placed.train) > 1:
+            yield "offload = true", staged(offload=True), sharded
+    if model.lora:
+        yield "[model.quantize]", put("model", quantize=QuantizeTable()), placed
+    elif placed.train:
+        key, small = 'optimizer = "adamw_8bit"', staged(optimizer="adamw_8bit")
+        yield key, small, placed
+        yield "[model.lora]", put("model", lora=LoraTable()), placed
+        half = {"model": model.model_copy(update={"dtype": "bfloat16"})}
+        yield f'model.dtype = "bfloat16" with {key}', small.model_copy(update=half), placed
+    for size in CARD_SIZES:
+        larger = {gpu.uuid: replace(gpu, memory_bytes=size * 10**9) for gpu in placed.gpus}
+        yield f"GPUs of {size} GB", experiment, placed.on(larger)
+
+
+def is_packed(
+    stage: SftStage | GrpoStage,
+    model: ModelTable,
+    *,
+    gpus: Sequence[Gpu],
+    model_dir: Path | None = None,
+) -> bool:
+    """`packing` of a stage: "auto" is true wherever packing is known to work."""
+    if stage.packing != "auto":
+        return stage.packing
+    return not why_not_packed(model, gpus=gpus, model_dir=model_dir)
+
+
+def why_not_packed(model: ModelTable, *, gpus: Sequence[Gpu], model_dir: Path | None = None) -> str:
+    """Why this model's sequences are not packed on these cards; empty if they are.
+
+    Args:
+        gpus: cards of the trainer; empty for the CPU.
+        model_dir: the model to train, once it is on this machine.
+    """
+    if any(gpu.vendor is not Vendor.NVIDIA for gpu in gpus):
+        return "not tested on AMD"
+    if any(gpu.capability is not None and gpu.capability < MIN_CAPABILITY for gpu in gpus):
+        return "its kernel needs Ampere or later"
+    found = re.match(r"(\d+)\.(\d+)", version("torch"))
+    if gpus and found and tuple(map(int, found.groups())) < MIN_TORCH:
+        return f"its kernel needs torch {'.'.join(map(str, MIN_TORCH))}"
+    if model.quantize is not None:
+        return "not tested with 4-bit weights"
+    kind, width, folder = "", 0, model_dir or config_dir(model)
+    if folder:  # without `model_shape`, which may ask transformers and block a run's loop
+        config = text_config(folder)
+        kind = str(config.get("model_type"))
+        heads = config.get("num_attention_heads") or 1
+        width = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
+    elif shape := model_shape(model):
+        kind, width = shape.model_type, shape.head_dim
+    if not (kind and width):
+        return "the shape of the model is unknown"
+    if kind not in PACKED:
+        return f"not tested with {kind}"
+    if gpus and (width > MAX_HEAD_DIM or width % 8):
+        return f"its kernel does not support a head width of {width}"
+    return ""

@@ -24,7 +24,7 @@ from forge.evalpool.site_packages import require_installed
 from forge.evalpool.targets import require_target
 from forge.records import Message, Problem, Split
 from forge.rollout.prompter import TemplatePrompter
-from forge.runner.plan.needs import needs_serving, num_ranks, turns_played, turns_trained
+from forge.runner.plan.placement import needs_serving, num_ranks, turns_played, turns_trained
 from forge.runner.plan.shape import config_dir, llama_refusal, lora_rank, model_shape
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf

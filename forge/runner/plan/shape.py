@@ -1,6 +1,7 @@
-"""Shape of a model before it is loaded: sizes of its parts, and its number of parameters.
+"""Shape of a model before it is loaded, and the check of its path: sizes of its parts, number of
+parameters, engines that serve it.
 
-It comes from the experiment (a tiny model), from `config.json` of a directory or of the hub's
+A shape comes from the experiment (a tiny model), from `config.json` of a directory or of the hub's
 cache, from the header of a GGUF file, or from the table of known hub names, so that a plan needs no
 download. The shapes of plain decoders are computed here; for others transformers is asked
 (`_measure`), once for each config.
@@ -12,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,17 +23,29 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from forge.data.template import read_object
 from forge.errors import ConfigError
 from forge.process.environment import child_env
-from forge.runner.plan.model_files import CONFIG, read_config
 from forge.serve.architectures import no_llama, why_not_llama
 from forge.store.layout import write_file
-from forge.train.gguf import made_dir, read_gguf
+from forge.train.gguf import made_dir, made_models, read_gguf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forge.config.schema import LoraTable, ModelTable, TinyModel
+
+CONFIG = "config.json"
+NEEDED = (CONFIG, "tokenizer.json")
+MAX_CONFIG_BYTES = 8 << 20
+"""Published ones have up to some hundred kB."""
+SIZES = frozenset({
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "moe_intermediate_size", "num_experts", "num_local_experts",
+    "n_routed_experts", "vocab_size", "max_position_embeddings",
+})  # fmt: skip
+"""Keys of a config with sizes."""
+MAX_SIZE, MAX_LAYERS = 1 << 31, 1 << 10
 
 PLAIN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` whose shapes `decoder` computes from a config."""
@@ -348,46 +362,24 @@ def _ask(config: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def model_type(model_dir: Path) -> str | None:
-    """`model_type` in the `config.json` of a directory; None without one."""
-    try:
-        return json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def llama_refusal(model: ModelTable, *, context_tokens: int) -> str | None:
     """The reason why the llama engine does not serve a model; None if it does, or if the model is
-    not on this machine and unknown."""
+    not on this machine and unknown. Raises as `read_config`."""
     if folder := config_dir(model):
-        return refusal_of(folder, context_tokens=context_tokens)
+        return why_not_llama(read_config(folder), context_tokens=context_tokens)
     shape = model_shape(model)
     return no_llama(shape.model_type) if shape and shape.model_type else None
 
 
-def refusal_of(model_dir: Path, *, context_tokens: int) -> str | None:
-    """The same for a directory."""
-    try:
-        config = dict[str, Any](json.loads((model_dir / "config.json").read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
-    is_named = "model_type" in config
-    return why_not_llama(config, context_tokens=context_tokens) if is_named else None
-
-
 def lora_rank(model: ModelTable, *, adapter: Path | None = None) -> int:
     """Largest rank of the adapters to serve: the one to train, `model.adapter` and `adapter`; 0 for
-    none."""
-    given = [adapter_rank(folder) for folder in (model.adapter, adapter) if folder is not None]
-    return max([*given, model.lora.r if model.lora else 0], default=0)
-
-
-def adapter_rank(folder: Path) -> int:
-    """Rank of a PEFT adapter; 0 if its config does not say."""
-    try:
-        return int(json.loads((folder / "adapter_config.json").read_text())["r"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+    none, and for one whose config does not say."""
+    found = [model.lora.r if model.lora else 0]
+    for folder in (model.adapter, adapter):
+        if folder is not None:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                found.append(int(json.loads((folder / "adapter_config.json").read_text())["r"]))
+    return max(found)
 
 
 def _cached(name: str) -> list[Path]:
@@ -399,3 +391,70 @@ def _cached(name: str) -> list[Path]:
     if not name or not folder.is_dir():
         return []
     return sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def check_model_path(model: ModelTable, *, is_here: bool = True) -> None:
+    """Check a local directory. A hub name is checked when it is downloaded, a GGUF file by its
+    reader.
+
+    Args:
+        is_here: True for a run on this machine; else `config.json` suffices.
+
+    Raises:
+        ConfigError: one line with the files that it lacks, or the key of its config.
+    """
+    path = Path(model.path or "").expanduser()
+    if model.path and path.is_dir():
+        check_complete(path.resolve(), is_here=is_here)
+    elif path.parent == made_models() and not path.exists():
+        run = path.name.rsplit("-", 2)[0]
+        raise ConfigError(
+            f"model.path: {path}: not there; it was the model of run {run} with its adapter "
+            f"merged, and the cache was cleared: forge export model {run} --merge --out {path} "
+            f"writes it again ({run}:STEP if that run has trained since)"
+        )
+
+
+def check_complete(path: Path, *, is_here: bool = True) -> Path:
+    """The directory of a model, if its files are there and its config can be used. Raises
+    ConfigError."""
+    missing = [name for name in (NEEDED if is_here else NEEDED[:1]) if not (path / name).is_file()]
+    if is_here and not any(path.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        files = sorted(path.glob("*.gguf"))
+        allowed = f'or model.path = "{files[0]}"' if files else "a model directory has them"
+        if CONFIG not in missing:
+            allowed += "; forge plan --assume MACHINE needs config.json alone"
+        raise ConfigError(f"model.path: {path}: lacks {', '.join(missing)}; {allowed}")
+    read_config(path)
+    return path
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a model. Raises ConfigError for what no model has: not an object, no
+    `model_type`, or a size that is not a positive integer."""
+    path = folder / CONFIG
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ConfigError(
+            f"{path}: {path.stat().st_size >> 20} MiB; the config of a model has up to "
+            f"{MAX_CONFIG_BYTES >> 20} MiB"
+        )
+    config = read_object(path)
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not re.fullmatch(r"[\w.-]{1,100}", kind):
+        raise ConfigError(f"{path}: model_type: found {kind!r:.40}; a name")
+    for key in ("text_config", "quantization_config"):
+        if type(config.get(key) or {}) is not dict:
+            raise ConfigError(f"{path}: {key}: found {config[key]!r:.40}; an object")
+    inner: dict[str, Any] = config.get("text_config") or {}
+    for table, place in ((config, ""), (inner, "text_config.")):
+        for key, found in table.items():
+            if key not in SIZES or found is None or isinstance(found, list):
+                continue  # a list has one for each layer
+            least = int("expert" not in key and not key.startswith("moe_"))
+            most = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+            if type(found) is not int or not least <= found <= most:
+                text = f"found {found!r:.40}; an integer from {least} to {most} is allowed"
+                raise ConfigError(f"{path}: {place}{key}: {text}")
+    return config

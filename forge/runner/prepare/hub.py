@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from forge.config.schema.problems import is_hub_name
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.machine import free_bytes, is_disk_full
-from forge.runner.plan.model_files import check_complete, check_model_path
+from forge.runner.plan.shape import check_complete, check_model_path
 from forge.runner.prepare.gguf import locate_gguf
 from forge.views.text.numbers import gigabytes
 

@@ -28,7 +28,7 @@ from forge.data.sources.normal_form import digests_asked
 from forge.data.sources.splitting import clash, digests_of_heldout
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split, Verdict
-from forge.runner.plan.needs import turns_played
+from forge.runner.plan.placement import turns_played
 from forge.store.layout import RunPaths, write_file
 from forge.train.handle import run_init_model
 

@@ -22,7 +22,7 @@ from forge.config.schema import GrpoStage, SftStage
 from forge.errors import ConfigError, MachineError
 from forge.process.child import describe_exit
 from forge.records import Event
-from forge.runner.plan.packing import resolve_packing
+from forge.runner.plan.placement import is_packed
 from forge.serve.engines import ENGINES
 from forge.train.handle import TrainerJob, open_trainer
 from forge.views.text.numbers import gigabytes
@@ -253,8 +253,8 @@ def resolve_auto(
     stage: Stage, placement: Placement, *, model: ModelTable, model_dir: Path
 ) -> Stage:
     """The stage with each "auto" resolved for these cards and this model."""
-    packing = resolve_packing(stage, model, gpus=placement.train, model_dir=model_dir)
-    found: dict[str, object] = {"packing": packing.is_on}
+    packing = is_packed(stage, model, gpus=placement.train, model_dir=model_dir)
+    found: dict[str, object] = {"packing": packing}
     if stage.parallel == "auto":
         found["parallel"] = placement.parallel
     if stage.gradient_checkpointing is None and placement.train:

@@ -14,10 +14,8 @@ from forge.config.load import load_experiment
 from forge.errors import MachineError
 from forge.process.devices import GpuUser
 from forge.process.gpu_locks import claim, claimed
-from forge.runner.plan import claiming
-from forge.runner.plan.claiming import open_claimed
-from forge.runner.plan.fit import CardBusy
-from forge.runner.plan.machine import Machine, assume
+from forge.runner.plan import machine as claiming
+from forge.runner.plan.machine import CardBusy, Machine, assume, open_claimed
 from forge.runner.plan.placement import Placement, place
 
 if TYPE_CHECKING:

@@ -10,19 +10,16 @@ from typing import Any
 import pytest
 
 from forge.config.load import load_experiment
-from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable, SftStage
+from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable
 from forge.process.devices import Gpu, Vendor
-from forge.runner.plan import packing
-from forge.runner.plan.fit import fit
+from forge.runner.plan import placement
 from forge.runner.plan.machine import assume, this_machine
-from forge.runner.plan.packing import resolve_packing
-from forge.runner.plan.placement import Placement
+from forge.runner.plan.placement import Placement, fit, is_packed, why_not_packed
 from forge.runner.plan.plan import plan
 from forge.runner.stages.trainer import resolve_auto
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
-SFT = SftStage(kind="sft", steps=1, learning_rate=1e-6)
 QWEN = ModelTable(path="Qwen/Qwen3-0.6B")
 CARD = Gpu(
     vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=140 << 30,
@@ -65,18 +62,18 @@ def test_the_plan_says_where_auto_is_off_and_why(
     assert not line or any(each.startswith(line) for each in found)
 
 
-def test_an_explicit_value_has_no_reason(tmp_path: Path) -> None:
+def test_an_explicit_value_is_kept_and_has_no_reason(tmp_path: Path) -> None:
     said = "stage.1.packing=false"
     assert plan_reasons("mi300x-8b", "8xMI300X-192GB", tmp_path, said) == []
     for value in (True, False):
-        stage = STAGE.model_copy(update={"packing": value})
-        assert resolve_packing(stage, QWEN, gpus=()).is_on is value
+        assert is_packed(STAGE.model_copy(update={"packing": value}), QWEN, gpus=()) is value
 
 
-def test_auto_is_on_for_a_tested_model_on_cards_and_on_the_cpu() -> None:
-    assert resolve_packing(STAGE, QWEN, gpus=[CARD, CARD]).is_on
-    assert resolve_packing(STAGE, ModelTable(init="tiny"), gpus=[CARD]).is_on
-    assert resolve_packing(SFT, QWEN, gpus=()).is_on
+@pytest.mark.parametrize("gpus", [[], [CARD, CARD]])
+@pytest.mark.parametrize("model", [QWEN, ModelTable(init="tiny")])
+def test_auto_is_on_for_a_tested_model(model: ModelTable, gpus: list[Gpu]) -> None:
+    assert is_packed(STAGE, model, gpus=gpus)
+    assert not why_not_packed(model.model_copy(update={"lora": LoraTable()}), gpus=gpus)
 
 
 @pytest.mark.parametrize(
@@ -87,44 +84,33 @@ def test_auto_is_on_for_a_tested_model_on_cards_and_on_the_cpu() -> None:
     ],
 )
 def test_one_unsuitable_card_turns_packing_off(changes: dict[str, Any], why: str) -> None:
-    found = resolve_packing(STAGE, QWEN, gpus=[CARD, replace(CARD, **changes)])
-    assert (found.is_on, found.why) == (False, why)
+    assert why_not_packed(QWEN, gpus=[CARD, replace(CARD, **changes)]) == why
 
 
 def test_an_old_torch_turns_packing_off(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, is_on in (("2.9.1", False), ("2.10.0+cu128", True), ("3.0", True)):
-        monkeypatch.setattr(packing, "version", lambda name, found=number: found)
-        assert resolve_packing(STAGE, QWEN, gpus=[CARD]).is_on is is_on
+        monkeypatch.setattr(placement, "version", lambda name, found=number: found)
+        assert is_packed(STAGE, QWEN, gpus=[CARD]) is is_on
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({}, None),
-        ({"model_type": "afmoe", "num_experts": 4}, None),
+        ({}, ""),
+        ({"model_type": "afmoe", "num_experts": 4}, ""),
         ({"model_type": "gemma2"}, "not tested with gemma2"),
-        ({"sliding_window": 512}, None),
+        ({"sliding_window": 512}, ""),
         ({"head_dim": 256}, "its kernel does not support a head width of 256"),
         ({"head_dim": 20}, "its kernel does not support a head width of 20"),
         ({"hidden_size": None}, "the shape of the model is unknown"),
     ],
 )
-def test_an_untested_model_is_not_packed(
-    tmp_path: Path, changes: dict[str, Any], why: str | None
-) -> None:
+def test_an_untested_model_is_not_packed(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     table = write_config(tmp_path, **changes)
-    before = resolve_packing(STAGE, table, gpus=[CARD])
-    at_hand = resolve_packing(STAGE, QWEN, gpus=[CARD], model_dir=tmp_path)
-    assert before == at_hand
-    assert before.is_on is (why is None)
-    assert why is None or before.why.startswith(why)
-
-
-def test_adapters_pack_on_a_bf16_base_and_not_on_a_4_bit_base() -> None:
-    adapter = QWEN.model_copy(update={"lora": LoraTable()})
-    assert resolve_packing(STAGE, adapter, gpus=[CARD]).is_on
-    quantized = adapter.model_copy(update={"quantize": QuantizeTable()})
-    assert resolve_packing(STAGE, quantized, gpus=[CARD]).why == "not tested with 4-bit weights"
+    assert why_not_packed(table, gpus=[CARD]) == why
+    assert why_not_packed(QWEN, gpus=[CARD], model_dir=tmp_path) == why
+    quantized = table.model_copy(update={"lora": LoraTable(), "quantize": QuantizeTable()})
+    assert why_not_packed(quantized, gpus=[CARD]) == "not tested with 4-bit weights"
 
 
 def test_a_model_of_the_hub_is_resolved_by_its_config_once_it_is_cached(
@@ -132,13 +118,13 @@ def test_a_model_of_the_hub_is_resolved_by_its_config_once_it_is_cached(
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     table = ModelTable(path="org/mine")
-    assert resolve_packing(STAGE, table, gpus=[CARD]).why == "the shape of the model is unknown"
+    assert why_not_packed(table, gpus=[CARD]) == "the shape of the model is unknown"
     snapshot = tmp_path / "models--org--mine" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     write_config(snapshot)
-    assert resolve_packing(STAGE, table, gpus=[CARD]).is_on
+    assert is_packed(STAGE, table, gpus=[CARD])
     write_config(snapshot, model_type="gemma2")
-    assert not resolve_packing(STAGE, table, gpus=[CARD]).is_on
+    assert not is_packed(STAGE, table, gpus=[CARD])
 
 
 def test_the_trainer_starts_with_the_value_that_the_plan_chose(tmp_path: Path) -> None:
