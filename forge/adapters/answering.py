@@ -22,7 +22,7 @@ from forge.errors import Stalled
 from forge.evalpool.judge.channel.words import clean
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.pool import open_private_pool
-from forge.process.answers import LOOP_BYTES
+from forge.process.ask import LOOP_BYTES
 from forge.process.child import thread_for_children
 from forge.records import Reason, Status, Verdict
 from forge.rollout.play import verdict_without_code

@@ -51,8 +51,7 @@ from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
-from forge.store.layout import RunPaths, create_run, find_run
-from forge.store.ownership import open_run_lock
+from forge.store.layout import RunPaths, create_run, find_run, open_run_lock
 from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:

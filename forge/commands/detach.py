@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from forge.errors import ForgeError, Stalled
 from forge.process.environment import python_path
 from forge.process.logtail import read_last_lines
-from forge.store.layout import RunPaths
-from forge.store.ownership import read_status
+from forge.store.layout import RunPaths, read_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, ForgeError, MachineError
-from forge.store.layout import FOLDERS, RUN_NAME, RunPaths, list_runs
-from forge.store.ownership import is_owned, open_run_lock
+from forge.store.layout import FOLDERS, RUN_NAME, RunPaths, is_owned, list_runs, open_run_lock
 from forge.store.reader import open_run
 from forge.train.checkpoints import MANIFEST, checkpoints
 from forge.train.gguf import made_models

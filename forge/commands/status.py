@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.errors import ConfigError, ForgeError, Stalled
-from forge.store.layout import list_runs
-from forge.store.ownership import is_owned, read_status
+from forge.store.layout import is_owned, list_runs, read_status
 from forge.store.read_only import RowTable
 from forge.store.reader import open_run
 from forge.views.gains import load_gains

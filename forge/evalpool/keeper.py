@@ -28,8 +28,7 @@ from forge.config.schema import JUDGE_URL
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.evalpool.seating import JudgeKind, Seat, State
 from forge.evalpool.wire import NoAnswer
-from forge.process.answers import error_message
-from forge.process.ask import open_client, open_url_client, send
+from forge.process.ask import error_message, open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.logtail import logged_error

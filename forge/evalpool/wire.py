@@ -18,8 +18,7 @@ import anyio
 from pydantic import ConfigDict, Field
 
 from forge.errors import ChildDied, Stalled
-from forge.process.answers import error_message, retry_pause_s
-from forge.process.ask import send
+from forge.process.ask import error_message, retry_pause_s, send
 from forge.process.server.bodies import INVALID, UNKNOWN_KEY, Body
 from forge.process.server.door import Refused, read_object
 from forge.records.examination import Examination

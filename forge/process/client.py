@@ -20,7 +20,7 @@ import anyio
 import h11
 import httpx
 
-from forge.process.answers import MAX_ANSWER_BYTES, Answer, AnswerTooLarge, HungUp
+from forge.process.ask import MAX_ANSWER_BYTES, Answer, AnswerTooLarge, HungUp
 from forge.process.lease import is_readable
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge.errors import ChildDied, ConfigError
-from forge.process.answers import error_message
-from forge.process.ask import send_blocking
+from forge.process.ask import error_message, send_blocking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

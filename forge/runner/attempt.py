@@ -22,7 +22,7 @@ from forge.process.machine import total_memory_bytes
 from forge.records import Attempt, AttemptEnd
 from forge.runner.live.stopping import limit_reached
 from forge.runner.plan.machine import count_cores
-from forge.store.ownership import write_status
+from forge.store.layout import write_status
 from forge.version import __version__
 
 if TYPE_CHECKING:

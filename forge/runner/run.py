@@ -61,8 +61,7 @@ from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import Work
 from forge.store.acknowledged import refuse_damage
-from forge.store.layout import RunPaths, create_run, next_attempt, write_file
-from forge.store.ownership import open_run_lock
+from forge.store.layout import RunPaths, create_run, next_attempt, open_run_lock, write_file
 from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:

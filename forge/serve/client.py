@@ -15,8 +15,14 @@ import anyio
 import numpy as np
 
 from forge.errors import ConfigError, MachineError
-from forge.process.answers import error_message, parse_content
-from forge.process.ask import named_errors, open_client, open_url_client, send
+from forge.process.ask import (
+    error_message,
+    named_errors,
+    open_client,
+    open_url_client,
+    parse_content,
+    send,
+)
 from forge.process.strict_json import parse_json
 from forge.records import Completion, Finish
 from forge.serve.wire import COMPACT, MAGIC, unpack

@@ -33,8 +33,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from forge.errors import ConfigError, MachineError
-from forge.store.layout import ARCHIVE_SUFFIX, FOLDERS, RUN_NAME, RunPaths, next_attempt
-from forge.store.ownership import open_run_lock
+from forge.store.layout import (
+    ARCHIVE_SUFFIX,
+    FOLDERS,
+    RUN_NAME,
+    RunPaths,
+    next_attempt,
+    open_run_lock,
+)
 from forge.store.read_only import DAMAGED, open_read_only
 from forge.store.schema.create import check_version
 

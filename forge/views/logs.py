@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import regex
 
 from forge.errors import ConfigError
-from forge.store.ownership import is_owned
+from forge.store.layout import is_owned
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli
 
-from forge.store.ownership import is_owned, read_status
+from forge.store.layout import is_owned, read_status
 from forge.views.text.numbers import number, percent
 from forge.views.text.terminal import printable
 

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.store.ownership import read_status
+from forge.store.layout import read_status
 from forge.store.reader import open_run
 from forge.views.show import load_show
 from tests import canned

@@ -19,8 +19,7 @@ from forge import cli
 from forge.commands.judge import again
 from forge.records import GroupStart, Purpose, Status, Turn, Verdict
 from forge.records.problem import Shape
-from forge.store.layout import RunPaths
-from forge.store.ownership import open_run_lock
+from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
 from tests.e2e.commands import wait_for
 from tests.store.storefactory import problem, turn, write_run

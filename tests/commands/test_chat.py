@@ -22,8 +22,7 @@ from forge.records import Completion, Event, Finish, PolicyVersion, Prompt, Reas
 from forge.runner.plan.machine import Machine, assume
 from forge.runner.weights.resume import find_weights
 from forge.serve.weights import Weights
-from forge.store.layout import RunPaths, find_run
-from forge.store.ownership import open_run_lock
+from forge.store.layout import RunPaths, find_run, open_run_lock
 from forge.store.reader import open_run
 from forge.views.run_state import run_state
 from forge.views.show import load_show

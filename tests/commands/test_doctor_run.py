@@ -18,8 +18,7 @@ from forge.cli import run_command
 from forge.commands.doctor.finding import Severity
 from forge.commands.doctor.run import examine_run
 from forge.records import Event, PolicyVersion, Status
-from forge.store.layout import RunPaths
-from forge.store.ownership import open_run_lock
+from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
 from forge.train.batch import write_batch
 from forge.train.checkpoints import checkpoint_dir, write_manifest

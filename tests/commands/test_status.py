@@ -17,8 +17,7 @@ from forge.commands.detach import run_detached
 from forge.errors import ConfigError, ForgeError, Stalled
 from forge.process import control
 from forge.process.sockets import open_socket_dir
-from forge.store.layout import RunPaths, create_run
-from forge.store.ownership import open_run_lock, read_status, write_status
+from forge.store.layout import RunPaths, create_run, open_run_lock, read_status, write_status
 from forge.views import logs
 from forge.views.logs import log_files, parse_filter, read_logs
 

@@ -18,8 +18,7 @@ from forge.commands.garbage import OLD_S, find_garbage, remove
 from forge.config.schema import ModelTable
 from forge.errors import ConfigError
 from forge.runner.prepare.hub import locate_model
-from forge.store.layout import RunPaths, create_run
-from forge.store.ownership import open_run_lock, write_status
+from forge.store.layout import RunPaths, create_run, open_run_lock, write_status
 from forge.train.gguf import made_models
 from tests.report.made_runs import make_run
 from tests.store.storefactory import small_run

@@ -19,7 +19,7 @@ from forge.evalpool.judge.app import make_app
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import Seat, Seating
 from forge.evalpool.served import PoolApp
-from forge.process.answers import Answer
+from forge.process.ask import Answer
 from forge.process.busy import BusyClock
 from forge.process.server.bodies import INVALID
 from forge.process.server.serving import serve_task

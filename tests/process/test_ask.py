@@ -14,8 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forge.errors import ChildDied, Stalled
-from forge.process.answers import Answer, error_message, retry_pause_s
-from forge.process.ask import open_client, send, send_blocking
+from forge.process.ask import Answer, error_message, open_client, retry_pause_s, send, send_blocking
 from forge.process.server.serving import serve_task
 
 if TYPE_CHECKING:

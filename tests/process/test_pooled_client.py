@@ -16,8 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from forge.errors import ChildDied, Stalled
-from forge.process import answers
-from forge.process.ask import open_client, open_url_client, send
+from forge.process.ask import MAX_ANSWER_BYTES, open_client, open_url_client, send
 from forge.process.client import IDLE_CONNECTIONS, PooledClient
 from forge.process.server.serving import serve_task
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import httpx
     from starlette.requests import Request
 
-    from forge.process.answers import Answer
+    from forge.process.ask import Answer
 
     Handler = Callable[[anyio.abc.ByteStream, bytes], Awaitable[None]]
 
@@ -277,7 +276,7 @@ async def test_an_answer_beyond_the_bound_is_refused(
         serving(tmp_path / "s", ok),
         open_client(tmp_path / "s", timeout_s=5) as client,
     ):
-        with pytest.raises(ChildDied, match=f"more than {answers.MAX_ANSWER_BYTES >> 20} MB"):
+        with pytest.raises(ChildDied, match=f"more than {MAX_ANSWER_BYTES >> 20} MB"):
             await ask(client)
 
 

@@ -18,8 +18,7 @@ import pytest
 from forge.cli import run_command
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
-from forge.store.layout import RunPaths
-from forge.store.ownership import open_run_lock
+from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
 from forge.views.report import samples, write_report
 from forge.views.show import show_run

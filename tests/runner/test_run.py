@@ -35,8 +35,7 @@ from forge.runner.plan.placement import Placement
 from forge.runner.run import resume_run, run_experiment
 from forge.runner.stages.run_context import RunContext
 from forge.runner.work import Work
-from forge.store.layout import RunPaths, create_run
-from forge.store.ownership import open_run_lock, read_status
+from forge.store.layout import RunPaths, create_run, open_run_lock, read_status
 from forge.store.write.writer import open_writer
 from tests.runner.supervised import Supervised
 

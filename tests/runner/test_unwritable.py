@@ -14,8 +14,7 @@ import pytest
 from forge.errors import ChildDied, MachineError
 from forge.exits import ending_of
 from forge.runner.attempt import RunLog
-from forge.store.layout import RunPaths
-from forge.store.ownership import open_run_lock, read_status, write_status
+from forge.store.layout import RunPaths, open_run_lock, read_status, write_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

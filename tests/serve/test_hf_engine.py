@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from forge.errors import ConfigError
-from forge.serve.engine.draws import Knobs, uniforms
-from forge.serve.hf.engine import HfEngine, HfSettings
-from forge.serve.hf.sampler import draw
+from forge.serve.engine.rows import Knobs, uniforms
+from forge.serve.hf.engine import HfEngine, HfSettings, draw
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
 from forge.serve.llama.sampler import TokenSampler

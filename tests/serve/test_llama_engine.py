@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 import pytest
 
-from forge.serve.engine.draws import Draw, Knobs, uniforms
+from forge.serve.engine.rows import Draw, Knobs, uniforms
 from forge.serve.engine.worker import Worker
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings

@@ -23,7 +23,7 @@ import forge.serve.remote.url_client
 from forge.config.schema import ServeTable
 from forge.data.server_chat import PlainChat
 from forge.errors import ConfigError, MachineError, Stalled
-from forge.process.answers import error_message
+from forge.process.ask import error_message
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Message, Prompt

@@ -17,7 +17,7 @@ from forge.records import Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.engines import ENGINES, EngineKind
 from forge.serve.replicas import open_replicas
-from forge.serve.router import BLOCK_TOKENS
+from forge.serve.served import BLOCK_TOKENS
 from forge.serve.weights import Weights
 from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
 from tests.serve.observed import Pids

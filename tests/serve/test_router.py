@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.serve.router import BLOCK_TOKENS, ReplicaLoad, Router
+from forge.serve.served import BLOCK_TOKENS, ReplicaLoad, Router
 
 SYSTEM = list(range(2 * BLOCK_TOKENS))
 """Common start of all prompts of a run."""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.errors import ConfigError
-from forge.serve.engine.draws import sample_seed
+from forge.serve.engine.rows import sample_seed
 from forge.serve.port import Request
 from forge.serve.vllm.engine import check_weights, checkpoint_shapes, sampled_logprobs
 from forge.serve.vllm.library import Counters, note_step

@@ -18,8 +18,7 @@ import pytest
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.store import archive
 from forge.store.archive import MANIFEST, unpack_to_read, unpack_to_resume, write_archive
-from forge.store.layout import RunPaths
-from forge.store.ownership import open_run_lock, write_status
+from forge.store.layout import RunPaths, open_run_lock, write_status
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, make_root, small_run, write_run

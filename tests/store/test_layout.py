@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from forge.errors import ConfigError, MachineError
-from forge.store.layout import RunPaths, create_run, find_run, list_runs, next_attempt
-from forge.store.ownership import (
+from forge.store.layout import (
+    RunPaths,
+    create_run,
+    find_run,
     is_owned,
+    list_runs,
+    next_attempt,
     open_run_lock,
     read_status,
     runs_on_these_cores,
@@ -86,7 +90,7 @@ def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) 
     paths.run_db.touch()
     code = (
         "import sys, time, pathlib; from forge.store.layout import RunPaths\n"
-        "from forge.store.ownership import open_run_lock\n"
+        "from forge.store.layout import open_run_lock\n"
         "with open_run_lock(RunPaths(pathlib.Path(sys.argv[1]))): print('mine', flush=True); "
         "time.sleep(60)"
     )

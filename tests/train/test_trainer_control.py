@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage
-from forge.process.answers import Answer
+from forge.process.ask import Answer
 from forge.records import Sample
 from forge.train.batch import SampleHeader, read_batch, read_headers, write_batch
 from forge.train.trainer.child import control

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
 from forge.process.sockets import open_socket_dir
-from forge.store.ownership import open_run_lock, read_status, write_status
+from forge.store.layout import open_run_lock, read_status, write_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.process.control import LiveStatus
-from forge.store.ownership import open_run_lock, write_status
+from forge.store.layout import open_run_lock, write_status
 from forge.store.reader import open_run
 from forge.tui.widgets.curves import CurveBox
 from forge.tui.widgets.run_lines import Histories, ProcessTable, draw_scale

@@ -16,8 +16,7 @@ from rich.console import Console
 
 from forge.errors import ConfigError
 from forge.records import AttemptEnd, Metrics, Purpose, Status
-from forge.store.layout import RunPaths
-from forge.store.ownership import open_run_lock
+from forge.store.layout import RunPaths, open_run_lock
 from forge.store.read_only import explain_sql
 from forge.store.reader import open_run
 from forge.views import rollouts, runs, show

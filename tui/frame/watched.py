@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from forge.errors import ForgeError
-from forge.store.ownership import is_owned
+from forge.store.layout import is_owned
 from forge.store.reader import RunReader
 from forge.views.run_state import RunState, load_run_state, open_client
 

@@ -19,8 +19,7 @@ from textual.message import Message
 from textual.widgets import DataTable, Input, Static
 
 from forge.errors import ForgeError
-from forge.store.layout import RunPaths, list_runs
-from forge.store.ownership import is_owned
+from forge.store.layout import RunPaths, is_owned, list_runs
 from forge.store.reader import RunReader
 from forge.tui.frame.asking import STATE_SIGNS, AskingScreen, following
 from forge.tui.frame.dialogs import FilterLine

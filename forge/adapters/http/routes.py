@@ -23,7 +23,7 @@ from forge.adapters.subjects import is_source, known_problems, problem_from_text
 from forge.errors import ConfigError
 from forge.evalpool.keeper import TOKEN_VARIABLE
 from forge.evalpool.served import error_with_pause, serve_pool, to_json_response
-from forge.process.answers import LOOP_BYTES
+from forge.process.ask import LOOP_BYTES
 from forge.process.server.bodies import INVALID, parse_body
 from forge.process.server.door import Refused
 

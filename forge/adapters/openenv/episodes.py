@@ -33,7 +33,7 @@ from forge.adapters.subjects import find_code, problem_from_text
 from forge.data.answers import fenced_blocks
 from forge.data.problem_files import find_problem
 from forge.errors import ConfigError
-from forge.process.answers import LOOP_BYTES
+from forge.process.ask import LOOP_BYTES
 from forge.process.server.bodies import INVALID, first_mistake
 from forge.process.server.door import Refused
 from forge.records import Reason

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from forge.process.answers import parse_content
+from forge.process.ask import parse_content
 from forge.process.strict_json import BadJson, parse_json
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.process.answers import error_message, parse_content
-from forge.process.ask import open_client, send
+from forge.process.ask import error_message, open_client, parse_content, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir

@@ -28,7 +28,7 @@ from forge.process.devices import Gpu, GpuUser, Vendor, hidden_gpus, inventory, 
 from forge.process.gpu_locks import Claim, claim, claimed
 from forge.process.machine import free_bytes, total_memory_bytes
 from forge.serve.engines import ENGINES, installed_engines
-from forge.store.ownership import runs_on_these_cores
+from forge.store.layout import runs_on_these_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forge.serve.engine.draws import Draw, Knobs
+from forge.serve.engine.rows import Draw, Knobs
 
 BLOCK = 256
 """Number of probabilities summed as one block: cumulative sums then run over V/256 blocks and

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.process.answers import parse_content
+from forge.process.ask import parse_content
 from forge.process.busy import BusyClock
 from forge.serve.remote.dialects import (
     PATHS,

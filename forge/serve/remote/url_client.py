@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.process.answers import Answer, error_message, retry_pause_s
-from forge.process.ask import open_url_client, send
+from forge.process.ask import Answer, error_message, open_url_client, retry_pause_s, send
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -25,8 +25,7 @@ import anyio
 import anyio.to_thread
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.process.answers import Answer, error_message
-from forge.process.ask import named_errors, send
+from forge.process.ask import Answer, error_message, named_errors, send
 from forge.serve.port import SLEEP
 from forge.serve.remote.dialects import Dialect, discover
 from forge.serve.remote.remote import WAIT_S, ChatPort, RemoteServer

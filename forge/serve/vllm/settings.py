@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import read_json
-from forge.serve.engine.draws import sample_seed
+from forge.serve.engine.rows import sample_seed
 
 if TYPE_CHECKING:
     from forge.serve.port import Request

@@ -21,8 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
-from forge.process.answers import Answer, error_message
-from forge.process.ask import send_blocking
+from forge.process.ask import Answer, error_message, send_blocking
 from forge.train.handle import FAILURE
 
 if TYPE_CHECKING:
