@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import os
 import re
@@ -41,7 +40,7 @@ from forge.install.project import (
     write_stamp,
 )
 from forge.install.setup import GIB, HostMachine, find_faults, read_machine
-from forge.install.steps import Installer, InstallProgress, describe, run_command
+from forge.install.steps import Installer, run_command
 from forge.serve import engines
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -243,53 +242,17 @@ def test_the_stamp_is_valid_until_an_input_changes(tmp_path: Path) -> None:
     assert fingerprint(linted, ROOT, {}) == wanted, "it changes no package"
 
 
-def test_ninja_lines_become_a_bar_with_the_time_left() -> None:
-    said = describe("  [51/204] /usr/bin/c++ -O3 ggml.c", elapsed_s=60.0)
-    assert said == "compiling llama.cpp [#####               ] 51/204, about 180 s left"
-    assert describe("Collecting trl==1.16.0", elapsed_s=0.0) == "Collecting trl==1.16.0"
-    assert describe("  running cmake", elapsed_s=0.0) is None
-
-
-def test_without_a_terminal_there_is_a_plain_line_each_30_s() -> None:
-    shown = io.StringIO()
-    progress = InstallProgress("4/5 llama.cpp", stream=shown, now=0.0)
-    for second in range(1, 100):
-        progress.read(f"[{second}/200] cc", now=float(second))
-        progress.tick(now=float(second))
-    progress.end(now=100.0)
-    lines = shown.getvalue().splitlines()
-    assert len(lines) == 1 + 1 + 3 + 1
-    assert "\r" not in shown.getvalue()
-    assert lines[-1] == "4/5 llama.cpp (100 s)"
-
-
-def test_an_error_in_a_step_starts_on_a_new_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_failed_step_is_named_below_its_own_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    shown = Terminal()
-    monkeypatch.setattr(sys, "stderr", shown)
-    python = tmp_path / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to("/bin/false")
+    python = make_tool(tmp_path / ".venv/bin/python", "no matching distribution", code=7)
     (tmp_path / ".venv/lib/python3.11/site-packages").mkdir(parents=True)
     installer = Installer(tmp_path, load_project(ROOT), {})
-    with pytest.raises(MachineError, match="pip failed"):
-        installer.install_torch(
-            choose_torch("cpu", tested="torch", rocm=None, is_cpu_index_up=False), is_other=False
-        )
-    assert shown.getvalue().endswith("s)\n")
-
-
-def test_a_failed_command_leaves_its_output_in_the_log() -> None:
-    log = io.BytesIO()
-    progress = InstallProgress("step", stream=io.StringIO(), now=0.0)
-    argv = ["/bin/sh", "-c", "echo said; echo more >&2; exit 7"]
-    assert run_command(argv, env=os.environ, log=log, progress=progress) == 7
-    assert log.getvalue() == b"said\nmore\n"
+    choice = choose_torch("cpu", tested="torch", rocm=None, is_cpu_index_up=False)
+    with pytest.raises(MachineError, match=r"2/5 torch \(cpu\): pip failed"):
+        installer.install_torch(choice, is_other=False)
+    assert capfd.readouterr().out == "no matching distribution\n"
+    assert run_command([str(python)], env=os.environ) == 7
 
 
 def direct_dependencies(project: Project) -> list[str]:
@@ -339,9 +302,10 @@ def test_setup_compiles_forge_for_its_first_command(tmp_path: Path) -> None:
     assert list(tmp_path.glob("forge/install/__pycache__/setup.*.pyc"))
 
 
-def make_tool(path: Path, *lines: str) -> Path:
+def make_tool(path: Path, *lines: str, code: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    said = "".join(f"echo '{line}'\n" for line in lines)
+    path.write_text(f"#!/bin/sh\n{said}exit {code}\n")
     path.chmod(0o755)
     return path
 

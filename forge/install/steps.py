@@ -1,25 +1,22 @@
 """The steps of setup: venv → torch → dependencies → llama.cpp → forge itself, and bytecode.
 
 torch is first, and the installed build is pinned, so that no later step replaces it. Each step may
-run again: pip skips what is complete. The output of a step goes to a log, and line by line to the
-progress, which is read from the output of pip and ninja.
+run again: pip skips what is complete. The output of pip, and of the compiler below it, is the
+progress of a step.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
 from forge.install.builds import LINK_ARGS
@@ -32,15 +29,8 @@ LLAMA_PROBE = "import llama_cpp; llama_cpp.llama_backend_init()"
 """Fails if a cached wheel was compiled for another machine's instruction set."""
 PROBE_S = 300.0
 """Maximum time for short commands: making a venv, importing a module."""
-QUOTED_LINES = 15
-"""Lines of the log in an error message."""
-
-SILENT_S = 1800.0
-"""Maximum time without output. pip prints nothing during a download, and CUDA builds are large."""
 GRACE_S = 5.0
 """Time for pip to clean up after an interrupt."""
-PLAIN_EVERY_S = 30.0
-"""Time between two lines if stderr is not a terminal."""
 
 
 class Installer:
@@ -125,9 +115,8 @@ class Installer:
                 self._pip(label, anew, *over, *wanted)
         if choice.name != "cpu" and not self._has_llama(choice):
             raise MachineError(
-                f"{label}: it was built for {choice.name} but does not load here; the end of"
-                f" {self._venv / 'setup.log'} shows the build,"
-                f' {self._python} -c "{LLAMA_PROBE}" the reason'
+                f"{label}: it was built for {choice.name} but does not load here;"
+                f' {self._python} -c "{LLAMA_PROBE}" says why'
             )
         args_file.write_text(by, encoding="utf-8")
 
@@ -143,10 +132,9 @@ class Installer:
         return next(self._venv.glob("lib/python3*/site-packages"))
 
     def _create_venv(self) -> None:
-        progress = InstallProgress("1/5 environment", stream=sys.stderr, now=time.monotonic())
+        sys.stderr.write("setup: 1/5 environment\n")
         argv = [sys.executable, "-m", "venv", "--clear", str(self._venv)]
         made = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE_S, check=False)
-        progress.end(now=time.monotonic())
         if made.returncode != 0:
             raise MachineError(f"{shlex.join(argv)} failed:\n{made.stdout}{made.stderr}".strip())
 
@@ -159,98 +147,22 @@ class Installer:
         return ran.returncode == 0
 
     def _pip(self, label: str, *args: str) -> None:
-        """Runs pip with progress; its output goes to `.venv/setup.log`, whose end errors quote."""
         self._run(label, "pip", "install", "--no-compile", *args)
 
     def _run(self, label: str, module: str, *args: str, is_needed: bool = True) -> None:
+        """Runs a module, whose output is the progress of the step."""
+        sys.stderr.write(f"setup: {label}\n")
         argv = [str(self._python), "-m", module, *args]
-        log_path = self._venv / "setup.log"
-        progress = InstallProgress(label, stream=sys.stderr, now=time.monotonic())
-        with log_path.open("ab") as log:
-            log.write(f"$ {shlex.join(argv)}\n".encode())
-            returncode = run_command(argv, env=self._env, log=log, progress=progress)
-        progress.end(now=time.monotonic())
-        if returncode != 0 and is_needed:
-            lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-            end = "\n".join(lines[-QUOTED_LINES:])
-            raise MachineError(f"{label}: {module} failed. The end of {log_path}:\n{end}")
+        if run_command(argv, env=self._env) != 0 and is_needed:
+            raise MachineError(f"{label}: {module} failed; its last lines above say why")
 
 
-class InstallProgress:
-    """One line that is rewritten on a terminal, or a line every 30 s elsewhere."""
-
-    def __init__(self, label: str, *, stream: IO[str], now: float) -> None:
-        self.label = label
-        self._stream = stream
-        self._began = self._shown = now
-        self._activity = ""
-        self._is_live = stream.isatty()
-        self._line(now)
-
-    def read(self, line: str, *, now: float) -> None:
-        """Reads one line of output from pip or the compiler."""
-        activity = describe(line, elapsed_s=now - self._began)
-        if activity and activity != self._activity:
-            was_compiling = self._activity.startswith("compiling")
-            self._activity = activity
-            if self._is_live or (activity.startswith("compiling") and not was_compiling):
-                self._line(now)
-
-    def tick(self, *, now: float) -> None:
-        """Updates the time; called at least once a second."""
-        if self._is_live or now - self._shown >= PLAIN_EVERY_S:
-            self._line(now)
-
-    def end(self, *, now: float) -> None:
-        """Ends the line: the step is done."""
-        self._activity = ""
-        self._line(now, end="\n")
-
-    def _line(self, now: float, end: str = "") -> None:
-        self._shown = now
-        activity = f": {self._activity}" if self._activity else ""
-        text = f"{self.label}{activity} ({now - self._began:.0f} s)"
-        width = shutil.get_terminal_size().columns - 1
-        self._stream.write(f"\r\x1b[K{text[:width]}{end}" if self._is_live else text + "\n")
-        self._stream.flush()
-
-
-def describe(line: str, *, elapsed_s: float) -> str | None:
-    """Progress in a line of output, or None. ninja prints `[17/204] …`."""
-    counted = re.match(r"\s*\[(\d+)/(\d+)\] ", line)
-    if counted:
-        done, total = int(counted.group(1)), int(counted.group(2))
-        left_s = elapsed_s / max(done, 1) * (total - done)
-        bar = "#" * (20 * done // total)
-        return f"compiling llama.cpp [{bar:<20}] {done}/{total}, about {left_s:.0f} s left"
-    step = re.match(
-        r"\s*(Collecting|Downloading|Building wheel for|Installing collected) (\S+)", line
-    )
-    if step is None:
-        return None
-    return "installing" if step.group(1) == "Installing collected" else " ".join(step.groups())
-
-
-def run_command(
-    argv: Sequence[str], *, env: Mapping[str, str], log: IO[bytes], progress: InstallProgress
-) -> int:
-    """Runs a command in a new process group, so that its compilers end with it.
-
-    Returns the exit code. Raises MachineError after SILENT_S without output.
-    """
-    process = subprocess.Popen(
-        argv,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+def run_command(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
+    """Runs a command in a new process group, so that its compilers end with it. Returns the exit
+    code."""
+    process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
-        with process.stdout as output:
-            _pump(output, log=log, progress=progress)
-        return process.wait(timeout=GRACE_S)
+        return process.wait()
     finally:
         if process.poll() is None:
             _end(process)
@@ -264,25 +176,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=GRACE_S)
-
-
-def _pump(source: IO[bytes], *, log: IO[bytes], progress: InstallProgress) -> None:
-    """Copies the output to the log and to the progress until it ends."""
-    last_output, rest = time.monotonic(), b""
-    while True:
-        ready, _, _ = select.select([source], [], [], 1.0)
-        now = time.monotonic()
-        progress.tick(now=now)
-        if not ready:
-            if now - last_output > SILENT_S:
-                progress.end(now=now)
-                raise MachineError(f"{progress.label}: pip was silent for {SILENT_S:.0f} s")
-            continue
-        chunk = os.read(source.fileno(), 1 << 16)
-        if not chunk:
-            return
-        last_output = now
-        log.write(chunk)
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            progress.read(line.decode(errors="replace"), now=now)
