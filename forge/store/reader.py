@@ -29,7 +29,7 @@ from forge.store.read_only import (
     open_read_only,
     uri_of,
 )
-from forge.store.schema.create import check_version, has_views, split_statements
+from forge.store.schema.create import check_version, has_views
 from forge.store.schema.views import VIEWS
 
 if TYPE_CHECKING:
@@ -207,8 +207,7 @@ def _add_temporary_views(connection: sqlite3.Connection) -> None:
             "CREATE TEMP VIEW texts AS SELECT text_id, sha256, num_bytes, text(body) AS body FROM "
             "main.texts"
         )
-    for sql in split_statements(VIEWS):
-        connection.execute(sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1))
+    connection.executescript(VIEWS.replace("CREATE VIEW", "CREATE TEMP VIEW"))
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:

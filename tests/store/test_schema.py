@@ -17,12 +17,10 @@ from forge.store.layout import RunPaths
 from forge.store.schema import rollups
 from forge.store.schema.create import (
     APPLICATION_ID,
-    RUN_SCHEMA,
     UNRELEASED_IDS,
     VERSION,
     create,
     create_run,
-    split_statements,
 )
 from forge.store.write import databases
 from forge.store.write.databases import Databases
@@ -48,15 +46,6 @@ def test_a_schema_that_fails_leaves_the_database_empty(tmp_path: Path) -> None:
     assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
     assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
     connection.close()
-
-
-def test_a_script_is_split_where_statements_end() -> None:
-    script = "-- a; b;\nCREATE TABLE t (x); -- c;\nINSERT INTO t VALUES (';\n');\nSELECT 1"
-    statements = split_statements(script)
-    assert statements[-2:] == ["INSERT INTO t VALUES (';\n')", "SELECT 1"]
-    triggers = [each for each in split_statements(RUN_SCHEMA) if "CREATE TRIGGER" in each]
-    assert all(each.count("CREATE TRIGGER") == 1 and each.endswith("END") for each in triggers)
-    assert len(triggers) == RUN_SCHEMA.count("CREATE TRIGGER")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ another one is refused. Views hold no data: those of a run may differ, and the w
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 from forge.errors import ConfigError, MachineError
@@ -70,16 +68,12 @@ def create(connection: sqlite3.Connection, *, path: Path, tables: str, views: st
         sqlite3.Error: a statement failed; its transaction was rolled back.
     """
     if not check_version(connection, path=path):
-        with _transaction(connection):
-            _execute(connection, tables)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {VERSION}")
+        own = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {VERSION};"
+        _execute(connection, f"{tables}\n{own}")
     if views and not has_views(connection, views):
-        with _transaction(connection):
-            names = "SELECT name FROM main.sqlite_master WHERE type = 'view'"
-            for (name,) in connection.execute(names).fetchall():
-                connection.execute(f'DROP VIEW "{name}"')
-            _execute(connection, views)
+        names = "SELECT name FROM main.sqlite_master WHERE type = 'view'"
+        others = connection.execute(names).fetchall()
+        _execute(connection, "".join(f'DROP VIEW "{name}";\n' for (name,) in others) + views)
 
 
 def create_run(connection: sqlite3.Connection, *, path: Path) -> None:
@@ -90,38 +84,16 @@ def create_run(connection: sqlite3.Connection, *, path: Path) -> None:
 def has_views(connection: sqlite3.Connection, views: str) -> bool:
     """True if the database's own views are exactly those of the script."""
     rows = connection.execute("SELECT sql FROM main.sqlite_master WHERE type = 'view'").fetchall()
-    return sorted(sql for (sql,) in rows) == sorted(split_statements(views))
-
-
-def split_statements(script: str) -> list[str]:
-    """Splits SQL at the semicolons that end a line and a statement.
-
-    Returns:
-        Statements without their semicolon, as `sqlite_master.sql` stores them.
-    """
-    found: list[str] = []
-    current = ""
-    for line in script.splitlines(keepends=True):
-        current += line
-        if line.rstrip().endswith(";") and sqlite3.complete_statement(current):
-            found.append(current.strip().removesuffix(";"))
-            current = ""
-    return [*found, current.strip()] if current.strip() else found
+    # As `sqlite_master` has them: without their semicolon.
+    wanted = [f"CREATE VIEW{sql.rstrip().removesuffix(';')}" for sql in views.split("CREATE VIEW")]
+    return sorted(sql for (sql,) in rows) == sorted(wanted[1:])
 
 
 def _execute(connection: sqlite3.Connection, script: str) -> None:
-    """Runs a script in the open transaction, which `executescript` would commit."""
-    for statement in split_statements(script):
-        connection.execute(statement)
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """Commits at the end, or rolls back. The connection is in autocommit mode."""
-    connection.execute("BEGIN IMMEDIATE")
+    """Runs a script in a transaction of its own. The connection is in autocommit mode."""
     try:
-        yield
+        connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nCOMMIT;")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
