@@ -1,6 +1,7 @@
 """Gradients of a model whose output layer FSDP2 shards over the ranks of this environment, on CPUs.
 
-`python -m tests.train.sharded OUT`: rank 0 writes them.
+`python -m tests.train.sharded OUT PRECISION`: rank 0 writes them. With `bf16` the shards are
+trained as on GPUs, under accelerate's policy with our sums.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from forge.train.trainer.child.trainer import with_exact_sums
 from forge.train.trainer.packed.head import add_head, score
 from forge.train.trainer.packed.sequences import RowLayout, Sequence, cut_batch
 
@@ -53,8 +55,13 @@ if __name__ == "__main__":
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     model = untied_model()
     mesh = init_device_mesh("cpu", (num_ranks,))
+    policy = MixedPrecisionPolicy()
+    if sys.argv[2] == "bf16":
+        half = torch.bfloat16
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half, output_dtype=half)
+        policy = with_exact_sums(policy)
     for unit in (model.lm_head, model):
-        fully_shard(unit, mesh=mesh)
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
     found = gradients(model, rank=rank, num_ranks=num_ranks)
     if rank == 0:
         torch.save(found, sys.argv[1])

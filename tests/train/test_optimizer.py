@@ -48,17 +48,16 @@ def test_weights_that_fsdp_shards_are_not_rounded(monkeypatch: pytest.MonkeyPatc
         assert (optimizer.rounding_optimizer(settings, model) is None) is shards
 
 
-def test_log_probabilities_of_shards_stay_in_single_precision() -> None:
+def test_shards_keep_log_probabilities_and_sum_gradients_in_single_precision() -> None:
     from accelerate import FullyShardedDataParallelPlugin
 
-    from forge.train.trainer.child.trainer import keep_scores
+    from forge.train.trainer.child.trainer import with_exact_sums
 
     plugin: Any = FullyShardedDataParallelPlugin(fsdp_version=2)
     plugin.set_mixed_precision("bf16")
-    assert plugin.mixed_precision_policy.output_dtype is torch.bfloat16
-    keep_scores(plugin)
-    assert plugin.mixed_precision_policy.output_dtype is None
-    assert plugin.mixed_precision_policy.param_dtype is torch.bfloat16
+    policy = with_exact_sums(plugin.mixed_precision_policy)
+    assert (policy.output_dtype, policy.reduce_dtype) == (None, torch.float32)
+    assert policy.param_dtype is torch.bfloat16
 
 
 def test_what_bf16_can_hold_is_not_rounded() -> None:

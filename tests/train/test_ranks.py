@@ -185,22 +185,28 @@ async def run_on_two_machines(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_an_output_layer_sharded_by_fsdp_gets_the_gradients_of_all_ranks(tmp_path: Path) -> None:
+def test_shards_of_fsdp_get_the_gradients_of_all_ranks(tmp_path: Path) -> None:
+    """The output layer too, and in bf16, whose gradients are summed in f32."""
     import torch
 
     from tests.train.sharded import gradients, untied_model
 
-    command = [sys.executable, "-m", "tests.train.sharded", str(tmp_path / "found.pt")]
-    ranks = [subprocess.Popen(command, env=env) for env in rank_envs(2)]
-    try:
-        assert [rank.wait(timeout=350) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    found = torch.load(tmp_path / "found.pt")
-    for name, gradient in gradients(untied_model()).items():
-        torch.testing.assert_close(found[name], gradient, msg=name)
+    def sharded(num: int, precision: str) -> dict[str, Any]:
+        out = str(tmp_path / "found.pt")
+        command = [sys.executable, "-m", "tests.train.sharded", out, precision]
+        ranks = [subprocess.Popen(command, env=env) for env in rank_envs(num)]
+        try:
+            assert [rank.wait(timeout=350) for rank in ranks] == [0] * num
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        return torch.load(out)
+
+    exact, one, two = gradients(untied_model()), sharded(1, "bf16"), sharded(2, "bf16")
+    for name, gradient in sharded(2, "f32").items():
+        torch.testing.assert_close(gradient, exact[name], msg=name)
+        torch.testing.assert_close(two[name], one[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
 @pytest.mark.long

@@ -149,8 +149,8 @@ def train_bytes(
     asked = recomputes if asked is None else asked
     num_kept = 0 if asked is True else max(shape.layers - int(asked), 0)
     step = _step_bytes(stage, model, shape, kind=kind, tokens=tokens, num_kept=num_kept)
-    if shards:  # two layers are gathered, and the gradient of one
-        step += (2 * 2 + 4) * shape.params / shape.layers + 2 * shape.vocab * shape.hidden
+    if shards:  # two layers are gathered, and the gradient of one, which is summed in f32
+        step += (2 * 2 + 2 + 4) * shape.params / shape.layers + 2 * shape.vocab * shape.hidden
     if is_whole:
         step = max(step - parts["gradients"], 0)
     sizes = {name: int(size) for name, size in (parts | {"step": step}).items()}

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from forge.train.trainer.packed import sequences
 
 
-def keep_scores(plugin: Any) -> None:
-    """Leaves outputs of shards as they are: accelerate's policy makes them bf16, in which a
-    log-probability of -4 is 0.03 off."""
-    plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
+def with_exact_sums(policy: Any) -> Any:
+    """accelerate's policy of shards with gradients that are summed over the ranks in f32, not in
+    bf16, and with outputs as they are: in bf16 a log-probability of -4 is 0.03 off."""
+    return replace(policy, reduce_dtype=torch.float32, output_dtype=None)
 
 
 class StageTrainer(Trainer):
@@ -71,7 +71,8 @@ class StageTrainer(Trainer):
             optimizer_cls_and_kwargs=rounding_optimizer(settings, model),
         )
         if self.is_fsdp_enabled:
-            keep_scores(self.accelerator.state.fsdp_plugin)
+            plugin: Any = self.accelerator.state.fsdp_plugin
+            plugin.mixed_precision_policy = with_exact_sums(plugin.mixed_precision_policy)
         self.router_weight = router_weight(model)
 
     def cut(self, batch: Sequence[sequences.Sequence]) -> list[MicroBatch]:
