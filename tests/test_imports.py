@@ -23,8 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "records": set(),
     "version": set(),
     # config: an experiment file
-    "config": {"config.checks", "config.schema"},
-    "config.checks": {"config.schema"},
+    "config": {"config.schema"},
     "config.schema": set(),
     "install": set(),
     "client": {"adapters"},

@@ -11,7 +11,6 @@ stays relative, and `output.dir` of a build is relative to the file, wherever th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
-from forge.config.checks.build import PROMPT_FILES, check_build
-from forge.config.checks.check import check
+from forge.config.checks import PROMPT_FILES, check, check_build
 from forge.config.mistakes import found_mistakes, without
 from forge.config.schema import Experiment, dotted
 from forge.config.schema.build import DataBuild
@@ -32,7 +30,9 @@ from forge.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from forge.config.checks.mistake import Mistake
+    from collections.abc import Iterator, Sequence
+
+    from forge.config.checks import Mistake
     from forge.config.schema import KeyPath, TomlTable
 
 PATH_KEYS: tuple[KeyPath, ...] = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any
 
-from forge.config.checks.mistake import Mistake, show
+from forge.config.checks import Mistake, show
 from forge.config.keys import STAGES, all_keys, allowed, description, member_of, table_of
 from forge.config.schema import Experiment
 

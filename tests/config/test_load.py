@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forge.config.checks.machines import PINNING
+from forge.config.checks import PINNING
 from forge.config.keys import all_keys
 from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import Experiment
@@ -156,7 +156,15 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
         (["stage.3.delta=1.28"], "--set stage.3.delta: found 1.28; above 1 + clip_high = 1.28"),
         (
             ["stage.3.delta=4.0", 'stage.3.loss="cispo"'],
-            '--set stage.3.delta: found 4 with loss = "cispo", which bounds every ratio',
+            '--set stage.3.delta: found 4 with loss = "cispo", whose only bound is clip_high',
+        ),
+        (
+            ["stage.3.clip_low=0.1", 'stage.3.loss="cispo"'],
+            '--set stage.3.clip_low: found 0.1 with loss = "cispo", whose only bound is clip_high',
+        ),
+        (
+            ["reward.own_share=0.1"],
+            '--set reward.own_share: found 0.1 with judge.policy = "own"',
         ),
         (
             ["reward.improvement=0.6", "reward.speedup=0.3"],
