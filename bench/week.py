@@ -33,7 +33,7 @@ from forge.config.load import dump_experiment, load_experiment
 from forge.rollout.batches import count_from
 from forge.runner import run as run_module
 from forge.runner.attempt import keep_counters
-from forge.runner.live.console import Console
+from forge.runner.live.progress import Console
 from forge.runner.outlets import summary
 from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement

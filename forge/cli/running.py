@@ -98,7 +98,7 @@ def run(
                 f"--fork {fork}: found {file} beside it; a fork has the experiment of its parent, "
                 "which --set changes"
             )
-        from forge.runner.fork import fork_run
+        from forge.runner.past import fork_run
 
         paths = fork_run(fork, store_dir=store or RUNS, overrides=given)
         paths = _resume(paths, is_detached=detach, wait_s=wait_s, quiet=as_json)

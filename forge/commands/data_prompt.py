@@ -30,7 +30,7 @@ from forge.runner.from_run import with_run
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import judge_cards
 from forge.runner.plan.shape import config_dir
-from forge.runner.prepare.gguf import find_made
+from forge.runner.prepare.hub import find_made
 from forge.runner.prepare.prompt_facts import prompts_of, prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.store.reader import open_run

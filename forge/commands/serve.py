@@ -28,8 +28,7 @@ from forge.runner.from_run import with_run
 from forge.runner.plan.machine import open_claimed, this_machine
 from forge.runner.plan.placement import place
 from forge.runner.plan.shape import llama_refusal, lora_rank
-from forge.runner.prepare.hub import locate_model
-from forge.runner.prepare.model_dir import with_template
+from forge.runner.prepare.hub import locate_model, with_template
 from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.serve.engines import choose_engine

@@ -24,7 +24,7 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.machine import free_bytes
 from forge.records import Message
-from forge.runner.prepare.gguf import alone
+from forge.runner.prepare.hub import alone
 from forge.runner.weights.resume import sha256_of_weights
 from forge.train.gguf import made_dir
 from forge.views.text.numbers import gigabytes

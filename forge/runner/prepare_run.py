@@ -20,9 +20,15 @@ from forge.records import Event, Pair, Split
 from forge.rollout.batches import count_from
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.placement import needs_pairs, turns_trained
-from forge.runner.prepare.prepare import delete_damaged, prepare_model, prepare_pairs
+from forge.runner.prepare.prepare import (
+    delete_damaged,
+    find_refused,
+    is_examined,
+    prepare_model,
+    prepare_pairs,
+    refusal,
+)
 from forge.runner.prepare.prompt_facts import prompts_of, recorded_prompts, to_event
-from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
 from forge.runner.stages.sft import require_roles
 from forge.runner.weights.resume import find_starting_weights
 from forge.runner.weights.sync import TurnGate, WeightSync

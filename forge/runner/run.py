@@ -40,9 +40,8 @@ from forge.runner.attempt import (
 )
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.from_run import with_run
-from forge.runner.live.console import Console
 from forge.runner.live.observer import StoreObserver
-from forge.runner.live.progress import Progress
+from forge.runner.live.progress import Console, Progress
 from forge.runner.live.stopping import StopRequest, watch_signals
 from forge.runner.outlets.notify import open_notifier
 from forge.runner.outlets.report import report_at_end
@@ -54,8 +53,7 @@ from forge.runner.plan.machine import open_claimed, this_machine
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.plan import render as render_plan
 from forge.runner.plan.requirements import require_template
-from forge.runner.prepare.hub import locate_model, locate_rows
-from forge.runner.prepare.model_dir import with_template
+from forge.runner.prepare.hub import locate_model, locate_rows, with_template
 from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components

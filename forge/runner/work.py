@@ -22,12 +22,11 @@ from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.records import Evaluation, Event
 from forge.runner.attempt import keep_counters
-from forge.runner.other_baseline import with_other_baseline
 from forge.runner.plan.placement import makes_pairs, needs_training
 from forge.runner.plan.shape import lora_rank
 from forge.runner.prepare_run import prepare_run
 from forge.runner.reward_function import open_run_scorer
-from forge.runner.stages.evaluate import run_eval_stage
+from forge.runner.stages.evaluate import run_eval_stage, with_other_baseline
 from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.resume import require_weights

@@ -11,7 +11,7 @@ import anyio
 from forge.config.load import load_experiment
 from forge.exits import ending_of
 from forge.runner import run as run_module
-from forge.runner.live.console import Console
+from forge.runner.live.progress import Console
 from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement
 from forge.runner.run import _supervise

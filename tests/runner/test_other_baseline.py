@@ -13,8 +13,8 @@ import pytest
 
 from forge.config.schema import JudgeTable
 from forge.records import Purpose, Status, Verdict
-from forge.runner import other_baseline as module
-from forge.runner.other_baseline import KIND, with_other_baseline
+from forge.runner.stages import evaluate as module
+from forge.runner.stages.evaluate import KIND, with_other_baseline
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer

@@ -18,8 +18,14 @@ from forge.config.load import load_experiment
 from forge.config.schema import EvalStage, GrpoStage
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, PolicyVersion, Status
-from forge.runner.fork import fork_run
-from forge.runner.past import EarlierAttempts, HeldRows, back_to_step, hold_rows, load_past
+from forge.runner.past import (
+    EarlierAttempts,
+    HeldRows,
+    back_to_step,
+    fork_run,
+    hold_rows,
+    load_past,
+)
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, create_run
 from forge.store.reader import open_run

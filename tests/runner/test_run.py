@@ -27,8 +27,7 @@ from forge.records import Event
 from forge.runner import run as run_module
 from forge.runner import work as stages
 from forge.runner.attempt import keep_counters
-from forge.runner.live.console import Console
-from forge.runner.live.progress import Progress
+from forge.runner.live.progress import Console, Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from forge.commands.status import load_status
 from forge.records import Event, GroupStart, Metrics, Purpose, Status
-from forge.runner.live.console import plain_line
-from forge.runner.live.progress import Progress
+from forge.runner.live.progress import Progress, plain_line
 from forge.runner.outlets.notify import Bests
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run

@@ -15,7 +15,7 @@ from rich.console import Console
 from forge.config.load import dump_experiment, load_experiment
 from forge.records import Group, Purpose, Status
 from forge.records.verdict import OtherVerdict
-from forge.runner.live.console import Console as RunConsole
+from forge.runner.live.progress import Console as RunConsole
 from forge.runner.outlets.summary import write_results
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
     from forge.config.schema.experiment import NotifyTable
-    from forge.runner.live.console import Console
+    from forge.runner.live.progress import Console
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer
 

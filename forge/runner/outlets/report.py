@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator
 
     from forge.process.child import Child
-    from forge.runner.live.console import Console
+    from forge.runner.live.progress import Console
 
 log = logging.getLogger(__name__)
 

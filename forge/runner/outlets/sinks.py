@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from forge.config.schema.experiment import SinksTable
-    from forge.runner.live.console import Console
+    from forge.runner.live.progress import Console
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.config.schema import ModelTable
-    from forge.runner.live.console import Console
+    from forge.runner.live.progress import Console
     from forge.runner.plan.placement import Placement
     from forge.store.layout import RunPaths
 

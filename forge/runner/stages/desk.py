@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.rollout.batches import Batch
-    from forge.runner.stages.batch_shelf import BatchShelf
-    from forge.runner.stages.checkpoints import StageCheckpoints
-    from forge.runner.stages.midway import Midway
+    from forge.runner.stages.checkpoints import BatchShelf, StageCheckpoints
+    from forge.runner.stages.evaluate import Midway
     from forge.runner.stages.run_context import RunContext
     from forge.runner.weights.sync import Probe
 

@@ -1,8 +1,21 @@
 """Evaluations: play held-out problems with one set of weights, measure, store.
 
-Called by `work.py` for an eval stage and by `midway.py` during a grpo stage. An eval stage that was
-interrupted keeps its finished groups, read back from the store, and plays the others. Token ids and
-log-probabilities are left out there: an evaluation needs verdicts and versions.
+Called by `work.py` for an eval stage. Between the steps of a grpo stage, every `eval.every` steps
+and on request, `Midway` plays a fixed part of the held-out problems:
+
+    publish of such a step ──▶ hold the trainer ──▶ play ──▶ release
+
+Groups for training are played meanwhile, as far as staleness allows. A restarted trainer publishes
+its checkpoint again: it is not started before the release, and no step is evaluated twice.
+
+With `eval.both_baselines` further judges with the other baseline judge the best timed kernel of
+each problem once more: a judgement for each solved problem, not for each answer. A baseline belongs
+to the problem, so the speed-ups of its other kernels follow from their times. Each measurement is
+an event: a resumed run measures only what is missing.
+
+An eval stage that was interrupted keeps its finished groups, read back from the store, and plays
+the others. Token ids and log-probabilities are left out there: an evaluation needs verdicts and
+versions.
 
 Problems that the run has trained on before, by rows of SFT or by rollouts, are counted: an
 evaluation on them says how well answers were remembered, so it is labelled everywhere. Problems are
@@ -14,9 +27,10 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -24,20 +38,26 @@ import anyio.to_thread
 from forge.config.schema import SftStage
 from forge.data.sources.normal_form import digests_in
 from forge.data.sources.splitting import digest_of, num_shared
-from forge.records import End, Evaluation, Event, Group, Problem, Purpose, Split
+from forge.errors import ConfigError
+from forge.evalpool.pool import open_pool
+from forge.process.sockets import open_socket_dir
+from forge.records import End, Evaluation, Event, Group, Problem, Purpose, Split, Trajectory
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.seeds import problem_place
 from forge.runner.live.progress import group_numbers
 from forge.runner.prepare.prepare import load_pairs
 from forge.store.reader import open_run
-from forge.store.resume import read_groups
-from forge.views.statistics import evaluate_groups
+from forge.store.resume import events, read_groups
+from forge.views.statistics import evaluate_groups, measure_speed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from forge.config.schema import EvalStage, EvalTable, ServeTable
+    from forge.config.schema import EvalStage, EvalTable, GrpoStage, JudgeTable, ServeTable
+    from forge.evalpool.pool import Pool
+    from forge.records import Evaluation, Problem, Turn
     from forge.rollout.ports import Ports
+    from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import RunContext
     from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
@@ -314,3 +334,253 @@ def _read_asked(paths: RunPaths) -> tuple[frozenset[str], frozenset[str]]:
     pairs = load_pairs(paths)
     asked = {each.content for pair in pairs for each in pair.messages if each.role == "user"}
     return frozenset(asked), frozenset(found for text in asked for found in digests_in(text))
+
+
+EXCUSE_EVERY_S = 1.0
+"""Far below every deadline that a held trainer could miss."""
+
+
+def evaluated_steps(run: RunContext, stage: int) -> set[int]:
+    """Steps of a stage with a stored evaluation. Reads the store: call it in a thread."""
+    with open_run(run.paths) as reader:
+        found = reader.query(
+            "SELECT step FROM v_evaluations WHERE stage = ? || step", (f"grpo-{stage}@",)
+        )
+    return {step for (step,) in found.rows}
+
+
+class Midway:
+    """Evaluations between the steps of one stage.
+
+    The weights must not change during an evaluation, so the trainer is held at its next `take`;
+    otherwise a publish would have to wait, and all turns with it.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        stage: GrpoStage,
+        desk: TrainerDesk,
+        *,
+        evaluated: Iterable[int] = (),
+    ) -> None:
+        """`evaluated`: Steps that earlier attempts evaluated."""
+        self._run, self._stage, self._desk = run, stage, desk
+        table = run.experiment.eval
+        self._send, self._receive = anyio.create_memory_object_stream[int](1)
+        self._problems = spread(run.problems_of(Split.HELDOUT), table.num_problems)
+        self._settings = EvalSettings(
+            samples=1,
+            greedy=False,
+            max_turns=table.max_turns,
+            temperature=table.temperature,
+        )
+        self._asked = set(evaluated)
+        self._done = anyio.Event()
+
+    def ask(self) -> str:
+        """Request an evaluation after the current step; returns a message for the user. Raises
+        ConfigError during the last step."""
+        desk, last = self._desk, self._stage.steps
+        label = f"grpo-{desk.stage}"
+        if max(desk.trained_step, self._desk.published.step) + 1 >= last:
+            raise ConfigError(
+                f"{label}: its last step runs, {last} of {last}; what comes out is evaluated by a "
+                'stage of kind "eval" after it'
+            )
+        desk.is_evaluation_wanted = True
+        return f"{label}: evaluates after the step that runs"
+
+    def after(self, step: int) -> None:
+        """Called at each publish. An evaluation is skipped if another one already waits."""
+        every = self._run.experiment.eval.every
+        is_wanted = step == self._desk.evaluated_step
+        is_due = is_wanted or bool(every and step % every == 0)
+        if is_due and step < self._stage.steps and step not in self._asked:
+            with suppress(anyio.WouldBlock):
+                self._send.send_nowait(step)
+                self._asked.add(step)
+                self._desk.hold()
+                if is_wanted:
+                    self._desk.is_evaluation_wanted, self._desk.evaluated_step = False, 0
+
+    async def run(self) -> None:
+        """Play the evaluations as they become due, until `finish`. A stop drops the current one."""
+        async with self._send, self._receive:
+            async for step in self._receive:
+                async with self._run.stop.dropping() as beside:
+                    beside.start_soon(self._excuse_trainer)
+                    result = await evaluate(
+                        self._run,
+                        self._problems,
+                        self._settings,
+                        label=f"grpo-{self._desk.stage}@{step}",
+                        stage=self._desk.stage,
+                        step=step,
+                        show=False,
+                    )
+                    found = result.detail
+                    is_trained = found["num_trained_problems"] or found["num_shared_problems"]
+                    name = "trained_on" if is_trained else "held_out"
+                    numbers = self._run.progress.numbers
+                    numbers[name] = result.pass_at_1
+                    for source, part in found["by_source"].items():
+                        numbers[f"{name} {source}"] = part["pass_at_1"]
+                if not self._receive.statistics().current_buffer_used:
+                    self._desk.release()
+        self._done.set()
+
+    async def _excuse_trainer(self) -> None:
+        """Keep waits for the next publish from timing out while the trainer is held."""
+        while True:
+            self._desk.published.advance(self._desk.published.step)
+            await anyio.sleep(EXCUSE_EVERY_S)
+
+    async def finish(self) -> None:
+        """Accept no more evaluations and wait for the current one, whose requests have their own
+        deadlines."""
+        self._send.close()
+        await self._done.wait()
+
+
+KIND = "other_baseline"
+"""Kind of the event with a problem's other baseline."""
+OTHER = {"eager": "compile", "compile": "eager"}
+IN_PROGRESS = 4
+"""Kernels judged at once per GPU: one is timed while others are compiled and checked."""
+
+_BEST = """
+SELECT problem_id, code, baseline_us FROM (SELECT *, row_number() OVER (
+        PARTITION BY problem_id ORDER BY speedup_low DESC, turn_id) AS place
+    FROM v_turns WHERE purpose = 'eval' AND stage = ? AND is_correct AND speedup IS NOT NULL)
+WHERE place = 1
+"""
+
+
+async def with_other_baseline(
+    run: RunContext, result: Evaluation, judge: JudgeTable, *, stage: int
+) -> Evaluation:
+    """The evaluation with `speed_other` in its detail, stored again; unchanged where nothing was
+    timed. Raises as `open_pool`."""
+    other = OTHER[judge.baseline]
+    best = await anyio.to_thread.run_sync(lambda: _best(run, stage))
+    known = await anyio.to_thread.run_sync(lambda: _known(run, stage, other))
+    left = {name: row for name, row in best.items() if name not in known}
+    if not best:
+        return result
+    if left:
+        run.progress.enter(
+            f"eval-{stage}: {other}", stage=stage, total=len(left), unit="kernels", busy=run.busy()
+        )
+        table = judge.model_copy(update={"baseline": other, "also": []})
+        log_dir = run.log_dir / KIND
+        log_dir.mkdir(exist_ok=True)
+        with open_socket_dir() as sockets:
+            async with open_pool(
+                table, socket_dir=sockets, log_dir=log_dir, observer=run.observer,
+                gpus=run.placement.judge,
+            ) as pool:  # fmt: skip
+                known |= await measure_ratios(run, pool, left, other=other, stage=stage)
+    trajectories = await anyio.to_thread.run_sync(lambda: _sampled(run, stage))
+    speed = against_other(trajectories, known)
+    result = replace(result, detail={**result.detail, "speed_other": {"baseline": other, **speed}})
+    await run.writer.put(result)
+    return result
+
+
+async def measure_ratios(
+    run: RunContext,
+    pool: Pool,
+    kernels: Mapping[str, Mapping[str, Any]],
+    *,
+    other: str,
+    stage: int,
+) -> dict[str, float]:
+    """The other baseline's time over the own one's, by problem. A problem whose kernel gets no time
+    is left out."""
+    problems = {problem.problem_id: problem for problem in run.problems}
+    limiter = anyio.CapacityLimiter(IN_PROGRESS * max(1, len(run.placement.judge)))
+    found: dict[str, float] = {}
+
+    async def measure(problem: Problem, row: Mapping[str, Any]) -> None:
+        async with limiter:
+            verdict = await pool.judge(problem, row["code"])
+        run.progress.done += 1
+        name, timing = problem.problem_id, verdict.timing
+        if timing is None:
+            message = f"{name}: no time against {other}: {verdict.status} {verdict.reason}"
+            await _record(run, message, {"stage": stage, "problem": name, "status": verdict.status})
+            return
+        found[name] = timing.baseline_us / row["baseline_us"]
+        data = {
+            "stage": stage, "problem": name, "baseline": other, "baseline_us": timing.baseline_us,
+            "candidate_us": timing.candidate_us, "speedup": timing.speedup, "ratio": found[name],
+        }  # fmt: skip
+        await _record(run, f"{name}: {other} {timing.baseline_us:.1f} us", data)
+
+    async with anyio.create_task_group() as tasks:
+        for name, row in kernels.items():
+            tasks.start_soon(measure, problems[name], row)
+    return found
+
+
+def against_other(
+    rollouts: list[tuple[str, Trajectory]], ratios: Mapping[str, float]
+) -> dict[str, Any]:
+    """`measure_speed` with every speed-up times the ratio of its problem. Problems with a correct
+    kernel and no ratio are left out and counted in `num_left_out`."""
+    solved = {
+        name
+        for name, trajectory in rollouts
+        if any(turn.verdict.is_correct for turn in trajectory.turns)
+    }
+    left_out = solved - ratios.keys()
+    scaled = [
+        (name, _scaled(trajectory, ratios.get(name, 1.0)))
+        for name, trajectory in rollouts
+        if name not in left_out
+    ]
+    return {"num_left_out": len(left_out), **measure_speed(scaled)}
+
+
+def _scaled(trajectory: Trajectory, ratio: float) -> Trajectory:
+    return replace(trajectory, turns=tuple(_scaled_turn(turn, ratio) for turn in trajectory.turns))
+
+
+def _scaled_turn(turn: Turn, ratio: float) -> Turn:
+    timing = turn.verdict.timing
+    if timing is None:
+        return turn
+    timing = replace(timing, speedup=timing.speedup * ratio)
+    return replace(turn, verdict=replace(turn.verdict, timing=timing))
+
+
+async def _record(run: RunContext, message: str, data: dict[str, Any]) -> None:
+    await run.writer.put(Event(at=time.time(), kind=KIND, message=message, data=data))
+
+
+def _best(run: RunContext, stage: int) -> dict[str, dict[str, Any]]:
+    with open_run(run.paths) as reader:
+        return {row["problem_id"]: row for row in reader.rows(_BEST, (stage,))}
+
+
+def _known(run: RunContext, stage: int, other: str) -> dict[str, float]:
+    """Ratios that earlier attempts measured."""
+    with open_run(run.paths) as reader:
+        return {
+            event.data["problem"]: event.data["ratio"]
+            for event in events(reader, kind=KIND)
+            if event.data["stage"] == stage and event.data.get("baseline") == other
+        }
+
+
+def _sampled(run: RunContext, stage: int) -> list[tuple[str, Trajectory]]:
+    """The sampled rollouts of the stage."""
+    with open_run(run.paths) as reader:
+        groups = finished_groups(reader, stage=stage, step=run.weights.step)
+    return [
+        (group.problem_id, each)
+        for group in groups
+        if not group.is_greedy
+        for each in group.trajectories
+    ]

@@ -5,7 +5,7 @@ apart.
            ▲                                   │
            └────── PublishedSteps.advance ◀────┘ (pacing)
 
-Every n steps, and on request, the published weights are evaluated (`midway.py`): the trainer gets
+Every n steps, and on request, the published weights are evaluated (`Midway`): the trainer gets
 its next batch afterwards, which is played meanwhile.
 
 Engines sleep while the trainer trains, where both do not fit one card at once:
@@ -36,10 +36,9 @@ from forge.rollout.past import Past, recall, still_of_use
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import make_sampler
 from forge.runner.live.progress import follow_steps, group_numbers
-from forge.runner.stages.batch_shelf import BatchShelf
-from forge.runner.stages.checkpoints import StageCheckpoints
+from forge.runner.stages.checkpoints import BatchShelf, StageCheckpoints
 from forge.runner.stages.desk import Engines, TrainerDesk, TrainerState
-from forge.runner.stages.midway import Midway, evaluated_steps
+from forge.runner.stages.evaluate import Midway, evaluated_steps
 from forge.runner.stages.trainer import own_trainer
 from forge.runner.weights.sync import choose_turnover
 from forge.serve.port import PREFIX_CACHE

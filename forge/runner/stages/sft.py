@@ -13,8 +13,7 @@ import anyio.to_thread
 from forge.errors import ConfigError
 from forge.records import Event, Pair
 from forge.runner.prepare.prepare import data_dir, load_pairs, write_kept
-from forge.runner.stages.batch_shelf import BatchShelf
-from forge.runner.stages.checkpoints import StageCheckpoints
+from forge.runner.stages.checkpoints import BatchShelf, StageCheckpoints
 from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.trainer import own_trainer
 

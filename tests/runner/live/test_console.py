@@ -12,9 +12,8 @@ import anyio.to_thread
 import pytest
 from rich.console import Console as RichConsole
 
-from forge.runner.live import console as console_module
-from forge.runner.live.console import Console
-from forge.runner.live.progress import Progress
+from forge.runner.live import progress as console_module
+from forge.runner.live.progress import Console, Progress
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from forge.runner.live.console import Console
+from forge.runner.live.progress import Console
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths

@@ -16,7 +16,7 @@ import pytest
 
 from forge.errors import ChildDied, MachineError
 from forge.records import Status
-from forge.runner.live.console import Console
+from forge.runner.live.progress import Console
 from forge.runner.outlets import report
 from forge.runner.outlets.report import report_at_end, write_at_end
 from forge.runner.outlets.summary import show_summary
@@ -33,6 +33,12 @@ HANGS = "import time; time.sleep(60)"
 @pytest.fixture
 def said() -> Any:
     return Said()
+
+
+@pytest.fixture(autouse=True)
+def is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes longer than a run would wait."""
+    monkeypatch.setattr(report, "DEADLINE_S", 50.0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from forge.data.template import text_of
 from forge.errors import ConfigError
 from forge.records import Message, Pair
 from forge.runner.plan.requirements import require_template
-from forge.runner.prepare.model_dir import with_template
+from forge.runner.prepare.hub import with_template
 from forge.runner.stages.sft import require_roles
 from forge.train.checkpoints import link_or_copy
 from tests.data.build.samples import write_tokenizer

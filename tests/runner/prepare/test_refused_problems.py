@@ -13,7 +13,7 @@ from forge.errors import ConfigError
 from forge.records import Problem, Split
 from forge.records.examination import Examination, Flag
 from forge.runner.live.progress import Progress
-from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
+from forge.runner.prepare.prepare import find_refused, is_examined, refusal
 from forge.runner.stages.run_context import RunContext
 from forge.store.layout import create_run
 

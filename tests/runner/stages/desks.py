@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forge.records import Sample
 from forge.rollout.batches import Batch
 from forge.runner.live.progress import Progress
-from forge.runner.stages.batch_shelf import BatchShelf
+from forge.runner.stages.checkpoints import BatchShelf
 from forge.runner.stages.desk import TrainerDesk
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.errors import MachineError
-from forge.runner.stages import batch_shelf
-from forge.runner.stages.batch_shelf import BatchShelf
+from forge.runner.stages import checkpoints
+from forge.runner.stages.checkpoints import BatchShelf
 from tests.runner.stages.desks import batch
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ async def test_a_later_attempt_has_the_same_headers_and_reads_each_file_once(
         read.append(path.name)
         return original(path)
 
-    original = batch_shelf.read_headers
-    monkeypatch.setattr(batch_shelf, "read_headers", read_headers)
+    original = checkpoints.read_headers
+    monkeypatch.setattr(checkpoints, "read_headers", read_headers)
     assert second.recover() == ""
     assert second.last_step == 2
     assert sorted(read) == ["3-000001.npz", "3-000002.npz"]

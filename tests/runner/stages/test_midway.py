@@ -12,8 +12,8 @@ import pytest
 from forge.config.schema import EvalTable, GrpoStage
 from forge.errors import ConfigError
 from forge.runner.live.stopping import StopRequest
-from forge.runner.stages import midway
-from forge.runner.stages.midway import Midway, evaluated_steps
+from forge.runner.stages import evaluate as midway
+from forge.runner.stages.evaluate import Midway, evaluated_steps
 from forge.store.layout import RunPaths
 from tests.runner.stages.desks import make_desk
 from tests.store.storefactory import small_run, write_run

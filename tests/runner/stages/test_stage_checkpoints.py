@@ -11,8 +11,7 @@ import pytest
 from forge.config.schema import GrpoStage
 from forge.errors import MachineError
 from forge.records import Event, Metrics, PolicyVersion, Status
-from forge.runner.stages.batch_shelf import BatchShelf
-from forge.runner.stages.checkpoints import StageCheckpoints
+from forge.runner.stages.checkpoints import BatchShelf, StageCheckpoints
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.resume import last_state, last_steps, untrained_groups
