@@ -29,7 +29,6 @@ from starlette.routing import Route
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.server.door import Door, Refused, read_object
 from forge.process.server.serving import serve_task
-from forge.records import Event
 from forge.runner.weights.sync import Probe
 
 if TYPE_CHECKING:
@@ -262,7 +261,7 @@ class ControlServer:
         return desk
 
     async def _record(self, message: str) -> dict[str, Any]:
-        await self._run.writer.put(Event(at=time.time(), kind="asked", message=message))
+        await self._run.record("asked", message)
         return {"message": message}
 
 

@@ -5,7 +5,6 @@ Fills the fields of the run context that stages need and that exist only from he
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,7 +15,7 @@ from forge.config.schema import EvalStage, GrpoStage, SftStage
 from forge.data.chat import ChatTemplate
 from forge.data.problems import in_split
 from forge.data.server_chat import CHARACTERS_PER_TOKEN, PlainChat
-from forge.records import Event, Pair, Split
+from forge.records import Pair, Split
 from forge.rollout.batches import count_from
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.placement import needs_pairs, turns_trained
@@ -54,8 +53,7 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
     async with run.stop.dropping():
         for name in await anyio.to_thread.run_sync(delete_damaged, run.paths):
             line = f"{name}: its content has changed; it is made again"
-            run.console.say(line)
-            await run.writer.put(Event(at=time.time(), kind="file_damaged", message=line))
+            await run.record("file_damaged", line, says=True)
         pairs: list[Pair] = []
         if needs_pairs(run.experiment):
             run.progress.prepare("pairs")
@@ -66,8 +64,7 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
                 progress=run.progress, say=lines.append,
             )  # fmt: skip
             for line in lines:
-                run.console.say(line)
-                await run.writer.put(Event(at=time.time(), kind="rows_read", message=line))
+                await run.record("rows_read", line, says=True)
         run.refused = frozenset(await _refused(run))
         run.progress.prepare("model")
         model_dir = run.paths.weights / "absent"
@@ -114,10 +111,7 @@ async def _refused(run: RunContext) -> dict[str, str]:
     )
     if refused:
         line = refusal(refused, num_problems=len(in_split(run.problems, Split.GRPO)))
-        run.console.say(line)
-        data = {"problems": refused}
-        event = Event(at=time.time(), kind="problems_refused", message=line, data=data)
-        await run.writer.put(event)
+        await run.record("problems_refused", line, says=True, problems=refused)
     return refused
 
 

@@ -20,7 +20,6 @@ from forge.cluster.roles import engines_elsewhere, judges_elsewhere
 from forge.config.schema import EvalStage, GrpoStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
-from forge.records import Evaluation, Event
 from forge.runner.attempt import keep_counters
 from forge.runner.plan.placement import makes_pairs, needs_training
 from forge.runner.plan.shape import lora_rank
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from forge.cluster.cluster import Cluster
     from forge.config.schema import Experiment, JudgeTable, ServeTable
     from forge.evalpool.pool import Pool
+    from forge.records import Evaluation
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
     from forge.serve.remote.remote import Remote
@@ -205,9 +205,7 @@ class Work:
         name = f"{stage.kind}-{index}"
         groups = run.experiment.rollout.groups_per_step if isinstance(stage, GrpoStage) else None
         weights = start.to_json(run.paths.record)
-        await self._record(
-            "stage_start", name, stage=index, weights=weights, groups_per_step=groups
-        )
+        await run.record("stage_start", name, stage=index, weights=weights, groups_per_step=groups)
         began = time.monotonic()
         if isinstance(stage, EvalStage):
             await self._run_eval(stage, index)
@@ -216,11 +214,8 @@ class Work:
         else:
             await run_grpo_stage(run, stage, index, start=start, back_to=back_to)
         seconds = time.monotonic() - began
-        await self._record("stage_end", f"{name}: {seconds:.1f} s", stage=index, seconds=seconds)
+        await run.record("stage_end", f"{name}: {seconds:.1f} s", stage=index, seconds=seconds)
         run.console.say(f"{name} done in {seconds:.0f} s")
-
-    async def _record(self, kind: str, message: str, **data: Any) -> None:
-        await self.run.writer.put(Event(at=time.time(), kind=kind, message=message, data=data))
 
     async def _run_eval(self, stage: EvalStage, index: int) -> None:
         results: list[Evaluation] = []

@@ -21,7 +21,7 @@ from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
-from tests.runner.stages.desks import Recorder, batch, make_desk
+from tests.runner.stages.desks import Recorder, batch, can_record, make_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -64,6 +64,7 @@ def context(folder: Path | None = None) -> Any:
         weights=Publishes(),
         busy=dict,
     )
+    can_record(run)
     if folder is not None:
         checkpoints = SimpleNamespace(saved=saved)
         desk = make_desk(folder, stage=1, last_step=5, run=run, checkpoints=checkpoints)

@@ -19,6 +19,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
 from forge.views.statistics import evaluate_groups
+from tests.runner.stages.desks import can_record
 from tests.store.storefactory import Options, attempt, group, problem, timing, verdict, write_run
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ async def measured(root: Path) -> dict[str, Any]:
             placement=SimpleNamespace(judge=("gpu",)), weights=SimpleNamespace(step=0),
             progress=SimpleNamespace(enter=lambda *args, **kwargs: None, done=0), busy=dict,
         )  # fmt: skip
+        can_record(run)
         await with_other_baseline(run, result, JudgeTable(), stage=0)
         await writer.flush()
         found = await with_other_baseline(run, result, JudgeTable(), stage=0)

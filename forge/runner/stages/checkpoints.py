@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from forge.errors import MachineError
-from forge.records import Event, Rewind
+from forge.records import Rewind
 from forge.store.reader import open_run
 from forge.store.resume import last_steps
 from forge.train.batch import BadBatch, SampleHeader, read_headers, read_state, write_batch
@@ -43,13 +43,12 @@ from forge.train.checkpoints import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from forge.config.schema import GrpoStage, SftStage
     from forge.rollout.batches import Batch
-    from forge.store.layout import RunPaths
-    from forge.store.write.writer import Writer
+    from forge.runner.stages.run_context import RunContext
 
 NEWEST_WITH_BATCHES = 2
 """Newest checkpoints that can be continued with the batches already played, if all are kept. From
@@ -59,20 +58,11 @@ an older one, later steps are played again."""
 class StageCheckpoints:
     """Checkpoints of a `[[stage]]`."""
 
-    def __init__(
-        self,
-        stage: SftStage | GrpoStage,
-        index: int,
-        *,
-        paths: RunPaths,
-        writer: Writer,
-        say: Callable[[str], None],
-    ) -> None:
-        self._stage, self._index = stage, index
-        self._paths, self._writer, self._tell = paths, writer, say
+    def __init__(self, run: RunContext, stage: SftStage | GrpoStage, index: int) -> None:
+        self._run, self._stage, self._index = run, stage, index
         self._label = f"{stage.kind}-{index}"
         self._said: tuple[str, ...] = ()
-        self.folder = paths.checkpoints / f"stage-{index}"
+        self.folder = run.paths.checkpoints / f"stage-{index}"
         self.trained_step = 0
         """Last step that was trained, in any attempt."""
 
@@ -103,12 +93,11 @@ class StageCheckpoints:
         """Mark the rows of later steps, which are played and trained again, and say so."""
         again = self._repeated(step, "played and trained")
         message = f"{reason}{self._label} goes back to step {step}{again}"
-        await self._writer.put(
-            Rewind(at=time.time(), stage=self._index, step=step, message=message)
-        )
-        await self._writer.flush()
+        writer = self._run.writer
+        await writer.put(Rewind(at=time.time(), stage=self._index, step=step, message=message))
+        await writer.flush()
         self.trained_step = min(self.trained_step, step)
-        self._tell(message)
+        self._run.console.say(message)
 
     async def recover(self, shelf: BatchShelf, point: ResumePoint) -> None:
         """Take the batches of earlier attempts over. Lost ones are played again.
@@ -135,8 +124,7 @@ class StageCheckpoints:
         and batches that none of the newest needs. From the best one, later steps are played again.
         Returns the step of the oldest of the newest."""
         message = f"{self._label}: checkpoint after step {step}"
-        data = {"stage": self._index, "step": step}
-        await self._writer.put(Event(at=time.time(), kind="checkpoint", message=message, data=data))
+        await self._run.record("checkpoint", message, stage=self._index, step=step)
         kept = await anyio.to_thread.run_sync(self._rotate, step)
         oldest = kept[-self._num_newest :][0]
         await anyio.to_thread.run_sync(partial(shelf.discard, up_to=oldest, keep=kept))
@@ -144,7 +132,7 @@ class StageCheckpoints:
 
     def lost(self, damage: str) -> MachineError:
         """The error of a stage that cannot continue."""
-        name = self._paths.name
+        name = self._run.paths.name
         return MachineError(
             f"{damage}; no whole checkpoint of {self._label} is left. Put a copy of one back, or "
             f'"forge resume {name} --from 0" trains {self._label} from its beginning'
@@ -156,7 +144,7 @@ class StageCheckpoints:
         return NEWEST_WITH_BATCHES if wanted == "all" else wanted
 
     def _find(self) -> ResumePoint:
-        with open_run(self._paths) as reader:
+        with open_run(self._run.paths) as reader:
             self.trained_step, saved = last_steps(reader, stage=self._index)
         return find_resume_point(self.folder, last_saved=saved)
 
@@ -173,7 +161,7 @@ class StageCheckpoints:
 
     def _by_evaluation(self) -> Iterable[int]:
         """Evaluated steps, the best first."""
-        with open_run(self._paths) as reader:
+        with open_run(self._run.paths) as reader:
             rows = reader.query(
                 "SELECT step FROM v_evaluations WHERE stage = ? || step "
                 "ORDER BY pass_at_1 DESC, step DESC",
@@ -195,9 +183,7 @@ class StageCheckpoints:
         return f", {steps} {what} again"
 
     async def _say(self, kind: str, message: str) -> None:
-        data = {"stage": self._index}
-        await self._writer.put(Event(at=time.time(), kind=kind, message=message, data=data))
-        self._tell(message)
+        await self._run.record(kind, message, says=True, stage=self._index)
 
 
 PLAYED_AGAIN = '"forge resume" plays its step again'

@@ -41,7 +41,7 @@ from forge.data.sources.splitting import digest_of, num_shared
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
-from forge.records import End, Evaluation, Event, Group, Problem, Purpose, Split, Trajectory
+from forge.records import End, Evaluation, Group, Problem, Purpose, Split, Trajectory
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.seeds import problem_place
 from forge.runner.live.progress import group_numbers
@@ -279,9 +279,7 @@ async def keep_finished(
     ]
     if found:
         message = f"eval-{stage}: {len(found)} groups of earlier attempts are kept"
-        run.console.say(message)
-        data = {"stage": stage, "step": run.weights.step}
-        await run.writer.put(Event(at=time.time(), kind=KEPT, message=message, data=data))
+        await run.record(KEPT, message, says=True, stage=stage, step=run.weights.step)
     return found
 
 
@@ -509,14 +507,15 @@ async def measure_ratios(
         name, timing = problem.problem_id, verdict.timing
         if timing is None:
             message = f"{name}: no time against {other}: {verdict.status} {verdict.reason}"
-            await _record(run, message, {"stage": stage, "problem": name, "status": verdict.status})
+            await run.record(KIND, message, stage=stage, problem=name, status=verdict.status)
             return
         found[name] = timing.baseline_us / row["baseline_us"]
-        data = {
-            "stage": stage, "problem": name, "baseline": other, "baseline_us": timing.baseline_us,
-            "candidate_us": timing.candidate_us, "speedup": timing.speedup, "ratio": found[name],
-        }  # fmt: skip
-        await _record(run, f"{name}: {other} {timing.baseline_us:.1f} us", data)
+        message = f"{name}: {other} {timing.baseline_us:.1f} us"
+        await run.record(
+            KIND, message, stage=stage, problem=name, baseline=other, ratio=found[name],
+            baseline_us=timing.baseline_us, candidate_us=timing.candidate_us,
+            speedup=timing.speedup,
+        )  # fmt: skip
 
     async with anyio.create_task_group() as tasks:
         for name, row in kernels.items():
@@ -553,10 +552,6 @@ def _scaled_turn(turn: Turn, ratio: float) -> Turn:
         return turn
     timing = replace(timing, speedup=timing.speedup * ratio)
     return replace(turn, verdict=replace(turn.verdict, timing=timing))
-
-
-async def _record(run: RunContext, message: str, data: dict[str, Any]) -> None:
-    await run.writer.put(Event(at=time.time(), kind=KIND, message=message, data=data))
 
 
 def _best(run: RunContext, stage: int) -> dict[str, dict[str, Any]]:

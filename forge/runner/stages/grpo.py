@@ -68,9 +68,7 @@ async def run_grpo_stage(
 ) -> None:
     """Run a `[[stage]]` of kind grpo; from step `back_to` if given. Raises as `own_trainer`."""
     shelf, rollout = BatchShelf(run.paths.batches, stage=index), run.experiment.rollout
-    checkpoints = StageCheckpoints(
-        stage, index, paths=run.paths, writer=run.writer, say=run.console.say
-    )
+    checkpoints = StageCheckpoints(run, stage, index)
     point = await _continue_from(checkpoints, shelf, back_to)
     desk = TrainerDesk(
         run, shelf, checkpoints, stage=index, last_step=stage.steps,

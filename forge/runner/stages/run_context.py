@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge.data.problems import in_split
-from forge.records import Split
+from forge.records import Event, Split
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
 from forge.serve.remote.url_client import RefusedRequest
@@ -90,6 +90,12 @@ class RunContext:
     def control_socket(self) -> Path:
         """Socket of `control.py`."""
         return self.socket_dir / "control.sock"
+
+    async def record(self, kind: str, message: str, *, says: bool = False, **data: Any) -> None:
+        """Store an event; `says` shows its message on the console, too."""
+        if says:
+            self.console.say(message)
+        await self.writer.put(Event(at=time.time(), kind=kind, message=message, data=data))
 
     @contextmanager
     def training(self, desk: TrainerDesk) -> Generator[None]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
 from forge.errors import ConfigError
-from forge.records import Event, Pair
 from forge.runner.prepare.prepare import data_dir, load_pairs, write_kept
 from forge.runner.stages.checkpoints import BatchShelf, StageCheckpoints
 from forge.runner.stages.desk import TrainerDesk
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import DataTable, SftStage
     from forge.data.chat import ChatTemplate, TrainingRow
+    from forge.records import Pair
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
 
@@ -44,13 +43,10 @@ async def run_sft_stage(
         message = _describe(counts, max_length=stage.max_length)
         if len(counts) > 1 or counts[0].num_dropped:
             run.console.say(f"sft-{index}: {message}")
-        facts = {"sources": [asdict(count) for count in counts]}
-        await run.writer.put(Event(at=time.time(), kind="sft_rows", message=message, data=facts))
+        await run.record("sft_rows", message, sources=[asdict(count) for count in counts])
     stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
     shelf = BatchShelf(run.paths.batches, stage=index)  # stays empty: the trainer has its rows
-    checkpoints = StageCheckpoints(
-        stage, index, paths=run.paths, writer=run.writer, say=run.console.say
-    )
+    checkpoints = StageCheckpoints(run, stage, index)
     if back_to is not None:
         await checkpoints.go_back(back_to, shelf)
     point = await checkpoints.choose()

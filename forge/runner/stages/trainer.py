@@ -21,7 +21,6 @@ from forge.cluster.roles import is_cause, open_ranks
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import ConfigError, MachineError
 from forge.process.child import describe_exit
-from forge.records import Event
 from forge.runner.plan.placement import is_packed
 from forge.serve.engines import ENGINES
 from forge.train.handle import TrainerJob, open_trainer
@@ -114,8 +113,7 @@ async def own_trainer(
             restarts += is_counted
             message = f"{fault.words} in {doing()}; restarted from its last checkpoint"
         desk.num_restarts += 1
-        await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
-        run.console.say(message)
+        await run.record("child_restart", message, says=True)
         point = await desk.checkpoints.choose()
         await anyio.to_thread.run_sync(partial(desk.shelf.check, after=point.step))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from forge.rollout.batches import Batch
 from forge.runner.live.progress import Progress
 from forge.runner.stages.checkpoints import BatchShelf
 from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.run_context import RunContext
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +46,12 @@ def sample(sample_id: int, *, version: int = 4) -> Sample:
 
 def batch(step: int, *, state: Mapping[str, Any] | None = None) -> Batch:
     return Batch(step=step, groups=(), samples=(sample(step),), state=state or {})
+
+
+def can_record(run: Any) -> Any:
+    """A stand-in for a run that records as a run does, by its writer and console."""
+    run.record = partial(RunContext.record, run)
+    return run
 
 
 def make_desk(

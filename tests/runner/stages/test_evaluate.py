@@ -30,6 +30,7 @@ from forge.runner.stages.run_context import RunContext
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.prompting import PROMPTS
+from tests.runner.stages.desks import can_record
 from tests.store import storefactory
 from tests.store.storefactory import attempt, evaluation, group, problem, samples, use, write_run
 
@@ -165,7 +166,7 @@ def run_of(root: Path, written: list[Any]) -> Any:
     async def put(*records: object) -> None:
         written.extend(records)
 
-    return SimpleNamespace(
+    run = SimpleNamespace(
         attempt=2,
         paths=RunPaths(root),
         weights=SimpleNamespace(step=0, version=0),
@@ -173,6 +174,7 @@ def run_of(root: Path, written: list[Any]) -> Any:
         console=SimpleNamespace(say=lambda line: None),
         writer=SimpleNamespace(put=put),
     )
+    return can_record(run)
 
 
 def test_groups_that_finished_without_a_fault_are_kept(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,7 +18,7 @@ from forge.store.reader import open_run
 from forge.store.resume import last_state, last_steps, untrained_groups
 from forge.store.write.writer import open_writer
 from forge.train.checkpoints import checkpoint_dir, checkpoints, write_manifest
-from tests.runner.stages.desks import batch
+from tests.runner.stages.desks import batch, can_record
 from tests.store.storefactory import Options, attempt, evaluation, group, make_root, samples, use
 
 if TYPE_CHECKING:
@@ -50,9 +51,10 @@ class Stage:
         self.paths = RunPaths(root)
         self.writer = writer
         self.shelf = BatchShelf(self.paths.batches, stage=1)
-        self.checkpoints = StageCheckpoints(
-            TABLE, 1, paths=self.paths, writer=writer, say=self.said.append
-        )
+        console = SimpleNamespace(say=self.said.append)
+        self.run: Any = SimpleNamespace(paths=self.paths, writer=writer, console=console)
+        can_record(self.run)
+        self.checkpoints = StageCheckpoints(self.run, TABLE, 1)
         self.folder = self.paths.checkpoints / "stage-1"
 
     def save(self, step: int) -> None:
@@ -126,7 +128,7 @@ async def test_batches_are_kept_for_the_older_checkpoint(stage: Stage) -> None:
 
 async def test_all_checkpoints_stay_and_batches_only_for_the_newest_two(stage: Stage) -> None:
     table = TABLE.model_copy(update={"keep_checkpoints": "all"})
-    kept = StageCheckpoints(table, 1, paths=stage.paths, writer=stage.writer, say=stage.said.append)
+    kept = StageCheckpoints(stage.run, table, 1)
     for step in (6, 8):
         stage.save(step)
         oldest = await kept.saved(step, stage.shelf)

@@ -31,7 +31,7 @@ from forge.runner.weights.sync import TurnGate
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.train.checkpoints import ResumePoint
-from tests.runner.stages.desks import Recorder, make_desk
+from tests.runner.stages.desks import Recorder, can_record, make_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -93,6 +93,7 @@ class Stage:
             console=SimpleNamespace(say=self.said.append),
             busy=dict,
         )
+        can_record(self.run)
         self.desk = make_desk(
             folder, stage=1, last_step=5, run=self.run,
             checkpoints=SimpleNamespace(choose=self.choose),
