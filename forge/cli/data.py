@@ -79,7 +79,6 @@ Preset = Annotated[
     typer.Option(help="Prompts for a directory or file: a name of prompt.preset [standard]."),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges without a GPU.")]
-JudgeUrl = Annotated[str | None, typer.Option(help="Use a served pool of judges instead.")]
 
 
 @data_app.command("from-run")
@@ -88,28 +87,23 @@ def from_run(
     out: Annotated[
         Path, typer.Option(metavar="FILE.jsonl", help="File to write, one row per line.")
     ] = ...,  # type: ignore[assignment]
-    status: Annotated[str, typer.Option(help="Status of the answers to keep.")] = "correct",
     best_per_problem: Annotated[
         int | None, typer.Option(metavar="N", help="Keep the N best per problem; absent: all.")
     ] = None,
     min_speedup: Annotated[float | None, typer.Option(help="Minimum speed-up.")] = None,
-    only_first_turns: Annotated[
-        bool, typer.Option("--first-turns", help="Leave out conversations that repair an answer.")
-    ] = False,
-    includes_heldout: Annotated[
-        bool, typer.Option("--include-heldout", help="Include held-out problems (leaks them).")
-    ] = False,
+    includes_heldout: IncludesHeldout = False,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Write a run's answers as SFT rows: [data] source = "file", format = "messages"."""
+    """Write a run's correct answers as SFT rows: [data] source = "file", format = "messages"."""
     from forge.commands.rows_from_run import AnswerFilter, write_rows
     from forge.store.reader import open_run
 
     wanted = AnswerFilter(
-        status=status, best_per_problem=best_per_problem, min_speedup=min_speedup,
-        only_first_turns=only_first_turns, includes_heldout=includes_heldout,
-    )  # fmt: skip
+        best_per_problem=best_per_problem,
+        min_speedup=min_speedup,
+        includes_heldout=includes_heldout,
+    )
     with open_run(find(run, store)) as reader:
         written = write_rows(reader, wanted, out=out)
     print_json(written.to_json()) if as_json else print_text(written.describe())
@@ -296,7 +290,6 @@ def distill(
     preset: Preset = None,
     device: Device = "auto",
     workers: Workers = None,
-    judge_url: JudgeUrl = None,
     as_json: Json = False,
 ) -> None:
     """Ask a teacher for kernels, judge them, and write its traces as SFT rows. The same command
@@ -312,7 +305,7 @@ def distill(
         temperature=temperature, seed=seed, min_speedup=min_speedup, concurrency=concurrency,
         overrides=tuple(overrides or ()), includes_heldout=includes_heldout,
         price=_parse_price(price), preset=preset,
-        judge=JudgeSettings(device=device, workers=workers, url=judge_url),
+        judge=JudgeSettings(device=device, workers=workers),
         teacher=TeacherSettings(
             url=url, model=model, api_key_env=api_key_env, timeout_s=timeout_s,
             body=_parse_body(body),

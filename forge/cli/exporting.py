@@ -88,9 +88,6 @@ def export(
         Path | None,
         typer.Option(metavar="DIR", help="Directory for the files; of a model: absent or new."),
     ] = None,
-    tables: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Tables: turns, steps, ...; absent: all.")
-    ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Model: whole weights; absent: as trained.")
     ] = False,
@@ -107,14 +104,14 @@ def export(
     if form == "model":
         name, step = split_step(run)
         return _export_model(
-            find(name, store), kinds, out=out, step=step, push=push, tables=tables, as_json=as_json
+            find(name, store), kinds, out=out, step=step, push=push, as_json=as_json
         )
     if form != "parquet":
         raise ConfigError(f"forge export {form}: no such format; there are parquet and model")
     given = [*kinds, *(["push"] if push else [])]
     if given:
         raise ConfigError(f"forge export parquet: --{given[0]} is for a model")
-    _export_tables(find(run, store), out=out, tables=tables, as_json=as_json)
+    _export_tables(find(run, store), out=out, as_json=as_json)
 
 
 def _export_model(
@@ -124,7 +121,6 @@ def _export_model(
     out: Path | None,
     step: str,
     push: str,
-    tables: str | None,
     as_json: bool,
 ) -> None:
     from forge.commands.export_model import ModelForm, export_model
@@ -133,8 +129,6 @@ def _export_model(
         raise ConfigError(
             "forge export model: one of --merge, --adapter, --gguf; absent: as trained"
         )
-    if tables is not None:
-        raise ConfigError("--tables: a model has none; parquet")
     kind = ModelForm(kinds[0]) if kinds else None
     with waiting("export", is_shown=not as_json):
         found = export_model(paths, kind=kind, out=out, step=step, push_to=push)
@@ -147,7 +141,7 @@ def _export_model(
         print_text(found.url)
 
 
-def _export_tables(paths: RunPaths, *, out: Path | None, tables: str | None, as_json: bool) -> None:
+def _export_tables(paths: RunPaths, *, out: Path | None, as_json: bool) -> None:
     from dataclasses import asdict
 
     from forge.store.read_only import RowTable
@@ -157,9 +151,8 @@ def _export_tables(paths: RunPaths, *, out: Path | None, tables: str | None, as_
 
     if out is None:
         raise ConfigError("forge export parquet: --out DIR is missing; a directory for the files")
-    names = [name for name in (tables or "").split(",") if name]
     with open_run(paths) as reader:
-        found = view.export(reader, out=out, tables=names)
+        found = view.export(reader, out=out)
     if as_json:
         return print_json([asdict(each) for each in found])
     rows = tuple((each.path, each.num_rows, each.num_bytes) for each in found)

@@ -71,7 +71,6 @@ def rollouts(
         str | None, typer.Option("--id", help="Id of one rollout, e.g. g12.r3.")
     ] = None,
     problem: Annotated[str | None, typer.Option(help="Problem id or glob, e.g. softmax-*.")] = None,
-    family: Annotated[str | None, typer.Option(help="Problem family.")] = None,
     level: Annotated[int | None, typer.Option(help="Problem level.")] = None,
     status: Annotated[str | None, typer.Option(help="Rollouts with a turn of this status.")] = None,
     min_speedup: Annotated[
@@ -91,8 +90,8 @@ def rollouts(
     from forge.views import rollouts as view
 
     wanted = view.Filter(
-        rollout=rollout, problem=problem, family=family, level=level, status=status,
-        min_speedup=min_speedup, stage=stage, step=step, purpose=purpose, best=best, limit=limit,
+        rollout=rollout, problem=problem, level=level, status=status, min_speedup=min_speedup,
+        stage=stage, step=step, purpose=purpose, best=best, limit=limit,
     )  # fmt: skip
     with open_run(find(run, store)) as reader:
         found = view.load_rollouts(reader, wanted)
@@ -109,10 +108,7 @@ def compare(
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs: settings, curves, problems won and lost.
-
-    Problems are listed by level and device.
-    """
+    """Compare two runs: settings, curves, problems won and lost, by level."""
     from forge.store.reader import open_run
     from forge.views import compare as view
 

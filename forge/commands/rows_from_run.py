@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, unwritable
-from forge.records import Message, Problem, Split, Status
+from forge.records import Message, Problem, Split
 from forge.runner.prepare.prompt_facts import prompts_by_hash
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ SELECT t.group_id, t.rollout, t.turn, t.turn_id, t.code_id, t.finish, t.reward, 
 FROM verdicts v JOIN turns t USING (group_id, rollout, turn)
 JOIN groups g USING (group_id) JOIN problems p ON p.problem_id = g.problem_id
 LEFT JOIN texts c ON c.text_id = t.code_id
-WHERE v.status = :status AND t.completion_id IS NOT NULL
+WHERE v.status = 'correct' AND t.completion_id IS NOT NULL
 ORDER BY g.problem_id, v.speedup_low DESC NULLS LAST, v.num_launches, c.num_bytes, t.turn_row
 """
 """Answers by problem, the best first by the rule of v_best_kernels."""
@@ -61,14 +61,11 @@ MAX_CHARACTERS = 10_000_000
 class AnswerFilter:
     """Conditions on the answers that become rows."""
 
-    status: str = Status.CORRECT
     best_per_problem: int | None = None
     """Number of answers per problem: the fastest, or if untimed those with the fewest launches,
     then the shortest. None for all."""
     min_speedup: float | None = None
     """Minimum speed-up; leaves out untimed answers too."""
-    only_first_turns: bool = False
-    """Leave out conversations that repair a wrong answer."""
     includes_heldout: bool = False
 
 
@@ -101,7 +98,7 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
     """Writes the rows, one JSON object a line.
 
     Raises:
-        ConfigError: an unknown status, a number below 1, no answer to write, or no such path.
+        ConfigError: a number below 1, no answer to write, or no such path.
         MachineError: the file cannot be written.
     """
     _check(wanted, out)
@@ -122,7 +119,7 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
         if not num_rows:
             why = f"left out {_reasons(left_out)}" if left_out else "it has none"
             run = reader.paths.name
-            raise ConfigError(f"{run}: no {wanted.status} answer to write: {why}")
+            raise ConfigError(f"{run}: no correct answer to write: {why}")
         spare.replace(out)
     except OSError as error:
         raise unwritable(f"--out {out}", error) from error
@@ -144,7 +141,7 @@ def _choose_answers(
     """Yields the wanted answers; counts the others in `left_out` by reason."""
     taken: Counter[str] = Counter()
     seen: set[tuple[str, int | None, bool]] = set()
-    found = reader.stream(_ANSWERS, {"status": wanted.status})
+    found = reader.stream(_ANSWERS)
     for row in found.rows:
         answer = dict(zip(found.columns, row, strict=True))
         is_first = answer["turn"] == 0
@@ -167,8 +164,6 @@ def _reason_against(answer: dict[str, Any], wanted: AnswerFilter) -> str | None:
         return "of held-out problems"
     if answer["finish"] != "stop":
         return "without an end"
-    if wanted.only_first_turns and answer["turn"] > 0:
-        return "not in a first turn"
     if wanted.min_speedup is not None and (answer["speedup"] or 0.0) < wanted.min_speedup:
         return "too slow or not timed"
     return None
@@ -229,10 +224,6 @@ def read_problem(reader: RunReader, problem_id: str) -> Problem:
 
 
 def _check(wanted: AnswerFilter, out: Path) -> None:
-    if wanted.status not in list(Status):
-        raise ConfigError(
-            f"--status {wanted.status}: no such status; there are {', '.join(Status)}"
-        )
     if wanted.best_per_problem is not None and wanted.best_per_problem < 1:
         raise ConfigError(f"--best-per-problem {wanted.best_per_problem}: must be 1 or more")
     if out.suffix != ".jsonl":

@@ -45,7 +45,7 @@ class Run(RunReader):
     """One run, opened read-only, while it is being written or later. Close it, or use it in a
     `with`.
 
-    Filters are those of `forge rollouts`: rollout, problem (a glob), family, level, status,
+    Filters are those of `forge rollouts`: rollout, problem (a glob), level, status,
     min_speedup, stage, step, purpose, best, limit.
     """
 

@@ -48,7 +48,6 @@ class Filter:
     """One rollout: `g12.r3`, or a turn's name, `g12.r3.t1`."""
     problem: str | None = None
     """A problem_id, or a glob: `softmax-*`."""
-    family: str | None = None
     level: int | None = None
     status: str | None = None
     """A rollout matches if one of its turns has this status."""
@@ -65,7 +64,6 @@ class Filter:
 
 _CONDITIONS = {
     "problem": "g.problem_id GLOB :problem",
-    "family": "p.family = :family",
     "level": "p.level = :level",
     "status": "EXISTS (SELECT 1 FROM verdicts v WHERE v.group_id = t.group_id "
     "AND v.rollout = t.rollout AND v.status = :status)",
@@ -119,9 +117,9 @@ def find(wanted: Filter) -> tuple[str, dict[str, Any]]:
     given = {k: v for k in _CONDITIONS if (v := getattr(wanted, k)) is not None}
     conditions = ["t.turn = 0", *(_CONDITIONS[name] for name in given)]
     tables = "turns t"
-    if given.keys() & {"problem", "family", "level", "step", "stage", "purpose"}:
+    if given.keys() & {"problem", "level", "step", "stage", "purpose"}:
         tables += " JOIN groups g USING (group_id)"
-    if given.keys() & {"family", "level"}:
+    if "level" in given:
         tables += " JOIN problems p ON p.problem_id = g.problem_id"
     if wanted.rollout is not None:
         given["group_id"], given["rollout"] = _parse_rollout(wanted.rollout)

@@ -241,7 +241,7 @@ def test_an_export_that_cannot_be_made_leaves_nothing(
     monkeypatch.setattr(exporting, "find_weights", lambda *_: whole)
     with pytest.raises(ConfigError, match="has no adapter; --merge"):
         export(run, "adapter", tmp_path / "out")
-    monkeypatch.setattr(exporting, "model_type", lambda _: "bert")
+    monkeypatch.setattr(exporting, "read_config", lambda _: {"model_type": "bert"})
     with pytest.raises(ConfigError, match=r"--gguf: model_type is 'bert'; .* llama, "):
         export(run, "gguf", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
@@ -303,7 +303,6 @@ def test_a_push_is_checked_before_the_work_and_uploads_the_directory(
     ("argv", "words"),
     [
         (["model", "--merge", "--gguf"], "one of --merge, --adapter, --gguf"),
-        (["model", "--merge", "--tables", "turns"], "--tables: a model has none"),
         (["parquet"], "forge export parquet: --out DIR is missing"),
         (["csv", "--out", "x"], "there are parquet and model"),
         (["parquet", "--out", "x", "--push", "a/b"], "--push is for a model"),

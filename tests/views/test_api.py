@@ -43,7 +43,6 @@ def test_rollouts_have_one_row_each_and_turns_belong_to_them(run: Run) -> None:
         ({"status": "correct"}, lambda row: "correct" in row["statuses"].split()),
         ({"level": 2, "stage": 3}, lambda row: (row["level"], row["stage"]) == (2, 3)),
         ({"problem": "softmax-*"}, lambda row: row["problem_id"].startswith("softmax-")),
-        ({"family": "norm"}, lambda row: row["family"] == "norm"),
         ({"purpose": "eval"}, lambda row: row["purpose"] == "eval"),
         ({"step": 20}, lambda row: row["step"] == 20),
     ],

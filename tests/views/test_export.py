@@ -37,9 +37,9 @@ def ask(root: Path, table: str) -> list[dict[str, Any]]:
         return reader.rows(view.TABLES[table])
 
 
-def export(root: Path, out: Path, **options: Any) -> list[view.Exported]:
+def export(root: Path, out: Path) -> list[view.Exported]:
     with open_run(root) as reader:
-        return view.export(reader, out=out, **options)
+        return view.export(reader, out=out)
 
 
 def test_parquet_has_every_table_with_its_rows_types_and_texts(root: Path, tmp_path: Path) -> None:
@@ -74,24 +74,17 @@ def test_batches_are_concatenated(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "BATCH_ROWS", 5)
-    export(root, tmp_path, tables=["turns"])
+    export(root, tmp_path)
     file = parquet.ParquetFile(tmp_path / "turns.parquet")
     assert file.num_row_groups == 5
     assert file.read().to_pylist() == ask(root, "turns")
 
 
-def test_an_unknown_table_is_one_line(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such table; there are turns"):
-        export(root, tmp_path, tables=("turn",))
-
-
 def test_an_export_overwrites_no_file(root: Path, tmp_path: Path) -> None:
-    tables = ("steps", "events", "steps")
-    files = export(root, tmp_path, tables=tables)
-    assert len(files) == len({each.path for each in files})
+    export(root, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ConfigError, match="is there already; another folder"):
-        export(root, tmp_path, tables=tables[-1:])
+        export(root, tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -109,5 +102,5 @@ def test_an_export_that_fails_leaves_no_file(
 ) -> None:
     monkeypatch.setitem(view.TABLES, "turns", "SELECT code AS num_code FROM v_turns")
     with pytest.raises(pyarrow.ArrowInvalid):
-        export(root, tmp_path, tables=["turns"])
+        export(root, tmp_path)
     assert list(tmp_path.iterdir()) == []

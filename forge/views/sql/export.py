@@ -12,7 +12,7 @@ WAL of a live run grows until the export is done. A file is complete or absent.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -74,19 +74,14 @@ class Exported:
     num_bytes: int
 
 
-def export(reader: RunReader, *, out: Path, tables: Sequence[str] = ()) -> list[Exported]:
-    """Writes the named tables to `out`, or all.
+def export(reader: RunReader, *, out: Path) -> list[Exported]:
+    """Writes all tables to `out`.
 
     Raises:
-        ConfigError: unknown table; `out` is no folder or has a file of that name.
+        ConfigError: `out` is no folder or has a file of a table.
         MachineError: pyarrow is missing, or a file cannot be written.
     """
-    unknown = [name for name in tables if name not in TABLES]
-    if unknown:
-        raise ConfigError(
-            f"--tables {','.join(unknown)}: no such table; there are {', '.join(TABLES)}"
-        )
-    files = {name: out / f"{name}.parquet" for name in tables or TABLES}
+    files = {name: out / f"{name}.parquet" for name in TABLES}
     if found := next((path.name for path in files.values() if path.exists()), None):
         raise ConfigError(f"--out {out}: {found} is there already; another folder")
     try:

@@ -1,4 +1,6 @@
-"""Probes of `forge doctor` as real children: imports that fail, crash or hang, and this machine."""
+"""Probes of `forge doctor`, each a child process with a deadline, and the findings on packages and
+GPUs: users, builds of torch, kernels, the sum over all.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,8 @@ import os
 import time
 from pathlib import Path
 from typing import Any
-
 import anyio
 import pytest
-
 from forge.cluster.nodes import RANKS_NEED, Node
 from forge.commands.cluster_check import find_all
 from forge.commands.doctor import probe
@@ -19,10 +19,21 @@ from forge.config.load import load_experiment
 from forge.errors import pip_install
 from forge.origin import installed_versions, source_digest
 from forge.process.environment import python_path
+from typing import TYPE_CHECKING, Any
+from forge.commands.doctor.finding import Finding, Severity
+from forge.commands.doctor.probe import PACKAGES, EngineFacts, Imported, check_engines, check_packages
+from forge.config.schema import ServeTable
+from forge.process.devices import Gpu, Vendor
+from forge.serve.engines import ENGINES, Interpreter
+from forge.commands.doctor.probe import GpuFacts, Outcome, check_allreduce, check_gpus, check_kernel, find_fix, try_gpus
+from forge.process.devices import Gpu, GpuUser, Vendor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 pytestmark = pytest.mark.anyio
 
-PACKAGES = {
+MADE_UP = {
     "good_one": "__version__ = '1.2'\nPart = 1\n",
     "broken_one": "raise OSError('libx.so.1: cannot open shared object file')\n",
     "crashing_one": "import os\nprint('a last word', flush=True)\nos.abort()\n",
@@ -40,7 +51,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 def site(tmp_path: Path) -> dict[str, str]:
     """Environment with made-up packages."""
-    for name, source in PACKAGES.items():
+    for name, source in MADE_UP.items():
         (tmp_path / f"{name}.py").write_text(source)
     return {"PYTHONPATH": f"{tmp_path}{os.pathsep}{python_path()}"}
 
@@ -186,3 +197,247 @@ def test_missing_packages_are_named_by_role(
     for finding, (text, extra) in zip(found, expected, strict=True):
         assert finding.found.endswith(f"{text} in python")
         assert finding.fix == f"{pip_install(extra)} there"
+
+
+ALL = frozenset(module for kind in ENGINES.values() for module in kind.requires)
+CARD = Gpu(
+    vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1
+)  # fmt: skip
+
+
+def check_interpreter(python: Interpreter, **facts: Any) -> dict[str, Finding]:
+    return {each.name: each for each in check_engines(EngineFacts(python=python, **facts))}
+
+
+def test_a_package_that_does_not_import_is_an_error_with_its_words() -> None:
+    packages = {name: Imported(version="1") for name in PACKAGES}
+    packages["triton"] = Imported(fault="ImportError: libLLVM.so")
+    packages["trl"] = Imported(fault="ModuleNotFoundError: ...", is_missing=True)
+    found = {each.name: each for each in check_packages(packages)}
+    assert found["torch"] == Finding(name="torch", found="1")
+    assert found["triton"].severity is found["trl"].severity is Severity.ERROR
+    assert "ImportError: libLLVM.so" in found["triton"].found
+    assert found["trl"].found == "not installed"
+
+
+def test_a_vllm_that_does_not_match_torch_is_named_with_both_versions_and_the_fix() -> None:
+    python = Interpreter(
+        python="/opt/python",
+        versions={"vllm": "0.24.0", "torch": "2.13.0"},
+        modules=ALL,
+        vllm_requires=("torch==2.11.0",),
+    )
+    found = check_interpreter(python, gpus=[CARD])
+    vllm = found["engine vllm"]
+    assert vllm.severity is Severity.ERROR
+    assert vllm.found == "0.24.0, which does not match torch 2.13.0"
+    assert "needs torch 2.11.0" in vllm.fix
+    assert found["serve.python"].found == "/opt/python: vllm 0.24.0, torch 2.13.0"
+
+
+def test_an_untested_vllm_is_reported_and_allowed() -> None:
+    python = Interpreter(python="", versions={"vllm": "0.99.1", "torch": "2.13.0"}, modules=ALL)
+    found = check_interpreter(python, gpus=[CARD])["engine vllm"]
+    assert (found.severity, found.found) == (Severity.OK, "0.99.1; tested is 0.24")
+
+
+def test_a_vllm_whose_import_fails_is_an_error_where_a_run_would_take_it() -> None:
+    python = Interpreter(python="/opt/python", versions={"vllm": "0.24.0"}, modules=ALL)
+    fault = "ImportError: libcudart.so.13: cannot open shared object file"
+    imported = {"vllm": Imported(fault=fault), "torch": Imported(version="2.11.0")}
+    found = check_interpreter(python, gpus=[CARD], imported=imported)["engine vllm"]
+    assert found.severity is Severity.ERROR
+    assert found.found == f"vllm does not import in /opt/python: {fault}"
+    table = ServeTable(engine="llama")
+    found = check_interpreter(python, gpus=[CARD], imported=imported, table=table)["engine vllm"]
+    assert found.severity is Severity.WARNING
+
+
+def test_a_llama_whose_library_does_not_load_is_an_error_where_a_run_would_take_it() -> None:
+    python = Interpreter(python="", modules=ALL)
+    imported = {"llama_cpp": Imported(fault="killed by signal 4 while importing llama_cpp")}
+    found = check_interpreter(python, imported=imported)["engine llama"]
+    assert found.severity is Severity.ERROR
+    assert "killed by signal 4" in found.found
+    assert "make setup" in found.fix
+
+
+def test_an_engine_that_a_run_would_need_but_is_absent_is_an_error() -> None:
+    found = check_interpreter(Interpreter(python="", modules=frozenset()))
+    assert found["engine llama"].severity is Severity.ERROR
+    assert found["engine hf"].severity is Severity.WARNING
+    assert found["engine vllm"].severity is Severity.OK
+    asked = check_interpreter(Interpreter(python="", modules=frozenset()), table=ServeTable(engine="vllm"))
+    assert asked["engine vllm"].severity is Severity.ERROR
+
+
+def test_a_gpu_machine_without_a_fast_engine_gets_install_advice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = Interpreter(
+        python="", modules=ALL - {"vllm"}, llama_backends=frozenset({"base", "cpu"})
+    )
+    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: plain)
+    found = check_interpreter(plain, gpus=[CARD])
+    assert found["engine llama"].found == "installed, built for cpu"
+    assert "make setup LLAMA=cuda" in found["engine llama"].fix
+    slow = found["engine of runs"]
+    assert slow.severity is Severity.WARNING
+    assert slow.found.startswith("hf: vllm is not installed, and llama is built")
+    without_gpus = check_interpreter(plain)
+    assert without_gpus["engine of runs"].found == "llama: the fastest on a CPU"
+    assert without_gpus["engine llama"].fix == without_gpus["engine vllm"].fix == ""
+
+
+def test_a_llama_for_gpus_is_the_engine_of_a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = Interpreter(
+        python="", modules=ALL - {"vllm"}, llama_backends=frozenset({"base", "cpu", "cuda"})
+    )
+    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: built)
+    found = check_interpreter(built, gpus=[CARD])
+    assert found["engine llama"].found == "installed, built for cpu, cuda"
+    assert found["engine of runs"].found == "llama: vllm is not installed; llama is built for GPUs"
+
+
+RAN = Outcome(answers=({"is_right": True, "seconds": 1.25},))
+
+
+def make_card(index: int, *, free_gib: int = 100) -> Gpu:
+    return Gpu(
+        vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H200",
+        memory_bytes=141 << 30, free_bytes=free_gib << 30,
+    )  # fmt: skip
+
+
+CARDS = [make_card(0), make_card(1)]
+
+
+def check_cards(**facts: Any) -> dict[str, Finding]:
+    return {each.name: each for each in check_gpus(GpuFacts(**facts))}
+
+
+def test_users_of_a_gpu_and_hidden_gpus_are_listed() -> None:
+    users = {"GPU-0": (GpuUser(pid=7, name="python", memory_bytes=44 << 30),)}
+    hidden = "GPU 1 is split into MIG slices"
+    found = check_cards(gpus=CARDS[:1], users=users, hidden=hidden)
+    expected = "H200, 107 of 151 GB free, GPU-0; pid 7 (python) holds 47.2 GB"
+    assert found["GPU 0"].found == expected
+    assert found["hidden GPUs"].found == hidden
+
+
+def test_a_gpu_in_use_is_left_alone_with_the_name_of_its_user() -> None:
+    facts = GpuFacts(
+        gpus=[make_card(0), make_card(1), make_card(2, free_gib=1), make_card(3)],
+        holders={"GPU-0": "run quickstart-1, pid 7"},
+        users={"GPU-1": (GpuUser(pid=8, name="python", memory_bytes=9 << 30),)},
+        outcomes={"kernel on GPU 3": RAN},
+    )
+    assert [gpu.index for gpu in facts.tried()] == [3]
+    found = {each.name: each for each in check_gpus(facts)}
+    assert found["kernel on GPU 0"].found == "in use by run quickstart-1, pid 7: not tried"
+    expected = "in use: pid 8 (python) holds 9.7 GB: not tried"
+    assert found["kernel on GPU 1"].found == expected
+    assert found["kernel on GPU 2"].found == "only 1.1 GB free: not tried"
+    expected = "compiled and run in 1.2 s, the result is right"
+    assert found["kernel on GPU 3"].found == expected
+    assert {each.severity for each in found.values()} == {Severity.OK}
+
+
+def test_a_kernel_with_a_wrong_result_is_an_error() -> None:
+    outcome = Outcome(answers=({"is_right": False, "seconds": 0.1},))
+    found = check_kernel("kernel on GPU 0", outcome)
+    assert (found.severity, "differs from torch's" in found.found) == (Severity.ERROR, True)
+
+
+@pytest.mark.parametrize("name", ["kernel on GPU 0", "all-reduce"])
+def test_a_probe_that_waited_for_a_judge_is_not_an_error(name: str) -> None:
+    busy = Outcome(answers=({"busy": "not free"},), fault="exit 1")
+    found = check_cards(gpus=CARDS, outcomes={name: busy})[name]
+    assert (found.severity, found.found) == (Severity.OK, "not free: not tried")
+
+
+@pytest.mark.parametrize(
+    ("fault", "log", "fix"),
+    [
+        ("CalledProcessError", "fatal error: Python.h: No such file", "apt install python"),
+        ("RuntimeError: Failed to find C compiler.", "", "apt install gcc"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "", "TORCH=cuda"),
+        ("AssertionError: libcuda.so cannot found!", "", "ldconfig"),
+        ("RuntimeError: The NVIDIA driver on your system is too old", "", "newer driver"),
+        ("AcceleratorError: CUDA error: no kernel image is available", "", "TORCH="),
+        ("RuntimeError: CUDA error 802: system not yet initialized", "", "fabricmanager"),
+        ("OutOfMemoryError: CUDA out of memory.", "", "free the GPU's memory"),
+        ("ModuleNotFoundError: No module named 'triton'", "", "make setup"),
+        ("ImportError: x.so: failed to map segment from shared object", "", "noexec"),
+        ("RuntimeError: unspecified launch failure", "", "nvidia-smi"),
+    ],
+)
+def test_a_kernel_that_fails_has_a_fix_by_its_words(fault: str, log: str, fix: str) -> None:
+    found = check_kernel("kernel on GPU 0", Outcome(fault=fault, log=log))
+    assert (found.severity, found.found) == (Severity.ERROR, fault)
+    assert fix in found.fix == find_fix(Outcome(fault=fault, log=log))
+
+
+def test_probes_run_on_free_gpus_and_a_sum_that_fails_is_tried_without_peer_access(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Sequence[str], str]] = []
+
+    async def run(kind: str, folder: Path, *, gpus: Sequence[str], **more: Any) -> Outcome:
+        asked.append((kind, gpus, more["env"].get("NCCL_P2P_DISABLE", "")))
+        return Outcome(fault="exit 1") if kind == "allreduce" else RAN
+
+    monkeypatch.setattr("forge.commands.doctor.probe.run_probe", run)
+    cards = [make_card(0), make_card(1, free_gib=1), make_card(2)]
+    facts = anyio.run(try_gpus, GpuFacts(gpus=cards), tmp_path)
+    both = ["GPU-0", "GPU-2"]
+    assert asked == [
+        ("kernel", ["GPU-0"], ""), ("kernel", ["GPU-2"], ""),
+        ("allreduce", both, ""), ("allreduce", both, "1"),
+    ]  # fmt: skip
+    assert set(facts.outcomes) == {
+        "kernel on GPU 0", "kernel on GPU 2", "all-reduce", "all-reduce without peer access",
+    }  # fmt: skip
+    asked.clear()
+    assert set(anyio.run(try_gpus, GpuFacts(), tmp_path).outcomes) == {"kernel on the CPU"}
+
+
+def sums(value: float, *, backend: str = "NCCL") -> tuple[dict[str, Any], ...]:
+    right = [{"rank": rank, "backend": "gloo", "sums": [3.0]} for rank in (0, 1)]
+    return (*right, *({"rank": rank, "backend": backend, "sums": [value]} for rank in (0, 1)))
+
+
+def test_a_sum_over_gpus_is_checked_for_its_value() -> None:
+    found = check_allreduce(Outcome(answers=sums(3.0)), None, num_gpus=2)
+    assert found == Finding(
+        name="all-reduce", found="gloo and NCCL add up correctly over 2 GPUs"
+    )  # fmt: skip
+    found = check_allreduce(Outcome(answers=sums(2.0)), None, num_gpus=2)
+    assert found.severity is Severity.ERROR
+    assert found.found == "rank 0 has [2.0] by NCCL instead of 3"
+    found = check_allreduce(Outcome(answers=sums(3.0)[:3]), None, num_gpus=2)
+    assert (found.severity, found.found) == (Severity.ERROR, "not all ranks reported a sum")
+
+
+def test_a_sum_that_hangs_names_the_usual_causes_and_nccls_own_words() -> None:
+    log = "h:1:2 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-x"
+    hung = Outcome(fault="no end within 60 s while adding up over NCCL", log=log)
+    found = check_allreduce(hung, hung, num_gpus=2)
+    assert found.severity is Severity.ERROR
+    assert found.found.endswith("over NCCL; NCCL: Error: failed to extend /dev/shm/nccl-x")
+    assert "--shm-size=16g" in found.fix
+
+
+def test_a_sum_that_works_without_peer_access_blames_peer_access() -> None:
+    hung = Outcome(fault="no end within 60 s while adding up over NCCL")
+    found = check_allreduce(hung, Outcome(answers=sums(3.0)), num_gpus=2)
+    assert found.severity is Severity.ERROR
+    assert found.found.endswith("it works with NCCL_P2P_DISABLE=1")
+    assert "ACS off" in found.fix
+
+
+def test_a_machine_without_gpus_evaluates_the_kernel() -> None:
+    found = check_cards(outcomes={"kernel on the CPU": RAN})
+    assert found["GPUs"].found == "none: everything runs on the CPU"
+    expected = "evaluated in 1.2 s, the result is right"
+    assert found["kernel on the CPU"].found == expected
