@@ -14,7 +14,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -143,12 +143,13 @@ class ProblemChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorePart:
-    """The score of one level, or of one device's verdicts."""
+    """The score of one source or level."""
 
     name: str
     score: Score
     speed: Estimate | None
-    """log2 of b's best speedup over a's, for problems that both have timed: 1 is twice as fast."""
+    """log2 of b's best speedup over a's, for problems that one device has timed for both: 1 is
+    twice as fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +169,6 @@ class Comparison:
     by_source: tuple[ScorePart, ...]
     """Empty if all problems are of one source."""
     by_level: tuple[ScorePart, ...]
-    by_device: tuple[ScorePart, ...]
     notes: tuple[str, ...]
     """Parts that could not be compared, each with the reason."""
 
@@ -206,10 +206,7 @@ def render_comparison(found: Comparison) -> RichGroup:
     if found.curves:
         title = f"curves at equal {found.by}, means of the last {WINDOW} steps, a → b"
         parts += [Text(""), Text(title, style="bold"), _render_curves(found)]
-    sections_of = {
-        "by source": found.by_source, "by level": found.by_level, "by device": found.by_device,
-    }  # fmt: skip
-    for title, sections in sections_of.items():
+    for title, sections in {"by source": found.by_source, "by level": found.by_level}.items():
         if sections:
             parts += [Text(""), Text(title, style="bold"), _render_parts(sections)]
     won = [each for each in reversed(found.problems) if each.outcome == "won"]
@@ -424,7 +421,6 @@ def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
             lambda each: (each.origin if has_sources else "", each.level),
             name="{} level {}",
         ),
-        by_device=parts_by_device(both),
         notes=tuple(notes),
     )
 
@@ -615,36 +611,27 @@ FROM v_evaluations WHERE stage_index IS NOT NULL ORDER BY at
 """
 _ANSWERS = f"""
 SELECT g.problem_id, coalesce(p.family, '') AS family, coalesce(p.level, 0) AS level,
-    t.sha256 AS source, coalesce(v.device, '') AS device, count(*) AS num,
+    t.sha256 AS source, json_group_array(DISTINCT v.device) AS devices, count(*) AS num,
     coalesce(sum(v.status = 'correct'), 0) AS correct,
     max(CASE WHEN v.status = 'correct' THEN v.speedup END) AS speedup
-{FIRST_ANSWERS} GROUP BY g.problem_id, v.device
+{FIRST_ANSWERS} GROUP BY g.problem_id
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Results of an evaluation's first turns on one problem, by judging device."""
+    """Results of an evaluation's first turns on one problem."""
 
     family: str
     level: int
     origin: str
     """Name of its source; empty if the run has one."""
     source: bytes | None
-    tallies: Mapping[str, Tally]
-    speedups: Mapping[str, float]
-    """The best of each device; none without times."""
-
-    @property
-    def tally(self) -> Tally:
-        """Counts over all devices."""
-        found = self.tallies.values()
-        return Tally(num=sum(t.num for t in found), correct=sum(t.correct for t in found))
-
-    def on(self, device: str) -> Answers:
-        """The answers that one device judged."""
-        speedups = {name: each for name, each in self.speedups.items() if name == device}
-        return replace(self, tallies={device: self.tallies[device]}, speedups=speedups)
+    tally: Tally
+    speedup: float | None
+    """The best of the correct ones; None without times."""
+    devices: tuple[str, ...]
+    """Devices of their judges."""
 
 
 Both = Mapping[str, tuple[Answers, Answers]]
@@ -661,7 +648,7 @@ class Chosen:
     @property
     def devices(self) -> tuple[str, ...]:
         """Devices of its judges."""
-        return tuple(sorted({name for each in self.answers.values() for name in each.tallies}))
+        return tuple(sorted({name for each in self.answers.values() for name in each.devices}))
 
 
 def choose_evaluation(
@@ -685,19 +672,17 @@ def choose_evaluation(
 def _load_answers(
     reader: RunReader, sources: Mapping[str, str], *, stage: int, step: int
 ) -> dict[str, Answers]:
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in reader.rows(_ANSWERS, {"stage": stage, "step": step}):
-        found[row["problem_id"]].append(row)
     return {
-        name: Answers(
-            family=rows[0]["family"],
-            level=rows[0]["level"],
-            origin=sources.get(name, ""),
-            source=rows[0]["source"],
-            tallies={row["device"]: Tally(num=row["num"], correct=row["correct"]) for row in rows},
-            speedups={row["device"]: row["speedup"] for row in rows if row["speedup"]},
+        row["problem_id"]: Answers(
+            family=row["family"],
+            level=row["level"],
+            origin=sources.get(row["problem_id"], ""),
+            source=row["source"],
+            tally=Tally(num=row["num"], correct=row["correct"]),
+            speedup=row["speedup"],
+            devices=tuple(sorted(filter(None, json.loads(row["devices"])))),
         )
-        for name, rows in found.items()
+        for row in reader.rows(_ANSWERS, {"stage": stage, "step": step})
     }
 
 
@@ -731,35 +716,22 @@ def parts_of(
     found: dict[tuple[str | int, ...], dict[str, tuple[Answers, Answers]]] = defaultdict(dict)
     for problem, pair in both.items():
         found[key(pair[0])][problem] = pair
-    return _scored({name.format(*each).strip(): found[each] for each in sorted(found)})
-
-
-def parts_by_device(both: Both) -> tuple[ScorePart, ...]:
-    """Scores by device that judged answers of both: times of different cards are not comparable."""
-    found: dict[str, dict[str, tuple[Answers, Answers]]] = defaultdict(dict)
-    for problem, (a, b) in both.items():
-        for device in a.tallies.keys() & b.tallies.keys():
-            found[device or "unknown"][problem] = (a.on(device), b.on(device))
-    return _scored(dict(sorted(found.items())))
-
-
-def _scored(parts: Mapping[str, Both]) -> tuple[ScorePart, ...]:
-    scores = {name: score(both) for name, both in parts.items()}
+    parts = {name.format(*each).strip(): found[each] for each in sorted(found)}
     return tuple(
-        ScorePart(name=name, score=found, speed=estimate_difference(_ratios(parts[name])))
-        for name, found in scores.items()
-        if found is not None
+        ScorePart(name=part, score=scored, speed=estimate_difference(_ratios(parts[part])))
+        for part in parts
+        if (scored := score(parts[part])) is not None
     )
 
 
 def _ratios(both: Both) -> list[float]:
-    """log2 of b's best speedup over a's, for problems that both have timed on one device."""
-    out = list[float]()
-    for a, b in both.values():
-        if devices := a.speedups.keys() & b.speedups.keys():
-            best_a, best_b = (max(each.speedups[name] for name in devices) for each in (a, b))
-            out.append(math.log2(best_b / best_a))
-    return out
+    """log2 of b's best speedup over a's, for problems that one device has timed for both: times of
+    different cards are not comparable."""
+    return [
+        math.log2(b.speedup / a.speedup)
+        for a, b in both.values()
+        if a.speedup and b.speedup and a.devices == b.devices and len(a.devices) == 1
+    ]
 
 
 def _change(name: str, a: Answers, b: Answers) -> ProblemChange:
@@ -773,6 +745,6 @@ def _change(name: str, a: Answers, b: Answers) -> ProblemChange:
         num_b=right.num,
         correct_b=right.correct,
         difference=right.correct / right.num - left.correct / left.num,
-        speedup_a=max(a.speedups.values(), default=None),
-        speedup_b=max(b.speedups.values(), default=None),
+        speedup_a=a.speedup,
+        speedup_b=b.speedup,
     )
