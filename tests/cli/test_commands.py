@@ -81,23 +81,6 @@ def test_ctrl_c_in_a_command_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.strip() == "forge: stopped by Ctrl-C"
 
 
-INTERRUPTED_IMPORT = """
-import sys
-from forge.__main__ import main
-class Finder:
-    def find_spec(self, name, path, target=None):
-        if name == "forge.cli":
-            raise KeyboardInterrupt
-sys.meta_path.insert(0, Finder())
-main()
-"""
-
-
-def test_ctrl_c_during_the_imports_is_one_line():
-    done = run(sys.executable, "-c", INTERRUPTED_IMPORT)
-    assert (done.returncode, done.stderr) == (130, "forge: stopped by Ctrl-C\n")
-
-
 def test_of_several_errors_only_the_cause_is_printed(capsys):
     inner = ExceptionGroup("", [ValueError("x"), Stalled("trainer waits")])
     group = BaseExceptionGroup("", [inner, ChildDied("serve-0 died")])
@@ -128,14 +111,6 @@ def test_any_other_error_is_a_bug_with_its_traceback(capsys):
     printed = capsys.readouterr().err
     assert "ZeroDivisionError: 1/0" in printed
     assert "this is a bug in forge" in printed.splitlines()[-1]
-
-
-def test_a_new_run_is_made_in_the_store_that_is_named(forge, tmp_path):
-    """The store of this one is a file."""
-    (tmp_path / "store").touch()
-    argv = ["run", str(QUICKSTART), "--store", str(tmp_path / "store")]
-    code, _, err = forge(*argv)
-    assert (code, f"{tmp_path}/store: cannot make a run directory" in err) == (3, True)
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,6 @@ def test_a_profile_lists_kernels_largest_first() -> None:
     assert rows[1][0] == "memset␛[31m[red]"
 
 
-def test_an_untimed_verdict_gives_the_reason() -> None:
-    verdict = Verdict(status=Status.CORRECT, reason="ok", detail="", device="cpu")
-    assert "not timed: a CPU has no GPU time" in show(verdict)
-    assert "not timed: not requested" in show(replace(verdict, device="H200"), is_timed=False)
-
-
 def test_each_shape_has_a_line_with_its_times_and_the_mean_is_named() -> None:
     slow = replace(TIMING, speedup=0.5, speedup_low=0.4, baseline_us=50.0)
     shapes = (
@@ -156,16 +150,6 @@ def test_an_unjudgeable_problem_comes_with_advice_that_helps(
     assert advice in shown
     assert ("--override" in shown) is (reason == "problem_too_large" or "no results" in detail)
     assert "judge it again" not in shown
-
-
-def test_a_report_names_what_is_missing_and_what_helps() -> None:
-    assert "no program: the candidate failed before one was" in show(FAST, is_explained=True)
-    assert "no program" not in show(FAST)
-    late = Verdict(status=Status.TIMEOUT, reason="deadline:correct", detail="no answer within 2 s")
-    assert "--timeout gives each phase more time" in show(late)
-    assert "--timeout" not in show(FAST)
-    weak = Verdict(status=Status.WRONG, reason="mismatch", detail="", isolation="none")
-    assert "isolation none, memory cap none: the candidate could reach files" in show(weak)
 
 
 def test_a_table_has_speed_ups_if_a_candidate_was_timed() -> None:

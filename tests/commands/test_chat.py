@@ -77,15 +77,6 @@ def test_a_problem_from_stdin_that_cannot_be_read_is_one_line(
         read_source("-")
 
 
-def test_a_problem_is_read_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "p.py").write_text(FUNCTION)
-    assert read_source(str(tmp_path / "p.py")) == FUNCTION
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(FUNCTION.encode())))
-    assert read_source("-") == FUNCTION
-    with pytest.raises(ConfigError, match=r"no\.py: cannot be read: No such file or directory$"):
-        read_source("no.py")
-
-
 def test_the_newest_kept_weights_answer(tmp_path: Path) -> None:
     start = Weights(full=tmp_path / "init")
     paths = run_with(tmp_path / "toy-1", 1, 3, 2, start=start)
@@ -113,12 +104,6 @@ def test_an_adapter_answers_on_the_checkpoint_it_was_trained_on(tmp_path: Path) 
     base.rmdir()
     with pytest.raises(MachineError, match=r"/base: not there; toy-1 needs these weights$"):
         find_weights(paths, "")
-
-
-def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
-    anyio.run(write_run, tmp_path / "toy-1", [attempt()])
-    with pytest.raises(ConfigError, match="toy-1: it has no model yet"):
-        find_weights(RunPaths(tmp_path / "toy-1"), "")
 
 
 def test_a_chat_takes_one_gpu_for_each_role_of_the_run_except_training(tmp_path: Path) -> None:
@@ -350,9 +335,3 @@ def test_a_chat_cut_off_by_its_reader_leaves_rows_with_a_purpose(
     assert groups == [{"purpose": "chat", "num_rollouts": 0}]
     assert set(purposes) <= {"chat"}
     assert ended == {"exit_code": 130, "reason": "the reader of its output went away"}
-
-
-def test_a_store_that_cannot_be_made_is_named(asked: RunPaths) -> None:
-    (asked.root.parent / "chats").write_text("a file")
-    with pytest.raises(Exception, match=r"chats: cannot make a run directory"):
-        ask(asked)

@@ -147,13 +147,6 @@ def test_a_batch_file_gives_the_recorded_order(run):
     assert [s.sample_id for s in found.samples] == [s.sample_id for s in own]
 
 
-def test_a_stage_can_be_named(run):
-    paths, _ = run
-    assert read(paths, 1, stage=1).stage == 1
-    with pytest.raises(ConfigError, match=r"--stage 0: found no grpo stage .* allowed: 1, 2"):
-        read(paths, 1, stage=0)
-
-
 @pytest.mark.parametrize(
     ("step", "kept", "words"),
     [
@@ -168,13 +161,6 @@ def test_what_is_missing_is_named_with_what_is_there(run, step, kept, words):
         save_checkpoint(paths, each)
     with pytest.raises(ConfigError, match=words):
         read(paths, step)
-
-
-def test_a_damaged_checkpoint_is_not_loaded(run):
-    paths, _ = run
-    (save_checkpoint(paths, 1) / "model").write_text("another")
-    with pytest.raises(MachineError, match=r"checkpoint-1: model: its content has changed|bytes"):
-        read(paths, 2)
 
 
 def test_dropped_tokens_are_named(run):

@@ -199,28 +199,12 @@ def shown(
     return list(read_logs(paths, files, num_lines=num, wanted=parse_filter(level, pattern)))
 
 
-def test_without_a_filter_the_last_lines_of_each_are_shown(paths: RunPaths) -> None:
-    assert shown(paths, num=1) == [
-        "serve-0      2026-11-21 18:08:40,500 ERROR forge.serve: died",
-        "trainer      2026-11-21 18:08:41,000 forge.train INFO step 1",
-    ]
-    assert len(shown(paths, "trainer")) == 6
-    with pytest.raises(ConfigError, match="no log of judge-0; found serve-0, trainer"):
-        shown(paths, "judge-0")
-
-
 def test_lines_are_chosen_by_level_with_their_continuation_lines(paths: RunPaths) -> None:
     assert [line.split()[0] for line in shown(paths, level="error")] == ["serve-0"] + 3 * [
         "trainer"
     ]
     assert len(shown(paths, "trainer", level="WARNING")) == 4
     assert "ValueError: ␛[31mred" in shown(paths, "trainer", level="warning")
-
-
-def test_lines_are_chosen_by_pattern_and_the_last_matches_are_shown(paths: RunPaths) -> None:
-    assert shown(paths, "trainer", pattern=r"STEP \d")[0].endswith("INFO step 1")
-    assert len(shown(paths, pattern="forge")) == 4
-    assert len(shown(paths, num=1, pattern="forge")) == 2
 
 
 def test_a_pattern_that_takes_too_long_is_refused(paths: RunPaths) -> None:
@@ -280,9 +264,3 @@ def test_a_log_that_appears_later_is_followed_and_a_deleted_one_is_skipped(
     found = list(read_logs(paths, files, num_lines=1, wanted=wanted, is_followed=True))
     assert [line.split()[0] for line in found] == ["serve-0", "trainer", "trainer", "judge-0"]
     assert found[2].endswith("cut off")
-
-
-def test_control_characters_in_the_name_of_a_log_are_escaped(paths: RunPaths) -> None:
-    (paths.logs(1) / "a\x1b[31m.log").write_text("INFO x\n")
-    assert shown(paths)[0] == "a\u241b[31m       INFO x"
-    assert shown(paths, level="info")[0] == "a\u241b[31m       INFO x"

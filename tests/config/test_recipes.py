@@ -182,12 +182,6 @@ def test_rows_have_the_prompts_and_the_policy_of_the_recipes_that_train_on_them(
                 load_experiment(written[0], overrides=[f"problems.path={heldout}"])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_has_its_files_name_and_begins_with_a_comment(name: str) -> None:
-    assert load(name).name == name
-    assert (FOLDER / f"{name}.toml").read_text().startswith("#:schema ./schema.json\n# ")
-
-
 def test_the_documents_list_every_recipe() -> None:
     text = (FOLDER.parent / "docs/how-to/recipes.md").read_text()
     assert [name for name in NAMES if f"`experiments/{name}.toml`" not in text] == []
@@ -230,19 +224,6 @@ def test_without_a_name_all_recipes_are_listed_with_a_sentence(
     assert all(re.fullmatch(r"\S.{20,300}\.", summary) for summary in listed.values())
     assert run_command(["init"]) == 0
     assert all(name in capsys.readouterr().out for name in NAMES[:1])
-
-
-def test_a_written_recipe_is_followed_by_its_commands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run_command(["init", "mi300x-8b-single-turn.toml"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    bases = ["mi300x-8b-single-turn.toml", "mi300x-8b.toml", "qwen3-8b-kernelbench.toml"]
-    assert lines[:4] == [f"wrote {name}" for name in [*bases, "schema.json"]]
-    assert '"forge run mi300x-8b-single-turn.toml"' in lines[4]
-    assert run_command(["init", "mi300x-8b-single-turn"]) == 2
-    assert "it exists already" in capsys.readouterr().err
 
 
 def test_an_unknown_name_is_one_line_with_the_nearest_and_all(tmp_path: Path) -> None:

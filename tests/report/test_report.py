@@ -18,7 +18,7 @@ import pytest
 from forge.cli import run_command
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
-from forge.store.layout import RunPaths, open_run_lock
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.report import samples, write_report
 from forge.views.show import show_run
@@ -153,11 +153,6 @@ def test_a_page_has_no_requests_and_no_script(canned_page: str) -> None:
     policy = next(a["content"] for _, a in tags if a.get("http-equiv"))
     assert policy is not None
     assert policy.startswith("default-src 'none'; ")
-
-
-def test_ids_of_a_page_are_unique(canned_page: str) -> None:
-    ids = [a["id"] for _, a in Elements(canned_page).tags if "id" in a]
-    assert len(ids) == len(set(ids)) > 100
 
 
 def test_every_link_leads_to_a_place(canned_page: str, hostile_page: str) -> None:
@@ -353,15 +348,6 @@ def test_a_run_before_its_first_turn_says_what_is_missing(tmp_path: Path, texts:
         assert claim not in page
 
 
-def test_an_evaluation_alone_makes_a_report(tmp_path: Path) -> None:
-    played = group(0, [[Status.CORRECT]], purpose=Purpose.EVAL, stage=0, step=0)
-    ended = AttemptEnd(attempt=1, ended_at=1_005.0, exit_code=0, reason="done")
-    page = page_of(make_run(tmp_path / "e-1", [attempt(), problem(), played, evaluation(), ended]))
-    assert '<figure id="evaluations">' in page
-    assert "no step of reinforcement learning" in missing(page)
-    assert "took 0:05" in page
-
-
 def test_a_killed_run_is_reported_up_to_its_last_row(tmp_path: Path) -> None:
     last = Event(at=1_061.0, kind="last", message="words")
     page = page_of(make_run(tmp_path / "k-1", [attempt(), last]))
@@ -375,14 +361,6 @@ def test_the_time_between_a_kill_and_a_resume_is_no_time_of_the_run(tmp_path: Pa
     ended = AttemptEnd(attempt=2, ended_at=9_010.0, exit_code=0, reason="done")
     page = page_of(make_run(tmp_path / "r-1", [attempt(), last, again, evaluation(), ended]))
     assert "2 attempts, took 0:15" in page
-
-
-def test_a_living_run_is_reported_as_running(tmp_path: Path) -> None:
-    last = Event(at=1_061.0, kind="last", message="words")
-    paths = make_run(tmp_path / "l-1", [attempt(), last])
-    with open_run_lock(paths):
-        page = page_of(paths)
-    assert ">running, took" in page
 
 
 def test_a_newer_schema_is_refused_in_one_line(
@@ -421,15 +399,6 @@ def test_an_unwritable_path_is_named(
     paths = make_run(tmp_path / "w-1", [attempt()])
     with pytest.raises(error, match=words):
         write_report(paths, **options)
-
-
-def test_the_command_says_where_the_report_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = make_run(tmp_path / "toy-1", [attempt()])
-    assert run_command(["report", "toy", "--store", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{paths.root}/report.html\n"
-    assert (paths.root / "report.html").is_file()
 
 
 def test_help_and_import_load_no_matplotlib() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,6 +23,9 @@ from forge.views.report.contents import Contents
 from forge.views.text.numbers import grouped
 from tests.report.made_runs import make_run
 from tests.store.storefactory import attempt, evaluation, group, problem, small_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def chart(*lines: Line, **keys: object) -> Chart:
@@ -46,29 +49,12 @@ def test_a_line_of_the_best_keeps_its_peak() -> None:
     assert max(y for _, y in make_line("best", points, reduce=max).points) == 7.0
 
 
-def test_small_shares_have_ticks_at_even_distances() -> None:
-    """17.5 and 12.5, rounded to 18 and 12, would not be even."""
-    made = chart(Line(label="a", x=[1, 2, 3], y=[0.0, 0.167, 0.0]), is_share=True)
-    assert ">17.5%<" in draw_svg(made)
-
-
-def test_a_number_that_is_not_finite_is_a_gap() -> None:
-    line = make_line("a", [(1.0, math.nan), (2.0, math.inf), (3.0, 1.0)])
-    assert line.points == [(3.0, 1.0)]
-
-
 def test_a_long_table_leaves_rows_out_evenly_and_counts_them() -> None:
     made = chart(Line(label="a", x=range(300), y=[float(i) for i in range(300)]))
     head, rows = made.table()
     assert head == ["step", "a"]
     assert (len(rows), rows[0], rows[-1]) == (MOST_TABLE_ROWS, ["0", "0"], ["299", "299"])
     assert made.num_rows == 300
-
-
-def test_a_table_has_intervals_and_names() -> None:
-    line = Line(label="pass@1", x=[0, 1], y=[0.25, None], low=[0.1, None], high=[0.4, None])
-    made = chart(line, names=("eval-0", "eval-2"), is_share=True)
-    assert made.table()[1] == [["eval-0", "25.0 % (10.0 % to 40.0 %)"], ["eval-2", "–"]]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +69,6 @@ def test_a_table_has_intervals_and_names() -> None:
 )
 def test_numbers_have_three_digits(value: float, shown: str) -> None:
     assert grouped(value) == shown
-
-
-def test_any_label_is_printable() -> None:
-    assert label("_hidden") == " _hidden"
-    assert label("a\x1b[2J\nb\ufffe") == "a␛[2J␊b\ufffd"
-    assert len(label("x" * 500)) == 48
 
 
 @pytest.mark.parametrize("has_names", [False, True])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.tui.app import ACTIONS, PLACES, WatchApp
-from forge.tui.frame.asking import NavLine
 from forge.tui.frame.dialogs import Confirm, Help, Palette
 from forge.tui.screens.run import RunScreen
 from tests.tui.supervisors import supervising
@@ -46,14 +45,6 @@ async def test_each_number_shows_its_screen(canned_run: RunPaths):
 async def test_a_screen_keeps_its_position_while_another_is_shown(canned_run: RunPaths):
     async with watching(canned_run, keys=["5", "l", "1", "5"]) as pilot:
         assert "level INFO and above" in text_of(pilot)
-
-
-async def test_a_click_on_a_screens_name_shows_it(canned_run: RunPaths):
-    async with watching(canned_run) as pilot:
-        at = text_of(pilot).splitlines()[0].index("Logs")
-        await pilot.click(NavLine, offset=(at, 0))
-        await settle(pilot)
-        assert pilot.app.current_mode == "logs"
 
 
 async def test_help_names_the_keys_of_the_screen(canned_run: RunPaths):
@@ -114,17 +105,6 @@ async def test_an_action_is_sent_only_after_confirmation(canned_run: RunPaths):
                 assert toasts(pilot)[-1][0] == "Requested", toasts(pilot)
 
 
-async def test_a_dialog_that_is_answered_twice_closes_once(canned_run: RunPaths):
-    with supervising(canned_run):
-        async with watching(canned_run, keys=["S"]) as pilot:
-            question = pilot.app.screen
-            assert isinstance(question, Confirm)
-            question.dismiss(False)
-            question.dismiss(False)
-            await settle(pilot)
-            assert isinstance(pilot.app.screen, RunScreen), "the Run screen stays"
-
-
 async def test_ctrl_z_suspends_to_the_shell(canned_run: RunPaths, monkeypatch):
     suspended: list[bool] = []
     monkeypatch.setattr(WatchApp, "action_suspend_process", lambda _: suspended.append(True))
@@ -145,12 +125,6 @@ async def test_a_run_that_has_ended_is_asked_nothing(canned_run: RunPaths, key: 
     async with watching(canned_run, keys=[key]) as pilot:
         assert isinstance(pilot.app.screen, RunScreen), "no dialog opens"
         assert toasts(pilot) == [("Failed", "quickstart-1 is not running")]
-
-
-async def test_the_dialog_before_an_action(canned_run: RunPaths):
-    with supervising(canned_run):
-        async with watching(canned_run, keys=["S"]) as pilot:
-            check_snapshot(pilot, "confirm")
 
 
 async def test_a_run_deleted_while_watched_is_reported_on_every_screen(

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from rich.console import Console, Group
-from rich.text import Text
+from rich.console import Console
 from textual.widgets import TabbedContent
 
 from forge.records import Status
@@ -18,7 +17,6 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.tui.screens.rollout import PANES, RolloutScreen
 from forge.tui.widgets.conversations import answer_of
-from forge.tui.widgets.texts import lines_with, marked, shown_code
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
 from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
 from tests.tui.watching import (
@@ -109,17 +107,6 @@ async def test_a_search_marks_every_match_and_goes_from_one_to_the_next(canned_r
         screen = pilot.app.screen
         assert isinstance(screen, RolloutScreen)
         assert screen._words == ""
-
-
-def test_a_match_is_found_in_text_and_in_code_and_ignores_case():
-    console = Console(width=20)
-    shown = Group(Text("one\ntwo"), shown_code("x = Two\ny = 3\n"), Text("a [bold] two " * 3))
-    assert lines_with(console, shown, "TWO", width=20) == [1, 2, 5, 6, 7]
-    assert lines_with(console, shown, "[bold]", width=80) == [5]
-    assert lines_with(console, shown, "", width=20) == []
-    drawn = console.render_lines(marked(shown, "two"), pad=False)
-    styled = [part.text for line in drawn for part in line if "on yellow" in str(part.style)]
-    assert styled[:2] == ["two", "Two"]
 
 
 def test_long_thinking_is_folded_until_asked_for():
@@ -252,15 +239,6 @@ async def test_a_sibling_chosen_by_key_or_mouse_is_shown(canned_run: RunPaths):
             await pilot.click(offset=(2, y))
             await settle(pilot)
         assert "g167.r3" in head(pilot)
-
-
-@pytest.mark.long
-async def test_a_small_terminal_shows_what_fits(canned_run: RunPaths):
-    async with watching(canned_run, size=(20, 5), keys=["2", "enter", "enter"]) as pilot:
-        await pilot.press("s", "d", "v", "right", "4", "enter", "2", "escape", "3")
-        await settle(pilot)
-        assert isinstance(pilot.app.screen, RolloutScreen)
-        assert all(len(line) <= 20 for line in text_of(pilot).splitlines())
 
 
 async def test_times_of_a_gpu_have_their_units(tmp_path: Path):

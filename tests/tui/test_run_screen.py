@@ -12,9 +12,9 @@ from forge.process.control import LiveStatus
 from forge.store.layout import open_run_lock, write_status
 from forge.store.reader import open_run
 from forge.tui.widgets.curves import CurveBox
-from forge.tui.widgets.run_lines import Histories, ProcessTable, draw_scale
-from forge.views.curves import Curve, Curves, load_processes
-from forge.views.run_state import Rung, RungState, load_ladder, load_stages
+from forge.tui.widgets.run_lines import Histories, ProcessTable
+from forge.views.curves import Curves, load_processes
+from forge.views.run_state import RungState, load_ladder, load_stages
 from tests.tui.supervisors import component, supervising
 from tests.tui.watching import (
     LARGE,
@@ -89,14 +89,6 @@ async def test_new_rows_are_shown(canned_run: RunPaths):
         assert "entropy           0.987" in text_of(pilot)
 
 
-async def test_the_output_of_a_process_is_made_printable(canned_run: RunPaths):
-    with supervising(canned_run) as supervisor:
-        words = "\x1b[31m[bold]red[/bold] \u202edrow"
-        supervisor.status["components"] = [component("trainer", "trainer", last_words=words)]
-        async with watching(canned_run, size=LARGE) as pilot:
-            assert "␛[31m[bold]red[/bold] \\u202edrow" in text_of(pilot)
-
-
 async def test_enter_on_a_process_opens_its_log(canned_run: RunPaths):
     change(canned_run, "UPDATE processes SET reason = 'killed by signal 9'")
     change(canned_run, "UPDATE attempts SET exit_code = 3, reason = 'the disk is full'")
@@ -143,14 +135,6 @@ async def test_a_killed_run_says_so(canned_run: RunPaths):
         assert "serve-0" not in text_of(pilot), "what ended with the supervisor says nothing"
 
 
-async def test_cards_of_an_ended_run_are_named_by_their_first_digits(canned_run: RunPaths):
-    uuids = "GPU-f675208f-0970-5f17-a726-b6857f4618c3,GPU-0a1b2c3d-0970-5f17-a726-b6857f4618c3"
-    change(canned_run, f"UPDATE processes SET devices = '{uuids}', reason = 'killed by signal 9'")
-    change(canned_run, "UPDATE attempts SET exit_code = 3, reason = 'the disk is full'")
-    async with watching(canned_run, size=(160, 40)) as pilot:
-        assert " GPU-f675208f,GPU-0a1b2c3d ended " in text_of(pilot)
-
-
 async def test_an_empty_run_is_shown(canned_run: RunPaths):
     for table in ("metrics", "groups", "turns", "verdicts", "processes", "events", "evaluations"):
         change(canned_run, f"DELETE FROM {table}")
@@ -170,28 +154,6 @@ def test_curves_query_only_the_last_steps_and_keep_the_others(canned_run: RunPat
     assert entropy.steps == {curve.name: curve for curve in whole}["entropy"].steps
     assert entropy.values[-1] == 7, "the last steps are asked again"
     assert entropy.values[0] != 7, "the first are not"
-
-
-def test_a_thin_curve_has_the_means_of_neighbours():
-    curve = Curve(name="x", steps=tuple(range(10)), values=tuple(map(float, range(10))))
-    thin = curve.thin(3)
-    assert thin.steps == (2, 5, 9)
-    assert thin.values == (1.0, 4.0, 7.5)
-    assert curve.thin(10) is curve
-
-
-def test_rounding_of_a_mean_near_zero_is_shown_as_zero():
-    curve = Curve(name="KL", steps=(1, 2, 3), values=(-2e-13, 3e-4, 0.0))
-    assert curve.shown == (0.0, 3e-4, 0.0)
-    rate = Curve(name="pass rate", steps=(1,), values=(0.25,))
-    assert (rate.shown, rate.unit) == ((25.0,), "%")
-
-
-def test_an_interval_is_drawn_to_scale():
-    rung = Rung(name="eval-0", kind="eval", state=RungState.DONE, pass_at_1=0.5, low=0.25, high=1.0)
-    assert draw_scale(rung, 21).plain == "·    ├────●─────────┤"
-    exact = Rung(name="eval-0", kind="eval", state=RungState.DONE, pass_at_1=0.0, low=0.0, high=0.0)
-    assert draw_scale(exact, 9).plain == "● · · · ·"
 
 
 def test_histories_add_up_processes_and_omit_what_nobody_reports():
@@ -237,13 +199,6 @@ def test_a_trainer_of_the_next_stage_is_no_restart(canned_run: RunPaths):
     with open_run(canned_run) as reader:
         rows = {row["name"]: row for row in load_processes(reader)}
     assert rows["trainer"]["num_restarts"] == 1
-
-
-async def test_an_ending_says_once_how_to_continue(canned_run: RunPaths):
-    reason = 'stopped; "forge resume quickstart-1" continues'
-    change(canned_run, f"UPDATE attempts SET exit_code = 130, reason = '{reason}'")
-    async with watching(canned_run, size=LARGE) as pilot:
-        assert text_of(pilot).count("forge resume quickstart-1") == 1
 
 
 def change(paths: RunPaths, sql: str) -> None:

@@ -3,10 +3,15 @@ row on made-up facts."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,12 +36,11 @@ from forge.commands.doctor.finding import (
 )
 from forge.commands.doctor.probe import Outcome
 from forge.process.devices import Gpu, Vendor
+from forge.process.environment import python_path
 from forge.runner.plan.machine import this_machine
 from forge.store.filesystem import Mount
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parents[3]
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 CARD = Gpu(
     vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1,
@@ -248,3 +252,42 @@ def test_warnings_do_not_stop_a_run_and_errors_do() -> None:
             {"name": "f", "found": "g", "severity": "error", "fix": "h"},
         ],
     }
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_command_checks_all_and_ends_with_3_for_a_vllm_that_does_not_import(
+    tmp_path: Path,
+) -> None:
+    fault = "libcudart.so.13: cannot open shared object file"
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(f"raise ImportError({fault!r})\n")
+    env = f'env = {{ PYTHONPATH = "{tmp_path}{os.pathsep}{python_path()}" }}'
+    text = (ROOT / "experiments" / "quickstart.toml").read_text(encoding="utf-8")
+    assert "\n[serve]\n" in text
+    experiment = tmp_path / "x.toml"
+    experiment.write_text(text.replace("\n[serve]\n", f'\n[serve]\nengine = "vllm"\n{env}\n'))
+    with tempfile.TemporaryDirectory(dir="/tmp") as own_tmp:
+        done = subprocess.run(
+            [sys.executable, "-m", "forge", "doctor", str(experiment), "--json"],
+            capture_output=True, text=True, timeout=280, check=False, cwd=ROOT,
+            env=os.environ | {"TMPDIR": own_tmp},
+        )  # fmt: skip
+        assert list(Path(own_tmp).glob("forge-*")) == [], "the probes leave no directory"
+    assert done.returncode == 3, done.stderr
+    printed = json.loads(done.stdout)
+    assert (printed["schema"], printed["ok"]) == (1, False)
+    found = {each["name"]: each for each in printed["findings"]}
+    assert found["engine vllm"]["severity"] == "error"
+    assert found["engine vllm"]["found"].endswith(f"ImportError: {fault}")
+    expected = {
+        *("system", "python", "C compiler", "torch", "triton", "transformers", "peft", "datasets"),
+        *("trl", "engine llama", "engine vllm", "engine hf", "engine of runs", "sandbox"),
+        *("open files", "processes", "address space", "locked memory", "/dev/shm", "cores"),
+        *("memory", "file system", "sockets", "clock"),
+    }
+    assert expected <= set(found)
+    assert any(name.startswith(("kernel on GPU", "kernel on the CPU")) for name in found)
+    for each in printed["findings"]:
+        assert set(each) == {"name", "severity", "found", "fix"}
+        assert each["fix"] or each["severity"] == "ok", each

@@ -8,25 +8,39 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
 import anyio
 import pytest
+
 from forge.cluster.nodes import RANKS_NEED, Node
 from forge.commands.cluster_check import find_all
 from forge.commands.doctor import probe
-from forge.commands.doctor.probe import DEADLINES_S, Imported, Outcome, import_packages, run_probe
+from forge.commands.doctor.finding import Finding, Severity
+from forge.commands.doctor.probe import (
+    DEADLINES_S,
+    PACKAGES,
+    EngineFacts,
+    GpuFacts,
+    Imported,
+    Outcome,
+    check_allreduce,
+    check_engines,
+    check_gpus,
+    check_kernel,
+    check_packages,
+    find_fix,
+    import_packages,
+    run_probe,
+    try_gpus,
+)
 from forge.config.load import load_experiment
+from forge.config.schema import ServeTable
 from forge.errors import pip_install
 from forge.origin import installed_versions, source_digest
-from forge.process.environment import python_path
-from typing import TYPE_CHECKING, Any
-from forge.commands.doctor.finding import Finding, Severity
-from forge.commands.doctor.probe import PACKAGES, EngineFacts, Imported, check_engines, check_packages
-from forge.config.schema import ServeTable
-from forge.process.devices import Gpu, Vendor
-from forge.serve.engines import ENGINES, Interpreter
-from forge.commands.doctor.probe import GpuFacts, Outcome, check_allreduce, check_gpus, check_kernel, find_fix, try_gpus
 from forge.process.devices import Gpu, GpuUser, Vendor
+from forge.process.environment import python_path
+from forge.serve.engines import ENGINES, Interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -267,7 +281,9 @@ def test_an_engine_that_a_run_would_need_but_is_absent_is_an_error() -> None:
     assert found["engine llama"].severity is Severity.ERROR
     assert found["engine hf"].severity is Severity.WARNING
     assert found["engine vllm"].severity is Severity.OK
-    asked = check_interpreter(Interpreter(python="", modules=frozenset()), table=ServeTable(engine="vllm"))
+    asked = check_interpreter(
+        Interpreter(python="", modules=frozenset()), table=ServeTable(engine="vllm")
+    )
     assert asked["engine vllm"].severity is Severity.ERROR
 
 
