@@ -54,6 +54,7 @@ class Purpose(StrEnum):
 
     TRAIN = "train"
     EVAL = "eval"
+    SEARCH = "search"
     CHAT = "chat"
     ABANDONED = "abandoned"
     """Played for training or evaluation, past a step that the run went back to."""
@@ -86,6 +87,13 @@ class Completion:
     """Oldest policy version among its tokens."""
     max_version: int
     """Newest policy version among its tokens."""
+    counted: int | None = None
+    """Tokens by the server's count; None if it does not count, or `token_ids` are its tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were generated."""
+        return len(self.token_ids) if self.counted is None else self.counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +152,8 @@ class GroupStart:
     stage: int
     step: int
     is_greedy: bool = False
+    parents: tuple[str, ...] = ()
+    """As in `Group`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,3 +172,5 @@ class Group:
     """Sampled at temperature 0 (evaluations)."""
     is_flat: bool = False
     """True if all returns are equal: no gradient signal. Replaced within a budget."""
+    parents: tuple[str, ...] = ()
+    """Turns of other groups that its first prompt shows, the newest last (searches)."""

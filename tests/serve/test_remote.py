@@ -141,6 +141,21 @@ def test_thinking_that_a_chat_server_sends_apart_gets_its_tag(name: str) -> None
     assert found.token_ids == (int(finish == "stop"),)
 
 
+@pytest.mark.parametrize(
+    ("usage", "num_tokens"),
+    [({"completion_tokens": 7}, 7), (None, 3), ({"completion_tokens": "many"}, 3), ({}, 3)],
+)
+def test_the_tokens_of_an_answer_are_those_that_its_server_counts(
+    usage: Any, num_tokens: int
+) -> None:
+    choice = {"index": 0, "message": {"content": "abc"}, "finish_reason": "stop"}
+    content = json.dumps({"choices": [choice], "usage": usage}).encode()
+    (found,) = read_answer(
+        content, Dialect.CHAT, n=1, encode=lambda text, _is_ended: [ord(each) for each in text]
+    )
+    assert found.num_tokens == num_tokens
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     with anyio.fail_after(20):
         while not is_so():  # noqa: ASYNC110

@@ -281,7 +281,7 @@ def _batch_metrics(stage: int, batch: Batch) -> Metrics:
             "rollout/groups/count": float(len(batch.groups)),
             "rollout/flat_groups/count": float(batch.num_flat),
             "rollout/samples/count": float(len(batch.samples)),
-            "rollout/tokens/sum": float(sum(len(t.completion.token_ids) for t in turns)),
+            "rollout/tokens/sum": float(sum(t.completion.num_tokens for t in turns)),
             "rollout/in_flight_groups/count": float(batch.in_flight),
             "rollout/stale_groups/count": float(batch.num_stale),
             "rollout/replayed_groups/count": float(batch.num_replayed),

@@ -130,9 +130,12 @@ def read_answer(
         if dialect is Dialect.FORGE:
             found = unpack(content)
         else:
-            choices = parse_json(content)["choices"]
-            choices = sorted(choices, key=lambda choice: choice.get("index", 0))
+            answer = parse_json(content)
+            choices = sorted(answer["choices"], key=lambda choice: choice.get("index", 0))
             found = [_from_chat(choice, encode, thinking) for choice in choices]
+            counted = (answer.get("usage") or {}).get("completion_tokens")
+            if len(found) == 1 and isinstance(counted, int) and counted >= 0:
+                found = [replace(found[0], counted=counted)]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         shown = content[:200].decode("utf-8", "replace")
         raise MachineError(

@@ -81,12 +81,13 @@ CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY,
     attempt INTEGER,                 -- attempt that last wrote it
     problem_id TEXT NOT NULL,
-    purpose TEXT NOT NULL,           -- train, eval, chat; abandoned: see v_rewinds
+    purpose TEXT NOT NULL,           -- train, eval, search, chat; abandoned: see v_rewinds
     stage INTEGER NOT NULL,          -- index in the experiment, from 0
     step INTEGER NOT NULL,           -- training step it was admitted for, or evaluated at
     is_greedy INTEGER NOT NULL,      -- sampled at temperature 0
     is_flat INTEGER NOT NULL,        -- all returns equal: no gradient signal
     num_rollouts INTEGER NOT NULL,   -- 0 while it is being played
+    parents TEXT NOT NULL,           -- JSON: turns of other groups in its first prompt (searches)
     recorded_at REAL NOT NULL
 );
 CREATE INDEX groups_by_step ON groups (stage, step);

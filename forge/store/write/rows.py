@@ -183,6 +183,7 @@ class RowWriter:
         row = _of_fields(record, without=("trajectories",)) | more
         row |= {
             "purpose": str(record.purpose),
+            "parents": json.dumps(record.parents),
             "attempt": self._attempt,
             "recorded_at": self._clock(),
         }
@@ -223,7 +224,7 @@ class RowWriter:
             "attempt": self._attempt,
             "recorded_at": self._clock(),
             "num_prompt_tokens": len(record.prompt_ids),
-            "num_completion_tokens": len(completion.token_ids),
+            "num_completion_tokens": completion.num_tokens,
             "finish": str(completion.finish),
             "min_version": completion.min_version,
             "max_version": completion.max_version,
