@@ -19,7 +19,7 @@ from forge.cli.options import (
     app,
     require_linux,
 )
-from forge.cli.printing import print_json, print_text, say, waiting, write
+from forge.cli.printing import print_json, print_rich, print_text, say, waiting, write
 
 Model = Annotated[
     str,
@@ -131,6 +131,71 @@ def serve(
             say(text)
 
         serving.serve(request, store_dir=store, say=say_ready)
+
+
+@app.command()
+def solve(
+    problems: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROBLEM...",
+            help="X.py with a problem or a function of tensors, a directory of problems, or "
+            "PACKAGE.MODULE:CLASS.",
+        ),
+    ],
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL|URL",
+            help="RUN[:STEP], a directory with a model or an adapter, a hub name, or an "
+            "OpenAI-compatible server (http://HOST:PORT).",
+        ),
+    ],
+    budget: Annotated[
+        str, typer.Option(help="What may be spent on all problems: 64 answers, 20m, 2M-tokens.")
+    ],
+    strategy: Annotated[
+        str | None, typer.Option(help="best-of-n, refine or evolve; absent: refine.")
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="get_inputs and get_init_inputs of PACKAGE.MODULE:CLASS."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory of the best kernels.")
+    ] = None,
+    policy: JudgePolicy = None,
+    baseline: Baseline = None,
+    device: Device = "auto",
+    model_name: Annotated[
+        str | None, typer.Option(help="Model of the server; absent: the only one there.")
+    ] = None,
+    api_key_env: ApiKeyEnv = None,
+    overrides: Overrides = None,
+    wait_s: Wait = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Search for faster kernels of modules, within a budget. "forge resume" continues an
+    interrupted search."""
+    require_linux()
+    from forge.commands import solve as search
+    from forge.commands.suite import EvalRequest
+
+    asked = EvalRequest(
+        source=model, policy=policy, baseline=baseline, device=device, model_name=model_name,
+        api_key_env=api_key_env, overrides=tuple(overrides or ()), store=Path(store),
+    )  # fmt: skip
+    request = search.SolveRequest(
+        problems=problems, model=asked, budget=budget, strategy=strategy, inputs=inputs, out=out
+    )
+    solved = search.solve(request, quiet=as_json, wait_s=wait_s)
+    if as_json:
+        return print_json(solved.to_json())
+    print_rich(solved.render())
+    print_text(str(solved.kernels or solved.paths.root))
 
 
 @app.command("eval")

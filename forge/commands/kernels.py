@@ -1,6 +1,7 @@
 """`forge kernels export`: the best correct kernel of each problem of a run, as files.
 
-    files         NAME/kernel.py, problem.py, verdict.json, test_kernel.py; README.md, NOTICE.md
+    files         NAME/kernel.py, problem.py, verdict.json, test_kernel.py, and of a search
+                  parent.diff, against the answer that it was shown; README.md, NOTICE.md
     kernels-hub   a project for Hugging Face's kernel-builder, and its build:
         build.toml  flake.nix  CARD.md  README.md  NOTICE.md
         torch-ext/<module>/   __init__.py  NAME.py
@@ -18,6 +19,7 @@ The directory is complete or absent: it is written beside its place and renamed.
 from __future__ import annotations
 
 import base64
+import difflib
 import hashlib
 import json
 import os
@@ -60,6 +62,7 @@ SELECT b.turn_id, p.problem_id, p.entry_point, p.precision,
     (SELECT body FROM texts WHERE text_id = p.source_id) AS source
 FROM v_best_kernels b JOIN problems p USING (problem_id) ORDER BY b.rank
 """
+_PARENT = "SELECT json_extract(parents, '$[#-1]') FROM groups WHERE group_id = ?"
 _COMMIT = "SELECT code_commit FROM attempts ORDER BY attempt DESC LIMIT 1"
 
 
@@ -136,6 +139,8 @@ class BestKernel:
     precision: str
     verdict: dict[str, Any]
     """Status, times and device of its judgement, and every other time of the same code."""
+    parent: tuple[str, str] | None = None
+    """Turn and code of the newest answer that its prompt showed (searches)."""
 
     @property
     def tolerance(self) -> float:
@@ -180,6 +185,7 @@ def load_best(reader: RunReader) -> list[BestKernel]:
                 entry_point=row["entry_point"],
                 precision=row["precision"],
                 verdict={**verdict, "times": list(kernel.times)},
+                parent=_parent(reader, kernel.turn["group_id"]),
             )
         )
     if not found:
@@ -188,6 +194,12 @@ def load_best(reader: RunReader) -> list[BestKernel]:
             f'"forge show {reader.paths.name}" shows what its answers were'
         )
     return found
+
+
+def _parent(reader: RunReader, group_id: int) -> tuple[str, str] | None:
+    turn_id = reader.value(_PARENT, (group_id,))
+    found = load_kernel(reader, turn_id) if turn_id else None
+    return None if found is None else (turn_id, found.code)
 
 
 def load_origin(reader: RunReader, *, license: str) -> Origin:
@@ -228,7 +240,15 @@ def plain_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]
             f"{each.name}/verdict.json": each.to_json(origin),
             f"{each.name}/test_kernel.py": _render("test_kernel.py", kernels, origin, kernel=each),
         }
+        if each.parent is not None:
+            found[f"{each.name}/parent.diff"] = _diff(*each.parent, each)
     return found
+
+
+def _diff(turn_id: str, code: str, kernel: BestKernel) -> str:
+    before, after = code.splitlines(), kernel.code.splitlines()
+    name = kernel.verdict["turn_id"]
+    return "\n".join(difflib.unified_diff(before, after, turn_id, name, lineterm="")) + "\n"
 
 
 def hub_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]:

@@ -116,7 +116,6 @@ def make_experiment(request: EvalRequest) -> str:
         MachineError: no server answers, or this machine does not have the device.
     """
     _check(request)
-    gpus = JudgeSettings(device=request.device).gpus()
     source = find_source(request)
     if request.suite is None and source.base is None:
         raise ConfigError(
@@ -124,14 +123,26 @@ def make_experiment(request: EvalRequest) -> str:
             "kernelbench-l1 to kernelbench-l4, a directory, or an experiment file"
         )
     suite = find_suite(request.suite) if request.suite else Suite(name="heldout")
+    stage = {**_own_stage(request, source), **_stage(request), "kind": "eval"}
+    values = experiment_of(request, source, suite, stage=stage)
+    values["eval"] |= {"suite": suite.name, "label": source.label}
+    return tomli_w.dumps(values)
+
+
+def experiment_of(
+    request: EvalRequest, source: ModelSource, suite: Suite, *, stage: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The tables of an experiment with one stage, which plays a suite. Raises MachineError if this
+    machine does not have the device."""
+    gpus = JudgeSettings(device=request.device).gpus()
     values = _base(source, gpus) | suite.tables
     seed = source.base.seed if source.base is not None else 0
     values |= {
-        "name": _name(source.label, suite.name),
+        "name": _name("eval" if stage["kind"] == "eval" else "solve", source.label, suite.name),
         "seed": seed if suite.seed is None else suite.seed,  # which generates its problems
         "model": {**values.get("model", {}), **source.model},
         "store": {"dir": str(request.store), **_store(source)},
-        "stage": [{**_own_stage(request, source), **_stage(request), "kind": "eval"}],
+        "stage": [stage],
     }
     if request.device != "auto":
         values["devices"] = _devices(gpus, is_remote=source.is_remote)
@@ -141,10 +152,8 @@ def make_experiment(request: EvalRequest) -> str:
         **values.get("eval", {}),
         **({} if request.seed is None else {"seed": request.seed}),
         **({"both_baselines": True} if request.baseline == BOTH else {}),
-        "suite": suite.name,
-        "label": source.label,
     }
-    return tomli_w.dumps(values)
+    return values
 
 
 def _check(request: EvalRequest) -> None:
@@ -220,9 +229,9 @@ def _stage(request: EvalRequest) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _name(label: str, suite: str) -> str:
+def _name(kind: str, label: str, suite: str) -> str:
     """Name of the run: letters, digits, . _ and -."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", f"eval-{label.rpartition('/')[2]}-{suite}")
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{kind}-{label.rpartition('/')[2]}-{suite}")
     return plain[:MAX_NAME].rstrip("-.")
 
 

@@ -22,9 +22,11 @@ from forge.config.schema import (
     CLUSTER_ADDRESS,
     JUDGE_URL,
     SERVE_URL,
+    Budget,
     EvalStage,
     Experiment,
     GrpoStage,
+    SearchStage,
     SftStage,
     TrainStage,
 )
@@ -526,6 +528,13 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
                 'put a [[stage]] with kind = "sft" before it, or start from [model] path',
                 *("stage", index, "kind"),
             )
+        if isinstance(stage, SearchStage):
+            tokens = Budget.parse(stage.budget).tokens
+            longest = experiment.rollout.max_completion_tokens
+            if tokens is not None and tokens < longest:
+                text = f"found {stage.budget}; at least one answer, which may have "
+                text += f"rollout.max_completion_tokens = {longest}"
+                yield mistake(text, "stage", index, "budget")
         heldout = experiment.problems.num_reserved
         wanted = stage.num_problems if isinstance(stage, EvalStage) else None
         if not experiment.problems.has_others and wanted and wanted > heldout:

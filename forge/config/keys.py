@@ -21,13 +21,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SearchStage, SftStage
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-STAGES: dict[str, type[BaseModel]] = {"sft": SftStage, "grpo": GrpoStage, "eval": EvalStage}
+STAGES: dict[str, type[BaseModel]] = {
+    "sft": SftStage, "grpo": GrpoStage, "eval": EvalStage, "search": SearchStage,
+}  # fmt: skip
 
 STAGE = "stage "
 """Start of the name of a stage's table: `stage grpo`."""

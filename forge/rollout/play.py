@@ -87,6 +87,8 @@ class GroupPlace:
     step: int
     seed_place: int | None = None
     """Number that the seeds of its requests depend on; None for group_id."""
+    parents: tuple[str, ...] = ()
+    """As in `records.Group`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,7 @@ class _Game:
             stage=place.stage,
             step=place.step,
             is_greedy=self._is_greedy,
+            parents=place.parents,
         )
 
     @property
@@ -322,6 +325,7 @@ class _Game:
             trajectories=tuple(trajectories),
             is_greedy=self._is_greedy,
             is_flat=is_flat([t.returns for t in trajectories], advantage=self.rules.advantage),
+            parents=self.place.parents,
         )
         await self.ports.sink.put(group)
         return group

@@ -17,7 +17,7 @@ import anyio
 
 from forge.cluster.cluster import open_cluster
 from forge.cluster.roles import engines_elsewhere, judges_elsewhere
-from forge.config.schema import EvalStage, GrpoStage, SftStage
+from forge.config.schema import EvalStage, GrpoStage, SearchStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.runner.attempt import keep_counters
@@ -25,8 +25,9 @@ from forge.runner.plan.placement import makes_pairs, needs_training
 from forge.runner.plan.shape import lora_rank
 from forge.runner.prepare_run import prepare_run
 from forge.runner.reward_function import open_run_scorer
-from forge.runner.stages.evaluate import run_eval_stage, with_other_baseline
+from forge.runner.stages.evaluate import measure_other, run_eval_stage, with_other_baseline
 from forge.runner.stages.grpo import run_grpo_stage
+from forge.runner.stages.search import run_search_stage
 from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.resume import require_weights
 from forge.serve.replicas import open_replicas
@@ -207,7 +208,9 @@ class Work:
         weights = start.to_json(run.paths.record)
         await run.record("stage_start", name, stage=index, weights=weights, groups_per_step=groups)
         began = time.monotonic()
-        if isinstance(stage, EvalStage):
+        if isinstance(stage, SearchStage):
+            await self._run_search(stage, index)
+        elif isinstance(stage, EvalStage):
             await self._run_eval(stage, index)
         elif isinstance(stage, SftStage):
             await run_sft_stage(run, stage, index, start=start, back_to=back_to)
@@ -216,6 +219,16 @@ class Work:
         seconds = time.monotonic() - began
         await run.record("stage_end", f"{name}: {seconds:.1f} s", stage=index, seconds=seconds)
         run.console.say(f"{name} done in {seconds:.0f} s")
+
+    async def _run_search(self, stage: SearchStage, index: int) -> None:
+        is_done = False
+        async with self.run.stop.dropping():
+            await run_search_stage(self.run, stage, index)
+            if self.run.experiment.eval.both_baselines and self.run.placement.judge:
+                await measure_other(self.run, _without_key(self.run.experiment), stage=index)
+            is_done = True
+        if not is_done:
+            raise self.run.stop.stopped()
 
     async def _run_eval(self, stage: EvalStage, index: int) -> None:
         results: list[Evaluation] = []

@@ -36,7 +36,9 @@ def test_keys_of_a_table_include_its_sub_tables_and_all_stages():
     assert {key.table for key in find_keys("model")} == {
         *("model", "model.tiny", "model.lora", "model.quantize"),
     }
-    assert {key.table for key in find_keys("stage")} == {"stage sft", "stage grpo", "stage eval"}
+    assert {key.table for key in find_keys("stage")} == {
+        "stage sft", "stage grpo", "stage eval", "stage search",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["sft", "grpo"])

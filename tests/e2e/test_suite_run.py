@@ -36,7 +36,7 @@ class ReluServer(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        problem = body["messages"][-1]["content"]
+        problem = next(each["content"] for each in body["messages"] if each["role"] == "user")
         self.asked[next(each for each in FUNCTIONS if f"torch.{each}(" in problem)] += 1
         time.sleep(0.5)
         message = {"role": "assistant", "content": f"```python\n{KERNEL}```"}
@@ -97,3 +97,40 @@ def test_an_evaluation_that_was_killed_plays_only_what_is_missing(tmp_path: Path
         rows = db.execute("SELECT num_rollouts FROM v_fast_p WHERE p = 0").fetchall()
         turns = db.execute("SELECT sum(num_turns) FROM v_problems WHERE purpose = 'eval'")
         assert (rows, turns.fetchone()) == ([(12,)], (12,))
+
+
+def test_a_search_that_was_killed_keeps_every_answer(tmp_path: Path) -> None:
+    for name in FUNCTIONS[:2]:
+        file = tmp_path / "problems" / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(PROBLEM.format(name).replace("batch_size = 4096\ndim = 393216\n", SIZES))
+    root = tmp_path / "runs" / "solve-relu-1-2-problems-1"
+    with served() as url:
+        before = sum(ReluServer.asked.values())
+        options = (f"--model={url}", "--budget=24", "--set=stage.0.depth=4")
+        run = start(tmp_path, "solve", "problems", *options)
+        until(run, lambda: answers(root) >= 8, what="eight answers")
+        kill(run, root)
+        kept = answers(root)
+        resumed = forge("resume", root.name, cwd=tmp_path)
+        asked = sum(ReluServer.asked.values()) - before
+    assert resumed.returncode == 0, resumed.stderr
+    assert 8 <= kept < 24
+    assert 24 <= answers(root) <= asked <= 24 + 6, "only those that were on their way again"
+    with opened(root) as db:
+        correct = db.execute(
+            "SELECT problem_id, count(*) FROM v_turns WHERE is_correct GROUP BY problem_id"
+        ).fetchall()
+    assert [name for name, _ in correct] == ["relu"]
+    exported = forge("kernels", "export", root.name, "--out", "best", cwd=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    assert (tmp_path / "best" / "relu" / "kernel.py").is_file()
+
+
+def answers(root: Path) -> int:
+    """Judged answers in the store."""
+    try:
+        with opened(root) as db:
+            return db.execute("SELECT count(*) FROM verdicts").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeGuard
 
@@ -124,6 +126,41 @@ class ModelTable(Table):
         return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
+BUDGET = r"^(?:([1-9]\d*)|(\d+(?:\.\d+)?)([smh])|(\d+(?:\.\d+)?)([kM]?)-tokens)$"
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+TOKENS = {"": 1, "k": 1_000, "M": 1_000_000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """A budget of answers, of time or of generated tokens."""
+
+    answers: int | None = None
+    seconds: float | None = None
+    tokens: int | None = None
+    """Generated ones."""
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """`64` answers, `20m` or `2M-tokens`. Raises ValueError."""
+        found = re.match(BUDGET, text)
+        if found is None:
+            raise ValueError(f"found {text}; 64 answers, a time as 20m, or 2M-tokens")
+        if found[1]:
+            return cls(answers=int(found[1]))
+        if found[2]:
+            return cls(seconds=float(found[2]) * SECONDS[found[3]])
+        return cls(tokens=int(float(found[4]) * TOKENS[found[5]]))
+
+    def is_spent(self, *, answers: int, seconds: float, tokens: int) -> bool:
+        """True if nothing more may begin."""
+        return (
+            (self.answers is not None and answers >= self.answers)
+            or (self.seconds is not None and seconds >= self.seconds)
+            or (self.tokens is not None and tokens >= self.tokens)
+        )
+
+
 class EvalStage(Table):
     """A `[[stage]]` that measures the current weights on the held-out problems."""
 
@@ -137,6 +174,28 @@ class EvalStage(Table):
     """Replaces eval.greedy in this stage."""
     max_turns: Annotated[int, Field(ge=1, le=16)] | None = None
     """Replaces eval.max_turns in this stage."""
+
+
+class SearchStage(EvalStage):
+    """A `[[stage]]` that searches for fast kernels with the current weights."""
+
+    kind: Literal["search"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Kind of the stage: search."""
+    budget: Annotated[
+        str,
+        Field(pattern=BUDGET, json_schema_extra={"allowed": '"64", "20m" or "2M-tokens"'}),
+    ]
+    """Answers, time or generated tokens that the stage may spend. Problems share them by expected
+    gain."""
+    strategy: Literal["best-of-n", "refine", "evolve"] = "refine"
+    """Earlier answers in a prompt. best-of-n: none. refine: those of a chain, each the parent of
+    the next. evolve: a parent drawn from archives by speed and structure."""
+    depth: Annotated[int, Field(ge=1, le=16)] = 8
+    """Largest number of answers in a chain, and of repairs in a row."""
+    patience: Positive = 32
+    """Answers in a row without a gain that end the search on a solved problem."""
+    roofline_share: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the roofline that ends the search on a problem."""
 
 
 class TrainStage(Table):
@@ -245,4 +304,4 @@ class GrpoStage(TrainStage):
     """Weight of the KL term; with 0 no reference model is loaded."""
 
 
-Stage = Annotated[EvalStage | SftStage | GrpoStage, Field(discriminator="kind")]
+Stage = Annotated[EvalStage | SearchStage | SftStage | GrpoStage, Field(discriminator="kind")]

@@ -18,7 +18,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
+from forge.config.schema import (
+    Budget,
+    EvalStage,
+    Experiment,
+    GrpoStage,
+    SearchStage,
+    SftStage,
+    Stage,
+)
 from forge.data.pairs.generated import most_broken
 from forge.runner.plan.placement import needs_judges, needs_serving, num_ranks, turns_played
 from forge.runner.plan.shape import model_shape
@@ -192,6 +200,8 @@ class _Costs:
         basis = "a roofline of its cards" if self.placement.train else ""
         if self.placement.serve:
             basis = f"a roofline of its cards, answers of {tokens} tokens"
+        if isinstance(stage, SearchStage) and (seconds := Budget.parse(stage.budget).seconds):
+            return seconds, "its budget"
         if isinstance(stage, EvalStage):
             num, each, most = eval_size(experiment, stage)
             turns = most if self.is_random else turns_of(most)
@@ -336,7 +346,12 @@ def turns_of(max_turns: int) -> float:
 
 
 def eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]:
-    """Numbers of problems, rollouts a problem (the greedy one included), maximum turns."""
+    """Numbers of problems, rollouts a problem (the greedy one included), maximum turns. Of a search
+    its answers, each of one turn; 0 if its budget is a time."""
+    if isinstance(stage, SearchStage):
+        budget = Budget.parse(stage.budget)
+        longest = experiment.rollout.max_completion_tokens
+        return budget.answers or (budget.tokens or 0) // longest, 1, 1
     table = experiment.eval
     greedy = table.greedy if stage.greedy is None else stage.greedy
     num_heldout = experiment.problems.num_reserved
@@ -346,6 +361,11 @@ def eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]:
 
 
 def _work(experiment: Experiment, stage: Stage) -> str:
+    if isinstance(stage, SearchStage):
+        num = experiment.problems.num_reserved
+        size = count(min(stage.num_problems or num, num), "problem")
+        unit = " answers" if stage.budget.isdigit() else ""
+        return f"{stage.strategy} on {size}, {stage.budget}{unit}"
     if isinstance(stage, EvalStage):
         num, rollouts, turns = eval_size(experiment, stage)
         size = f"{count(num, 'problem')} × {count(rollouts, 'rollout')}"

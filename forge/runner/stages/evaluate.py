@@ -450,7 +450,8 @@ IN_PROGRESS = 4
 _BEST = """
 SELECT problem_id, code, baseline_us FROM (SELECT *, row_number() OVER (
         PARTITION BY problem_id ORDER BY speedup_low DESC, turn_id) AS place
-    FROM v_turns WHERE purpose = 'eval' AND stage = ? AND is_correct AND speedup IS NOT NULL)
+    FROM v_turns WHERE purpose IN ('eval', 'search') AND stage = ? AND is_correct
+    AND speedup IS NOT NULL)
 WHERE place = 1
 """
 
@@ -460,15 +461,30 @@ async def with_other_baseline(
 ) -> Evaluation:
     """The evaluation with `speed_other` in its detail, stored again; unchanged where nothing was
     timed. Raises as `open_pool`."""
+    known = await measure_other(run, judge, stage=stage)
+    if known is None:
+        return result
+    trajectories = await anyio.to_thread.run_sync(lambda: _sampled(run, stage))
+    speed = {"baseline": OTHER[judge.baseline], **against_other(trajectories, known)}
+    result = replace(result, detail={**result.detail, "speed_other": speed})
+    await run.writer.put(result)
+    return result
+
+
+async def measure_other(
+    run: RunContext, judge: JudgeTable, *, stage: int
+) -> dict[str, float] | None:
+    """The other baseline's time over the own one's by problem, those of earlier attempts included;
+    None where the stage timed nothing. Raises as `open_pool`."""
     other = OTHER[judge.baseline]
     best = await anyio.to_thread.run_sync(lambda: _best(run, stage))
     known = await anyio.to_thread.run_sync(lambda: _known(run, stage, other))
     left = {name: row for name, row in best.items() if name not in known}
     if not best:
-        return result
+        return None
     if left:
         run.progress.enter(
-            f"eval-{stage}: {other}", stage=stage, total=len(left), unit="kernels", busy=run.busy()
+            f"stage {stage}: {other}", stage=stage, total=len(left), unit="kernels", busy=run.busy()
         )
         table = judge.model_copy(update={"baseline": other, "also": []})
         log_dir = run.log_dir / KIND
@@ -479,11 +495,7 @@ async def with_other_baseline(
                 gpus=run.placement.judge,
             ) as pool:  # fmt: skip
                 known |= await measure_ratios(run, pool, left, other=other, stage=stage)
-    trajectories = await anyio.to_thread.run_sync(lambda: _sampled(run, stage))
-    speed = against_other(trajectories, known)
-    result = replace(result, detail={**result.detail, "speed_other": {"baseline": other, **speed}})
-    await run.writer.put(result)
-    return result
+    return known
 
 
 async def measure_ratios(

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forge.data.harvest.arguments import level_of, problem_text, tried
-from forge.data.harvest.closure import CodeFile, Library, read_code
+from forge.data.harvest.closure import Closure, CodeFile, Library, read_code
 from forge.data.harvest.guesses import Calls, calls_in, guesses
 from forge.data.harvest.records import Found, Rejected
 from forge.data.problem_files import level_of as level_of_path
@@ -93,6 +93,10 @@ class ModuleTree:
             )  # fmt: skip
         else:
             yield from self._classes(unit, file)
+
+    def closure(self, module: str, name: str) -> Closure:
+        """A class with all that it needs of the tree. Raises NotSelfContained."""
+        return Library(self._root, package=self._package).closure(module, name)
 
     def _module(self, unit: str) -> str:
         parts = unit.removesuffix(".py").removesuffix("/__init__").split("/")

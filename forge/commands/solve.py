@@ -1,0 +1,169 @@
+"""`forge solve`: searches for fast kernels of a user's modules, within a budget.
+
+Makes an experiment of the model and the problems, with one search stage, and gives it to the
+supervisor, so that engine, judge, store, monitor and `forge resume` are those of every run. A
+problem is
+
+    X.py            a problem in KernelBench's layout, or one function of tensors
+    DIR             every problem file below it
+    PACKAGE.MODULE:CLASS
+                    a module of an installed package, made self-contained; its arguments are those
+                    of --inputs, a file with get_inputs and get_init_inputs, or guessed
+
+The texts of the problems are kept below the store, where a resumed run finds them.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import tomli_w
+
+from forge.adapters.subjects import read_source
+from forge.commands.kernels import KernelLayout, export_kernels
+from forge.commands.suite import EvalRequest, Suite, experiment_of, find_source
+from forge.config.schema import Budget, SearchStage
+from forge.data.harvest.installed import class_problem
+from forge.data.problem_files import find_files
+from forge.data.problems import from_source
+from forge.errors import ConfigError
+from forge.runner.run import run_experiment
+from forge.store.reader import open_run
+from forge.views.search import load_curve, load_searches, render_searches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+    from forge.store.layout import RunPaths
+
+FOLDER = ".solve"
+"""Folder of the problems' texts in the store."""
+CLASS = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolveRequest:
+    """Problems, the model that is asked, and what may be spent."""
+
+    problems: Sequence[str]
+    model: EvalRequest
+    """The model, its judge and its settings; its suite is not used."""
+    budget: str
+    strategy: str | None = None
+    """best-of-n, refine or evolve; None as in the stage."""
+    inputs: Path | None = None
+    """File with get_inputs and get_init_inputs, for classes."""
+    out: Path | None = None
+    """Directory of the kernels; None for `RUN-kernels`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """A finished search."""
+
+    paths: RunPaths
+    rows: Sequence[dict[str, Any]]
+    """As of `load_searches`."""
+    curve: Sequence[dict[str, Any]]
+    """As of `load_curve`."""
+    kernels: Path | None
+    """Directory of the best kernels; None if no answer was correct."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The output of `forge solve --json`."""
+        kernels = None if self.kernels is None else str(self.kernels)
+        found = {"run": self.paths.name, "path": str(self.paths.root), "kernels": kernels}
+        return {**found, "problems": list(self.rows), "best_at": list(self.curve)}
+
+    def render(self) -> Table:
+        """A row for each problem."""
+        return render_searches(self.rows)
+
+
+def solve(request: SolveRequest, *, quiet: bool, wait_s: float | None = None) -> Solved:
+    """Search in a new run, and write the best kernels. Raises ForgeError; "forge resume" continues
+    an interrupted run."""
+    text = solve_experiment(request)
+    with tempfile.TemporaryDirectory(prefix="forge-solve-") as folder:
+        file = Path(folder) / "solve.toml"
+        file.write_text(text, encoding="utf-8")
+        paths = run_experiment(file, overrides=request.model.overrides, quiet=quiet, wait_s=wait_s)
+    with open_run(paths) as reader:
+        rows, curve = load_searches(reader), load_curve(reader)
+    kernels = None
+    if any(row["best"] for row in rows):
+        written = export_kernels(paths, layout=KernelLayout.FILES, out=request.out, license="other")
+        kernels = written.path
+    return Solved(paths=paths, rows=rows, curve=curve, kernels=kernels)
+
+
+def solve_experiment(request: SolveRequest) -> str:
+    """The experiment as TOML. Raises ConfigError: a problem, a model or an option that cannot be
+    used; MachineError: no server answers."""
+    try:
+        Budget.parse(request.budget)
+    except ValueError as error:
+        raise ConfigError(f"--budget: {error}") from None
+    allowed = get_args(SearchStage.model_fields["strategy"].annotation)
+    if request.strategy is not None and request.strategy not in allowed:
+        raise ConfigError(f"--strategy {request.strategy}: one of {', '.join(allowed)}")
+    folder = _kept(request)
+    files = find_files(folder, include=[])
+    problems = {"source": "dir", "path": str(folder), "num_heldout": len(files)}
+    name = files[0].stem if len(files) == 1 else f"{len(files)}-problems"
+    stage: dict[str, Any] = {"kind": "search", "budget": request.budget}
+    if request.strategy is not None:
+        stage["strategy"] = request.strategy
+    suite = Suite(name=name, tables={"problems": problems})
+    values = experiment_of(request.model, find_source(request.model), suite, stage=stage)
+    return tomli_w.dumps(values)
+
+
+def _kept(request: SolveRequest) -> Path:
+    """The folder with the texts of the problems, which is made if it is new."""
+    texts: dict[str, str] = {}
+    for given in request.problems:
+        for name, text in _read(given, request.inputs):
+            if name in texts and texts[name] != text:
+                raise ConfigError(f"{given}: {name} is the name of two problems; rename one")
+            texts[name] = text
+    digest = sha256(repr(sorted(texts.items())).encode()).hexdigest()[:12]
+    folder = request.model.store.expanduser().absolute() / FOLDER / digest
+    for name, text in texts.items():
+        path = folder / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+def _read(given: str, inputs: Path | None) -> Iterator[tuple[str, str]]:
+    """Name and text of each problem that a user's word stands for."""
+    path = Path(given).expanduser()
+    if path.is_dir():
+        files = find_files(path, include=[])
+        if not files:
+            raise ConfigError(f"{given}: found no *.py below it; problems in KernelBench's layout")
+        for file in files:
+            name = file.relative_to(path).with_suffix("").as_posix()
+            yield name, _text(str(file), name=file.stem)
+    elif found := CLASS.fullmatch(given):
+        definitions = None if inputs is None else read_source(str(inputs))
+        yield found[2], class_problem(found[1], found[2], definitions=definitions)
+    elif path.suffix == ".py" or path.is_file():
+        yield path.stem, _text(given, name=path.stem)
+    else:
+        raise ConfigError(
+            f"{given}: no such problem; X.py, a directory, or PACKAGE.MODULE:CLASS as in "
+            "torchvision.ops:SqueezeExcitation"
+        )
+
+
+def _text(path: str, *, name: str) -> str:
+    return from_source(read_source(path), name=name).source

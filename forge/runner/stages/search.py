@@ -1,0 +1,205 @@
+"""Search stages: a budget of answers, time or tokens, spent on the problems that gain by it.
+
+Called by `work.py`. Each answer is a group of one rollout with one turn (`rollout/search.py`) and
+names the turns that its prompt showed; so a stage that was interrupted is rebuilt from the store,
+and no answer that was judged is lost. Answers that were on their way are asked for again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from forge.config.schema import Budget, SearchStage
+from forge.records import Purpose, Split
+from forge.rollout.play import GroupPlace, play_group
+from forge.rollout.search import AfterParents, Search, attempt_of, next_search
+from forge.rollout.seeds import derive_seed, problem_place
+from forge.runner.stages.evaluate import groups_in_flight, spread
+from forge.store.reader import open_run
+from forge.store.resume import read_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.records import Problem, Turn
+    from forge.rollout.ports import Ports
+    from forge.rollout.search import JudgedAnswer
+    from forge.runner.stages.run_context import RunContext
+
+GAIN, ENDED = "search_gain", "search_ended"
+"""Kinds of events: a better kernel, and the end of the search on a problem."""
+
+_ATTEMPTS = """
+SELECT t.*, g.parents FROM groups g CROSS JOIN v_turns t ON t.group_id = g.group_id
+WHERE g.purpose = 'search' AND g.stage = ? ORDER BY t.recorded_at, t.group_id
+"""
+_SECONDS = """
+SELECT coalesce(sum(s), 0.0) FROM (SELECT max(t.recorded_at) - min(g.recorded_at) AS s
+    FROM groups g JOIN turns t USING (group_id)
+    WHERE g.purpose = 'search' AND g.stage = ? GROUP BY t.attempt)
+"""
+
+
+async def run_search_stage(run: RunContext, stage: SearchStage, index: int) -> None:
+    """Run a `[[stage]]` of kind search."""
+    problems = run.problems_of(Split.HELDOUT)
+    problems = spread(problems, stage.num_problems or len(problems))
+    searches = {problem.problem_id: _search(run, stage, problem) for problem in problems}
+    budget = Budget.parse(stage.budget)
+    searching = Searching(run=run, stage=index, budget=budget, searches=searches)
+    await searching.restore()
+    await searching.run_to_end()
+
+
+def _search(run: RunContext, stage: SearchStage, problem: Problem) -> Search:
+    return Search(
+        problem=problem,
+        strategy=stage.strategy,
+        depth=stage.depth,
+        patience=stage.patience,
+        roofline_share=stage.roofline_share,
+        seed=derive_seed(run.experiment.seed, problem_place(problem.problem_id)),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Searching:
+    """The searches of a stage while they run."""
+
+    run: RunContext
+    stage: int
+    budget: Budget
+    searches: dict[str, Search]
+    num_tokens: int = 0
+    """Tokens that judged answers had."""
+    earlier_s: float = 0.0
+    """Seconds that earlier attempts spent."""
+    _began: float = field(default_factory=time.monotonic)
+
+    async def restore(self) -> None:
+        """Takes the answers that earlier attempts at this stage stored."""
+        if self.run.attempt <= 1:
+            return
+        rows, self.earlier_s = await anyio.to_thread.run_sync(self._read)
+        for row in rows:
+            search = self.searches.get(row["problem_id"])
+            if search is not None:
+                island = search.begin()[0]
+                parents = json.loads(row["parents"])
+                search.add(attempt_of(read_turn(row), parents=parents, island=island))
+                self.num_tokens += row["num_completion_tokens"]
+        if rows:
+            self.run.console.say(f"search-{self.stage}: {len(rows)} answers are kept")
+
+    def _read(self) -> tuple[list[dict[str, Any]], float]:
+        with open_run(self.run.paths) as reader:
+            rows = reader.rows(_ATTEMPTS, (self.stage,))
+            return rows, float(reader.value(_SECONDS, (self.stage,)))
+
+    async def run_to_end(self) -> None:
+        """Asks for answers until the budget is spent or every search has ended."""
+        run, serve = self.run, self.run.experiment.serve
+        total = self.budget.answers or 0
+        label = f"search-{self.stage}"
+        run.progress.enter(label, stage=self.stage, total=total, unit="answers", busy=run.busy())
+        run.progress.done = self.num_answers
+        slots = anyio.Semaphore(self._width(groups_in_flight(serve, [1])))
+        async with run.pinned_ports() as ports, anyio.create_task_group() as tasks:
+            while True:
+                await slots.acquire()
+                search = None if self._is_spent() else next_search(self.searches.values())
+                if search is None:
+                    break
+                tasks.start_soon(self._answer, search, *search.begin(), ports, slots)
+        await self._say_end()
+
+    def _width(self, most: int) -> int:
+        """Answers asked for at once. Where a strategy learns from earlier answers, at most as many
+        as leave a budget of answers for chains of full length."""
+        answers, stage = self.budget.answers, self.run.experiment.stage[self.stage]
+        assert isinstance(stage, SearchStage)
+        if answers is None or stage.strategy == "best-of-n":
+            return most
+        return min(most, math.ceil(answers / stage.depth))
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that are judged."""
+        return sum(len(search.attempts) for search in self.searches.values())
+
+    def _is_spent(self) -> bool:
+        return self.budget.is_spent(
+            answers=sum(search.num_started for search in self.searches.values()),
+            seconds=self.earlier_s + time.monotonic() - self._began,
+            tokens=self.num_tokens,
+        )
+
+    async def _answer(
+        self,
+        search: Search,
+        island: int,
+        parents: Sequence[JudgedAnswer],
+        ports: Ports,
+        slots: anyio.Semaphore,
+    ) -> None:
+        run, problem = self.run, search.problem
+        place = GroupPlace(
+            group_id=next(run.group_ids),
+            purpose=Purpose.SEARCH,
+            stage=self.stage,
+            step=run.weights.step,
+            parents=tuple(each.turn_id for each in parents),
+        )
+        temperature = run.experiment.eval.temperature
+        rules = run.rules(group_size=1, max_turns=1, temperature=temperature)
+        shown = replace(ports, prompter=AfterParents(ports.prompter, parents))
+        group = await play_group(problem, place=place, rules=rules, ports=shown)
+        turns = group.trajectories[0].turns
+        if turns:
+            await self._take(search, turns[0], island, place.parents)
+        elif not parents and not search.ending:
+            search.ending = "its prompt does not fit serve.context_tokens"
+            await self._note(ENDED, f"{problem.problem_id}: {search.ending}", problem.problem_id)
+        slots.release()
+
+    async def _take(
+        self, search: Search, turn: Turn, island: int, parents: tuple[str, ...]
+    ) -> None:
+        run, name = self.run, search.problem.problem_id
+        was_going = not search.ending
+        gain = search.add(attempt_of(turn, parents=parents, island=island))
+        self.num_tokens += turn.completion.num_tokens
+        run.progress.done = self.num_answers
+        run.progress.numbers = self._numbers()
+        if gain:
+            speed = turn.verdict.timing and f"{turn.verdict.timing.speedup:.2f}x"
+            origin = f", from {parents[-1]}" if parents else ""
+            await self._note(GAIN, f"{name}: {speed or 'correct'}, {turn.turn_id}{origin}", name)
+        if was_going and search.ending:
+            await self._note(ENDED, f"{name}: {search.ending}", name)
+
+    def _numbers(self) -> dict[str, float]:
+        """Share of solved problems, and the geometric mean of their best speed-ups."""
+        bests = [search.best for search in self.searches.values() if search.best is not None]
+        speeds = [best.value for best in bests if best.verdict.timing is not None]
+        found = {"solved": len(bests) / max(1, len(self.searches))}
+        return found | ({"speedup": statistics.geometric_mean(speeds)} if speeds else {})
+
+    async def _note(self, kind: str, message: str, problem: str) -> None:
+        await self.run.record(kind, message, stage=self.stage, problem=problem)
+        self.run.console.say(message)
+
+    async def _say_end(self) -> None:
+        solved = sum(search.best is not None for search in self.searches.values())
+        self.run.console.say(
+            f"search-{self.stage}: {solved} of {len(self.searches)} problems solved by "
+            f"{self.num_answers} answers with {self.num_tokens:,} tokens"
+        )

@@ -1,0 +1,114 @@
+"""`forge solve` as an experiment: problems as users name them, and bad input in one line each."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge.commands.solve import SolveRequest, solve_experiment
+from forge.commands.suite import EvalRequest
+from forge.data.problem_files import find_files
+from forge.errors import ConfigError
+
+FUNCTION = "import torch\n\ndef scaled(x, y):\n    return x * torch.tanh(y)\n"
+RMS_NORM = "transformers.models.llama.modeling_llama:LlamaRMSNorm"
+INPUTS = """
+def get_inputs():
+    return [torch.randn(8, 96)]
+
+def get_init_inputs():
+    return [96]
+"""
+
+
+def experiment(folder: Path, *problems: str, budget: str = "8", **options: Any) -> dict[str, Any]:
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text('{"max_position_embeddings": 4096}')
+    asked = EvalRequest(source=str(model), device="cpu", store=folder / "runs")
+    request = SolveRequest(problems=problems, model=asked, budget=budget, **options)
+    return tomllib.loads(solve_experiment(request))
+
+
+def texts(made: dict[str, Any]) -> dict[str, str]:
+    root = Path(made["problems"]["path"])
+    found = find_files(root, include=[])
+    assert made["problems"]["num_heldout"] == len(found)
+    return {path.relative_to(root).as_posix(): path.read_text() for path in found}
+
+
+def test_a_function_becomes_a_problem_below_the_store(tmp_path: Path) -> None:
+    file = tmp_path / "scaled.py"
+    file.write_text(FUNCTION)
+    made = experiment(tmp_path, str(file), strategy="evolve")
+    file.unlink()
+    (text,) = texts(made).values()
+    assert "class Model" in text
+    assert made["problems"]["path"].startswith(str(tmp_path / "runs"))
+    assert made["stage"] == [{"kind": "search", "budget": "8", "strategy": "evolve"}]
+
+
+def test_a_directory_gives_all_its_problems(tmp_path: Path) -> None:
+    for name in ("level1/1_a.py", "level2/2_b.py"):
+        path = tmp_path / "problems" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(FUNCTION)
+    assert set(texts(experiment(tmp_path, str(tmp_path / "problems")))) == {
+        "level1/1_a.py", "level2/2_b.py",
+    }  # fmt: skip
+
+
+def test_a_class_of_a_package_has_guessed_arguments_or_those_of_a_file(tmp_path: Path) -> None:
+    (guessed,) = texts(experiment(tmp_path, RMS_NORM)).values()
+    assert "rsqrt" in guessed
+    assert "def get_init_inputs" in guessed
+    inputs = tmp_path / "inputs.py"
+    inputs.write_text(INPUTS)
+    (given,) = texts(experiment(tmp_path, RMS_NORM, inputs=inputs)).values()
+    assert "torch.randn(8, 96)" in given
+    assert "return [96]" in given
+
+
+def no_python(folder: Path) -> dict[str, Any]:
+    file = folder / "x.py"
+    file.write_text("def f(:\n")
+    return experiment(folder, str(file))
+
+
+def same_names(folder: Path) -> dict[str, Any]:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "x.py").write_text(FUNCTION + f"# {name}\n")
+    return experiment(folder, str(folder / "a" / "x.py"), str(folder / "b" / "x.py"))
+
+
+def wrong_inputs(folder: Path) -> dict[str, Any]:
+    file = folder / "inputs.py"
+    file.write_text("def inputs(): ...\n")
+    return experiment(folder, RMS_NORM, inputs=file)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda folder: experiment(folder, RMS_NORM, budget="2M"), "--budget: found 2M; 64"),
+        (lambda folder: experiment(folder, RMS_NORM, strategy="beam"), "--strategy beam: one of"),
+        (lambda folder: experiment(folder, "nothing"), "nothing: no such problem"),
+        (lambda folder: experiment(folder, str(folder)), "found no"),
+        (lambda folder: experiment(folder, "nosuch.part:Layer"), "nosuch: not installed"),
+        (lambda folder: experiment(folder, f"{RMS_NORM}s"), "cannot be made a problem"),
+        (no_python, "x:1: no Python"),
+        (same_names, "x is the name of two problems"),
+        (wrong_inputs, "get_inputs is needed"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    tmp_path: Path, ask: Callable[[Path], object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as found:
+        ask(tmp_path)
+    assert "\n" not in str(found.value)
