@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 
 Member = TypeVar("Member", bound=Enum)
+Record = TypeVar("Record")
+One = TypeVar("One")
 
 MIN_INTEGER = -(2**63)
 MAX_INTEGER = 2**64 - 1
@@ -173,25 +175,6 @@ class Reader:
         [(tag, inner)] = entries.items()
         return tag, Reader(inner.value, parent=self)
 
-    def record(self, of: type[Any]) -> dict[str, Reader]:
-        """The fields of a dataclass; those left out have the default of the dataclass."""
-        entries = self.entries()
-        fields = dataclasses.fields(of)
-        for key in entries.keys() - {field.name for field in fields}:
-            self.fail(f"unknown key {shown(key)}")
-        for field in fields:
-            if field.name not in entries:
-                entries[field.name] = Reader(self._default(field), field.name, self)
-        return entries
-
-    def _default(self, field: dataclasses.Field[Any]) -> object:
-        if field.default_factory is not dataclasses.MISSING:
-            return field.default_factory()
-        if field.default is dataclasses.MISSING:
-            self.fail(f"{field.name} is missing")
-        value = field.default
-        return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
-
     def _mismatch(self, wanted: str) -> NoReturn:
         self.fail(f"{type(self.value).__name__} where {wanted} must be")
 
@@ -221,163 +204,115 @@ MEMORY_FORMAT = re.compile("contiguous_format|preserve_format|channels_last|chan
 NAMED = {"dtype": DTYPE, "layout": LAYOUT, "memory_format": MEMORY_FORMAT}
 
 
-def read_program(at: Reader, texts: Sequence[str], constants: tuple[bytes, ...]) -> Program:
-    """The program in the JSON value `at`.
+def record(of: type[Record], **fields: Callable[[Reader], Any]) -> Callable[[Reader], Record]:
+    """Reads an object as a dataclass, each field in its way; those left out have their default."""
+    known = {one.name: one for one in dataclasses.fields(cast("Any", of))}
+    assert known.keys() == fields.keys(), of
+    none = dataclasses.MISSING
+    required = [k for k, one in known.items() if one.default is one.default_factory is none]
 
-    Args:
-        texts: TTIR that kernels refer to by position.
-        constants: contents of the constant storages.
-    """
-    of = at.record(Program)
-    return Program(
-        target=of["target"].text(pattern=TARGET),
-        storages=tuple(read_storage(s) for s in of["storages"].items(limits.MAX_STORAGES)),
-        tensors=tuple(read_tensor(t) for t in of["tensors"].items(limits.MAX_TENSORS)),
-        kernels=tuple(read_kernel(k, texts) for k in of["kernels"].items(limits.MAX_KERNELS)),
-        init=read_nodes(of["init"]),
-        forward=read_nodes(of["forward"]),
-        outputs=of["outputs"].integers(most=limits.MAX_OUTPUTS),
-        returned=of["returned"].text(pattern=RETURNED),
-        nesting=of["nesting"].text(limits.MAX_NESTING, pattern=NESTING),
-        constants=constants,
-        triton=of["triton"].text(),
-        stateful=of["stateful"].text(1_000),
-    )
+    def read(at: Reader) -> Record:
+        entries = at.entries()
+        for key in entries:
+            if key not in known:
+                at.fail(f"unknown key {shown(key)}")
+        for name in required:
+            if name not in entries:
+                at.fail(f"{name} is missing")
+        return of(**{name: fields[name](entry) for name, entry in entries.items()})
+
+    return read
 
 
-def read_storage(at: Reader) -> Storage:
-    """One storage. Raises InvalidProgram, as all below."""
-    of = at.record(Storage)
-    return Storage(
-        num_bytes=of["num_bytes"].integer(high=limits.MAX_STORAGE_BYTES),
-        origin=of["origin"].member(Origin),
-        name=of["name"].text(),
-        index=of["index"].integer(),
-        section=of["section"].member(Section),
-    )
+def many(read: Callable[[Reader], One], most: int) -> Callable[[Reader], tuple[One, ...]]:
+    """Reads a list of at most so many elements."""
+    return lambda at: tuple(read(item) for item in at.items(most))
 
 
-def read_tensor(at: Reader) -> Tensor:
-    """One tensor: a strided view of a storage."""
-    of = at.record(Tensor)
-    return Tensor(
-        storage=of["storage"].integer(),
-        offset=of["offset"].integer(high=limits.MAX_EXTENT),
-        shape=read_extents(of["shape"]),
-        strides=read_extents(of["strides"]),
-        dtype=of["dtype"].text(pattern=DTYPE),
-    )
+def integer(low: int = 0, high: int = MAX_INTEGER) -> Callable[[Reader], int]:
+    """Reads an integer from `low` to `high`."""
+    return lambda at: at.integer(low, high)
 
 
-def read_extents(at: Reader) -> tuple[int, ...]:
-    """A shape or strides."""
-    return at.integers(high=limits.MAX_EXTENT, most=limits.MAX_DIMENSIONS)
+def optional(low: int, high: int) -> Callable[[Reader], int | None]:
+    """Reads an integer in a range, or None."""
+    return lambda at: None if at.value is None else at.integer(low, high)
 
 
-# --- kernels
+def text(
+    most: int = MAX_TEXT, *, pattern: re.Pattern[str] | None = None
+) -> Callable[[Reader], str]:
+    """Reads a printable text that matches a pattern as a whole."""
+    return lambda at: at.text(most, pattern=pattern)
 
 
-def read_kernel(at: Reader, texts: Sequence[str]) -> Kernel:
-    """One kernel; its TTIR is an index in `texts`."""
-    of = at.record(Kernel)
-    return Kernel(
-        name=of["name"].text(pattern=SYMBOL),
-        ttir=texts[of["ttir"].integer(high=len(texts) - 1)],
-        options=read_options(of["options"]),
-        parameters=tuple(read_parameter(p) for p in of["parameters"].items(limits.MAX_PARAMETERS)),
-        lines=of["lines"].integers(high=limits.MAX_SOURCE_LINE, most=limits.MAX_OPERATIONS),
-        floats=tuple(one.fraction() for one in of["floats"].items(limits.MAX_FLOATS)),
-    )
-
-
-def read_parameter(at: Reader) -> Parameter:
-    """One parameter of a kernel."""
-    of = at.record(Parameter)
-    type = of["type"].text()
-    if parse_type(type) is None:
-        of["type"].fail(f"{shown(type)} is no type of a kernel's parameter")
-    return Parameter(name=of["name"].text(), type=type)
-
-
-def read_options(at: Reader) -> Options:
-    """Options of a kernel's compilation."""
-    of = at.record(Options)
-    return Options(
-        num_warps=read_power_of_two(of["num_warps"], 64),
-        num_stages=of["num_stages"].integer(0, 32),
-        maxnreg=read_optional(of["maxnreg"], 8, 255),
-        default_dot_input_precision=of["default_dot_input_precision"].text(pattern=PRECISION),
-        enable_fp_fusion=of["enable_fp_fusion"].flag(),
-        max_num_imprecise_acc_default=read_optional(
-            of["max_num_imprecise_acc_default"], 0, 2**31 - 1
-        ),
-        waves_per_eu=of["waves_per_eu"].integer(0, 16),
-        matrix_instr_nonkdim=of["matrix_instr_nonkdim"].integer(0, 32),
-        kpack=of["kpack"].integer(1, 2),
-    )
-
-
-def read_power_of_two(at: Reader, high: int) -> int:
-    """A power of two up to `high`."""
-    value = at.integer(1, high)
+def _power_of_two(at: Reader) -> int:
+    value = at.integer(1, 64)
     if value & (value - 1):
         at.fail(f"{value} is no power of two")
     return value
 
 
-def read_optional(at: Reader, low: int, high: int) -> int | None:
-    """An integer in a range, or None."""
-    return None if at.value is None else at.integer(low, high)
+def _type(at: Reader) -> str:
+    type = at.text()
+    if parse_type(type) is None:
+        at.fail(f"{shown(type)} is no type of a kernel's parameter")
+    return type
 
 
-def read_triple(at: Reader, high: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Three integers from 1 to those of `high`: a grid."""
+def _grid(at: Reader) -> tuple[int, int, int]:
     items = at.items(3)
     if len(items) != 3:
         at.fail(f"{len(items)} elements where 3 must be")
-    x, y, z = (item.integer(1, most) for item, most in zip(items, high, strict=True))
+    x, y, z = (item.integer(1, most) for item, most in zip(items, limits.MAX_GRID, strict=True))
     return x, y, z
 
 
-# --- nodes
+EXTENTS = many(integer(high=limits.MAX_EXTENT), limits.MAX_DIMENSIONS)
+"""A shape or strides."""
+LINE = integer(high=limits.MAX_SOURCE_LINE)
+"""A line of the source; 0 if unknown."""
+STORAGE = record(
+    Storage,
+    num_bytes=integer(high=limits.MAX_STORAGE_BYTES),
+    origin=lambda at: at.member(Origin),
+    name=text(),
+    index=integer(),
+    section=lambda at: at.member(Section),
+)
+TENSOR = record(
+    Tensor,
+    storage=integer(),
+    offset=integer(high=limits.MAX_EXTENT),
+    shape=EXTENTS,
+    strides=EXTENTS,
+    dtype=text(pattern=DTYPE),
+)
+OPTIONS = record(
+    Options,
+    num_warps=_power_of_two,
+    num_stages=integer(0, 32),
+    maxnreg=optional(8, 255),
+    default_dot_input_precision=text(pattern=PRECISION),
+    enable_fp_fusion=Reader.flag,
+    max_num_imprecise_acc_default=optional(0, 2**31 - 1),
+    waves_per_eu=integer(0, 16),
+    matrix_instr_nonkdim=integer(0, 32),
+    kpack=integer(1, 2),
+)
+PARAMETER = record(Parameter, name=text(), type=_type)
+_RANK = limits.MAX_DESCRIPTOR_RANK
+DESCRIPTOR = record(
+    Descriptor,
+    tensor=integer(),
+    shape=many(integer(1, limits.MAX_EXTENT), _RANK),
+    strides=many(integer(0, limits.MAX_EXTENT), _RANK),
+    block_shape=many(integer(1, limits.MAX_BLOCK), _RANK),
+    padding=text(pattern=PADDING),
+)
 
 
-def read_nodes(at: Reader, *, in_choice: bool = False) -> tuple[Node, ...]:
-    """Nodes in their order; a choice within a choice is refused."""
-    return tuple(read_node(n, in_choice=in_choice) for n in at.items(limits.MAX_NODES))
-
-
-def read_node(at: Reader, *, in_choice: bool) -> Node:
-    """One node by its tag."""
-    tag, inner = at.tagged()
-    match tag:
-        case "launch":
-            return read_launch(inner)
-        case "op":
-            return read_op(inner)
-        case "value":
-            return read_value(inner)
-        case "choice" if in_choice:
-            at.fail("a choice in a choice")
-        case "choice":
-            return read_choice(inner)
-        case _:
-            at.fail(f"{shown(tag)} is no kind of node")
-
-
-def read_launch(at: Reader) -> Launch:
-    """One launch."""
-    of = at.record(Launch)
-    arguments = of["arguments"].items(limits.MAX_PARAMETERS)
-    return Launch(
-        kernel=of["kernel"].integer(),
-        grid=read_triple(of["grid"], limits.MAX_GRID),
-        arguments=tuple(read_launch_argument(a) for a in arguments),
-        line=read_line(of["line"]),
-    )
-
-
-def read_launch_argument(at: Reader) -> LaunchArgument:
+def _launch_argument(at: Reader) -> LaunchArgument:
     """A scalar, a tensor or a descriptor."""
     if not isinstance(at.value, dict):
         return at.scalar()
@@ -386,43 +321,12 @@ def read_launch_argument(at: Reader) -> LaunchArgument:
         case "tensor":
             return TensorUse(tensor=inner.integer())
         case "descriptor":
-            return read_descriptor(inner)
+            return DESCRIPTOR(inner)
         case _:
             return at.scalar()
 
 
-def read_descriptor(at: Reader) -> Descriptor:
-    """A tensor descriptor with the shape of its blocks."""
-    of = at.record(Descriptor)
-    rank = limits.MAX_DESCRIPTOR_RANK
-    return Descriptor(
-        tensor=of["tensor"].integer(),
-        shape=of["shape"].integers(1, limits.MAX_EXTENT, most=rank),
-        strides=of["strides"].integers(0, limits.MAX_EXTENT, most=rank),
-        block_shape=of["block_shape"].integers(1, limits.MAX_BLOCK, most=rank),
-        padding=of["padding"].text(pattern=PADDING),
-    )
-
-
-def read_op(at: Reader) -> Op:
-    """One operation of torch."""
-    of = at.record(Op)
-    keywords = of["keywords"].entries()
-    if len(keywords) > limits.MAX_ARGUMENTS:
-        of["keywords"].fail(f"{len(keywords)} keywords, more than {limits.MAX_ARGUMENTS}")
-    return Op(
-        name=of["name"].text(pattern=OPERATION),
-        arguments=tuple(read_literal(a) for a in of["arguments"].items(limits.MAX_ARGUMENTS)),
-        keywords={
-            checked.text(pattern=SYMBOL): read_literal(value)
-            for checked, value in ((Reader(key, "key", at), v) for key, v in keywords.items())
-        },
-        results=of["results"].integers(most=limits.MAX_ARGUMENTS),
-        line=read_line(of["line"]),
-    )
-
-
-def read_literal(at: Reader, depth: int = 0) -> Literal:
+def _literal(at: Reader, depth: int = 0) -> Literal:
     """An argument of an operation, with lists up to a depth."""
     match at.value:
         case str():
@@ -430,14 +334,14 @@ def read_literal(at: Reader, depth: int = 0) -> Literal:
         case list() if depth == limits.MAX_LITERAL_DEPTH:
             at.fail(f"lists deeper than {limits.MAX_LITERAL_DEPTH}")
         case list():
-            return tuple(read_literal(i, depth + 1) for i in at.items(limits.MAX_ARGUMENTS))
+            return tuple(_literal(item, depth + 1) for item in at.items(limits.MAX_ARGUMENTS))
         case dict():
-            return read_tagged_literal(at)
+            return _tagged_literal(at)
         case _:
             return at.scalar()
 
 
-def read_tagged_literal(at: Reader) -> Literal:
+def _tagged_literal(at: Reader) -> Literal:
     """A tensor, or a named constant of torch such as a type."""
     tag, inner = at.tagged()
     if tag == "tensor":
@@ -447,36 +351,97 @@ def read_tagged_literal(at: Reader) -> Literal:
     return at.scalar()
 
 
-def read_value(at: Reader) -> Value:
-    """One value that the host read."""
-    of = at.record(Value)
-    return Value(
-        tensor=of["tensor"].integer(), answer=of["answer"].scalar(), line=read_line(of["line"])
+def _keywords(at: Reader) -> dict[str, Literal]:
+    keywords = at.entries()
+    if len(keywords) > limits.MAX_ARGUMENTS:
+        at.fail(f"{len(keywords)} keywords, more than {limits.MAX_ARGUMENTS}")
+    return {
+        Reader(key, "key", at).text(pattern=SYMBOL): _literal(value)
+        for key, value in keywords.items()
+    }
+
+
+def _nodes(at: Reader) -> tuple[Node, ...]:
+    return tuple(_node(item) for item in at.items(limits.MAX_NODES))
+
+
+def _node(at: Reader) -> Node:
+    """One node by its tag."""
+    tag, inner = at.tagged()
+    if tag not in NODES:
+        at.fail(f"{shown(tag)} is no kind of node")
+    return NODES[tag](inner)
+
+
+def _inner_nodes(at: Reader) -> tuple[Node, ...]:
+    """Nodes of an alternative."""
+    for item in at.items(limits.MAX_NODES):
+        if item.tagged()[0] == "choice":
+            item.fail("a choice in a choice")
+    return _nodes(at)
+
+
+ALTERNATIVE = record(
+    Alternative,
+    label=text(1_000),
+    nodes=_inner_nodes,
+    restored=many(integer(), limits.MAX_ARGUMENTS),
+)
+NODES: dict[str, Callable[[Reader], Node]] = {
+    "launch": record(
+        Launch,
+        kernel=integer(),
+        grid=_grid,
+        arguments=many(_launch_argument, limits.MAX_PARAMETERS),
+        line=LINE,
+    ),
+    "op": record(
+        Op,
+        name=text(pattern=OPERATION),
+        arguments=many(_literal, limits.MAX_ARGUMENTS),
+        keywords=_keywords,
+        results=many(integer(), limits.MAX_ARGUMENTS),
+        line=LINE,
+    ),
+    "value": record(Value, tensor=integer(), answer=Reader.scalar, line=LINE),
+    "choice": record(
+        Choice,
+        alternatives=many(ALTERNATIVE, limits.MAX_ALTERNATIVES),
+        chosen=optional(0, limits.MAX_ALTERNATIVES),
+        key=text(),
+        line=LINE,
+    ),
+}
+
+
+def read_program(at: Reader, texts: Sequence[str], constants: tuple[bytes, ...]) -> Program:
+    """The program in the JSON value `at`. Raises InvalidProgram.
+
+    Args:
+        texts: TTIR that kernels refer to by position.
+        constants: contents of the constant storages.
+    """
+    kernel = record(
+        Kernel,
+        name=text(pattern=SYMBOL),
+        ttir=lambda at: texts[at.integer(high=len(texts) - 1)],
+        options=OPTIONS,
+        parameters=many(PARAMETER, limits.MAX_PARAMETERS),
+        lines=many(LINE, limits.MAX_OPERATIONS),
+        floats=many(Reader.fraction, limits.MAX_FLOATS),
     )
-
-
-def read_choice(at: Reader) -> Choice:
-    """One choice of a tuner."""
-    of = at.record(Choice)
-    alternatives = of["alternatives"].items(limits.MAX_ALTERNATIVES)
-    return Choice(
-        alternatives=tuple(read_alternative(a) for a in alternatives),
-        chosen=read_optional(of["chosen"], 0, limits.MAX_ALTERNATIVES),
-        key=of["key"].text(),
-        line=read_line(of["line"]),
-    )
-
-
-def read_alternative(at: Reader) -> Alternative:
-    """One alternative of a choice."""
-    of = at.record(Alternative)
-    return Alternative(
-        label=of["label"].text(1_000),
-        nodes=read_nodes(of["nodes"], in_choice=True),
-        restored=of["restored"].integers(most=limits.MAX_ARGUMENTS),
-    )
-
-
-def read_line(at: Reader) -> int:
-    """A line of the source; 0 if unknown."""
-    return at.integer(high=limits.MAX_SOURCE_LINE)
+    return record(
+        Program,
+        target=text(pattern=TARGET),
+        storages=many(STORAGE, limits.MAX_STORAGES),
+        tensors=many(TENSOR, limits.MAX_TENSORS),
+        kernels=many(kernel, limits.MAX_KERNELS),
+        init=_nodes,
+        forward=_nodes,
+        outputs=many(integer(), limits.MAX_OUTPUTS),
+        returned=text(pattern=RETURNED),
+        nesting=text(limits.MAX_NESTING, pattern=NESTING),
+        constants=lambda _: constants,
+        triton=text(),
+        stateful=text(1_000),
+    )(at)

@@ -122,7 +122,8 @@ def loads(data: bytes) -> Program:
         head.fail(f"version {version}; this judge reads version {VERSION}")
     body = Reader(fields["program"].value)
     text_sizes = fields["texts"].integers(most=limits.MAX_KERNELS)
-    constant_sizes = body.record(Program)["constants"].integers(most=limits.MAX_STORAGES)
+    sizes = body.entries().get("constants")
+    constant_sizes = sizes.integers(most=limits.MAX_STORAGES) if sizes else ()
     _check_sizes(text_sizes, constant_sizes, len(blobs))
     parts = _cut(blobs, text_sizes + constant_sizes)
     texts = [_ttir(next(parts), at) for at in range(len(text_sizes))]
