@@ -42,7 +42,7 @@ def test_a_function_that_needs_a_card_is_named(symbol: str) -> None:
 
 def test_a_type_that_needs_a_card_is_named() -> None:
     with pytest.raises(Unsupported, match="f8E4M3FNUZ needs a card"):
-        apply("arith.constant", [], "-> f8E4M3FNUZ", value=1.0)
+        apply("arith.truncf", [row([1.0], "f32")], "f32 -> f8E4M3FNUZ")
 
 
 def assembly(text: str, *operands: list[float]) -> list[float]:

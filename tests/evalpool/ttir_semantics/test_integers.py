@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,12 +150,3 @@ def test_booleans_add_without_carry_and_are_negative_where_signed() -> None:
     assert apply("arith.extsi", [a], "i1 -> i32")[0].tolist() == [0, 0, -1, -1]
     assert apply("arith.extui", [a], "i1 -> i32")[0].tolist() == [0, 0, 1, 1]
     assert apply("arith.sitofp", [a], "i1 -> f32")[0].tolist() == [0, 0, -1, -1]
-
-
-def test_a_constant_keeps_its_bits() -> None:
-    operand = row([0], "i32")
-    made = apply("arith.constant", [operand], "i32 -> i32", value=4294967295)
-    assert made.shape == (1, 1)
-    assert made.tolist() == [[-1]]
-    block = apply("arith.constant", [operand], "i32 -> i32", value=np.array([1, 2]))
-    assert block.tolist() == [[1, 2]]

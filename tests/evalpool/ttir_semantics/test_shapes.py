@@ -47,15 +47,13 @@ def test_a_reshape_within_axes_stays_compact() -> None:
     assert reshaped(rows, (4, 8), (4, 2, 4)).shape == (1, 4, 1, 1)
 
 
-def test_join_split_and_trans() -> None:
+def test_join_and_split() -> None:
     left, right = np.zeros((1, 1), np.float32), np.arange(4, dtype=np.float32)[None]
     block, joined = Block((4,), F32), Block((4, 2), F32)
     both = call("tt.join", [left, right], Signature((block, block), (joined,)))
     assert both.tolist() == [[[0, 0], [0, 1], [0, 2], [0, 3]]]
     halves = OPERATIONS["tt.split"]([both], Signature((joined,), (block, block)), {})
     assert [half.tolist() for half in halves] == [[[0, 0, 0, 0]], right.tolist()]
-    turned = call("tt.trans", [both], Signature((joined,), (Block((2, 4), F32),)), order=(1, 0))
-    assert turned.tolist() == [[[0, 0, 0, 0], [0, 1, 2, 3]]]
 
 
 def test_cat_expands_instances() -> None:

@@ -55,8 +55,8 @@ STRUCTURE = (
 """Functions, control flow, indices of the program, `tl.assume` and `tl.debug_barrier`."""
 ARITHMETIC = _qualified(
     "arith",
-    "addf addi andi bitcast ceildivsi ceildivui cmpf cmpi constant divf divsi divui extf extsi "
-    "extui floordivsi fptosi fptoui index_cast index_castui maximumf maxnumf maxsi maxui minimumf "
+    "addf addi andi bitcast cmpf cmpi constant divf divsi divui extf extsi "
+    "extui fptosi fptoui index_cast index_castui maximumf maxnumf maxsi maxui minimumf "
     "minnumf minsi minui mulf muli negf ori remf remsi remui select shli shrsi shrui sitofp subf "
     "subi truncf trunci uitofp xori convertf",
 )

@@ -355,7 +355,7 @@ def _merge_arrays(pieces: Sequence[tuple[Lanes, Array]], size: int) -> Array:
 
 def _merge_sums(pieces: Sequence[tuple[Lanes, Value]], size: int) -> Symbolic:
     """Term by term where all pieces have terms of the same shapes, so that windows stay windows."""
-    sums = [(lanes, _sum(value)) for lanes, value in pieces]
+    sums = [(lanes, sum_of(value)) for lanes, value in pieces]
     low = min(value.low for _, value in sums)
     high = max(value.high for _, value in sums)
     shapes = [[term.shape[1:] for term in value.terms] for _, value in sums]
@@ -374,5 +374,6 @@ def _merge_sums(pieces: Sequence[tuple[Lanes, Value]], size: int) -> Symbolic:
     return Symbolic(tuple(terms), low, high)
 
 
-def _sum(value: Value) -> Symbolic:
+def sum_of(value: Value) -> Symbolic:
+    """An integer value as a sum."""
     return value if isinstance(value, Symbolic) else Symbolic.of(value)

@@ -56,7 +56,9 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 """Numpy's type of the array for each scalar type."""
 
 
-Operation: TypeAlias = Callable[[Sequence[Array], Signature, Mapping[str, Attribute]], list[Array]]
+Operands: TypeAlias = Sequence[Array]
+Attributes: TypeAlias = Mapping[str, Attribute]
+Operation: TypeAlias = Callable[[Operands, Signature, Attributes], list[Array]]
 """Semantics of one operation: one array for each result. `semantics.OPERATIONS` has one for each
 name of the closed list that is neither memory, pointers, control flow nor calls. Raises
 `Unsupported` where it has none for these types or attributes. Floating-point warnings are off.
@@ -346,10 +348,8 @@ def float_operation(function: Callable[..., Array]) -> Operation:
     of `+ - * /` and square roots: float32 has more than twice their bits.
     """
 
-    def apply(
-        operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-    ) -> list[Array]:
-        kind = scalar_of(signature.results[0])
+    def apply(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
+        kind = scalar_of(kinds.results[0])
         return [to_float(function(*(widened(array) for array in operands)), kind)]
 
     return apply
@@ -358,9 +358,7 @@ def float_operation(function: Callable[..., Array]) -> Operation:
 def exact_operation(function: Callable[..., Array]) -> Operation:
     """An elementwise operation whose result, of the operands' type, needs no rounding."""
 
-    def apply(
-        operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-    ) -> list[Array]:
+    def apply(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
         return [function(*operands)]
 
     return apply

@@ -26,12 +26,15 @@ import numpy as np
 from forge.evalpool.judge.ttir.memory.storages import (
     MANY,
     NOBODY,
+    Access,
     FaultKind,
     Part,
     Places,
     Storage,
     Windows,
+    first_lane,
 )
+from forge.evalpool.judge.ttir.tree import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,19 +46,11 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.values import Array
 
 
+# --- instances and lanes
+
+
 def _record(storage: Storage) -> NDArray[np.int32]:
     return np.full(-(-len(storage.data) // storage.granule), NOBODY, np.int32)
-
-
-def _ids(group: Group, part: Part, rank: int) -> NDArray[np.int32]:
-    ids = group.ids if part.instances is None else group.ids[part.instances]
-    return ids.reshape(-1, *(1,) * rank)
-
-
-def _rank(part: Part) -> int:
-    if isinstance(part.places, Windows):
-        return len(part.places.shape)
-    return part.places.offsets.ndim - 1
 
 
 def _coarse(places: Places, size: int, granule: int) -> Places:
@@ -63,92 +58,80 @@ def _coarse(places: Places, size: int, granule: int) -> Places:
     return places.scattered() if isinstance(places, Windows) and size < granule else places
 
 
-def note_read(group: Group, part: Part, operation: Operation, size: int) -> None:
+def note_read(access: Access, part: Part) -> None:
     """Records a read, and suspects a race with a write of another instance."""
     storage, granule = part.storage, part.storage.granule
-    places = _coarse(part.places, size, granule)
-    ids = _ids(group, part, _rank(part))
+    places = _coarse(part.places, access.size, granule)
+    ids = access.ids(part)
     if storage.writers is not None:
         writers = places.read(storage.writers, granule)
-        found = (writers != NOBODY) & (writers != ids)
-        _report(group, part, operation, size, found, writers)
+        _report(access, part, (writers != NOBODY) & (writers != ids), writers)
     if storage.readers is None:
         storage.readers = _record(storage)
     before = places.read(storage.readers, granule)
     after = np.where((before == NOBODY) | (before == ids), ids, np.int32(MANY))
     places.write(storage.readers, granule, after, part.mask)
-    if group.size > 1 and not (places.is_disjoint(size) and _has_all(group, part)):
+    if access.group.size > 1 and not (places.is_disjoint(access.size) and _has_all(access, part)):
         again = places.read(storage.readers, granule) != ids
         if again.any():
             lanes = again if part.mask is None else again & part.mask
             places.write(storage.readers, granule, np.full_like(ids, MANY), lanes)
 
 
-def _has_all(group: Group, part: Part) -> bool:
+def _has_all(access: Access, part: Part) -> bool:
     """True if each instance has places of its own."""
-    num = group.size if part.instances is None else len(part.instances)
+    num = access.group.size if part.instances is None else len(part.instances)
     return isinstance(part.places, Windows) and len(part.places.bases) == num
 
 
-def note_write(
-    group: Group, part: Part, operation: Operation, flat: Array, raw: Array
-) -> Callable[[], None] | None:
+def note_write(access: Access, part: Part, flat: Array, raw: Array) -> Callable[[], None] | None:
     """Records a write that is about to happen, and suspects races with earlier accesses.
 
     Returns:
         A check for conflicts within this write, to be called after it; None if there are none.
     """
     storage, granule = part.storage, part.storage.granule
-    places = _coarse(part.places, flat.itemsize, granule)
-    size = flat.itemsize
-    ids = _ids(group, part, _rank(part))
-    if storage.writers is None:
-        storage.writers = _record(storage)
-    else:
-        writers = places.read(storage.writers, granule)
-        found = (writers != NOBODY) & (writers != ids)
-        _report(group, part, operation, size, _changed(found, part, flat, raw), writers)
-    if storage.readers is not None:
-        readers = places.read(storage.readers, granule)
-        found = (readers != NOBODY) & (readers != ids)
-        _report(group, part, operation, size, _changed(found, part, flat, raw), readers)
-    places.write(storage.writers, granule, ids, part.mask)
-    if group.size == 1 or (places.is_disjoint(size) and _has_all(group, part)):
+    places = _coarse(part.places, access.size, granule)
+    ids = access.ids(part)
+    for record in (storage.writers, storage.readers):
+        if record is not None:
+            others = places.read(record, granule)
+            found = (others != NOBODY) & (others != ids)
+            _report(access, part, _changed(found, part, flat, raw), others)
+    writers = storage.writers = _record(storage) if storage.writers is None else storage.writers
+    places.write(writers, granule, ids, part.mask)
+    if access.group.size == 1 or (places.is_disjoint(access.size) and _has_all(access, part)):
         return None
-    writers = storage.writers
 
     def check() -> None:
         last = places.read(writers, granule)
-        found = last != ids
-        _report(group, part, operation, size, _changed(found, part, flat, raw), last)
+        _report(access, part, _changed(last != ids, part, flat, raw), last)
 
     return check
 
 
-def note_lanes(group: Group, part: Part, operation: Operation, flat: Array, raw: Array) -> None:
+def note_lanes(access: Access, part: Part, flat: Array, raw: Array) -> None:
     """Suspects lanes of one instance that have written other values to one place, behind the write:
     those whose value is not there."""
-    storage, size = part.storage, flat.itemsize
+    storage = part.storage
     found = _changed(np.ones((), np.bool_), part, flat, raw)
     if storage.writers is not None and found.any():
-        places = _coarse(part.places, size, storage.granule)
-        found = found & (
-            places.read(storage.writers, storage.granule) == _ids(group, part, _rank(part))
-        )
-    _report(group, part, operation, size, found, np.int32(MANY), kind=FaultKind.LANES)
+        places = _coarse(part.places, access.size, storage.granule)
+        found = found & (places.read(storage.writers, storage.granule) == access.ids(part))
+    _report(access, part, found, np.int32(MANY), kind=FaultKind.LANES)
 
 
-def note_atomic(group: Group, part: Part, operation: Operation, size: int) -> None:
+def note_atomic(access: Access, part: Part) -> None:
     """Records an atomic access, and suspects a race with a plain write of another instance."""
     storage, granule = part.storage, part.storage.granule
-    places = _coarse(part.places, size, granule)
-    ids = _ids(group, part, _rank(part))
+    places = _coarse(part.places, access.size, granule)
+    ids = access.ids(part)
     if storage.writers is None:
         storage.writers = _record(storage)
     else:
         writers = places.read(storage.writers, granule)
         found = (writers != NOBODY) & (writers != MANY) & (writers != ids)
-        _report(group, part, operation, size, found, writers)
+        _report(access, part, found, writers)
     places.write(storage.writers, granule, np.full_like(ids, MANY), part.mask)
 
 
@@ -162,10 +145,8 @@ def _changed(found: Array, part: Part, flat: Array, raw: Array) -> Array:
 
 
 def _report(
-    group: Group,
+    access: Access,
     part: Part,
-    operation: Operation,
-    size: int,
     found: Array,
     others: Array | np.int32,
     *,
@@ -175,16 +156,14 @@ def _report(
         found = found & part.mask
     if not found.any():
         return
-    lane = np.unravel_index(int(np.argmax(found)), found.shape)
-    places = part.places.scattered() if isinstance(part.places, Windows) else part.places
-    offset = int(np.broadcast_to(places.offsets, found.shape)[lane])
-    other = int(np.broadcast_to(others, found.shape)[lane])
-    instance = int(lane[0] if part.instances is None else part.instances[lane[0]])
-    address = group.launch.memory.address(part.number, offset)
-    fault = group.fault(kind, operation, address, size, instance)
+    fault = access.fault_in(kind, part, found)
+    other = int(np.broadcast_to(others, found.shape)[first_lane(found)])
     if other >= 0:
-        fault = replace(fault, other=group.program_id(other))
-    group.launch.suspect(fault)
+        fault = replace(fault, other=access.group.program_id(other))
+    access.launch.suspect(fault)
+
+
+# --- threads
 
 
 NEAR_LANES = 16
@@ -215,14 +194,13 @@ def pass_barrier(_env: object, group: Group) -> None:
     group.launch.num_barriers += 1
 
 
-def note_store(group: Group, part: Part, shape: Sequence[int], flat: Array, raw: Array) -> None:
+def note_store(access: Access, part: Part, flat: Array, raw: Array) -> None:
     """Records the lanes of a store where it changes the value.
 
     Args:
-        shape: of the whole block.
         flat, raw: elements of the storage before the store, and those that it brings.
     """
-    lanes = _lanes(part, shape)
+    lanes = _lanes(part, shape_of(access.operation.types.operands[1]))
     if lanes is None:
         return
     storage, granule = part.storage, part.storage.granule
@@ -230,44 +208,35 @@ def note_store(group: Group, part: Part, shape: Sequence[int], flat: Array, raw:
         num = -(-len(storage.data) // granule)
         storage.lanes = np.full(num, NOBODY, np.int64)
         storage.owners = np.full(num, NOBODY, np.int32)
-    places = part.places.scattered() if isinstance(part.places, Windows) else part.places
-    unsigned = np.dtype(f"u{flat.itemsize}")
-    present = part.places.read(flat.view(unsigned), flat.itemsize)
-    changed: Array = present != np.ascontiguousarray(raw).view(unsigned)
+    places = part.places.scattered()
+    changed = _changed(np.ones((), np.bool_), part, flat, raw)
     mask = changed if part.mask is None else changed & part.mask
-    marks = (group.launch.num_barriers << LANE_BITS) + lanes
+    marks = (access.launch.num_barriers << LANE_BITS) + lanes
     places.write(storage.lanes, granule, marks, mask)
-    places.write(storage.owners, granule, _ids(group, part, marks.ndim - 1), mask)
+    places.write(storage.owners, granule, access.ids(part), mask)
 
 
-def check_load(
-    group: Group, part: Part, operation: Operation, shape: Sequence[int], size: int
-) -> None:
+def check_load(access: Access, part: Part) -> None:
     """Suspects a load of what lanes of other threads have stored since the last barrier."""
     storage, granule = part.storage, part.storage.granule
-    if storage.lanes is None or storage.owners is None:
-        return
+    shape = shape_of(access.operation.types.results[0])
     lanes = _lanes(part, shape)
-    if lanes is None:
+    if storage.lanes is None or storage.owners is None or lanes is None:
         return
-    places = part.places.scattered() if isinstance(part.places, Windows) else part.places
+    places = part.places.scattered()
     marks = places.read(storage.lanes, granule)
     owners = places.read(storage.owners, granule)
-    is_recent = (marks >> LANE_BITS) == group.launch.num_barriers
+    is_recent = (marks >> LANE_BITS) == access.launch.num_barriers
     stored = marks & ((1 << LANE_BITS) - 1)
     is_far = np.abs(stored - lanes) >= NEAR_LANES
     if len(shape) == 1:
-        is_far |= stored // (WARP_BYTES // size) != lanes // (WARP_BYTES // size)
-    found = is_recent & is_far & (marks != NOBODY) & (owners == _ids(group, part, lanes.ndim - 1))
+        in_warp = WARP_BYTES // access.size
+        is_far |= stored // in_warp != lanes // in_warp
+    found = is_recent & is_far & (marks != NOBODY) & (owners == access.ids(part))
     if part.mask is not None:
         found = found & part.mask
-    if not found.any():
-        return
-    lane = np.unravel_index(int(np.argmax(found)), found.shape)
-    offset = int(np.broadcast_to(places.offsets, found.shape)[lane])
-    address = group.launch.memory.address(part.number, offset)
-    instance = int(lane[0] if part.instances is None else part.instances[lane[0]])
-    group.launch.suspect(group.fault(FaultKind.BARRIER, operation, address, size, instance))
+    if found.any():
+        access.launch.suspect(access.fault_in(FaultKind.BARRIER, part, found))
 
 
 def _lanes(part: Part, shape: Sequence[int]) -> NDArray[np.int64] | None:

@@ -16,7 +16,7 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.evalpool.judge.ttir.symbolic import Lanes, Symbolic
-    from forge.evalpool.judge.ttir.tree import Operation
+    from forge.evalpool.judge.ttir.tree import Operation, Scalar
     from forge.evalpool.judge.ttir.values import Array
 
 
@@ -224,6 +224,8 @@ class Memory:
 
 
 Offsets = NDArray[np.int64]
+Lane: TypeAlias = "tuple[Any, ...]"
+"""Indices of one lane in an array of instances and blocks."""
 
 
 @dataclass(slots=True)
@@ -245,6 +247,11 @@ class Windows:
     def highest(self) -> int:
         """Highest offset within the window, relative to its base."""
         return sum(max(stride * (size - 1), 0) for stride, size in self._axes())
+
+    @property
+    def rank(self) -> int:
+        """Number of axes of a block."""
+        return len(self.shape)
 
     def _axes(self) -> list[tuple[int, int]]:
         return list(zip(self.strides, self.shape, strict=True))
@@ -339,6 +346,15 @@ class Scattered:
     """An offset in bytes for each lane: compact, `[n or 1, ...]`."""
 
     offsets: Offsets
+
+    @property
+    def rank(self) -> int:
+        """Number of axes of a block."""
+        return self.offsets.ndim - 1
+
+    def scattered(self) -> Scattered:
+        """The places themselves."""
+        return self
 
     def is_aligned(self, unit: int) -> bool:
         """True if all offsets are multiples of `unit`."""
@@ -515,19 +531,58 @@ class Group:
         x, y, _ = self.launch.grid
         return instance % x, instance // x % y, instance // (x * y)
 
-    def fault(
-        self, kind: FaultKind, operation: Operation, address: int, size: int, lane: int
+
+@dataclass(slots=True)
+class Access:
+    """One operation of a group on memory: elements at addresses, where a mask is True."""
+
+    group: Group
+    addresses: Symbolic
+    mask: Array | None
+    operation: Operation
+    element: Scalar
+
+    @property
+    def launch(self) -> Launch:
+        """The launch that the group belongs to."""
+        return self.group.launch
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return self.element.num_bytes
+
+    def ids(self, part: Part) -> NDArray[np.int32]:
+        """Positions in the grid of a part's instances, with an axis for each of the block."""
+        ids = self.group.ids if part.instances is None else self.group.ids[part.instances]
+        return ids.reshape(-1, *(1,) * part.places.rank)
+
+    def fault_in(self, kind: FaultKind, part: Part, found: Array) -> Fault:
+        """A memory error of the first lane of a part that is found."""
+        lane = first_lane(found)
+        offset = int(np.broadcast_to(part.places.scattered().offsets, found.shape)[lane])
+        address = self.launch.memory.address(part.number, offset)
+        return self.fault_at(kind, address, part.instances, lane)
+
+    def fault_at(
+        self, kind: FaultKind, address: int, instances: NDArray[np.intp] | None, lane: Lane
     ) -> Fault:
-        """A memory error of the instance at position `lane` of this group."""
+        """A memory error of a lane of some instances of the group, of all where None."""
         storage, offset = self.launch.memory.find(address)
+        instance = int(lane[0] if instances is None else instances[lane[0]])
         return Fault(
             kind=kind,
-            operation=operation.name,
-            index=operation.index,
-            line=operation.line,
+            operation=self.operation.name,
+            index=self.operation.index,
+            line=self.operation.line,
             storage=storage,
             offset=offset,
-            num_bytes=size,
-            instance=self.program_id(int(self.ids[min(lane, self.size - 1)])),
-            is_masked=len(operation.operands) != UNMASKED.get(operation.name),
+            num_bytes=self.size,
+            instance=self.group.program_id(int(self.group.ids[min(instance, self.group.size - 1)])),
+            is_masked=len(self.operation.operands) != UNMASKED.get(self.operation.name),
         )
+
+
+def first_lane(found: Array) -> Lane:
+    """Indices of the first True."""
+    return np.unravel_index(int(np.argmax(found)), found.shape)

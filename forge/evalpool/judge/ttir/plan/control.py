@@ -23,10 +23,11 @@ from forge.evalpool.judge.ttir.plan.planner import (
     Step,
     captured,
 )
+from forge.evalpool.judge.ttir.plan.steps import array_of
 from forge.evalpool.judge.ttir.semantics import reduce, scan
 from forge.evalpool.judge.ttir.symbolic import INT64, Lanes, Symbolic, Value, lanes_of, merge, take
-from forge.evalpool.judge.ttir.tree import Operation, Scalar, element_of, shape_of
-from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expanded
+from forge.evalpool.judge.ttir.tree import Operation, shape_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expanded, scalar_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -219,7 +220,7 @@ def for_step(operation: Operation, planner: Planner) -> ControlStep:
         body=body,
         outside=[value for value in captured(operation) if template[value] is None],
         yielded=() if body.terminator is None else body.terminator.operands,
-        dtype=dtype_of(scalar(operation.types.operands[0])),
+        dtype=dtype_of(scalar_of(operation.types.operands[0])),
         is_unsigned=bool(operation.attributes.get("unsigned")),
     ).run
 
@@ -362,7 +363,7 @@ def region_step(operation: Operation, planner: Planner) -> Step:
 
     def step(env: Environment, group: Group) -> None:
         operands = [
-            _along(_array(env[value], kind), shape_of(kind), axis)
+            _along(array_of(env[value], kind), shape_of(kind), axis)
             for value, kind in zip(operation.operands, kinds, strict=True)
         ]
 
@@ -377,17 +378,6 @@ def region_step(operation: Operation, planner: Planner) -> Step:
             env[result] = value
 
     return step
-
-
-def scalar(kind: Any) -> Scalar:
-    """The element of a type of numbers."""
-    element = element_of(kind)
-    assert isinstance(element, Scalar)
-    return element
-
-
-def _array(value: Value, kind: Any) -> Array:
-    return value.array(dtype_of(scalar(kind))) if isinstance(value, Symbolic) else value
 
 
 def _along(array: Array, shape: tuple[int, ...], axis: int) -> Array:
@@ -406,7 +396,8 @@ def _map_step(
 
     def step(env: Environment, group: Group) -> None:
         arrays = [
-            _array(env[value], kind) for value, kind in zip(operation.operands, kinds, strict=True)
+            array_of(env[value], kind)
+            for value, kind in zip(operation.operands, kinds, strict=True)
         ]
         for result, value in zip(operation.results, evaluate(arrays, env, group), strict=True):
             env[result] = value

@@ -25,7 +25,6 @@ from forge.evalpool.judge.ttir.plan.steps import (
     broadcast,
     compare_step,
     descriptor_load,
-    descriptor_reduce,
     descriptor_store,
     has_pointers,
     is_block_integer,
@@ -38,7 +37,6 @@ from forge.evalpool.judge.ttir.plan.steps import (
     poison,
     program_id,
     rearranged,
-    scalar_of,
     splat,
     store_step,
     sum_step,
@@ -46,6 +44,7 @@ from forge.evalpool.judge.ttir.plan.steps import (
     width_step,
 )
 from forge.evalpool.judge.ttir.scan import malformed
+from forge.evalpool.judge.ttir.values import scalar_of
 from forge.evalpool.judge.ttir.verify import verify
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ OWN: dict[str, Callable[[Operation], Step]] = {
     "tt.descriptor_gather": descriptor_load,
     "tt.descriptor_store": descriptor_store,
     "tt.descriptor_scatter": descriptor_store,
-    "tt.descriptor_reduce": descriptor_reduce,
+    "tt.descriptor_reduce": descriptor_store,
     "ub.poison": poison,
     "llvm.intr.assume": assume,
     "tt.assert": assertion,

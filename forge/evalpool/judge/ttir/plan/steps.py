@@ -14,28 +14,21 @@ import numpy as np
 from forge.evalpool.judge.program.dialect import refused_assembly
 from forge.evalpool.judge.ttir import symbolic
 from forge.evalpool.judge.ttir.memory.access import UPDATES, load, store, swap, update
+from forge.evalpool.judge.ttir.memory.storages import Access
 from forge.evalpool.judge.ttir.plan.planner import Environment, Step, block_of
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
 from forge.evalpool.judge.ttir.tree import Operation, Pointer, Scalar, Type, element_of, shape_of
-from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed, memory_dtype
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed, scalar_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from forge.evalpool.judge.ttir.memory.storages import Group
     from forge.evalpool.judge.ttir.plan.planner import Environment, Step
 
 
 # --- numbers and addresses
-
-
-def scalar_of(kind: Type) -> Scalar:
-    """The element of a type of numbers. Raises Unsupported for any other."""
-    element = element_of(kind)
-    if not isinstance(element, Scalar):
-        raise Unsupported(f"arithmetic on {kind}")
-    return element
 
 
 def is_block_integer(kind: Type) -> bool:
@@ -181,11 +174,6 @@ def _pointee_bytes(kind: Type) -> int:
     return pointee.num_bytes if isinstance(pointee, Scalar) else 8
 
 
-def sum_of(value: Value) -> Symbolic:
-    """An integer value as a sum."""
-    return value if isinstance(value, Symbolic) else Symbolic.of(value)
-
-
 def addptr(operation: Operation) -> Step:
     """`tt.addptr`: an address plus a number of elements."""
     a, b = operation.operands
@@ -193,7 +181,7 @@ def addptr(operation: Operation) -> Step:
     size = _pointee_bytes(operation.types.operands[0])
 
     def step(env: Environment, group: Group) -> None:
-        env[result] = env[a].plus(sum_of(env[b]).times(size))
+        env[result] = env[a].plus(symbolic.sum_of(env[b]).times(size))
 
     return step
 
@@ -403,14 +391,9 @@ def load_step(operation: Operation) -> Step:
     kind = operation.types.results[0]
 
     def step(env: Environment, group: Group) -> None:
-        env[result] = load(
-            group,
-            env[pointer],
-            None if mask is None else env[mask],
-            None if other is None else array_of(env[other], kind),
-            operation,
-            element,
-        )
+        chosen = None if mask is None else env[mask]
+        access = Access(group, env[pointer], chosen, operation, element)
+        env[result] = load(access, None if other is None else array_of(env[other], kind))
 
     return step
 
@@ -423,14 +406,9 @@ def store_step(operation: Operation) -> Step:
     kind = operation.types.operands[1]
 
     def step(env: Environment, group: Group) -> None:
-        store(
-            group,
-            env[pointer],
-            array_of(env[value], kind),
-            None if mask is None else env[mask],
-            operation,
-            element,
-        )
+        chosen = None if mask is None else env[mask]
+        access = Access(group, env[pointer], chosen, operation, element)
+        store(access, array_of(env[value], kind))
 
     return step
 
@@ -444,32 +422,27 @@ def atomic_step(operation: Operation, used: frozenset[int]) -> Step:
     raise Unsupported(f"line {operation.line}: {operation.name}")
 
 
-def _raw(value: Any, element: Scalar) -> Array:
-    return value.array(memory_dtype(element)) if isinstance(value, Symbolic) else value
-
-
 def _update_step(operation: Operation, *, is_used: bool) -> Step:
     pointer, operand, *rest = operation.operands
     mask = rest[0] if rest else None
     results = operation.results
     element = _memory_element(operation.types.operands[0], operation)
-    name = operation.attributes["operation"]
-    if name not in UPDATES:
-        raise Unsupported(f"line {operation.line}: atomic {name}")
+    name = _update_name(operation, element)
 
     def step(env: Environment, group: Group) -> None:
-        env[results[0]] = update(
-            group,
-            env[pointer],
-            _raw(env[operand], element),
-            None if mask is None else env[mask],
-            operation,
-            element,
-            name,
-            is_used=is_used,
-        )
+        chosen = None if mask is None else env[mask]
+        access = Access(group, env[pointer], chosen, operation, element)
+        env[results[0]] = update(access, array_of(env[operand], element), name, is_used=is_used)
 
     return step
+
+
+def _update_name(operation: Operation, element: Scalar) -> str:
+    name = operation.attributes["operation"]
+    name = "fadd" if name == "add" and element.is_float else name
+    if name not in UPDATES:
+        raise Unsupported(f"line {operation.line}: atomic {name}")
+    return name
 
 
 def _swap_step(operation: Operation) -> Step:
@@ -478,8 +451,8 @@ def _swap_step(operation: Operation) -> Step:
     element = _memory_element(operation.types.operands[0], operation)
 
     def step(env: Environment, group: Group) -> None:
-        before, after = _raw(env[expected], element), _raw(env[desired], element)
-        env[result] = swap(group, env[pointer], before, after, operation, element)
+        before, after = array_of(env[expected], element), array_of(env[desired], element)
+        env[result] = swap(Access(group, env[pointer], None, operation, element), before, after)
 
     return step
 
@@ -539,29 +512,35 @@ def _steps(numbers: list[Array], rank: int, size: int) -> list[Array]:
 
 
 def _window(
-    descriptor: TensorDescriptor, starts: list[Any], shape: tuple[int, ...], size: int
-) -> tuple[Symbolic, Array | None]:
-    """Addresses and mask of a block of a descriptor at some indices."""
+    operation: Operation, starts: Sequence[int], kind: Type
+) -> Callable[[Environment, Group], Access]:
+    """Makes the access to a block through a descriptor, the first operand, at some indices."""
+    target, element, shape = operation.operands[0], scalar_of(kind), _block_shape(operation, kind)
     rank = len(shape)
-    addresses = descriptor.base.mapped(lambda term: term.reshape(-1, *(1,) * rank))
-    mask: Array | None = None
-    for axis, start in enumerate(starts):
-        index = _along(start, axis, shape)
-        limit = descriptor.shape[axis].reshape(-1, *(1,) * rank)
-        for found in (
-            symbolic.compare(index, Symbolic.constant(0, rank), "sge"),
-            symbolic.compare(index, Symbolic.of(limit), "slt"),
-        ):
-            assert found is not None
-            mask = found if mask is None else _and(mask, found)
-        stride = descriptor.strides[axis]
-        if int(stride.min()) == int(stride.max()):
-            offset = index.times(int(stride[0]) * size)
-        else:
-            wide = stride.reshape(-1, *(1,) * rank) * size
-            offset = Symbolic.of(index.array(symbolic.INT64) * wide)
-        addresses = addresses.plus(offset)
-    return addresses, mask
+
+    def window(env: Environment, group: Group) -> Access:
+        descriptor: TensorDescriptor = env[target]
+        addresses = descriptor.base.mapped(lambda term: term.reshape(-1, *(1,) * rank))
+        mask: Array | None = None
+        for axis, start in enumerate(starts):
+            index = _along(env[start], axis, shape)
+            limit = descriptor.shape[axis].reshape(-1, *(1,) * rank)
+            for found in (
+                symbolic.compare(index, Symbolic.constant(0, rank), "sge"),
+                symbolic.compare(index, Symbolic.of(limit), "slt"),
+            ):
+                assert found is not None
+                mask = found if mask is None else _and(mask, found)
+            stride = descriptor.strides[axis]
+            if int(stride.min()) == int(stride.max()):
+                offset = index.times(int(stride[0]) * element.num_bytes)
+            else:
+                wide = stride.reshape(-1, *(1,) * rank) * element.num_bytes
+                offset = Symbolic.of(index.array(symbolic.INT64) * wide)
+            addresses = addresses.plus(offset)
+        return Access(group, addresses, mask, operation, element)
+
+    return window
 
 
 def _and(a: Array, b: Array) -> Array:
@@ -587,57 +566,33 @@ def descriptor_load(operation: Operation) -> Step:
     source, *starts = operation.operands
     (result,) = operation.results
     kind = operation.types.results[0]
-    block = _block_shape(operation, kind)
-    element = scalar_of(kind)
+    block, dtype = _block_shape(operation, kind), dtype_of(scalar_of(kind))
+    window = _window(operation, starts, kind)
 
     def step(env: Environment, group: Group) -> None:
-        descriptor: TensorDescriptor = env[source]
-        addresses, mask = _window(
-            descriptor, [env[one] for one in starts], block, element.num_bytes
-        )
-        other = np.full((1,) * (len(block) + 1), descriptor.padding, dtype_of(element))
-        found = load(group, addresses, mask, other, operation, element)
-        env[result] = symbolic.reshape(found, block, shape_of(kind))
+        other = np.full((1,) * (len(block) + 1), env[source].padding, dtype)
+        env[result] = symbolic.reshape(load(window(env, group), other), block, shape_of(kind))
 
     return step
 
 
 def descriptor_store(operation: Operation) -> Step:
-    """`tt.descriptor_store` and `tt.descriptor_scatter`"""
-    target, *starts, value = operation.operands
+    """`tt.descriptor_store`, `tt.descriptor_scatter`, and the atomic update of a block,
+    `tt.descriptor_reduce`."""
+    _, *starts, value = operation.operands
     kind = operation.types.operands[-1]
     block = _block_shape(operation, kind)
-    element = scalar_of(kind)
+    window = _window(operation, starts, kind)
+    is_update = operation.name == "tt.descriptor_reduce"
+    name = _update_name(operation, scalar_of(kind)) if is_update else ""
 
     def step(env: Environment, group: Group) -> None:
-        addresses, mask = _window(
-            env[target], [env[one] for one in starts], block, element.num_bytes
-        )
         values = symbolic.reshape(array_of(env[value], kind), shape_of(kind), block)
         assert not isinstance(values, Symbolic)
-        store(group, addresses, values, mask, operation, element)
-
-    return step
-
-
-def descriptor_reduce(operation: Operation) -> Step:
-    """`tt.descriptor_reduce`: an atomic update of a block."""
-    target, *starts, value = operation.operands
-    kind = operation.types.operands[-1]
-    block = _block_shape(operation, kind)
-    element = scalar_of(kind)
-    name = operation.attributes["operation"]
-    name = "fadd" if name == "add" and element.is_float else name
-    if name not in UPDATES:
-        raise Unsupported(f"line {operation.line}: atomic {name}")
-
-    def step(env: Environment, group: Group) -> None:
-        addresses, mask = _window(
-            env[target], [env[one] for one in starts], block, element.num_bytes
-        )
-        values = symbolic.reshape(array_of(env[value], kind), shape_of(kind), block)
-        assert not isinstance(values, Symbolic)
-        update(group, addresses, values, mask, operation, element, name, is_used=False)
+        if is_update:
+            update(window(env, group), values, name, is_used=False)
+        else:
+            store(window(env, group), values)
 
     return step
 

@@ -13,15 +13,18 @@ child that has it: to read a text needs none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.tree import Attribute, Scalar, Signature, shape_of
+from forge.evalpool.judge.ttir.tree import Signature
 from forge.evalpool.judge.ttir.values import (
     FORMATS,
     Array,
+    Attributes,
+    Operands,
     Operation,
     Rounding,
     Unsupported,
@@ -39,9 +42,9 @@ from forge.evalpool.judge.ttir.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from forge.evalpool.judge.ttir.tree import Attribute, Signature
+    from forge.evalpool.judge.ttir.tree import Scalar, Signature
     from forge.evalpool.judge.ttir.values import Array, Operation
 
 
@@ -54,10 +57,8 @@ Binary = Callable[..., "Array"]
 def integer_operation(function: Binary, *, is_unsigned: bool = False) -> Operation:
     """An elementwise operation on integers; i1 is -1 or 0 where it is signed."""
 
-    def apply(
-        operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-    ) -> list[Array]:
-        kind = scalar_of(signature.results[0])
+    def apply(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
+        kind = scalar_of(kinds.results[0])
         if kind.name == "i1":
             operands = [_wide_bit(array, is_unsigned=is_unsigned) for array in operands]
         if is_unsigned:
@@ -122,19 +123,6 @@ def multiply_high_signed(left: Array, right: Array) -> Array:
     return high - np.where(left < 0, right, 0) - np.where(right < 0, left, 0)
 
 
-def floor_divide(left: Array, right: Array) -> Array:
-    """Quotient rounded downwards; all bits set for a divisor of 0."""
-    divisor = np.where(right == 0, right.dtype.type(1), right)
-    return np.where(right == 0, _all_ones(left), np.floor_divide(left, divisor))
-
-
-def ceil_divide(left: Array, right: Array) -> Array:
-    """Quotient rounded upwards; all bits set for a divisor of 0."""
-    quotient = divide(left, right)
-    inexact = (quotient * right != left) & (right != 0)
-    return quotient + (inexact & ((left < 0) == (right < 0)))
-
-
 COMPARISONS: Mapping[str, np.ufunc] = {
     "eq": np.equal,
     "ne": np.not_equal,
@@ -145,9 +133,7 @@ COMPARISONS: Mapping[str, np.ufunc] = {
 }
 
 
-def cmpi(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def cmpi(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """Comparison by a predicate: `eq`, `ne`, or `s` or `u` before `lt`, `le`, `gt`, `ge`."""
     predicate: str = attributes["predicate"]
     if operands[0].dtype == np.bool_ and predicate not in ("eq", "ne"):
@@ -180,9 +166,6 @@ INTEGERS: Mapping[str, Operation] = {
     "arith.divui": integer_operation(divide, is_unsigned=True),
     "arith.remsi": integer_operation(remainder),
     "arith.remui": integer_operation(remainder, is_unsigned=True),
-    "arith.floordivsi": integer_operation(floor_divide),
-    "arith.ceildivsi": integer_operation(ceil_divide),
-    "arith.ceildivui": integer_operation(ceil_divide, is_unsigned=True),
     "arith.andi": exact_operation(np.bitwise_and),
     "arith.ori": exact_operation(np.bitwise_or),
     "arith.xori": exact_operation(np.bitwise_xor),
@@ -221,9 +204,7 @@ normcdfinv = _of_torch("ndtri")
 # --- floats
 
 
-def cmpf(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def cmpf(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """Comparison by a predicate; the ordered ones are false for NaN, the unordered ones true."""
     left, right = operands
     predicate: str = attributes["predicate"]
@@ -248,9 +229,7 @@ def cmpf(
 _OPPOSITE: Mapping[str, str] = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
 
-def select(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def select(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """The second operand where the first is true, else the third; a scalar condition chooses whole
     blocks."""
     condition, left, right = operands
@@ -259,9 +238,7 @@ def select(
     return [np.where(condition, left, right)]
 
 
-def clampf(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def clampf(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """A value moved into an interval; NaN stays NaN only with `propagateNan = all`."""
     value, low, high = operands
     if attributes.get("propagateNan", "none") == "all":
@@ -274,12 +251,10 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     return a.astype(np.float64) * b + c
 
 
-def fma_operation(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def fma_operation(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """`a * b + c`."""
     a, b, c = (widened(array) for array in operands)
-    return [to_float(fma(a, b, c), scalar_of(signature.results[0]))]
+    return [to_float(fma(a, b, c), scalar_of(kinds.results[0]))]
 
 
 def rsqrt(array: Array) -> Array:
@@ -329,37 +304,24 @@ FLOATS: Mapping[str, Operation] = {
     "arith.select": select,
     "math.fma": fma_operation,
     "tt.clampf": clampf,
-    "math.clampf": clampf,
 }
 
 
 # --- casts
 
 
-def constant(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """The number or block of the attribute `value`."""
-    kind = scalar_of(signature.results[0])
-    value = np.asarray(attributes["value"])
-    if value.ndim:
-        return [value.astype(dtype_of(kind))[None]]
-    rank = len(shape_of(signature.results[0]))
-    return [_literal(value, kind).reshape((1,) * (1 + rank))]
+def cast(function: Callable[[Array, Scalar], Array]) -> Operation:
+    """A conversion of elements, which needs the type of its result."""
+
+    def apply(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
+        return [function(operands[0], scalar_of(kinds.results[0]))]
+
+    return apply
 
 
-def _literal(value: Array, kind: Scalar) -> Array:
-    """A number of any sign in the array type of its element type."""
-    if kind.is_float or kind.name == "i1":
-        return value.astype(dtype_of(kind))
-    return np.array(int(value) & ((1 << kind.bits) - 1), np.uint64).astype(dtype_of(kind))
-
-
-def change_float(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def change_float(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """A float in another float type: to nearest even, or towards zero with `rounding = rtz`."""
-    kind = scalar_of(signature.results[0])
+    kind = scalar_of(kinds.results[0])
     array = widened(operands[0])
     if attributes.get("rounding") != "rtz":
         return [to_float(array, kind)]
@@ -370,29 +332,12 @@ def change_float(
     return [rounded.astype(dtype_of(kind), copy=False)]
 
 
-def float_to_integer(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """A float as a signed integer, towards zero; see `saturated`."""
-    kind = scalar_of(signature.results[0])
-    return [_narrow(operands[0], kind, is_unsigned=False)]
-
-
-def float_to_unsigned(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """A float as an unsigned integer, towards zero; see `saturated`."""
-    kind = scalar_of(signature.results[0])
-    return [_narrow(operands[0], kind, is_unsigned=True)]
-
-
-def _narrow(array: Array, kind: Scalar, *, is_unsigned: bool) -> Array:
-    """Integers of 8 bits and less are the low bits of those of 16, since PTX has no narrower."""
+def _narrow(array: Array, kind: Scalar, *, is_unsigned: bool = False) -> Array:
+    """A float as an integer, towards zero. Integers of 8 bits and less are the low bits of those of
+    16, since PTX has no narrower."""
     bits = max(kind.bits, 16)
     wide = saturated(np.trunc(array), bits, is_unsigned=is_unsigned)
-    if kind.name == "i1":
-        return (wide & 1).astype(np.bool_)
-    return wide.view(np.dtype(f"i{bits // 8}")).astype(dtype_of(kind), copy=False)
+    return truncate(wide.view(np.dtype(f"i{bits // 8}")), kind)
 
 
 def saturated(whole: Array, bits: int, *, is_unsigned: bool) -> Array:
@@ -415,67 +360,32 @@ def saturated(whole: Array, bits: int, *, is_unsigned: bool) -> Array:
     return result
 
 
-def integer_to_float(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """A signed integer as the nearest float; i1 is 0 or -1."""
-    array = operands[0]
-    return [_to_nearest(-array.astype(np.int8) if array.dtype == np.bool_ else array, signature)]
-
-
-def unsigned_to_float(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """An unsigned integer as the nearest float."""
-    return [_to_nearest(unsigned(operands[0]), signature)]
-
-
-def _to_nearest(array: Array, signature: Signature) -> Array:
-    """One rounding; two for bf16, which is reached through float32 as Triton's lowering does."""
-    kind = scalar_of(signature.results[0])
+def integer_to_float(array: Array, kind: Scalar) -> Array:
+    """A signed integer as the nearest float; i1 is 0 or -1. One rounding; two for bf16, which is
+    reached through float32 as Triton's lowering does."""
+    if array.dtype == np.bool_:
+        array = -array.astype(np.int8)
     if kind.name == "f16":
         return array.astype(np.float64).astype(np.float16)
     return to_float(array.astype(np.float64 if kind.name == "f64" else np.float32), kind)
 
 
-def sign_extend(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def sign_extend(array: Array, kind: Scalar) -> Array:
     """A wider integer of the same value; i1 is 0 or -1."""
-    array = operands[0]
-    wide = array.astype(dtype_of(scalar_of(signature.results[0])))
-    return [-wide if array.dtype == np.bool_ else wide]
+    wide = array.astype(dtype_of(kind))
+    return -wide if array.dtype == np.bool_ else wide
 
 
-def zero_extend(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """A wider integer of the same unsigned value."""
-    return [unsigned(operands[0]).astype(dtype_of(scalar_of(signature.results[0])))]
-
-
-def truncate(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def truncate(array: Array, kind: Scalar) -> Array:
     """The low bits of an integer."""
-    kind = scalar_of(signature.results[0])
     if kind.name == "i1":
-        return [(operands[0] & 1).astype(np.bool_)]
-    return [operands[0].astype(dtype_of(kind))]
+        return (array & 1).astype(np.bool_)
+    return array.astype(dtype_of(kind), copy=False)
 
 
-def cast_index(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
-    """An integer as an index, or the other way: signed extension or truncation."""
-    return [operands[0].astype(dtype_of(scalar_of(signature.results[0])))]
-
-
-def bitcast(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def bitcast(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """The same bits as another type of the same width."""
-    source, target = scalar_of(signature.operands[0]), scalar_of(signature.results[0])
+    source, target = scalar_of(kinds.operands[0]), scalar_of(kinds.results[0])
     if source == target:
         return [operands[0]]
     return [from_bits(to_bits(operands[0], source), target)]
@@ -494,20 +404,18 @@ def from_bits(bits: Array, kind: Scalar) -> Array:
 
 
 CASTS: Mapping[str, Operation] = {
-    "arith.constant": constant,
     "arith.extf": change_float,
     "arith.truncf": change_float,
     "arith.convertf": change_float,
     "tt.fp_to_fp": change_float,
-    "arith.fptosi": float_to_integer,
-    "arith.fptoui": float_to_unsigned,
-    "arith.sitofp": integer_to_float,
-    "arith.uitofp": unsigned_to_float,
-    "arith.extsi": sign_extend,
-    "arith.extui": zero_extend,
-    "arith.trunci": truncate,
-    "arith.index_cast": cast_index,
-    "arith.index_castui": zero_extend,
+    "arith.fptosi": cast(_narrow),
+    "arith.fptoui": cast(partial(_narrow, is_unsigned=True)),
+    "arith.sitofp": cast(integer_to_float),
+    "arith.uitofp": cast(lambda array, kind: integer_to_float(unsigned(array), kind)),
+    "arith.extsi": cast(sign_extend),
+    "arith.extui": cast(lambda array, kind: unsigned(array).astype(dtype_of(kind))),
+    "arith.trunci": cast(truncate),
+    "arith.index_cast": cast(truncate),
     "arith.bitcast": bitcast,
     "tt.bitcast": bitcast,
 }

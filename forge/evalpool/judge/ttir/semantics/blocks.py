@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.tree import Attribute, Signature, Type, shape_of
+from forge.evalpool.judge.ttir.tree import Signature, Type, shape_of
 from forge.evalpool.judge.ttir.values import (
     Array,
+    Attributes,
     Combine,
+    Operands,
     Operation,
     Rounding,
     Unsupported,
@@ -34,57 +36,11 @@ from forge.evalpool.judge.ttir.values import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.evalpool.judge.ttir.tree import Attribute, Signature
+    from forge.evalpool.judge.ttir.tree import Signature
     from forge.evalpool.judge.ttir.values import Array, Operation
-
-    Attributes = Mapping[str, Attribute]
 
 
 # --- shapes
-
-
-def make_range(
-    operands: Sequence[Array], signature: Signature, attributes: Attributes
-) -> list[Array]:
-    """Integers from `start` to `end`."""
-    return [np.arange(attributes["start"], attributes["end"], dtype=np.int32)[None]]
-
-
-def splat(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:
-    """A scalar in every element."""
-    rank = len(shape_of(signature.results[0]))
-    return [operands[0].reshape(-1, *([1] * rank))]
-
-
-def unsplat(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:
-    """The only element of a block."""
-    return [operands[0].reshape(-1)]
-
-
-def broadcast(
-    operands: Sequence[Array], signature: Signature, attributes: Attributes
-) -> list[Array]:
-    """Equal elements along axes of size 1: the compact form is the same."""
-    return [operands[0]]
-
-
-def expand_dims(
-    operands: Sequence[Array], signature: Signature, attributes: Attributes
-) -> list[Array]:
-    """A new axis of size 1."""
-    return [np.expand_dims(operands[0], attributes["axis"] + 1)]
-
-
-def trans(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:
-    """Axes in another order."""
-    order = attributes["order"]
-    return [operands[0].transpose(0, *(axis + 1 for axis in order))]
-
-
-def reshape(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:
-    """The same elements, row by row, in another shape."""
-    shape = shape_of(signature.operands[0])
-    return [reshaped(operands[0], shape, shape_of(signature.results[0]))]
 
 
 def reshaped(array: Array, old: tuple[int, ...], new: tuple[int, ...]) -> Array:
@@ -119,29 +75,29 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[int, int, 
     return groups
 
 
-def join(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:
+def join(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """Two blocks side by side along a new last axis."""
     return [np.stack(np.broadcast_arrays(*operands), axis=-1)]
 
 
-def split(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:
+def split(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """Both halves of a block whose last axis has size 2."""
     return [operands[0][..., 0], operands[0][..., -1]]
 
 
-def cat(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:
+def cat(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """Elements of two blocks by turns along the first axis: the compiler may give them any order,
     the same for all blocks of one shape."""
     full = [
         expanded(array, shape_of(kind))
-        for array, kind in zip(operands, signature.operands, strict=True)
+        for array, kind in zip(operands, kinds.operands, strict=True)
     ]
     n = max(len(array) for array in full)
     pair = np.stack([np.broadcast_to(a, (n, *a.shape[1:])) for a in full], axis=2)
     return [pair.reshape(n, -1, *pair.shape[3:])]
 
 
-def gather(operands: Sequence[Array], signature: Signature, attributes: Attributes) -> list[Array]:
+def gather(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """`source[index]` along one axis; an index out of range reads the nearest element.
 
     The hardware's result is undefined there.
@@ -149,7 +105,7 @@ def gather(operands: Sequence[Array], signature: Signature, attributes: Attribut
     axis = attributes["axis"] + 1
     source, index = (
         expanded(array, shape_of(kind))
-        for array, kind in zip(operands, signature.operands, strict=True)
+        for array, kind in zip(operands, kinds.operands, strict=True)
     )
     n = max(len(source), len(index))
     source = np.broadcast_to(source, (n, *source.shape[1:]))
@@ -158,12 +114,10 @@ def gather(operands: Sequence[Array], signature: Signature, attributes: Attribut
     return [np.take_along_axis(source, inside, axis)]
 
 
-def histogram(
-    operands: Sequence[Array], signature: Signature, attributes: Attributes
-) -> list[Array]:
+def histogram(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """Counts of the integers `0, 1, ..., bins - 1`; others, and masked ones, are not counted."""
-    shape = shape_of(signature.operands[0])
-    kind = signature.results[0]
+    shape = shape_of(kinds.operands[0])
+    kind = kinds.results[0]
     (bins,) = shape_of(kind)
     full = [expanded(array, shape) for array in operands]
     n = max(len(array) for array in full)
@@ -177,13 +131,6 @@ def histogram(
 
 
 SHAPES: Mapping[str, Operation] = {
-    "tt.make_range": make_range,
-    "tt.splat": splat,
-    "tt.unsplat": unsplat,
-    "tt.broadcast": broadcast,
-    "tt.expand_dims": expand_dims,
-    "tt.trans": trans,
-    "tt.reshape": reshape,
     "tt.join": join,
     "tt.split": split,
     "tt.cat": cat,
@@ -297,9 +244,7 @@ EXACT_TERMS = 1024
 """Products of this many pairs of 8-bit integers have exact float32 sums."""
 
 
-def dot(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def dot(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """`a @ b + c`.
 
     Operands in float32 lose the bits that TF32 lacks, by truncation as the tensor cores do it,
@@ -307,9 +252,9 @@ def dot(
     float32's.
     """
     left, right, accumulator = operands
-    kind = scalar_of(signature.operands[0])
-    result = scalar_of(signature.results[0])
-    left, right = _whole_terms(left, right, signature.operands)
+    kind = scalar_of(kinds.operands[0])
+    result = scalar_of(kinds.results[0])
+    left, right = _whole_terms(left, right, kinds.operands)
     if not kind.is_float:
         product = _integer_product(left, right)
         return [(product + accumulator).astype(dtype_of(result))]

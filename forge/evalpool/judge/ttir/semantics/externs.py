@@ -7,7 +7,7 @@ and Bessel functions, floats that are not rounded to the nearest, halves of word
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,8 @@ from forge.evalpool.judge.ttir.semantics.arithmetic import (
 )
 from forge.evalpool.judge.ttir.values import (
     Array,
+    Attributes,
+    Operands,
     Operation,
     Unsupported,
     dtype_of,
@@ -32,7 +34,7 @@ from forge.evalpool.judge.ttir.values import (
 )
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.tree import Attribute, Signature
+    from forge.evalpool.judge.ttir.tree import Signature
 
 Function = Callable[..., "Array"]
 
@@ -241,9 +243,7 @@ def _conversion(source: str, target: str, rounding: str) -> Function | None:
     return convert
 
 
-def extern_elementwise(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def extern_elementwise(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """A function of a device library.
 
     Raises:
@@ -253,7 +253,7 @@ def extern_elementwise(
     function = lookup(symbol)
     if function is None:
         raise Unsupported(f"the library function {symbol} needs a card")
-    wanted = dtype_of(scalar_of(signature.results[0]))
+    wanted = dtype_of(scalar_of(kinds.results[0]))
     result = np.asarray(function(*operands))
     if result.dtype.kind == "u":
         result = result.view(np.dtype(f"i{result.dtype.itemsize}"))
@@ -273,13 +273,11 @@ INSTRUCTIONS: Mapping[str, Function] = {
 """Functions of PTX by the name of their approximate instruction."""
 
 
-def inline_asm(
-    operands: Sequence[Array], signature: Signature, attributes: Mapping[str, Attribute]
-) -> list[Array]:
+def inline_asm(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """The result of a template of the closed list. Raises Unsupported for other types."""
-    kinds = [scalar_of(kind).name for kind in (*signature.operands, *signature.results)]
-    if kinds != ["f32", "f32"]:
-        raise Unsupported(f"assembly on {' '.join(kinds)}")
+    names = [scalar_of(kind).name for kind in (*kinds.operands, *kinds.results)]
+    if names != ["f32", "f32"]:
+        raise Unsupported(f"assembly on {' '.join(names)}")
     name = str(attributes["asm_string"]).split(".")[0].strip()
     return [INSTRUCTIONS[name](operands[0].astype(np.float64)).astype(np.float32)]
 
