@@ -21,6 +21,7 @@ from forge.evalpool.judge.ttir.tree import (
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+from forge.evalpool.judge.ttir.values import DTYPES, decode, memory_dtype
 
 MAX_DEPTH = 64
 """Nesting of regions, types and attributes."""
@@ -356,6 +357,8 @@ class Scanner:
         except ValueError:
             raise self.error(f"{text} is no {kind}") from None
         if kind.is_float:
+            if kind.name not in DTYPES:
+                raise self.error(f"bits of {kind} need a card")
             return _float_of_bits(number, kind)
         if not -(1 << 63) <= number < 1 << 64:
             raise self.error(f"{text} does not fit {kind}")
@@ -408,12 +411,5 @@ def _wrapped(number: int, bits: int) -> int:
 
 
 def _float_of_bits(number: int, kind: Scalar) -> float:
-    if kind.name == "bf16":
-        return float(np.array([number << 16], np.uint32).view(np.float32)[0])
-    sizes = {16: (np.uint16, np.float16), 32: (np.uint32, np.float32), 64: (np.uint64, np.float64)}
-    if kind.bits in sizes:
-        raw, wanted = sizes[kind.bits]
-        return float(np.array([number & ((1 << kind.bits) - 1)], raw).view(wanted)[0])
-    from forge.evalpool.judge.ttir.values import float8_values
-
-    return float(float8_values(kind.name)[number & 0xFF])
+    raw = np.array([number & ((1 << kind.bits) - 1)], f"u{kind.num_bytes}")
+    return float(decode(raw.view(memory_dtype(kind)), kind)[0])
