@@ -58,12 +58,21 @@ if TYPE_CHECKING:
 def contains(program: Program, prefix: Program, answers: Sequence[Scalar]) -> bool:
     """True if `forward` of a program reads these answers where a prefix would read its outputs:
     behind all nodes of the prefix, in order, or behind those that its outputs depend on."""
+    numbers: dict[Any, int] = {}
+    whole, part = _Forms(program, numbers), _Forms(prefix, numbers)
+    owed = [
+        (("value", repr(answer), form), allocated)
+        for (form, allocated), answer in zip(
+            map(part.of_tensor, prefix.outputs), answers, strict=False
+        )
+    ]
     # A program begins with the choices that its first call alone made.
     start = max(0, _num_leading_choices(program) - _num_leading_choices(prefix))
+    needed = [part.forward[at] for at in _needed(prefix)]
     return (
-        _literally(program, prefix, answers, start=start)
-        or (start > 0 and _literally(program, prefix, answers, start=0))
-        or _Search(program, prefix).finds(_needed(prefix), answers)
+        _stands_at(start, whole.forward, part.forward, owed)
+        or (start > 0 and _stands_at(0, whole.forward, part.forward, owed))
+        or _Correspondence().stand_in_order(whole.forward, [*needed, *owed])
     )
 
 
@@ -74,13 +83,13 @@ def _num_leading_choices(program: Program) -> int:
     )
 
 
-def _literally(program: Program, prefix: Program, answers: Sequence[Scalar], *, start: int) -> bool:
-    found = _Search(program, prefix)
-    end = start + len(prefix.forward)
-    pairs = zip(prefix.forward, program.forward[start:end], strict=False)
-    if len(program.forward) < end or not all(found.is_same(*pair) for pair in pairs):
+def _stands_at(start: int, whole: list[_Form], part: list[_Form], owed: list[_Form]) -> bool:
+    """True if the nodes of a part are those of the whole from a place on, and values follow."""
+    found, end = _Correspondence(), start + len(part)
+    pairs = zip(part, whole[start:end], strict=False)
+    if len(whole) < end or not all(found.are_same(*pair) for pair in pairs):
         return False
-    return found.reads(range(end, len(program.forward)), answers)
+    return found.stand_in_order(whole[end:], owed)
 
 
 def _needed(prefix: Program) -> list[int]:
@@ -104,147 +113,102 @@ def _touched(program: Program, node: Node) -> frozenset[int]:
     return found.reads | found.writes
 
 
-class _Search:
-    """Nodes of a prefix in a program, with the correspondence of their storages."""
+_Form = tuple[Any, list[int]]
+"""All that a node names but for its line, and the storages among it that the program allocates."""
 
-    def __init__(self, program: Program, prefix: Program) -> None:
-        self._program, self._prefix = program, prefix
-        self._there: dict[int, int] = {}
-        """Storage of the program by that of the prefix, for allocations."""
-        self._here: dict[int, int] = {}
-        self._kernels: dict[tuple[int, int], bool] = {}
-        """True for equal kernels, of the prefix and of the program. Nodes name the same ones, and
-        the same constants, thousands of times."""
-        self._constants: dict[tuple[int, int], bool] = {}
-        self._noted: list[tuple[int, int]] = []
-        """Pairs of corresponding storages, in the order in which they were found."""
 
-    def finds(self, positions: Sequence[int], answers: Sequence[Scalar]) -> bool:
-        """True if nodes of the prefix stand in the program in order, and the answers behind."""
-        at = 0
-        for position in positions:
-            node = self._prefix.forward[position]
-            while at < len(self._program.forward):
-                at += 1
-                if self.is_same(node, self._program.forward[at - 1]):
-                    break
-            else:
-                return False
-        return self.reads(range(at, len(self._program.forward)), answers)
+class _Forms:
+    """Forms of a program's nodes.
 
-    def reads(self, positions: range, answers: Sequence[Scalar]) -> bool:
-        """True if values of the program in this range are the prefix's outputs, in order."""
-        owed = list(zip(self._prefix.outputs, answers, strict=False))
-        for at in positions:
-            node = self._program.forward[at]
-            if owed and isinstance(node, Value):
-                tensor, answer = owed[0]
-                if repr(node.answer) == repr(answer) and self._is_tensor(tensor, node.tensor):
-                    owed.pop(0)
-        return not owed
+    Args:
+        numbers: of kernels and constants, equal ones have one; grows. Nodes name the same ones
+            thousands of times.
+    """
 
-    def is_same(self, one: Node, other: Node) -> bool:
-        """True if a node of the prefix and one of the program are the same; then their storages
-        correspond from now on."""
-        before = len(self._noted)
-        if self._are_same(one, other):
-            return True
-        for there, here in self._noted[before:]:
-            del self._there[there], self._here[here]
-        del self._noted[before:]
-        return False
+    def __init__(self, program: Program, numbers: dict[Any, int]) -> None:
+        self._program = program
+        self._kernels = [numbers.setdefault(one, len(numbers)) for one in program.kernels]
+        self._constants = [numbers.setdefault(one, len(numbers)) for one in program.constants]
+        self.forward = [self._of(node) for node in program.forward]
 
-    def _are_same(self, one: Node, other: Node) -> bool:
-        match one, other:
-            case Launch(), Launch():
-                same = one.grid == other.grid and self._is_kernel(one.kernel, other.kernel)
-                return same and self._arguments(one.arguments, other.arguments)
-            case Op(), Op():
-                return (
-                    one.name == other.name
-                    and list(one.keywords) == list(other.keywords)
-                    and self._arguments(one.arguments, other.arguments)
-                    and self._arguments(
-                        tuple(one.keywords.values()), tuple(other.keywords.values())
-                    )
-                    and self._tensors(one.results, other.results)
-                )
-            case Value(), Value():
-                same = repr(one.answer) == repr(other.answer)
-                return same and self._is_tensor(one.tensor, other.tensor)
-            case Choice(), Choice():
-                pairs = list(zip(one.alternatives, other.alternatives, strict=False))
-                return len(one.alternatives) == len(other.alternatives) and all(
-                    a.label == b.label
-                    and len(a.nodes) == len(b.nodes)
-                    and all(self._are_same(*pair) for pair in zip(a.nodes, b.nodes, strict=True))
-                    for a, b in pairs
-                )
-            case _:
-                return False
+    def of_tensor(self, number: int) -> _Form:
+        """Form of a tensor."""
+        allocated: list[int] = []
+        return self._tensor(number, allocated), allocated
 
-    def _is_kernel(self, one: int, other: int) -> bool:
-        if (one, other) not in self._kernels:
-            pair = self._prefix.kernels[one], self._program.kernels[other]
-            self._kernels[one, other] = _are_equal(*pair)
-        return self._kernels[one, other]
+    def _of(self, node: Node) -> _Form:
+        allocated: list[int] = []
+        return self._node(node, allocated), allocated
 
-    def _is_constant(self, one: int, other: int) -> bool:
-        if (one, other) not in self._constants:
-            pair = self._prefix.constants[one], self._program.constants[other]
-            self._constants[one, other] = _are_equal(*pair)
-        return self._constants[one, other]
-
-    def _tensors(self, ones: Sequence[int], others: Sequence[int]) -> bool:
-        pairs = zip(ones, others, strict=False)
-        return len(ones) == len(others) and all(self._is_tensor(*pair) for pair in pairs)
-
-    def _arguments(self, ones: Sequence[Any], others: Sequence[Any]) -> bool:
-        pairs = zip(ones, others, strict=False)
-        return len(ones) == len(others) and all(self._is_argument(*pair) for pair in pairs)
-
-    def _is_argument(self, one: Any, other: Any) -> bool:
-        match one, other:
-            case TensorUse(), TensorUse():
-                return self._is_tensor(one.tensor, other.tensor)
-            case Descriptor(), Descriptor():
-                forms = [
-                    (each.shape, each.strides, each.block_shape, each.padding)
-                    for each in (one, other)
+    def _node(self, node: Node, allocated: list[int]) -> tuple[Any, ...]:
+        match node:
+            case Launch():
+                given = self._all(node.arguments, allocated)
+                return ("launch", node.grid, self._kernels[node.kernel], given)
+            case Op():
+                given = self._all((*node.arguments, *node.keywords.values()), allocated)
+                results = [self._tensor(one, allocated) for one in node.results]
+                return ("op", node.name, len(node.arguments), list(node.keywords), given, results)
+            case Value():
+                return ("value", repr(node.answer), self._tensor(node.tensor, allocated))
+            case Choice():
+                inner = [
+                    (one.label, [self._node(each, allocated) for each in one.nodes])
+                    for one in node.alternatives
                 ]
-                return forms[0] == forms[1] and self._is_tensor(one.tensor, other.tensor)
-            case tuple(), tuple():
-                pair = cast("tuple[tuple[Any, ...], tuple[Any, ...]]", (one, other))
-                return self._arguments(*pair)
+                return ("choice", inner)
+
+    def _all(self, arguments: Iterable[Any], allocated: list[int]) -> list[Any]:
+        return [self._argument(one, allocated) for one in arguments]
+
+    def _argument(self, one: Any, allocated: list[int]) -> Any:
+        match one:
+            case TensorUse():
+                return self._tensor(one.tensor, allocated)
+            case Descriptor():
+                form = one.shape, one.strides, one.block_shape, one.padding
+                return (*form, self._tensor(one.tensor, allocated))
+            case tuple():
+                return self._all(cast("tuple[Any, ...]", one), allocated)
             case _:
-                return repr(one) == repr(other)
+                return repr(one)
 
-    def _is_tensor(self, one: int, other: int) -> bool:
-        a, b = self._prefix.tensors[one], self._program.tensors[other]
-        forms = [(each.offset, each.shape, each.strides, each.dtype) for each in (a, b)]
-        return forms[0] == forms[1] and self._is_storage(a.storage, b.storage)
+    def _tensor(self, number: int, allocated: list[int]) -> tuple[Any, ...]:
+        tensor = self._program.tensors[number]
+        held = self._program.storages[tensor.storage]
+        if held.origin == Origin.ALLOCATION:
+            allocated.append(tensor.storage)
+        index = self._constants[held.index] if held.origin == Origin.CONSTANT else held.index
+        storage = held.origin, held.num_bytes, held.name, index
+        return (tensor.offset, tensor.shape, tensor.strides, tensor.dtype, storage)
 
-    def _is_storage(self, one: int, other: int) -> bool:
-        a, b = self._prefix.storages[one], self._program.storages[other]
-        if (a.origin, a.num_bytes) != (b.origin, b.num_bytes):
+
+class _Correspondence:
+    """Storages that two programs allocate, one to one."""
+
+    def __init__(self) -> None:
+        self._there: dict[int, int] = {}
+        self._here: dict[int, int] = {}
+
+    def are_same(self, one: _Form, other: _Form) -> bool:
+        """True if nodes are the same; then their storages correspond from now on."""
+        if one[0] != other[0]:
             return False
-        match a.origin:
-            case Origin.INPUT:
-                return a.index == b.index
-            case Origin.PARAMETER:
-                return a.name == b.name
-            case Origin.CONSTANT:
-                return self._is_constant(a.index, b.index)
-            case Origin.ALLOCATION:
-                if one not in self._there and other not in self._here:
-                    self._there[one], self._here[other] = other, one
-                    self._noted.append((one, other))
-                return self._there.get(one) == other and self._here.get(other) == one
+        added: list[tuple[int, int]] = []
+        for a, b in zip(one[1], other[1], strict=True):
+            if a not in self._there and b not in self._here:
+                self._there[a], self._here[b] = b, a
+                added.append((a, b))
+            if self._there.get(a) != b or self._here.get(b) != a:
+                for there, here in added:
+                    del self._there[there], self._here[here]
+                return False
+        return True
 
-
-def _are_equal(one: Any, other: Any) -> bool:
-    """Equality of long values, whose hashes Python keeps: most that differ have different ones."""
-    return hash(one) == hash(other) and one == other
+    def stand_in_order(self, whole: list[_Form], part: list[_Form]) -> bool:
+        """True if the nodes of a part are among those of the whole, in order."""
+        others = iter(whole)
+        return all(any(self.are_same(one, other) for other in others) for one in part)
 
 
 # --- questions
