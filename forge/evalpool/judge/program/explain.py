@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.program.format import (
     Choice,
     Descriptor,
-    Kernel,
     Launch,
+    LaunchArgument,
     Literal,
     NamedConstant,
     Node,
@@ -21,7 +21,7 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.walk import Placed, places
+from forge.evalpool.judge.program.walk import Placed, is_as_it_lies, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,23 +57,23 @@ def node_names(program: Program) -> dict[str, str]:
         key = _count_key(placed)
         seen[key] += 1
         before = "init: " if placed.section == Section.INIT else ""
-        count = f"{kind(placed.node)} {seen[key]} of {totals[key]}"
-        name = f"{subject(program, placed.node)}{at_line(placed.node)}"
-        names[placed.path] = f"{before}{count}: {name}"
+        line = f", line {placed.node.line}" if placed.node.line else ""
+        count = f"{key[1]} {seen[key]} of {totals[key]}"
+        names[placed.path] = f"{before}{count}: {_subject(program, placed.node)}{line}"
     return names
 
 
 def _count_key(placed: Placed) -> tuple[str, str]:
     """The list that a node stands in, and its kind: nodes are counted by both."""
-    return placed.path.rpartition("[")[0], kind(placed.node)
+    return placed.path.rpartition("[")[0], _kind(placed.node)
 
 
-def kind(node: Node) -> str:
+def _kind(node: Node) -> str:
     """`launch`, `op`, `value` or `choice`."""
     return type(node).__name__.lower()
 
 
-def subject(program: Program, node: Node) -> str:
+def _subject(program: Program, node: Node) -> str:
     """Kernel or operation of a node."""
     match node:
         case Launch():
@@ -84,11 +84,6 @@ def subject(program: Program, node: Node) -> str:
             return tensor_name(program, node.tensor)
         case Choice():
             return f"{len(node.alternatives)} configurations"
-
-
-def at_line(node: Node) -> str:
-    """`, line 31`; empty where the line is unknown."""
-    return f", line {node.line}" if node.line else ""
 
 
 def short_operation(name: str) -> str:
@@ -109,7 +104,7 @@ def tensor_name(program: Program, tensor: int) -> str:
     text = f"{storage_name(program, view.storage)} {dtype}{list(view.shape)}"
     if view.offset:
         text += f" from {view.offset}"
-    if view.strides != dense_strides(view.shape):
+    if not is_as_it_lies(view):
         text += f" strides {list(view.strides)}"
     return text
 
@@ -126,16 +121,6 @@ def storage_name(program: Program, storage: int) -> str:
             return f"buffer {storage}"
 
 
-def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
 # --- the whole program
 
 
@@ -145,98 +130,71 @@ def explain(program: Program) -> str:
 
 
 def _lines(program: Program) -> Iterator[str]:
-    yield f"program for {program.target}, {summary(program)}"
+    yield f"program for {program.target}, {_summary(program)}"
     if program.stateful:
         yield f"stateful: {program.stateful}"
     for at, kernel in enumerate(program.kernels):
-        yield f"kernel {at}: {kernel_line(kernel)}"
-    for section in Section:
-        found = [placed for placed in places(program) if placed.section == section]
-        choices = {p.path: p.node for p in found if isinstance(p.node, Choice)}
-        if found:
+        parameters = ", ".join(f"{p.name}: {p.type}" for p in kernel.parameters)
+        options = f"{kernel.options.num_warps} warps, {kernel.options.num_stages} stages"
+        size = f"{len(kernel.ttir)} bytes of TTIR"
+        yield f"kernel {at}: {kernel.name}({parameters}), {options}, {size}"
+    for section, nodes in ((Section.INIT, program.init), (Section.FORWARD, program.forward)):
+        if nodes:
             yield f"{section.value}:"
-        for placed in found:
-            yield from _node_lines(program, placed, choices)
+        for node in nodes:
+            yield from _node_lines(program, node, INDENT)
     outputs = ", ".join(tensor_name(program, output) for output in program.outputs)
     yield f"returns {program.returned}: {outputs or 'nothing'}"
 
 
-def summary(program: Program) -> str:
+def _summary(program: Program) -> str:
     """Counts of nodes: `2 launches, 1 op`."""
-    counts = Counter(kind(placed.node) for placed in places(program))
+    counts = Counter(_kind(placed.node) for placed in places(program))
     plurals = {"launch": "launches", "op": "ops", "value": "values", "choice": "choices"}
     said = [f"{n} {name if n == 1 else plurals[name]}" for name, n in counts.items()]
     return ", ".join(said) or "no nodes"
 
 
-def kernel_line(kernel: Kernel) -> str:
-    """Name, parameters, and options that differ in practice."""
-    parameters = ", ".join(f"{p.name}: {p.type}" for p in kernel.parameters)
-    options = f"{kernel.options.num_warps} warps, {kernel.options.num_stages} stages"
-    return f"{kernel.name}({parameters}), {options}, {len(kernel.ttir)} bytes of TTIR"
+def _node_lines(program: Program, node: Node, indent: str) -> Iterator[str]:
+    """A node in a line; a choice with its alternatives below."""
+    yield indent + (f"[line {node.line}] " if node.line else "") + _node_line(program, node)
+    for number, one in enumerate(node.alternatives if isinstance(node, Choice) else ()):
+        mark = " (chosen)" if isinstance(node, Choice) and node.chosen == number else ""
+        yield f"{indent}{INDENT}{number}: {one.label}{mark}"
+        for inner in one.nodes:
+            yield from _node_lines(program, inner, indent + 2 * INDENT)
 
 
-def _node_lines(program: Program, placed: Placed, choices: dict[str, Choice]) -> Iterator[str]:
-    node = placed.node
-    choice_path, _, rest = placed.path.partition(".alternatives[")
-    depth = 3 if rest else 1
-    if placed.path.endswith(".nodes[0]"):
-        number = int(rest.partition("]")[0])
-        yield INDENT * 2 + alternative_line(choices[choice_path], number)
-    where = f"[line {node.line}] " if node.line else ""
-    yield INDENT * depth + where + node_line(program, node)
-
-
-def alternative_line(choice: Choice, number: int) -> str:
-    """Number and label of an alternative; says if it was chosen."""
-    mark = " (chosen)" if choice.chosen == number else ""
-    return f"{number}: {choice.alternatives[number].label}{mark}"
-
-
-def node_line(program: Program, node: Node) -> str:
-    """One node in one line."""
+def _node_line(program: Program, node: Node) -> str:
     match node:
         case Launch():
-            arguments = ", ".join(_launch_arguments(program, node))
-            return f"launch {program.kernels[node.kernel].name}{list(node.grid)}({arguments})"
+            kernel = program.kernels[node.kernel]
+            pairs = zip(kernel.parameters, node.arguments, strict=True)
+            given = ", ".join(f"{one.name}={_argument(program, value)}" for one, value in pairs)
+            return f"launch {kernel.name}{list(node.grid)}({given})"
         case Op():
-            arguments = ", ".join(_operation_arguments(program, node))
+            given = [_argument(program, one) for one in node.arguments]
+            given += (f"{name}={_argument(program, one)}" for name, one in node.keywords.items())
             results = ", ".join(tensor_name(program, result) for result in node.results)
-            return f"op {short_operation(node.name)}({arguments}) -> {results or 'nothing'}"
+            name = short_operation(node.name)
+            return f"op {name}({', '.join(given)}) -> {results or 'nothing'}"
         case Value():
             return f"value of {tensor_name(program, node.tensor)}: {node.answer}"
         case Choice():
             return f"choice of {len(node.alternatives)} configurations"
 
 
-def _launch_arguments(program: Program, launch: Launch) -> Iterator[str]:
-    parameters = program.kernels[launch.kernel].parameters
-    for parameter, argument in zip(parameters, launch.arguments, strict=True):
-        match argument:
-            case TensorUse():
-                text = tensor_name(program, argument.tensor)
-            case Descriptor():
-                block = list(argument.block_shape)
-                text = f"descriptor of {tensor_name(program, argument.tensor)} in blocks {block}"
-            case _:
-                text = str(argument)
-        yield f"{parameter.name}={text}"
-
-
-def _operation_arguments(program: Program, op: Op) -> Iterator[str]:
-    yield from (literal_text(program, literal) for literal in op.arguments)
-    for name, literal in op.keywords.items():
-        yield f"{name}={literal_text(program, literal)}"
-
-
-def literal_text(program: Program, literal: Literal) -> str:
-    """An argument of an operation as text."""
-    match literal:
+def _argument(program: Program, argument: Literal | LaunchArgument) -> str:
+    """An argument of a launch or an operation as text."""
+    match argument:
         case TensorUse():
-            return tensor_name(program, literal.tensor)
+            return tensor_name(program, argument.tensor)
+        case Descriptor():
+            block = list(argument.block_shape)
+            return f"descriptor of {tensor_name(program, argument.tensor)} in blocks {block}"
         case NamedConstant():
-            return literal.name
+            return argument.name
         case tuple():
-            return f"[{', '.join(literal_text(program, inner) for inner in literal)}]"
+            return f"[{', '.join(_argument(program, inner) for inner in argument)}]"
         case _:
-            return str(literal)
+            return str(argument)
