@@ -18,7 +18,7 @@ from forge.evalpool.cards import FLOPS_PER_CLOCK
 KEY = "judge.target"
 DEFAULT: str = JudgeTable().target
 """Not tried: every supported Triton compiles for it."""
-CHILD = "forge.evalpool.judge.compiler.can_compile"
+CHILD = "forge.evalpool.judge.compiler.child"
 TIMEOUT_S = 60.0
 
 

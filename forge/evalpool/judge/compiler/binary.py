@@ -29,7 +29,6 @@ MAX_CODE_BYTES = 8 << 20
 MAX_SCRATCH_BYTES = 64 << 20
 """Global scratch memory of one program instance."""
 MAX_DIMENSIONS = 8
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,511}")
 
 
 class FailureKind(StrEnum):
@@ -117,77 +116,70 @@ class InvalidBinary(Exception):
     """A compiler child or a cache file holds no binary. The message names the field."""
 
 
+TEXTS = {
+    "key": re.compile(r"[0-9a-f]{64}"),
+    "target": re.compile(r"[a-z]+:[a-z0-9]+:\d+"),
+    "name": re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,511}"),
+}
+NUMBERS = {
+    "shared_bytes": (0, 1 << 20),
+    "num_warps": (1, 64),
+    "global_scratch_bytes": (0, MAX_SCRATCH_BYTES),
+    "global_scratch_alignment": (1, 4096),
+    "profile_scratch_bytes": (0, MAX_SCRATCH_BYTES),
+    "profile_scratch_alignment": (1, 4096),
+    "tensor_memory": (0, 512),
+    "num_registers": (0, 1024),
+    "num_spills": (0, 1 << 20),
+}
+"""Least and largest value of each number of a `Binary`."""
+MAP_NUMBERS = {"swizzle": (0, 8), "elem_size": (1, 16), "elem_type": (0, 32)}
+MAX_BOX = 256
+"""Elements of a tensor map's box along one dimension."""
+
+
 def parse_binary(header: Header, code: bytes) -> Binary:
     """Returns a binary of fields that somebody else wrote. Raises InvalidBinary."""
     if len(code) > MAX_CODE_BYTES:
         raise InvalidBinary(f"code has {len(code)} bytes of at most {MAX_CODE_BYTES}")
     if set(header) != {one.name for one in fields(Binary)} - {"code"}:
         raise InvalidBinary(f"fields {sorted(header)}")
-    return Binary(
-        key=_text(header, "key", re.compile(r"[0-9a-f]{64}")),
-        target=_text(header, "target", re.compile(r"[a-z]+:[a-z0-9]+:\d+")),
-        name=_text(header, "name", NAME),
-        code=code,
-        shared_bytes=_integer(header, "shared_bytes", most=1 << 20),
-        num_warps=_integer(header, "num_warps", least=1, most=64),
-        global_scratch_bytes=_integer(header, "global_scratch_bytes", most=MAX_SCRATCH_BYTES),
-        global_scratch_alignment=_integer(header, "global_scratch_alignment", least=1, most=4096),
-        profile_scratch_bytes=_integer(header, "profile_scratch_bytes", most=MAX_SCRATCH_BYTES),
-        profile_scratch_alignment=_integer(header, "profile_scratch_alignment", least=1, most=4096),
-        tensor_maps=tuple(_tensor_map(one) for one in _list(header, "tensor_maps")),
-        tensor_memory=_integer(header, "tensor_memory", most=512),
-        num_registers=_integer(header, "num_registers", most=1024),
-        num_spills=_integer(header, "num_spills", most=1 << 20),
-    )
+    for name, pattern in TEXTS.items():
+        if not isinstance(header[name], str) or not pattern.fullmatch(header[name]):
+            raise InvalidBinary(f"{name} is {str(header[name])[:80]!r}")
+    _check_numbers(header, NUMBERS)
+    maps = tuple(_tensor_map(one) for one in _list(header, "tensor_maps"))
+    values: dict[str, Any] = {**header, "code": code, "tensor_maps": maps}
+    return Binary(**values)
 
 
 def _tensor_map(item: Any) -> TensorMap:
-    if not isinstance(item, dict):
+    header: Header = cast("Header", item) if isinstance(item, dict) else {}
+    if set(header) != {one.name for one in fields(TensorMap)}:
         raise InvalidBinary("tensor_maps")
-    header = cast("Header", item)
-    return TensorMap(
-        swizzle=_integer(header, "swizzle", most=8),
-        elem_size=_integer(header, "elem_size", least=1, most=16),
-        elem_type=_integer(header, "elem_type", most=32),
-        block_size=_integers(header, "block_size", most=256),
-        fp4_padded=_boolean(header, "fp4_padded"),
-    )
+    _check_numbers(header, MAP_NUMBERS)
+    box = _list(header, "block_size")
+    fits = all(type(one) is int and 1 <= one <= MAX_BOX for one in box)
+    if len(box) > MAX_DIMENSIONS or not fits:
+        raise InvalidBinary(f"block_size is {str(box)[:80]}")
+    if type(header["fp4_padded"]) is not bool:
+        raise InvalidBinary(f"fp4_padded is {str(header['fp4_padded'])[:80]}, no bool")
+    values: dict[str, Any] = {**header, "block_size": tuple(box)}
+    return TensorMap(**values)
 
 
-def _integer(header: Header, name: str, *, least: int = 0, most: int) -> int:
-    value = header.get(name)
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidBinary(f"{name} is {str(value)[:80]}, not from {least} to {most}")
-    return value
-
-
-def _integers(header: Header, name: str, *, most: int) -> tuple[int, ...]:
-    values = _list(header, name)
-    fits = all(type(one) is int and 1 <= one <= most for one in values)
-    if len(values) > MAX_DIMENSIONS or not fits:
-        raise InvalidBinary(f"{name} is {str(values)[:80]}")
-    return tuple(values)
+def _check_numbers(header: Header, bounds: Mapping[str, tuple[int, int]]) -> None:
+    for name, (least, most) in bounds.items():
+        value = header[name]
+        if type(value) is not int or not least <= value <= most:
+            raise InvalidBinary(f"{name} is {str(value)[:80]}, not from {least} to {most}")
 
 
 def _list(header: Header, name: str) -> list[Any]:
-    value = header.get(name)
+    value = header[name]
     if not isinstance(value, list | tuple):
         raise InvalidBinary(f"{name} is no list")
     return list(cast("list[Any]", value))
-
-
-def _boolean(header: Header, name: str) -> bool:
-    value = header.get(name)
-    if type(value) is not bool:
-        raise InvalidBinary(f"{name} is {str(value)[:80]}, neither true nor false")
-    return value
-
-
-def _text(header: Header, name: str, pattern: re.Pattern[str]) -> str:
-    value = header.get(name)
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise InvalidBinary(f"{name} is {str(value)[:80]!r}")
-    return value
 
 
 SHARED_BYTES = {

@@ -1,5 +1,9 @@
 """Compiles one kernel in the sandbox and ends. Forked by the zygote; the text may be hostile.
 
+`python -m forge.evalpool.judge.compiler.child hip:gfx942` compiles a small kernel of our own, for
+`forge.evalpool.targets`: exit 0 if Triton can compile for the target, else 1 and the reason in a
+line. Triton accepts any name of an architecture, and the compiler may abort on it.
+
     judge ── CALL + memory (text, then room for the binary) ─▶ check, compile ── DONE | FAILED ──▶
 
 The answer is a binary's header, the bytes of shared memory where the request needs them alone, or
@@ -20,7 +24,7 @@ from typing import Any
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.compiler import backend, check
-from forge.evalpool.judge.compiler.binary import Failure, FailureKind
+from forge.evalpool.judge.compiler.binary import Failure, FailureKind, warp_size_of
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 
@@ -148,3 +152,18 @@ def _read(sock: socket.socket, length: int) -> bytes:
             sys.exit(0)
         parts += part
     return bytes(parts)
+
+
+def fault(name: str) -> str:
+    """The reason why Triton cannot compile for a target; empty if it can."""
+    try:
+        warm_up(f"{name}:{warp_size_of(name)}")
+    except Exception as error:
+        return str(error).split("\n")[0]
+    return ""
+
+
+if __name__ == "__main__":
+    found = fault(sys.argv[1])
+    sys.stdout.write(f"{found}\n")
+    sys.exit(bool(found))
