@@ -24,7 +24,7 @@ from forge.evalpool.judge.ttir.plan.control import run_function
 from forge.evalpool.judge.ttir.plan.steps import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.tree import Descriptor, Operation, Pointer, Scalar, Type
-from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of
+from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, round_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -121,12 +121,17 @@ def launch(
         raise Unsupported(f"{total} instances")
     is_serial = plan.has_spins and total > 1
     is_first = order is Order.NATURAL
+    written, read, reachable = frozenset[int](), frozenset[int](), frozenset[int]()
+    for argument, use in zip(arguments, plan.uses(name), strict=True):
+        reachable |= _pointed(argument)
+        written |= _pointed(argument) if use is not None and use.is_written else frozenset()
+        read |= _pointed(argument) if use is not None and use.is_read else frozenset()
     one = Launch(
         memory=memory,
         grid=grid,
-        reachable=frozenset(number for one in arguments for number in _pointed(one)),
-        watched=_watched(plan, name, arguments),
-        relayed=_relayed(plan, name, arguments) if is_first and num_warps > 1 else frozenset(),
+        reachable=reachable,
+        watched=written,
+        relayed=written & read if is_first and num_warps > 1 else frozenset(),
         is_racing=is_first and total > 1 and plan.ordering is None,
         compares_lanes=is_first and plan.ordering is None,
         reverses_lanes=not is_first,
@@ -243,30 +248,12 @@ def _goes_on(run: Run, one: Launch) -> bool:
     return True
 
 
-def _watched(plan: ModulePlan, name: str, arguments: Sequence[Argument]) -> frozenset[int]:
-    """Storages that the kernel may write to."""
-    found: set[int] = set()
-    for argument, use in zip(arguments, plan.uses(name), strict=True):
-        if use is not None and use.is_written:
-            found |= _pointed(argument)
-    return frozenset(found)
-
-
-def _relayed(plan: ModulePlan, name: str, arguments: Sequence[Argument]) -> frozenset[int]:
-    """Storages that the kernel may write to and read."""
-    read: set[int] = set()
-    for argument, use in zip(arguments, plan.uses(name), strict=True):
-        if use is not None and use.is_read:
-            read |= _pointed(argument)
-    return _watched(plan, name, arguments) & read
-
-
-def _pointed(argument: Argument) -> set[int]:
+def _pointed(argument: Argument) -> frozenset[int]:
     """The storage that an argument points to, if any."""
     address = argument.base if isinstance(argument, HostDescriptor) else argument
     if not isinstance(address, Address) or address.storage is None:
-        return set()
-    return {address.storage}
+        return frozenset()
+    return frozenset({address.storage})
 
 
 def _bind(function: FunctionPlan, arguments: Sequence[Argument], memory: Memory) -> list[Any]:
@@ -305,11 +292,7 @@ def _scalar(kind: Scalar, value: float) -> Array:
     dtype = dtype_of(kind)
     if kind.is_float:
         array = np.array([value], dtype)
-        if kind.name == "bf16":
-            from forge.evalpool.judge.ttir.values import round_to
-
-            return round_to(array, "bf16")
-        return array
+        return round_to(array, "bf16") if kind.name == "bf16" else array
     if kind.name == "i1":
         return np.array([bool(value)])
     bits = 8 * dtype.itemsize

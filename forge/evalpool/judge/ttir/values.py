@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -146,9 +145,9 @@ def float8_values(name: str) -> NDArray[np.float32]:
     sign = np.where(codes & 0x80, -1.0, 1.0)
     exponent = (codes & 0x7F) >> form.mantissa_bits
     fraction = (codes & ((1 << form.mantissa_bits) - 1)) / (1 << form.mantissa_bits)
-    normal = np.ldexp(1 + fraction, exponent - form.bias)
+    normal = np.ldexp(1 + fraction, exponent + form.min_exponent - 1)
     values = sign * np.where(exponent == 0, np.ldexp(fraction, form.min_exponent), normal)
-    if form.special is Special.ONE_NAN:
+    if not form.has_infinity:
         values[(codes & 0x7F) == 0x7F] = np.nan
     else:
         top = exponent == (1 << form.exponent_bits) - 1
@@ -176,59 +175,35 @@ def _encode_float8(values: Array, name: str) -> Array:
 # --- narrow formats and rounding
 
 
-class Rounding(StrEnum):
-    """Directions of rounding."""
-
-    NEAREST_EVEN = "rn"
-    ZERO = "rz"
-
-
-class Special(StrEnum):
-    """Codes of a format that are not numbers."""
-
-    IEEE = "ieee"
-    """The last exponent holds infinities and NaN."""
-    ONE_NAN = "one nan"
-    """No infinity; all ones are NaN, with both signs (OCP's E4M3FN)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A narrow binary format."""
+    """A narrow binary format with the bias of IEEE."""
 
     exponent_bits: int
     mantissa_bits: int
-    bias: int
-    special: Special
+    has_infinity: bool = True
+    """True if the last exponent holds infinities and NaN; else all ones alone are NaN, with both
+    signs (OCP's E4M3FN)."""
 
     @property
     def min_exponent(self) -> int:
         """Exponent of the smallest normal number."""
-        return 1 - self.bias
+        return 2 - (1 << (self.exponent_bits - 1))
 
     @property
     def max(self) -> float:
         """Largest finite value."""
-        exponent = (1 << self.exponent_bits) - 1 - self.bias
-        steps = (2 << self.mantissa_bits) - 1
-        if self.special is Special.IEEE:
-            exponent -= 1
-        else:
-            steps -= 1
+        exponent = (1 << (self.exponent_bits - 1)) - self.has_infinity
+        steps = (2 << self.mantissa_bits) - 1 - (not self.has_infinity)
         return steps * 2.0 ** (exponent - self.mantissa_bits)
-
-    @property
-    def overflow(self) -> float:
-        """Value of a number beyond the range, where it does not saturate."""
-        return np.inf if self.special is Special.IEEE else np.nan
 
 
 FORMATS: Mapping[str, Format] = {
-    "f16": Format(5, 10, 15, Special.IEEE),
-    "bf16": Format(8, 7, 127, Special.IEEE),
-    "f8E5M2": Format(5, 2, 15, Special.IEEE),
-    "f8E4M3FN": Format(4, 3, 7, Special.ONE_NAN),
-    "tf32": Format(8, 10, 127, Special.IEEE),
+    "f16": Format(5, 10),
+    "bf16": Format(8, 7),
+    "f8E5M2": Format(5, 2),
+    "f8E4M3FN": Format(4, 3, has_infinity=False),
+    "tf32": Format(8, 10),
 }
 """Narrow formats by MLIR's name of the type, and tf32, which is none of its types."""
 
@@ -236,13 +211,10 @@ _U32 = np.uint32
 
 
 def round_to(
-    values: NDArray[Any],
-    name: str,
-    *,
-    rounding: Rounding = Rounding.NEAREST_EVEN,
-    saturate: bool = False,
+    values: NDArray[Any], name: str, *, toward_zero: bool = False, saturate: bool = False
 ) -> NDArray[np.float32]:
-    """Round float32 or float64 values once to a narrow format; the result is float32.
+    """Round float32 or float64 values once to a narrow format, to nearest even if not towards
+    zero; the result is float32.
 
     Args:
         saturate: Numbers and infinities beyond the range become the largest finite value; without
@@ -250,49 +222,37 @@ def round_to(
     """
     form = FORMATS[name]
     if values.dtype == np.float32 and not saturate and form.exponent_bits == 8:
-        return _drop_bits(values, 23 - form.mantissa_bits, rounding)
-    return _round_any(values, form, rounding, saturate)
+        return _drop_bits(values, 23 - form.mantissa_bits, toward_zero=toward_zero)
+    # In float64 each step and each quotient is exact.
+    wide = values.astype(np.float64)
+    power = (wide.view(np.uint64) & np.uint64(0x7FF0000000000000)).view(np.float64)
+    step = np.clip(power, 2.0**form.min_exponent, 2.0**200) * 2.0**-form.mantissa_bits
+    rounded = np.copysign((np.trunc if toward_zero else np.rint)(wide / step) * step, wide)
+    limit = np.abs(rounded) > form.max
+    if limit.any():
+        finite = saturate | (toward_zero & np.isfinite(wide))
+        beyond = np.where(finite, form.max, np.inf if form.has_infinity else np.nan)
+        rounded = np.where(limit, np.copysign(beyond, wide), rounded)
+    return rounded.astype(np.float32)
 
 
-def _drop_bits(values: NDArray[Any], count: int, rounding: Rounding) -> NDArray[np.float32]:
+def _drop_bits(values: NDArray[Any], count: int, *, toward_zero: bool) -> NDArray[np.float32]:
     """Round by integer arithmetic where only bits of the mantissa are lost (bf16, tf32)."""
     bits = np.ascontiguousarray(values).view(_U32)
     low = _U32((1 << count) - 1)
-    match rounding:
-        case Rounding.NEAREST_EVEN:
-            result = bits >> _U32(count)
-            result &= _U32(1)
-            result += _U32(low >> 1)
-            result += bits
-        case Rounding.ZERO:
-            result = bits.copy()
+    if toward_zero:
+        result = bits.copy()
+    else:
+        result = bits >> _U32(count)
+        result &= _U32(1)
+        result += _U32(low >> 1)
+        result += bits
     result &= ~low
     rounded = result.view(np.float32)
     invalid = np.isnan(values)
     if invalid.any():
         rounded[invalid] = np.nan
     return rounded
-
-
-def _round_any(
-    values: NDArray[Any], form: Format, rounding: Rounding, saturate: bool
-) -> NDArray[np.float32]:
-    """Round in float64, in which each step and each quotient is exact."""
-    wide = values.astype(np.float64)
-    power = (wide.view(np.uint64) & np.uint64(0x7FF0000000000000)).view(np.float64)
-    step = np.clip(power, 2.0**form.min_exponent, 2.0**200) * 2.0**-form.mantissa_bits
-    steps = (np.trunc if rounding is Rounding.ZERO else np.rint)(wide / step)
-    rounded = np.copysign(steps * step, wide)
-    limit = np.abs(rounded) > form.max
-    if limit.any():
-        rounded = np.where(limit, _beyond(wide, form, rounding, saturate), rounded)
-    return rounded.astype(np.float32)
-
-
-def _beyond(wide: NDArray[Any], form: Format, rounding: Rounding, saturate: bool) -> NDArray[Any]:
-    """Results of numbers and infinities beyond the range."""
-    finite = saturate | ((rounding is Rounding.ZERO) & np.isfinite(wide))
-    return np.copysign(np.where(finite, form.max, form.overflow), wide)
 
 
 UNSIGNED: Mapping[np.dtype[Any], np.dtype[Any]] = {

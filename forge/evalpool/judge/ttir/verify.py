@@ -14,6 +14,7 @@ from forge.evalpool.judge.ttir.tree import (
     Module,
     Operation,
     Pointer,
+    Region,
     element_of,
 )
 
@@ -74,16 +75,16 @@ def _check_call(module: Module, operation: Operation) -> None:
 
 def operations_of(function: Function) -> Iterator[Operation]:
     """All operations of a function, nested ones included, in the order of the text."""
-    for block in function.body.blocks:
-        yield from _operations(block)
+    return operations_in(function.body)
 
 
-def _operations(block: BasicBlock) -> Iterator[Operation]:
-    for operation in block.operations:
-        yield operation
-        for region in operation.regions:
-            for nested in region.blocks:
-                yield from _operations(nested)
+def operations_in(*regions: Region) -> Iterator[Operation]:
+    """All operations of regions, nested ones included, in the order of the text."""
+    for region in regions:
+        for block in region.blocks:
+            for operation in block.operations:
+                yield operation
+                yield from operations_in(*operation.regions)
 
 
 def uses_of(module: Module, name: str) -> tuple[Use | None, ...]:

@@ -30,7 +30,7 @@ from forge.evalpool.judge.ttir.tree import (
     shape_of,
 )
 from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
-from forge.evalpool.judge.ttir.verify import Use, operations_of, uses_of
+from forge.evalpool.judge.ttir.verify import Use, operations_in, operations_of, uses_of
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.memory.storages import Group
@@ -182,26 +182,20 @@ def _used(function: Function) -> frozenset[int]:
 
 def captured(operation: Operation) -> tuple[int, ...]:
     """Values from outside that an operation's regions read."""
-    inside: set[int] = set()
+    inside = _arguments_in(operation)
     read: set[int] = set()
-
-    def walk(one: Operation) -> None:
+    for one in operations_in(*operation.regions):
         read.update(one.operands)
         for jump in one.jumps:
             read.update(jump.arguments)
+        inside |= _arguments_in(one)
         inside.update(one.results)
-        for region in one.regions:
-            for block in region.blocks:
-                inside.update(block.arguments)
-                for nested in block.operations:
-                    walk(nested)
-
-    for region in operation.regions:
-        for block in region.blocks:
-            inside.update(block.arguments)
-            for nested in block.operations:
-                walk(nested)
     return tuple(sorted(read - inside))
+
+
+def _arguments_in(operation: Operation) -> set[int]:
+    """Arguments of the blocks of an operation's regions."""
+    return {v for region in operation.regions for block in region.blocks for v in block.arguments}
 
 
 def _last_uses(block: BasicBlock) -> dict[int, tuple[int, ...]]:
@@ -236,18 +230,11 @@ TERMINATORS = frozenset(
 
 def _waits(operation: Operation) -> bool:
     """True if a loop polls memory: atomics or volatile loads of a `while`, compare-and-swap."""
-
-    def polls(one: Operation) -> bool:
-        if one.name in SPINS or one.attributes.get("isVolatile"):
-            return operation.name == "scf.while" or one.name == "tt.atomic_cas"
-        return any(
-            polls(nested)
-            for region in one.regions
-            for block in region.blocks
-            for nested in block.operations
-        )
-
-    return polls(operation)
+    return any(
+        operation.name == "scf.while" or one.name == "tt.atomic_cas"
+        for one in operations_in(*operation.regions)
+        if one.name in SPINS or one.attributes.get("isVolatile")
+    )
 
 
 def _constant(operation: Operation) -> Any:

@@ -26,7 +26,6 @@ from forge.evalpool.judge.ttir.values import (
     Attributes,
     Operands,
     Operation,
-    Rounding,
     Unsupported,
     decode,
     dtype_of,
@@ -328,7 +327,7 @@ def change_float(operands: Operands, kinds: Signature, attributes: Attributes) -
     if kind.name not in FORMATS:
         raise Unsupported(f"rounding towards zero to {kind}")
     saturate = kind.name.startswith("f8E4M3")
-    rounded = round_to(array, kind.name, rounding=Rounding.ZERO, saturate=saturate)
+    rounded = round_to(array, kind.name, toward_zero=True, saturate=saturate)
     return [rounded.astype(dtype_of(kind), copy=False)]
 
 

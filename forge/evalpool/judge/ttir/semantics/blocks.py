@@ -24,7 +24,6 @@ from forge.evalpool.judge.ttir.values import (
     Combine,
     Operands,
     Operation,
-    Rounding,
     Unsupported,
     dtype_of,
     expanded,
@@ -262,7 +261,7 @@ def dot(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Ar
         return [left @ right + accumulator]
     left, right = left.astype(np.float32, copy=False), right.astype(np.float32, copy=False)
     if kind.name == "f32" and attributes.get("inputPrecision", "ieee") == "tf32":
-        left, right = (round_to(one, "tf32", rounding=Rounding.ZERO) for one in (left, right))
+        left, right = (round_to(one, "tf32", toward_zero=True) for one in (left, right))
     return [to_float(left @ right + accumulator.astype(np.float32, copy=False), result)]
 
 
