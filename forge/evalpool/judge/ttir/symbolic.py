@@ -152,61 +152,50 @@ def as_sum(value: Value) -> Symbolic | None:
     return Symbolic.of(value) if value.size <= MAX_TERM and value.size > 0 else None
 
 
-def add(a: Value, b: Value, bits: int) -> Symbolic | None:
-    """a + b"""
-    left, right = as_sum(a), as_sum(b)
-    if left is None or right is None:
-        return None
-    total = left.plus(right)
-    return total if total.fits(bits) else None
+def _on_sums(
+    function: Callable[[Symbolic, Symbolic], Symbolic | None],
+) -> Callable[[Value, Value, int], Symbolic | None]:
+    """A function of sums for integers of so many bits: None where one is no sum, or where the
+    result does not fit."""
+
+    def apply(a: Value, b: Value, bits: int) -> Symbolic | None:
+        left, right = as_sum(a), as_sum(b)
+        found = None if left is None or right is None else function(left, right)
+        return found if found is not None and found.fits(bits) else None
+
+    return apply
 
 
-def subtract(a: Value, b: Value, bits: int) -> Symbolic | None:
-    """a - b"""
-    left, right = as_sum(a), as_sum(b)
-    if left is None or right is None:
-        return None
-    total = left.plus(right.times(-1))
-    return total if total.fits(bits) else None
-
-
-def multiply(a: Value, b: Value, bits: int) -> Symbolic | None:
-    """a * b, where one of them is a constant."""
-    left, right = as_sum(a), as_sum(b)
-    if left is None or right is None:
-        return None
+def _product(left: Symbolic, right: Symbolic) -> Symbolic | None:
+    """Product where one of them is a constant, or of two terms."""
     if left.is_constant:
         left, right = right, left
     if right.is_constant:
-        total = left.times(right.low)
-        return total if total.fits(bits) else None
+        return left.times(right.low)
     if len(left.terms) == len(right.terms) == 1:
-        product = left.terms[0] * right.terms[0]
-        total = Symbolic.of(product) if product.size <= MAX_TERM else None
         corners = [x * y for x in (left.low, left.high) for y in (right.low, right.high)]
+        product = left.terms[0] * right.terms[0]
         is_safe = max(map(abs, corners)) < 1 << 62
-        return total if total is not None and is_safe and total.fits(bits) else None
+        return Symbolic.of(product) if product.size <= MAX_TERM and is_safe else None
     return None
 
 
-def divide(a: Value, b: Value, bits: int) -> Symbolic | None:
-    """a / b, truncated, by a constant."""
-    parts = _parts(a, b)
-    return parts[0] if parts is not None else None
+def _quotient(left: Symbolic, right: Symbolic) -> Symbolic | None:
+    parts = left.quotient_and_rest(right.low) if right.is_constant else None
+    return None if parts is None else parts[0]
 
 
-def remainder(a: Value, b: Value, bits: int) -> Symbolic | None:
-    """a % b, by a constant."""
-    parts = _parts(a, b)
-    return parts[1] if parts is not None else None
+def _rest(left: Symbolic, right: Symbolic) -> Symbolic | None:
+    parts = left.quotient_and_rest(right.low) if right.is_constant else None
+    return None if parts is None else parts[1]
 
 
-def _parts(a: Value, b: Value) -> tuple[Symbolic, Symbolic] | None:
-    left, right = as_sum(a), as_sum(b)
-    if left is None or right is None or not right.is_constant:
-        return None
-    return left.quotient_and_rest(right.low)
-
+add = _on_sums(Symbolic.plus)
+subtract = _on_sums(lambda left, right: left.plus(right.times(-1)))
+multiply = _on_sums(_product)
+divide = _on_sums(_quotient)
+"""a / b, truncated, by a constant."""
+remainder = _on_sums(_rest)
 
 COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "eq": np.equal,
@@ -261,18 +250,14 @@ def both(a: Array, b: Array) -> Array | None:
     """a and b, over booleans, where one is the same everywhere."""
     if a.size == 1:
         return b if a.flat[0] else a
-    if b.size == 1:
-        return a if b.flat[0] else b
-    return None
+    return both(b, a) if b.size == 1 else None
 
 
 def either(a: Array, b: Array) -> Array | None:
     """a or b, over booleans, where one is the same everywhere."""
     if a.size == 1:
         return a if a.flat[0] else b
-    if b.size == 1:
-        return b if b.flat[0] else a
-    return None
+    return either(b, a) if b.size == 1 else None
 
 
 # --- values of either form

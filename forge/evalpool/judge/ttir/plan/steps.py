@@ -93,60 +93,56 @@ SUMS: dict[str, Callable[[Any, Any, int], Symbolic | None]] = {
 WIDTHS = frozenset({"arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"})
 
 
-def sum_step(operation: Operation) -> Step:
-    """Sums where an operand is one."""
-    slow = array_step(operation)
+def _quick(operation: Operation, function: Callable[[Any, Any], Value | None], slow: Step) -> Step:
+    """A step of two operands by a function, or by another step where that answers None."""
     a, b = operation.operands
     (result,) = operation.results
+
+    def step(env: Environment, group: Group) -> None:
+        found = function(env[a], env[b])
+        if found is None:
+            slow(env, group)
+        else:
+            env[result] = found
+
+    return step
+
+
+def _has_sum(left: Value, right: Value) -> bool:
+    return isinstance(left, Symbolic) or isinstance(right, Symbolic)
+
+
+def sum_step(operation: Operation) -> Step:
+    """Sums where an operand is one."""
     function = SUMS[operation.name]
     bits = scalar_of(operation.types.results[0]).bits
 
-    def step(env: Environment, group: Group) -> None:
-        left, right = env[a], env[b]
-        if isinstance(left, Symbolic) or isinstance(right, Symbolic):
-            found = function(left, right, bits)
-            if found is not None:
-                env[result] = found
-                return
-        slow(env, group)
+    def summed(left: Value, right: Value) -> Symbolic | None:
+        return function(left, right, bits) if _has_sum(left, right) else None
 
-    return step
+    return _quick(operation, summed, array_step(operation))
 
 
 def compare_step(operation: Operation) -> Step:
     """A comparison of integers or addresses where an operand is a sum."""
     slow = pointer_step(operation) if has_pointers(operation) else array_step(operation)
-    a, b = operation.operands
-    (result,) = operation.results
     predicate = operation.attributes["predicate"]
 
-    def step(env: Environment, group: Group) -> None:
-        left, right = env[a], env[b]
-        if isinstance(left, Symbolic) or isinstance(right, Symbolic):
-            found = symbolic.compare(left, right, predicate)
-            if found is not None:
-                env[result] = found
-                return
-        slow(env, group)
+    def compared(left: Value, right: Value) -> Array | None:
+        return symbolic.compare(left, right, predicate) if _has_sum(left, right) else None
 
-    return step
+    return _quick(operation, compared, slow)
 
 
 def logic_step(operation: Operation) -> Step:
     """The and, or the or, of masks that may be ranges of lines."""
-    slow = array_step(operation)
-    a, b = operation.operands
-    (result,) = operation.results
     function = symbolic.both if operation.name == "arith.andi" else symbolic.either
 
-    def step(env: Environment, group: Group) -> None:
-        found = function(env[a], env[b])
-        if found is not None and found.ndim == env[a].ndim:
-            env[result] = found
-            return
-        slow(env, group)
+    def joined(left: Array, right: Array) -> Array | None:
+        found = function(left, right)
+        return found if found is not None and found.ndim == left.ndim else None
 
-    return step
+    return _quick(operation, joined, array_step(operation))
 
 
 def width_step(operation: Operation) -> Step:
@@ -381,34 +377,37 @@ def _memory_element(kind: Type, operation: Operation) -> Scalar:
     raise Unsupported(f"line {operation.line}: {operation.name} of {kind}")
 
 
+def _through(operation: Operation, mask: int) -> Callable[[Environment, Group], Access]:
+    """Makes the access through an operation's pointers; the operand at `mask` is its mask."""
+    pointer, chosen = operation.operands[0], operation.operands[mask : mask + 1]
+    element = _memory_element(operation.types.operands[0], operation)
+
+    def access(env: Environment, group: Group) -> Access:
+        return Access(group, env[pointer], env[chosen[0]] if chosen else None, operation, element)
+
+    return access
+
+
 def load_step(operation: Operation) -> Step:
     """`tt.load`"""
-    pointer, *rest = operation.operands
-    mask = rest[0] if rest else None
-    other = rest[1] if len(rest) > 1 else None
+    access, other = _through(operation, mask=1), operation.operands[2:]
     (result,) = operation.results
-    element = _memory_element(operation.types.operands[0], operation)
     kind = operation.types.results[0]
 
     def step(env: Environment, group: Group) -> None:
-        chosen = None if mask is None else env[mask]
-        access = Access(group, env[pointer], chosen, operation, element)
-        env[result] = load(access, None if other is None else array_of(env[other], kind))
+        rest = array_of(env[other[0]], kind) if other else None
+        env[result] = load(access(env, group), rest)
 
     return step
 
 
 def store_step(operation: Operation) -> Step:
     """`tt.store`"""
-    pointer, value, *rest = operation.operands
-    mask = rest[0] if rest else None
-    element = _memory_element(operation.types.operands[0], operation)
+    access, value = _through(operation, mask=2), operation.operands[1]
     kind = operation.types.operands[1]
 
     def step(env: Environment, group: Group) -> None:
-        chosen = None if mask is None else env[mask]
-        access = Access(group, env[pointer], chosen, operation, element)
-        store(access, array_of(env[value], kind))
+        store(access(env, group), array_of(env[value], kind))
 
     return step
 
@@ -423,16 +422,14 @@ def atomic_step(operation: Operation, used: frozenset[int]) -> Step:
 
 
 def _update_step(operation: Operation, *, is_used: bool) -> Step:
-    pointer, operand, *rest = operation.operands
-    mask = rest[0] if rest else None
+    access, operand = _through(operation, mask=2), operation.operands[1]
     results = operation.results
     element = _memory_element(operation.types.operands[0], operation)
     name = _update_name(operation, element)
 
     def step(env: Environment, group: Group) -> None:
-        chosen = None if mask is None else env[mask]
-        access = Access(group, env[pointer], chosen, operation, element)
-        env[results[0]] = update(access, array_of(env[operand], element), name, is_used=is_used)
+        values = array_of(env[operand], element)
+        env[results[0]] = update(access(env, group), values, name, is_used=is_used)
 
     return step
 
@@ -446,13 +443,13 @@ def _update_name(operation: Operation, element: Scalar) -> str:
 
 
 def _swap_step(operation: Operation) -> Step:
-    pointer, expected, desired = operation.operands
+    access, (_, expected, desired) = _through(operation, mask=3), operation.operands
     (result,) = operation.results
-    element = _memory_element(operation.types.operands[0], operation)
+    kind = operation.types.operands[1]
 
     def step(env: Environment, group: Group) -> None:
-        before, after = array_of(env[expected], element), array_of(env[desired], element)
-        env[result] = swap(Access(group, env[pointer], None, operation, element), before, after)
+        before, after = array_of(env[expected], kind), array_of(env[desired], kind)
+        env[result] = swap(access(env, group), before, after)
 
     return step
 
