@@ -12,13 +12,11 @@ import torch
 
 from forge.evalpool.judge.capture.session import capture, flatten
 from forge.evalpool.judge.capture.stage import Stage
-from forge.evalpool.judge.compiler.backend import open_target
-from forge.evalpool.judge.compiler.check import ParseFailed, check_ttir
+from forge.evalpool.judge.compiler.backend import ParseFailed, check_ttir, open_target
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.policy import judge_policy
-from forge.evalpool.judge.program.reference import facts_of
+from forge.evalpool.judge.program.policy import facts_of, judge_policy
 from forge.evalpool.judge.trial.structure import text_of
 
 if TYPE_CHECKING:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.capture.failures import CaptureFailed
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
-from forge.evalpool.judge.compiler.backend import open_target
-from forge.evalpool.judge.compiler.check import check_ttir
+from forge.evalpool.judge.compiler.backend import check_ttir, open_target
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.dataflow import Access, Accesses
 from forge.evalpool.judge.program.format import InvalidProgram, Launch, Op, Program
 from forge.evalpool.judge.program.policy import Policy, ProblemFacts, judge_policy
-from forge.evalpool.judge.program.reference import facts_of as reference_facts
+from forge.evalpool.judge.program.policy import facts_of as reference_facts
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
 from tests.evalpool.capture.capturing import HEADER, request

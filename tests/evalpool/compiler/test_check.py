@@ -7,8 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from forge.evalpool.judge.compiler.backend import CompileFailed, lower, open_target
-from forge.evalpool.judge.compiler.check import check_ttir, takes
+from forge.evalpool.judge.compiler.backend import (
+    CompileFailed,
+    check_ttir,
+    lower,
+    open_target,
+    takes,
+)
 from forge.evalpool.judge.compiler.text import Refused, check_text, operations, source_line, without
 from forge.evalpool.judge.program import dialect
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter

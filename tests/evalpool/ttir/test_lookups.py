@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from forge.evalpool.judge.ttir import lookups
-from forge.evalpool.judge.ttir.lookups import lookups_of
+from forge.evalpool.judge.ttir import verify as lookups
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.verify import lookups_of
 
 TABLE, INDEX, OUTPUT = 1, 2, 4
 """Bits of the arguments."""

@@ -11,7 +11,7 @@ import torch
 
 from forge.evalpool.judge.program.dialect import EXTERN
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
-from forge.evalpool.judge.ttir.semantics.externs import lookup
+from forge.evalpool.judge.ttir.semantics.elementwise import lookup
 from forge.evalpool.judge.ttir.values import Unsupported
 from tests.evalpool.ttir_semantics.applying import apply, row
 

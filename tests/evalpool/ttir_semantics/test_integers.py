@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.ttir.semantics.arithmetic import multiply_high_signed
+from forge.evalpool.judge.ttir.semantics.elementwise import multiply_high_signed
 from tests.evalpool.ttir_semantics.applying import apply, row
 
 if TYPE_CHECKING:

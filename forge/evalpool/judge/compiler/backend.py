@@ -1,11 +1,18 @@
-"""Triton's backend for one target: a kernel's options, and its pipeline to a binary.
+"""Triton's backend for one target: a kernel's check, its options, its pipeline to a binary.
 
-Runs in a compiler child.
+Runs in a compiler child. `check_ttir` holds a parsed module against the closed list: words of the
+text (`text.py`), then a walk over the module: names of operations, one public function with the
+kernel's parameters, library functions with their true signatures, inline assembly of one
+instruction. It demands that MLIR prints the module exactly as the text has it, so a reader of the
+text reads what is compiled.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +22,14 @@ from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
 
 from forge.evalpool.judge.compiler.binary import Binary, TensorMap, read_elf
-from forge.evalpool.judge.compiler.text import Refused
+from forge.evalpool.judge.compiler.text import Refused, check_text, operations, without
+from forge.evalpool.judge.program import dialect
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from forge.evalpool.judge.program.format import Kernel, Options
+    from forge.evalpool.judge.program.format import Kernel, Options, Parameter
+
 
 _TARGET = re.compile(r"(cuda):(\d{2,3}):(\d+)|(hip):(gfx[0-9a-f]{3,4}):(\d+)")
 PTX_VERSION = 86
@@ -181,3 +190,225 @@ def _tensor_map(facts: dict[str, Any]) -> TensorMap:
         )
     except KeyError as error:
         raise CompileFailed(f"a tensor map of another kind: no {error}") from error
+
+
+# --- the closed list
+
+
+RESERVED = ("llvm", "nvvm", "rocdl", "__nv", "__oc", "__triton", "__cuda", "amdgcn", "_ZN")
+"""First letters of symbols that a library or the compiler defines."""
+
+
+class ParseFailed(Exception):
+    """MLIR does not take the text; its words are on the descriptor of standard error."""
+
+
+def check_ttir(kernel: Kernel, target: Target, *, is_rewritten: bool = False) -> Any:
+    """Returns the module of a kernel, without prints and asserts, to be compiled.
+
+    Args:
+        is_rewritten: the judge has made the text, by lines, from one that is checked for itself.
+
+    Raises:
+        Refused: with the operation and the reason.
+        ParseFailed: not a module.
+    """
+    check_text(kernel.ttir)
+    module = parse(kernel.ttir, target)
+    check_module(module, name=kernel.name, parameters=kernel.parameters)
+    if not is_rewritten and module.str_nodebug().strip() != kernel.ttir.strip():
+        raise Refused("", "the text is not as MLIR prints its module")
+    stripped = without(kernel.ttir, dialect.STRIPPED)
+    return module if stripped is kernel.ttir else parse(stripped, target)
+
+
+def parse(text: str, target: Target) -> Any:
+    """Returns a verified module, with its context. Raises ParseFailed."""
+    context = ir.context()
+    load_dialects(context, target)
+    with _folder() as folder:
+        path = f"{folder}/kernel.ttir"  # MLIR names it in its messages and locations
+        with open(path, "w") as file:
+            file.write(text)
+        try:
+            module = ir.parse_mlir_module(path, context)
+        except RuntimeError as error:
+            raise ParseFailed(str(error)) from error
+        finally:
+            os.unlink(path)
+    module.context = context
+    return module
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for one file: a new one, or the child's own scratch where Landlock forbids more."""
+    try:
+        made = tempfile.mkdtemp()
+    except PermissionError:
+        yield tempfile.gettempdir()
+        return
+    try:
+        yield made
+    finally:
+        os.rmdir(made)
+
+
+def check_module(module: Any, *, name: str, parameters: tuple[Parameter, ...]) -> None:
+    """Raises Refused where an operation, function or signature is outside the closed list."""
+    walker = _Walker(name)
+    module.walk(walker.visit)
+    if walker.refusal is not None:
+        raise walker.refusal
+    if walker.num_modules != 1 or walker.num_public != 1:
+        raise Refused("tt.func", f"{walker.num_public} public functions, not one")
+    function = module.get_function(name)
+    found = [str(one) for one in module.get_function_signature(function)]
+    if not takes(found, parameters):
+        wanted = ", ".join(one.type for one in parameters)
+        raise Refused("tt.func", f"takes ({', '.join(found)}), the kernel's parameters: {wanted}")
+
+
+class _Walker:
+    """Looks at each operation; the first refusal is kept, since MLIR's walk cannot be left."""
+
+    def __init__(self, name: str) -> None:
+        self.refusal: Refused | None = None
+        self.num_modules = 0
+        self.num_public = 0
+        self._name = name
+
+    def visit(self, operation: Any) -> None:
+        if self.refusal is None:
+            try:
+                self._check(operation, operation.get_name())
+            except Refused as refusal:
+                self.refusal = refusal
+
+    def _check(self, operation: Any, name: str) -> None:
+        if name not in dialect.OPERATIONS:
+            raise Refused(name, "is not in the closed list")
+        match name:
+            case "builtin.module":
+                self.num_modules += 1
+            case "tt.func":
+                self._check_function(operation)
+            case "tt.bitcast":
+                _check_bitcast(operation)
+            case "tt.extern_elementwise":
+                _check_extern(operation)
+            case "tt.elementwise_inline_asm":
+                _check_assembly(operation)
+            case "ub.poison":
+                if "!tt." in str(operation.get_result(0).get_type()):
+                    raise Refused(name, "a pointer without value")
+            case _:
+                pass
+
+    def _check_function(self, function: Any) -> None:
+        symbol = function.get_str_attr("sym_name")
+        if function.get_num_regions() != 1 or function.get_region(0).empty():
+            raise Refused("tt.func", f"{symbol!r} has no body")
+        if function.get_str_attr("sym_visibility") != "private":
+            self.num_public += 1
+            if symbol != self._name:
+                raise Refused("tt.func", f"public {symbol!r}, the kernel's name is {self._name!r}")
+        elif symbol.startswith(RESERVED):
+            raise Refused("tt.func", f"{symbol!r} is a reserved name")
+
+
+def _check_bitcast(operation: Any) -> None:
+    source = str(operation.get_operand(0).get_type())
+    result = str(operation.get_result(0).get_type())
+    if ("!tt.ptr" in source) != ("!tt.ptr" in result):
+        raise Refused("tt.bitcast", f"{source} to {result}")
+
+
+def _check_extern(operation: Any) -> None:
+    name = "tt.extern_elementwise"
+    symbol = operation.get_str_attr("symbol")
+    known = dialect.EXTERN.get(symbol)
+    if known is None:
+        raise Refused(name, f"function {symbol!r} is not in the closed list")
+    if operation.get_str_attr("libpath") or operation.get_str_attr("libname") not in (
+        "",
+        "libdevice",
+    ):
+        raise Refused(name, "names a library")
+    operands = (operation.get_operand(i) for i in range(operation.get_num_operands()))
+    arguments = ", ".join(_element(one) for one in operands)
+    signature = f"{arguments} -> {_element(operation.get_result(0))}"
+    if signature not in known:
+        raise Refused(name, f"{symbol} as {signature}, it is {' or '.join(sorted(known))}")
+
+
+def _check_assembly(operation: Any) -> None:
+    reason = dialect.refused_assembly(
+        operation.get_str_attr("asm_string"), operation.get_str_attr("constraints")
+    )
+    if reason:
+        raise Refused("tt.elementwise_inline_asm", reason)
+
+
+def _element(value: Any) -> str:
+    """Element type of a value: `f32` of `tensor<128xf32>`."""
+    text = str(value.get_type())
+    return text.removeprefix("tensor<").removesuffix(">").rsplit("x", 1)[-1]
+
+
+def first_line(kernel: Kernel, refusal: Refused) -> int:
+    """Line of the text where the refused operation is; 0 where unknown."""
+    if refusal.text_line:
+        return refusal.text_line
+    lines = (number for number, name in operations(kernel.ttir) if name == refusal.operation)
+    return next(lines, 0)
+
+
+ELEMENTS = {
+    **{"fp16": "f16", "bf16": "bf16", "fp32": "f32", "f32": "f32", "fp64": "f64"},
+    **{f"{sign}{bits}": f"i{bits}" for sign in "iu" for bits in (1, 8, 16, 32, 64)},
+    **{"fp8e4nv": "f8E4M3FN", "fp8e5": "f8E5M2", "fp8e4b8": "f8E4M3FNUZ", "fp8e5b16": "f8E5M2FNUZ"},
+    **{"fp8e4b15": "i8", "B": "i1"},
+}
+"""Triton's name of an element type to MLIR's."""
+_DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\]>")
+
+
+def takes(found: Sequence[str], parameters: Sequence[Parameter]) -> bool:
+    """Returns whether a function takes the parameters, one after the other.
+
+    Args:
+        found: MLIR types of its arguments, pointers as `*f32`.
+    """
+    rest = list(found)
+    for parameter in parameters:
+        forms = _forms(parameter.type)
+        form = next((one for one in forms if rest[: len(one)] == one), None)
+        if form is None:
+            return False
+        rest = rest[len(form) :]
+    return not rest
+
+
+def _forms(signature: str) -> list[list[str]]:
+    """The sequences of MLIR types that one parameter may become; empty for an unknown type."""
+    if signature == "nvTmaDesc":
+        return [["*i8"]]
+    if signature.startswith("*"):
+        element = ELEMENTS.get(signature.removeprefix("*").removeprefix("k"))
+        return [[f"*{element}"]] if element else []
+    descriptor = _DESCRIPTOR.fullmatch(signature)
+    if descriptor:
+        return _descriptor_forms(ELEMENTS.get(descriptor[1], ""), descriptor[2].split(","))
+    element = ELEMENTS.get(signature)
+    return [[element]] if element else []
+
+
+def _descriptor_forms(element: str, block: list[str]) -> list[list[str]]:
+    """A descriptor; or, where the target has no tensor maps, a pointer with shape, strides and
+    flags (one flag until Triton 3.6, then two). Shape and strides that follow it in either form
+    are parameters of their own."""
+    box = "x".join([*(size.strip() for size in block), element])
+    plain = [f"*{element}", *["i64"] * (2 * len(block))]
+    described = [[f"!tt.tensordesc<{box}>"], [f"!tt.tensordesc<tensor<{box}>>"]]
+    return [*described, [*plain, "i1", "i1"], [*plain, "i1"]]

@@ -23,7 +23,7 @@ from typing import Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.compiler import backend, check
+from forge.evalpool.judge.compiler import backend
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind, warp_size_of
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
@@ -57,7 +57,7 @@ def warm_up(target: str) -> None:
         parameters=(Parameter(name="x", type="*fp32"),),
     )
     opened = backend.open_target(target)
-    module = check.check_ttir(kernel, opened)
+    module = backend.check_ttir(kernel, opened)
     backend.lower(module, kernel, opened, key="0" * 64)
 
 
@@ -87,7 +87,7 @@ def answer(request: dict[str, Any], memory: mmap.mmap) -> tuple[Kind, dict[str, 
     with _Words() as words:
         try:
             target = backend.open_target(request["target"])
-            module = check.check_ttir(kernel, target, is_rewritten=request["is_rewritten"])
+            module = backend.check_ttir(kernel, target, is_rewritten=request["is_rewritten"])
             if request["needs_shared_alone"]:
                 return Kind.DONE, {"shared_bytes": backend.shared_bytes(module, kernel, target)}
             binary = backend.lower(module, kernel, target, key=request["key"])
@@ -110,7 +110,7 @@ def _failure(error: Exception, kernel: Kernel, words: str) -> Failure:
         return Failure(
             kind=FailureKind.REFUSED,
             message=str(error),
-            text_line=check.first_line(kernel, error),
+            text_line=backend.first_line(kernel, error),
             operation=error.operation,
         )
     found = _DIAGNOSTIC.search(words)

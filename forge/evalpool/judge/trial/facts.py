@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.program.format import Op, Origin, Program
 from forge.evalpool.judge.program.ops import KINDS, Kind, misuse
-from forge.evalpool.judge.program.policy import ProblemFacts, kinds_of
-from forge.evalpool.judge.program.reference import facts_of
+from forge.evalpool.judge.program.policy import ProblemFacts, facts_of, kinds_of
 from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.captures import NoAnswers
 from forge.evalpool.judge.trial.trial import Decided, Phases

@@ -23,10 +23,16 @@ from forge.evalpool.judge.program.policy import (
 )
 from forge.evalpool.judge.program.walk import op_bytes, variants
 from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
-from forge.evalpool.judge.ttir.lookups import Lookups, lookups_of
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
-from forge.evalpool.judge.ttir.verify import Use, operations_of, uses_of, verify
+from forge.evalpool.judge.ttir.verify import (
+    Lookups,
+    Use,
+    lookups_of,
+    operations_of,
+    uses_of,
+    verify,
+)
 from forge.evalpool.judge.wide.patterns import VALUE
 from forge.records.reason import Reason, Status
 

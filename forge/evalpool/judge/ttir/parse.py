@@ -84,7 +84,7 @@ class Draft:
     left: list[Type] = field(default_factory=list["Type"])
     """Types that are printed before `->` or `to`."""
     right: list[Type] | None = None
-    """Those behind it."""
+    """Types that are printed after it."""
 
 
 def parse(text: str) -> Module:

@@ -6,9 +6,8 @@ types of what is exported here. Sums, products and functions are rounded once, a
 
 from collections.abc import Mapping
 
-from forge.evalpool.judge.ttir.semantics.arithmetic import CASTS, FLOATS, INTEGERS
 from forge.evalpool.judge.ttir.semantics.blocks import DOTS, SHAPES, reduce, scan
-from forge.evalpool.judge.ttir.semantics.externs import EXTERNS
+from forge.evalpool.judge.ttir.semantics.elementwise import CASTS, EXTERNS, FLOATS, INTEGERS
 from forge.evalpool.judge.ttir.values import Operation
 
 __all__ = ["OPERATIONS", "reduce", "scan"]
