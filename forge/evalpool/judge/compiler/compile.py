@@ -9,12 +9,12 @@ asked for at the same time are compiled once. Imports neither torch nor Triton.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from forge.evalpool.judge.channel import frames
@@ -59,11 +59,21 @@ ROLE = "compiler"
 REWRITTEN = ", rewritten"
 """Behind the version in the key of a text of the judge's own."""
 T = TypeVar("T")
-Read: TypeAlias = "Callable[[dict[str, Any], bytes], T | Failure]"
-"""Makes a checked result of the body of a child's answer and the room after the text."""
 MAX_FAILURES = 10_000
 MAX_MESSAGE_CHARACTERS = 2000
 _PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A kernel to be compiled, or whose bytes of shared memory are asked for."""
+
+    kernel: Kernel
+    target: str
+    key: str
+    is_rewritten: bool = False
+    """True for a text of the judge's own, which need not be as MLIR prints it."""
+    needs_shared_alone: bool = False
 
 
 class Compiler:
@@ -123,7 +133,7 @@ class Compiler:
             One result for each kernel, in order.
         """
         end = time.monotonic() + budget_s
-        futures = [self._submit(kernel, target, is_rewritten) for kernel in kernels]
+        futures = [self._submit(self._job(one, target, is_rewritten)) for one in kernels]
         results: list[Binary | Failure] = []
         for future, kernel in zip(futures, kernels, strict=True):
             try:
@@ -137,7 +147,7 @@ class Compiler:
     def begin(self, kernels: Sequence[Kernel], target: str) -> None:
         """Begins to compile kernels that may be asked for soon."""
         for kernel in kernels:
-            self._submit(kernel, target, False)
+            self._submit(self._job(kernel, target, False))
 
     def too_large(self, kernels: Sequence[Kernel], target: str) -> list[Failure | None]:
         """Finds the kernels whose tiles need more shared memory than the target has.
@@ -145,22 +155,20 @@ class Compiler:
         limit = shared_limit(target)
         if limit is None:
             return [None] * len(kernels)
-        version = self._spawner.versions.get("triton", "")
-        keys = [
-            key_of(one, target=target, version=version)
+        jobs = [
+            replace(self._job(one, target, False), needs_shared_alone=True)
             if may_exceed(one, limit) and one.ttir.isascii()
-            else ""
+            else None
             for one in kernels
         ]
-        asked = {key: one for key, one in zip(keys, kernels, strict=True) if key}
-        fresh = {key: one for key, one in asked.items() if key not in self._shared}
-        made = self._pool.map(lambda key: self._shared_bytes(fresh[key], target, key), fresh)
+        fresh = {job.key: job for job in jobs if job and job.key not in self._shared}
+        made = self._pool.map(lambda job: self._in_child(job, _shared), fresh.values())
         for key, found in zip(fresh, made, strict=True):
             if len(self._shared) >= MAX_FAILURES:
                 self._shared.clear()
             # One that Triton refuses may be right: the binary's compilation says so, if asked for.
             self._shared[key] = found if isinstance(found, int) else 0
-        sizes = [self._shared.get(key, 0) for key in keys]
+        sizes = [self._shared.get(job.key, 0) if job else 0 for job in jobs]
         return [
             Failure(
                 kind=FailureKind.OUT_OF_RESOURCES, message=over_limit("shared memory", size, limit)
@@ -170,84 +178,67 @@ class Compiler:
             for size in sizes
         ]
 
-    def _submit(self, kernel: Kernel, target: str, is_rewritten: bool) -> Future[Binary | Failure]:
+    def _job(self, kernel: Kernel, target: str, is_rewritten: bool) -> Job:
         version = self._spawner.versions.get("triton", "") + REWRITTEN * is_rewritten
         key = key_of(kernel, target=target, version=version)
+        return Job(kernel=kernel, target=target, key=key, is_rewritten=is_rewritten)
+
+    def _submit(self, job: Job) -> Future[Binary | Failure]:
         with self._lock:
-            if key in self._pending:
-                return self._pending[key]
+            if job.key in self._pending:
+                return self._pending[job.key]
             future: Future[Binary | Failure] = Future()
-            self._pending[key] = future
-        known = self._failures.get(key) or self._cache.get(key)
+            self._pending[job.key] = future
+        known = self._failures.get(job.key) or self._cache.get(job.key)
         if known is not None:
-            self._settle(key, future, known)
+            self._settle(job, future, known)
         else:
-            self._pool.submit(self._work, kernel, target, key, future, is_rewritten)
+            self._pool.submit(self._work, job, future)
         return future
 
-    def _work(
-        self,
-        kernel: Kernel,
-        target: str,
-        key: str,
-        future: Future[Binary | Failure],
-        is_rewritten: bool,
-    ) -> None:
+    def _work(self, job: Job, future: Future[Binary | Failure]) -> None:
         try:
-            result = self._make(kernel, target, key, is_rewritten)
+            result = self._make(job)
         except BaseException as error:
             with self._lock:
-                del self._pending[key]
+                del self._pending[job.key]
             future.set_exception(error)
             raise
-        self._settle(key, future, result)
+        self._settle(job, future, result)
 
-    def _settle(self, key: str, future: Future[Binary | Failure], result: Binary | Failure) -> None:
+    def _settle(self, job: Job, future: Future[Binary | Failure], result: Binary | Failure) -> None:
         with self._lock:
-            del self._pending[key]
+            del self._pending[job.key]
         future.set_result(result)
 
-    def _make(self, kernel: Kernel, target: str, key: str, is_rewritten: bool) -> Binary | Failure:
+    def _make(self, job: Job) -> Binary | Failure:
         try:
-            check_text(kernel.ttir)
+            check_text(job.kernel.ttir)
         except Refused as error:
-            return _refused(error)
-        result = self._compile(kernel, target, key, is_rewritten)
+            return Failure(
+                kind=FailureKind.REFUSED,
+                message=str(error),
+                text_line=error.text_line,
+                operation=error.operation,
+            )
+        result = self._in_child(job, _binary)
         if isinstance(result, Binary):
             self._cache.put(result)
         elif result.kind is not FailureKind.INFRA:
             with self._lock:
                 if len(self._failures) >= MAX_FAILURES:
                     self._failures.clear()
-                self._failures[key] = result
+                self._failures[job.key] = result
         return result
 
-    def _compile(
-        self, kernel: Kernel, target: str, key: str, is_rewritten: bool
-    ) -> Binary | Failure:
-        return self._in_child(
-            kernel,
-            target,
-            key,
-            lambda body, room: _binary(body, room, kernel, target, key),
-            is_rewritten=is_rewritten,
-        )
-
-    def _shared_bytes(self, kernel: Kernel, target: str, key: str) -> int | Failure:
-        return self._in_child(
-            kernel, target, key, lambda body, _: _shared(body), needs_shared_alone=True
-        )
-
-    def _in_child(
-        self, kernel: Kernel, target: str, key: str, read: Read[T], **asked: bool
-    ) -> T | Failure:
+    def _in_child(self, job: Job, read: Read[T]) -> T | Failure:
         """Result that `read` makes of a child's answer. A zygote that dies meanwhile is infra."""
         with self._lock:
             uid = self._uids.pop() if self._uids else None
         try:
             child = self._spawner.spawn(role=ROLE, uid=uid)
             self.num_compiled += 1
-            return self._ask(child, kernel, target, key, read, **asked)
+            return self._ask(child, job, read)
         except (ZygoteGone, proof.WeakSandbox) as error:
             return Failure(kind=FailureKind.INFRA, message=str(error))
         finally:
@@ -255,35 +246,24 @@ class Compiler:
                 if uid is not None:
                     self._uids.append(uid)
 
-    def _ask(
-        self,
-        child: SandboxedChild,
-        kernel: Kernel,
-        target: str,
-        key: str,
-        read: Read[T],
-        *,
-        needs_shared_alone: bool = False,
-        is_rewritten: bool = False,
-    ) -> T | Failure:
-        text = kernel.ttir.encode("ascii")
+    def _ask(self, child: SandboxedChild, job: Job, read: Read[T]) -> T | Failure:
+        text = job.kernel.ttir.encode("ascii")
         code_at = -(-len(text) // _PAGE) * _PAGE
-        num_bytes = code_at + MAX_CODE_BYTES
         request = {
-            "name": kernel.name,
-            "options": dataclasses.asdict(kernel.options),
-            "parameters": [[one.name, one.type] for one in kernel.parameters],
-            "target": target,
-            "key": key,
+            "name": job.kernel.name,
+            "options": asdict(job.kernel.options),
+            "parameters": [[one.name, one.type] for one in job.kernel.parameters],
+            "target": job.target,
+            "key": job.key,
             "text_bytes": len(text),
             "code_at": code_at,
-            "num_bytes": num_bytes,
-            "needs_shared_alone": needs_shared_alone,
-            "is_rewritten": is_rewritten,
+            "num_bytes": code_at + MAX_CODE_BYTES,
+            "needs_shared_alone": job.needs_shared_alone,
+            "is_rewritten": job.is_rewritten,
         }
         has_hung_up, message = False, ""
         try:
-            with shared_memory(num_bytes) as (fd, memory):
+            with shared_memory(code_at + MAX_CODE_BYTES) as (fd, memory):
                 memory[: len(text)] = text
                 deadline = time.monotonic() + self._deadline_s
                 frames.send(child.sock, Kind.CALL, request, fds=(fd,))
@@ -292,7 +272,7 @@ class Compiler:
                 )
                 if answer.kind is Kind.FAILED:
                     return _failure(answer.body)
-                return read(answer.body, memory[code_at:])
+                return read(answer.body, memory[code_at:], job)
         except frames.DeadlinePassed:
             message = f"not compiled within {self._deadline_s:g} s"
         except frames.PeerGone:
@@ -307,7 +287,11 @@ class Compiler:
         return Failure(kind=FailureKind.COMPILE_ERROR, message=message)
 
 
-def _shared(body: dict[str, Any]) -> int:
+Read: TypeAlias = "Callable[[dict[str, Any], bytes, Job], T | Failure]"
+"""Makes a checked result of the body of a child's answer and the room after the text."""
+
+
+def _shared(body: dict[str, Any], _room: bytes, _job: Job) -> int:
     """Bytes of shared memory in a child's answer, checked. Raises InvalidBinary."""
     size = body.get("shared_bytes")
     if type(size) is not int or size < 0:
@@ -315,18 +299,16 @@ def _shared(body: dict[str, Any]) -> int:
     return size
 
 
-def _binary(
-    body: dict[str, Any], room: bytes, kernel: Kernel, target: str, key: str
-) -> Binary | Failure:
+def _binary(body: dict[str, Any], room: bytes, job: Job) -> Binary | Failure:
     """The child's answer, checked. Raises InvalidBinary or InvalidElf."""
     size, header = body.get("code_bytes"), body.get("header")
     if type(size) is not int or not 0 <= size <= len(room) or not isinstance(header, dict):
         raise InvalidBinary("no header, or no size")
     binary = parse_binary(cast("dict[str, Any]", header), room[:size])
-    if (binary.key, binary.target, binary.name) != (key, target, kernel.name):
-        raise InvalidBinary(f"{binary.name} for {binary.target}, expected {kernel.name}")
-    elf = check_code(binary.code, name=kernel.name, backend=target.split(":")[0])
-    if target.startswith("cuda") and (elf.num_registers, elf.num_spills) != (
+    if (binary.key, binary.target, binary.name) != (job.key, job.target, job.kernel.name):
+        raise InvalidBinary(f"{binary.name} for {binary.target}, expected {job.kernel.name}")
+    elf = check_code(binary.code, name=job.kernel.name, backend=job.target.split(":")[0])
+    if job.target.startswith("cuda") and (elf.num_registers, elf.num_spills) != (
         binary.num_registers,
         binary.num_spills,
     ):
@@ -350,21 +332,12 @@ def _failure(body: dict[str, Any]) -> Failure:
     )
 
 
-def _refused(error: Refused) -> Failure:
-    return Failure(
-        kind=FailureKind.REFUSED,
-        message=str(error),
-        text_line=error.text_line,
-        operation=error.operation,
-    )
-
-
 def _at_line(result: Binary | Failure, kernel: Kernel) -> Binary | Failure:
     """Equal kernels share a result, and stand on lines of their own."""
     if isinstance(result, Binary) or not result.text_line:
         return result
     line = source_line(kernel.ttir, kernel.lines, result.text_line)
-    return dataclasses.replace(result, line=line)
+    return replace(result, line=line)
 
 
 def _how(ending: Ending) -> str:
