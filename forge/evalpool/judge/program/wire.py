@@ -496,23 +496,17 @@ def check(program: Program) -> None:
 
 
 def check_storages(program: Program) -> None:
-    """Bounds of the number of inputs; no input, parameter or constant twice; each storage. Raises
-    InvalidProgram, as all below."""
-    num_inputs = sum(storage.origin == Origin.INPUT for storage in program.storages)
-    if num_inputs > limits.MAX_INPUTS:
-        fail("storages", f"{num_inputs} inputs, more than {limits.MAX_INPUTS}")
-    inputs = [storage.index for storage in program.storages if storage.origin == Origin.INPUT]
-    if max(inputs, default=0) >= limits.MAX_INPUTS:
-        fail("storages", f"input {max(inputs)}, where there are {limits.MAX_INPUTS} at most")
-    for origin in (Origin.INPUT, Origin.PARAMETER, Origin.CONSTANT):
-        known: set[int | str] = set()
-        for at, storage in enumerate(program.storages):
-            if storage.origin == origin:
-                identity = storage.name if origin == Origin.PARAMETER else storage.index
-                if identity in known:
-                    fail(f"storages[{at}]", f"a second storage of {origin.value} {identity}")
-                known.add(identity)
+    """Bounds of the positions of inputs; no input, parameter or constant twice; each storage.
+    Raises InvalidProgram, as all below."""
+    known: set[tuple[Origin, int | str]] = set()
     for at, storage in enumerate(program.storages):
+        if storage.origin == Origin.INPUT and storage.index >= limits.MAX_INPUTS:
+            most = limits.MAX_INPUTS
+            fail("storages", f"input {storage.index}, where there are {most} at most")
+        name = storage.name if storage.origin == Origin.PARAMETER else storage.index
+        if storage.origin != Origin.ALLOCATION and (storage.origin, name) in known:
+            fail(f"storages[{at}]", f"a second storage of {storage.origin.value} {name}")
+        known.add((storage.origin, name))
         check_storage(program, storage, f"storages[{at}]")
 
 

@@ -418,15 +418,6 @@ def windows_of(addresses: Symbolic, origin: int) -> Windows | None:
         corner = term.reshape(-1)[:1]
         bases = bases + corner
         rest = term - corner
-        if len(axes) == 1:
-            axis = axes[0]
-            line = rest.reshape(-1)
-            stride = int(line[1])
-            if not np.array_equal(line, np.arange(len(line), dtype=np.int64) * stride):
-                return None
-            strides[axis - 1] += stride
-            shape[axis - 1] = len(line)
-            continue
         total = np.zeros((1,) * (rank + 1), np.int64)
         for axis in axes:
             place = [0] * (rank + 1)
@@ -541,16 +532,16 @@ class Access:
     mask: Array | None
     operation: Operation
     element: Scalar
+    size: int = field(init=False)
+    """Bytes of an element."""
+
+    def __post_init__(self) -> None:
+        self.size = self.element.num_bytes
 
     @property
     def launch(self) -> Launch:
         """The launch that the group belongs to."""
         return self.group.launch
-
-    @property
-    def size(self) -> int:
-        """Bytes of an element."""
-        return self.element.num_bytes
 
     def ids(self, part: Part) -> NDArray[np.int32]:
         """Positions in the grid of a part's instances, with an axis for each of the block."""
