@@ -9,11 +9,15 @@ import typer
 
 from forge.cli.options import (
     RUNS,
+    ApiKeyEnv,
+    Assumed,
     Device,
     Json,
     Overrides,
     RunName,
+    ServedModel,
     Store,
+    Workers,
     find,
     group,
     require_linux,
@@ -37,10 +41,6 @@ Url = Annotated[
 ]
 Out = Annotated[
     Path, typer.Option(metavar="DIR", help="Directory for the rows; one that exists continues.")
-]
-Model = Annotated[str | None, typer.Option(help="Model of the server; absent: the only one there.")]
-ApiKeyEnv = Annotated[
-    str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the API key.")
 ]
 Attempts = Annotated[
     int, typer.Option(min=1, help="Attempts at a problem; the first accepted one ends it.")
@@ -78,7 +78,9 @@ Preset = Annotated[
     str | None,
     typer.Option(help="Prompts for a directory or file: a name of prompt.preset [standard]."),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges without a GPU.")]
+Tokenizer = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Model whose tokens count as length.")
+]
 
 
 @data_app.command("from-run")
@@ -126,10 +128,7 @@ def prompt(
         ),
     ] = None,
     is_ids: Annotated[bool, typer.Option("--ids", help="Print token ids.")] = False,
-    assumed: Annotated[
-        str | None,
-        typer.Option("--assume", metavar="MACHINE", help='Another machine, e.g. "8xH100-80GB".'),
-    ] = None,
+    assumed: Assumed = None,
     overrides: Overrides = None,
     store: Store = RUNS,
     as_json: Json = False,
@@ -222,9 +221,7 @@ def harvest(
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Try the first N distinct problems.")
     ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model whose tokens count as length.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     preset: Annotated[str, typer.Option(help="Prompts of the rows: a name of prompt.preset.")] = (
         "standard"
     ),
@@ -256,9 +253,7 @@ def harvest(
 def show(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="File of rows, or directory.")],
     limit: Annotated[int, typer.Option(min=0, help="Number of samples.")] = 1,
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model whose tokens count as length.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> None:
     """Show samples of a file of rows, their lengths, and the steps of its build."""
@@ -273,7 +268,7 @@ def distill(
     problems: Problems,
     url: Url = ...,  # type: ignore[assignment]
     out: Out = ...,  # type: ignore[assignment]
-    model: Model = None,
+    model: ServedModel = None,
     api_key_env: ApiKeyEnv = None,
     attempts: Attempts = 1,
     turns: Turns = 3,

@@ -10,10 +10,15 @@ import typer
 
 from forge.cli.options import (
     RUNS,
+    ApiKeyEnv,
     Device,
     Json,
     JudgePolicy,
+    Listen,
     Overrides,
+    Protocol,
+    ServedModel,
+    Socket,
     Store,
     Wait,
     app,
@@ -37,9 +42,6 @@ SuiteName = Annotated[
         "absent: the held-out problems of RUN.",
     ),
 ]
-Protocol = Annotated[
-    str | None, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
-]
 Baseline = Annotated[
     str | None, typer.Option(help="Baseline of speed-ups: eager, compile or both.")
 ]
@@ -51,12 +53,6 @@ Greedy = Annotated[
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the answers, as in eval.seed.")]
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Number of problems, spread over the suite; absent: all.")
-]
-ModelName = Annotated[
-    str | None, typer.Option("--model", help="Model of the server; absent: the only one there.")
-]
-ApiKeyEnv = Annotated[
-    str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the API key.")
 ]
 
 
@@ -106,10 +102,8 @@ def serve(
             metavar="X.toml|RUN[:STEP]", help="Experiment or run whose model is served."
         ),
     ],
-    socket: Annotated[Path | None, typer.Option(help="Unix socket to create.")] = None,
-    listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on.")
-    ] = None,
+    socket: Socket = None,
+    listen: Listen = None,
     weights: Annotated[
         bool, typer.Option("--weights", help="Accept new weights from a run that trains.")
     ] = False,
@@ -211,7 +205,7 @@ def evaluate(
     device: Device = "auto",
     seed: Seed = None,
     limit: Limit = None,
-    model_name: ModelName = None,
+    model_name: ServedModel = None,
     api_key_env: ApiKeyEnv = None,
     overrides: Overrides = None,
     wait_s: Wait = None,

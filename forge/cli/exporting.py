@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forge.cli.options import RUNS, Json, RunName, Store, app, complete_run, find
+from forge.cli.options import RUNS, Json, RunName, Store, app, complete_run, find, group
 from forge.cli.printing import print_json, print_rich, print_text, waiting
 from forge.errors import ConfigError
 from forge.records import split_step
@@ -16,9 +16,7 @@ from forge.views.text.numbers import size
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
-kernels_app = typer.Typer(
-    help="Commands for kernels of a run.", no_args_is_help=True, rich_markup_mode=None
-)
+kernels_app = group("kernels", "Commands for kernels of a run.")
 
 
 @app.command()
@@ -157,9 +155,6 @@ def _export_tables(paths: RunPaths, *, out: Path | None, as_json: bool) -> None:
         return print_json([asdict(each) for each in found])
     rows = tuple((each.path, each.num_rows, each.num_bytes) for each in found)
     print_rich(Fitting(RowTable(columns=("file", "rows", "bytes"), rows=rows)))
-
-
-app.add_typer(kernels_app, name="kernels")
 
 
 @kernels_app.command("export")

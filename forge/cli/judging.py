@@ -14,11 +14,15 @@ from forge.cli.options import (
     Isolation,
     Json,
     JudgePolicy,
+    Listen,
     Precision,
+    Protocol,
     Shapes,
     SitePackages,
+    Socket,
     Store,
     Timeout,
+    Workers,
     app,
     find,
     group,
@@ -55,9 +59,6 @@ Candidate = Annotated[
 ]
 Compile = Annotated[str, typer.Option("--compile", help="Compilation, as in judge.compile.")]
 Baseline = Annotated[str, typer.Option(help="Baseline: eager or compile.")]
-Protocol = Annotated[
-    str, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
-]
 Again = Annotated[
     str | None,
     typer.Option(
@@ -72,7 +73,6 @@ Target = Annotated[
     str | None,
     typer.Option(help="GPU to judge for on the CPU, such as hip:gfx942; absent: cuda:90."),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")]
 IsTimed = Annotated[
     bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
 ]
@@ -80,15 +80,10 @@ IsProfiled = Annotated[bool, typer.Option("--profile", help="Show GPU time by ke
 IsExplained = Annotated[bool, typer.Option("--explain", help="Print the captured program.")]
 Url = Annotated[str | None, typer.Option(help="Use a served pool instead.")]
 IsServing = Annotated[bool, typer.Option("--serve", help="Serve judges to clients.")]
+Turns = Annotated[int | None, typer.Option(help="--openenv: answers in an episode, 3 if absent.")]
 IsOpenEnv = Annotated[
     bool, typer.Option("--openenv", help="--serve: serve PROBLEM as an OpenEnv environment too.")
 ]
-Turns = Annotated[int | None, typer.Option(help="--openenv: answers in an episode, 3 if absent.")]
-Socket = Annotated[Path | None, typer.Option(help="--serve: Unix socket to create.")]
-Listen = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="--serve: address to listen on.")
-]
-
 
 OF_A_REQUEST = (
     "overrides", "shapes", "precision", "is_timed", "is_profiled", "is_explained", "as_json",
@@ -111,7 +106,7 @@ def judge(
     isolation: Isolation = "auto",
     compile_to: Compile = "ttir",
     baseline: Baseline = "eager",
-    protocol: Protocol = "forge",
+    protocol: Protocol = None,
     policy: JudgePolicy = None,
     target: Target = None,
     also: Also = None,
@@ -144,7 +139,7 @@ def judge(
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
-        protocol=protocol, policy=policy, target=target, also=tuple(also or ()),
+        protocol=protocol or "forge", policy=policy, target=target, also=tuple(also or ()),
         site_packages=tuple(site_packages or ()), workers=workers, timeout=timeout, url=url,
     )  # fmt: skip
     if is_openenv and not is_serving:

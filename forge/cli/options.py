@@ -62,7 +62,11 @@ JudgePolicy = Annotated[
         help="Work of torch: own or hybrid, as judge.policy; absent: the protocol's own.",
     ),
 ]
+Protocol = Annotated[
+    str | None, typer.Option(help="Protocol: forge, kernelbench or drkernel, as in judge.protocol.")
+]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")]
 Precision = Annotated[str, typer.Option(help="Precision: fp32, fp16 or bf16.")]
 Isolation = Annotated[str, typer.Option(help="Sandbox level, as in judge.isolation.")]
 SitePackages = Annotated[
@@ -83,6 +87,22 @@ Wait = Annotated[
     float | None,
     typer.Option("--wait", min=0, metavar="SECONDS", help="Maximum wait for GPUs in use."),
 ]
+Assumed = Annotated[
+    str | None,
+    typer.Option(
+        "--assume",
+        metavar="MACHINE",
+        help='Another machine, e.g. "8xH100-80GB", or several: "4x8xH100-80GB".',
+    ),
+]
+ServedModel = Annotated[
+    str | None, typer.Option("--model", help="Model of the server; absent: the only one there.")
+]
+ApiKeyEnv = Annotated[
+    str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the API key.")
+]
+Socket = Annotated[Path | None, typer.Option(help="Unix socket to create.")]
+Listen = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Store = Annotated[Path, typer.Option("--store", help="Parent of run directories.")]

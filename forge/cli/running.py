@@ -11,6 +11,7 @@ import typer
 
 from forge.cli.options import (
     RUNS,
+    Assumed,
     Detach,
     ExperimentFile,
     Json,
@@ -153,14 +154,7 @@ def _resume(
 def plan(
     file: ExperimentFile,
     overrides: Overrides = None,
-    assumed: Annotated[
-        str | None,
-        typer.Option(
-            "--assume",
-            metavar="MACHINE",
-            help='Plan for another machine, e.g. "8xH100-80GB", or several: "4x8xH100-80GB".',
-        ),
-    ] = None,
+    assumed: Assumed = None,
     store: StoreOfFile = None,
     as_json: Json = False,
 ) -> None:

@@ -7,14 +7,17 @@ import importlib
 import re
 import tomllib
 from pathlib import Path
-
 import pytest
-
 from forge.config.keys import all_keys
 from forge.config.load import load_experiment
 from forge.config.schema.build import DataBuild
 from forge.errors import ConfigError
 from tests.docs.pages import PAGES, ROOT, Block, file_name, read_blocks
+import sys
+from types import SimpleNamespace
+from docs.generate.hook import on_page_markdown
+from forge.serve.architectures import no_llama
+from tests.architectures import ARCHITECTURES
 
 TOML = [block for block in read_blocks("toml") if file_name(block) is None]
 PYTHON = read_blocks("python")
@@ -104,3 +107,55 @@ def test_every_key_that_a_document_names_exists() -> None:
     known = {key.path for key in all_keys()} | {key.table for key in all_keys()}
     assert len(named_keys()) >= 30
     assert {key: page for key, page in named_keys().items() if key not in known} == {}
+
+
+PAGE = "Before\n\n```math\na_b\n```\n\n$`\\gamma`$ is 0.4; ours has\n$`H`$ terms.\n"
+
+
+@pytest.fixture
+def mathml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make docs` alone installs the converter: here its output is the source in an element."""
+
+    def convert(latex: str, display: str = "inline") -> str:
+        return f'<math display="{display}">{latex.strip()}</math>'
+
+    monkeypatch.setitem(sys.modules, "latex2mathml.converter", SimpleNamespace(convert=convert))
+
+
+@pytest.mark.usefixtures("mathml")
+def test_no_line_begins_with_a_formula_which_markdown_would_take_for_a_paragraph() -> None:
+    lines = on_page_markdown(PAGE).splitlines()
+    assert not [line for line in lines if line.startswith("<math")]
+    assert [line for line in lines if '<span><math display="inline">' in line] == lines[-2:]
+
+
+@pytest.mark.usefixtures("mathml")
+def test_a_formula_of_its_own_is_in_an_element_that_scrolls() -> None:
+    assert '<div class="formula"><math display="block">a_b</math></div>' in on_page_markdown(PAGE)
+
+
+def test_a_page_without_formulas_is_unchanged() -> None:
+    assert on_page_markdown("costs $5 and $6\n") == "costs $5 and $6\n"
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "models.md"
+IN_LLAMA: dict[str, str] = dict.fromkeys(("mistral", "mixtral", "phi3"), "up to its window")
+IN_LLAMA["gpt_oss"] = "not with `truncate` off"
+TRIED_IN_VLLM = frozenset({"llama", "qwen3"})
+"""Served by vLLM in `tests/serve/test_vllm_gpu.py` or in `bench/RESULTS.md`."""
+
+
+def row_of(name: str) -> str:
+    """The line of an architecture."""
+    chosen = ARCHITECTURES[name]
+    cells = (
+        f"`{name}`", chosen.models, "yes", "yes" if chosen.packs else "no", "yes",
+        IN_LLAMA.get(name, "no" if no_llama(name) else "yes"),
+        "yes" if name in TRIED_IN_VLLM else "not tried",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_table_of_models_says_what_is_tested() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert rows[1:] == [row_of(name) for name in ARCHITECTURES]
