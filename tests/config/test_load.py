@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
 import pytest
-from hypothesis import HealthCheck, given, settings
+import tomli
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+
 from forge.config.checks import PINNING
 from forge.config.keys import all_keys
 from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import Experiment
+from forge.config.sources import key_lines, split_key
 from forge.errors import ConfigError
 from forge.process.devices import VISIBILITY_VARIABLES
 from tests.config.toml_values import anything, inline, settings_of_free_form
-from typing import Any
-import tomli
-from hypothesis import assume, given
-from forge.config.sources import key_lines, split_key
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"

@@ -1,23 +1,27 @@
-"""Every TOML and Python block of the documents is valid, and names only what forge has."""
+"""Every TOML and Python block of the documents is valid, and names only what forge has; formulas
+are drawn, and the table of models says what is tested.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import re
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+
+from docs.generate.hook import on_page_markdown
 from forge.config.keys import all_keys
 from forge.config.load import load_experiment
 from forge.config.schema.build import DataBuild
 from forge.errors import ConfigError
-from tests.docs.pages import PAGES, ROOT, Block, file_name, read_blocks
-import sys
-from types import SimpleNamespace
-from docs.generate.hook import on_page_markdown
 from forge.serve.architectures import no_llama
 from tests.architectures import ARCHITECTURES
+from tests.docs.pages import PAGES, ROOT, Block, file_name, read_blocks
 
 TOML = [block for block in read_blocks("toml") if file_name(block) is None]
 PYTHON = read_blocks("python")
@@ -138,7 +142,7 @@ def test_a_page_without_formulas_is_unchanged() -> None:
     assert on_page_markdown("costs $5 and $6\n") == "costs $5 and $6\n"
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "models.md"
+MODELS_PAGE = ROOT / "docs" / "how-to" / "models.md"
 IN_LLAMA: dict[str, str] = dict.fromkeys(("mistral", "mixtral", "phi3"), "up to its window")
 IN_LLAMA["gpt_oss"] = "not with `truncate` off"
 TRIED_IN_VLLM = frozenset({"llama", "qwen3"})
@@ -157,5 +161,5 @@ def row_of(name: str) -> str:
 
 
 def test_the_table_of_models_says_what_is_tested() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    rows = [line for line in MODELS_PAGE.read_text().splitlines() if line.startswith("| `")]
     assert rows[1:] == [row_of(name) for name in ARCHITECTURES]

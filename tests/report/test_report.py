@@ -12,23 +12,20 @@ from contextlib import closing
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+
 import pytest
+
 from forge.cli import run_command
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from forge.views.compare import find_changes
 from forge.views.report import samples, write_report
 from forge.views.show import show_run
+from forge.views.text.secrets import hide_in_diff, hide_secrets, is_secret
 from tests.report.made_runs import make_run, write_hostile_run
 from tests.store.storefactory import attempt, evaluation, group, problem, small_run, timing
-from typing import TYPE_CHECKING
-from forge.errors import ConfigError
-from forge.views.compare import find_changes
-from forge.views.report import write_report
-from forge.views.text.secrets import hide_in_diff, hide_secrets, is_secret
-from tests.report.made_runs import make_run
-from tests.store.storefactory import attempt
 
 TAGS = frozenset(
     re.findall(
