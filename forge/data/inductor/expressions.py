@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from forge.data.inductor.source import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 Polynomial = Counter[tuple[str, ...]]
 """Coefficients by factors, which are texts in order; no factors for the constant."""
@@ -70,6 +70,8 @@ class _Tidied(ast.NodeTransformer):
                 return _folded(a, op, b) or node
             case ast.BinOp(op=ast.FloorDiv(), left=left, right=ast.Constant(value=int(by))):
                 return (not self.is_kernel and _ceiling(left, by)) or _divided(node, by)
+            case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=int(1))) if not _has_values(node):
+                return ast.Constant(0)
             case ast.BinOp(left=left, op=ast.Add(), right=right) if (
                 value := _integer(left)
             ) is not None:
@@ -160,7 +162,15 @@ def _ceiling(left: ast.expr, by: int) -> ast.expr | None:
 
 
 def _divided(node: ast.BinOp, by: int) -> ast.expr:
-    return node.left if by == 1 else node
+    match node.left:
+        case _ if by == 1:
+            return node.left
+        case ast.BinOp(left=inner, op=ast.FloorDiv(), right=ast.Constant(value=int(first))) if (
+            first > 0 < by
+        ):
+            return ast.BinOp(left=inner, op=ast.FloorDiv(), right=ast.Constant(first * by))
+        case _:
+            return node
 
 
 def tidy(node: ast.AST, *, is_kernel: bool = False) -> ast.AST:
@@ -169,6 +179,91 @@ def tidy(node: ast.AST, *, is_kernel: bool = False) -> ast.AST:
     Outside a kernel, a division that rounds up becomes `triton.cdiv`.
     """
     return _Tidied(is_kernel=is_kernel).visit(node)
+
+
+def nested(node: ast.expr) -> ast.expr:
+    """A sum of products with common factors outside, in the shorter of two forms: with sums that
+    are factors multiplied out, or as they are."""
+    forms = [_nested(polynomial(node)), _nested(_terms(node))]
+    return min(forms, key=lambda one: len(ast.unparse(one)))
+
+
+def _terms(node: ast.expr) -> Polynomial:
+    """The sum of products that an expression is; a sum in a product is a factor."""
+    match node:
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
+            made, sign = _terms(left), 1 if isinstance(op, ast.Add) else -1
+            for key, value in _terms(right).items():
+                made[key] += sign * value
+            return Polynomial({key: value for key, value in made.items() if value})
+        case ast.BinOp(op=ast.Mult()):
+            number, factors = 1, list[str]()
+            for one in _factors(node):
+                if isinstance(one, ast.Constant) and type(one.value) is int:
+                    number *= one.value
+                else:
+                    factors.append(ast.unparse(one))
+            return Polynomial({tuple(sorted(factors)): number})
+        case _:
+            return polynomial(node)
+
+
+def _factors(node: ast.expr) -> Iterator[ast.expr]:
+    match node:
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            yield from _factors(left)
+            yield from _factors(right)
+        case _:
+            yield node
+
+
+def _nested(terms: Polynomial) -> ast.expr:
+    """A sum of products with common factors outside: `(n * channels + c) * width + column`. The
+    factor of most terms comes last, so that an index is read from its first axis to its last."""
+    counts = Counter(name for key in terms for name in set(key))
+    name, count = max(counts.items(), key=lambda one: (one[1], one[0]), default=("", 0))
+    if count < 2:
+        return summed(terms)
+    inner, rest = Polynomial(), Polynomial()
+    for key, value in terms.items():
+        if name in key:
+            place = key.index(name)
+            inner[(*key[:place], *key[place + 1 :])] = value
+        else:
+            rest[key] = value
+    made = ast.BinOp(left=_nested(inner), op=ast.Mult(), right=ast.parse(name, mode="eval").body)
+    if not rest:
+        return made
+    return _added(made, _nested(rest))
+
+
+def _added(left: ast.expr, right: ast.expr) -> ast.expr:
+    match right:
+        case ast.BinOp(left=first, op=ast.Add() | ast.Sub() as op, right=last):
+            return ast.BinOp(left=_added(left, first), op=op, right=last)
+        case ast.Constant(value=int(value)) if value < 0:
+            return ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant(-value))
+        case _:
+            return ast.BinOp(left=left, op=ast.Add(), right=right)
+
+
+def summed(terms: Polynomial) -> ast.expr:
+    """A polynomial as an expression, the longest products first."""
+    made: ast.expr | None = None
+    for key, value in sorted(terms.items(), key=lambda one: (one[1] < 0, -len(one[0]), one[0])):
+        factors = [ast.parse(one, mode="eval").body for one in key]
+        size = abs(value) if made is not None else value
+        if size != 1 or not factors:
+            factors.insert(0, ast.Constant(size))
+        part = factors[0]
+        for one in factors[1:]:
+            part = ast.BinOp(left=part, op=ast.Mult(), right=one)
+        if made is None:
+            made = part
+        else:
+            op = ast.Add() if value > 0 else ast.Sub()
+            made = ast.BinOp(left=made, op=op, right=part)
+    return made or ast.Constant(0)
 
 
 class Substituted(ast.NodeTransformer):

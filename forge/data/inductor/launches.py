@@ -22,8 +22,8 @@ TEMPLATE_GRID = ("_grid_0", "_grid_1", "_grid_2")
 """Last arguments of a template's launch."""
 POINTWISE_BLOCK = 256
 """Elements of a program."""
-ROWS, ROW_BLOCK = 4, 256
-"""Rows of a program, and elements of each that a loop takes at a time."""
+ROW_BLOCK = 1024
+"""Elements of its row that a program's loop takes at a time."""
 NEIGHBOURS = 32
 """Neighbouring sums of a program where the elements of each lie far apart."""
 
@@ -97,12 +97,11 @@ def _blocks(heuristic: Heuristic, numel: ast.expr) -> dict[str, int]:
             return {"XBLOCK": min(POINTWISE_BLOCK, 1 << max(number - 1, 0).bit_length())}
         case "reduction":
             return {
-                "XBLOCK": NEIGHBOURS if is_outer else ROWS,
+                "XBLOCK": NEIGHBOURS if is_outer else 1,
                 "R0_BLOCK": NEIGHBOURS if is_outer else ROW_BLOCK,
             }
         case "persistent_reduction":
-            is_inner = heuristic.reduction_hint == "INNER"
-            return {"XBLOCK": NEIGHBOURS if is_outer else 1 if is_inner else ROWS}
+            return {"XBLOCK": NEIGHBOURS if is_outer else 1}
         case kind:
             raise NotRewritten(RewriteReason.UNKNOWN_HEURISTIC, kind)
 

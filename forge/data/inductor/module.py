@@ -7,33 +7,48 @@ import builtins
 import copy
 import re
 import symtable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.kernel.runtime_functions import FUNCTIONS, translate
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import is_class, named, walk
+from forge.data.inductor.source import dotted, is_class, named, walk
 from forge.data.inductor.steps import (
     Allocate,
     Compute,
     Launch,
     Number,
+    Root,
     Step,
     Value,
     View,
     as_tuple,
     is_contiguous,
+    same,
 )
 from forge.data.inductor.text import print_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from forge.data.inductor.call import Forward
     from forge.data.inductor.source import Entry, GeneratedAnswer, GeneratedKernel
 
 GIVEN = ("torch", "triton", "triton.language", "triton.language.extra", "torch.nn")
 """Modules whose imports are written anew."""
-MAX_NAME = 48
+MAX_NAME, MAX_GRID = 32, 40
+"""Longest name of a kernel, and grid that stands in its launch."""
+HEAVY = (
+    *("convolution", "bmm", "mm", "addmm", "softmax", "log softmax", "batch norm", "layer norm"),
+    *("group norm", "max pool", "pool", "cumsum", "sum", "mean", "var", "max", "amax", "argmax"),
+)  # fmt: skip
+"""Operations that name a kernel before others."""
+WITHOUT_PARAMETERS = re.compile(
+    r"nn\.(\w*Pool\dd|\w*Pad\dd?|\w*Loss|\w*[Ss]oftmax\w*|Softmin|Flatten|Unflatten|Upsample|Identity"
+    r"|\w*Dropout\w*|Pixel\w+|ChannelShuffle|CosineSimilarity|PairwiseDistance|Threshold|[A-Z]*ELU"
+    r"|Re[Ll][Uu]6?|LeakyReLU|SiLU|Mish|GLU|\w*[Ss]igmoid|\w*[Tt]anh\w*|Soft\w+|\w*shrink|Hardswish)$"
+)
+"""Layers that hold no tensor unless their arguments do."""
 PARTS = re.compile(r"^triton_(?:poi|per|red|tem|for|spl|unk)_fused_(.*?)_?\d*$")
 LABELS = {
     "native_batch_norm_legit_no_training": "batch norm", "native_batch_norm_legit": "batch norm",
@@ -57,8 +72,11 @@ def write_module(
     names = kernel_names(kernels)
     made = [_kernel(one, names[key]) for key, one in kernels.items()]
     functions = _functions(answer, made)
+    _rename_operators(answer, [*functions, *made])
     entry.forward.body = _body(kernels, names, forward)
     model = next(one for one in entry.definitions if is_class(one, "ModelNew"))
+    assert isinstance(model, ast.ClassDef)
+    _shorten(model)
     others = _needed([one for one in entry.definitions if one is not model], [model, *made])
     imports = [one for one in others if isinstance(one, ast.Import | ast.ImportFrom)]
     rest = [one for one in others if one not in imports]
@@ -82,7 +100,8 @@ def kernel_names(kernels: dict[str, GeneratedKernel]) -> dict[str, str]:
     taken: set[str] = set()
     names: dict[str, str] = {}
     for key in kernels:
-        stem = "_".join(operations(key)).replace(" ", "_")
+        words = sorted(operations(key), key=lambda one: one not in HEAVY)[:2]
+        stem = "_".join(words).replace(" ", "_")
         while len(stem) > MAX_NAME:
             stem = stem.rpartition("_")[0] or stem[:MAX_NAME]
         base = f"{stem}_kernel" if stem else "kernel"
@@ -132,6 +151,16 @@ def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> l
     return [found[name] for name in reversed(found)]
 
 
+def _rename_operators(answer: GeneratedAnswer, nodes: list[ast.stmt]) -> None:
+    """Short names for operators of scans, which Inductor names by all that they do."""
+    names = {one: f"combine_{number}" for number, one in enumerate(answer.combines, start=1)}
+    for node in walk(*nodes):
+        if isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
+        elif isinstance(node, ast.FunctionDef):
+            node.name = names.get(node.name, node.name)
+
+
 def _without_decorations(node: ast.FunctionDef) -> ast.AST:
     """An operator of a scan in Triton's own words."""
     node.decorator_list = [named("triton.jit")]
@@ -144,33 +173,91 @@ def _body(
     """The statements of a forward that launches the kernels."""
     outputs = [one.write() for one in forward.outputs]
     result = _Filled(outputs).visit(copy.deepcopy(forward.result))
-    return [
-        *(_step(one, kernels, names, forward.device) for one in forward.steps),
-        ast.Return(value=result),
-    ]
+    known = [one for one in forward.inputs if isinstance(one.expr, ast.Name)]
+    made: list[tuple[Step, list[ast.stmt]]] = []
+    for one in forward.steps:
+        made.append((one, [*_step(one, kernels, names, forward.device, known)]))
+        if isinstance(one, Allocate):
+            known.append(one.root)
+    read = _names([result])
+    kept: list[tuple[Step, list[ast.stmt]]] = []
+    for step, nodes in reversed(made):
+        if not isinstance(step, Number) or step.name in read:
+            read |= _names(ast.parse(ast.unparse(node)) for node in nodes)  # a grid is a text
+            kept.append((step, nodes))
+    body: list[ast.stmt] = []
+    for axes, group in groupby(reversed(kept), lambda one: _axis(one[0], forward)):
+        steps = [*group]
+        if axes is not None:
+            body += _sizes([step for step, _ in steps], *axes)
+        else:
+            body += (node for _, nodes in steps for node in nodes)
+    return [*body, ast.Return(value=result)]
+
+
+def _axis(step: Step, forward: Forward) -> tuple[str, int] | None:
+    """Tensor and number of its axes, for a step that reads the length of one."""
+    match step:
+        case Number(value=ast.Subscript(value=ast.Attribute(value=owner, attr="shape"))):
+            text = ast.unparse(owner)
+            ranks = (
+                len(one.size) for one in forward.inputs if one.size and dotted(one.expr) == text
+            )
+            return next(((text, rank) for rank in ranks), None)
+        case _:
+            return None
+
+
+def _sizes(steps: Sequence[Step], tensor: str, rank: int) -> Iterator[ast.stmt]:
+    """`batch, _, length = x.shape` for several lengths of a tensor."""
+    names = ["_"] * rank
+    for one in steps:
+        assert isinstance(one, Number)
+        place = getattr(getattr(one.value, "slice", None), "value", None)
+        if len(steps) == 1 or not isinstance(place, int) or names[place] != "_":
+            yield _assign(named(one.name), one.value)
+        else:
+            names[place] = one.name
+    if set(names) != {"_"}:
+        yield ast.parse(f"{', '.join(names)} = {tensor}.shape").body[0]
 
 
 def _step(
-    step: Step, kernels: dict[str, GeneratedKernel], names: dict[str, str], device: ast.expr
-) -> ast.stmt:
+    step: Step, kernels: dict[str, GeneratedKernel], names: dict[str, str], device: ast.expr,
+    known: Sequence[Root],
+) -> Iterator[ast.stmt]:  # fmt: skip
     match step:
         case Number():
-            return _assign(named(step.name), step.value)
+            yield _assign(named(step.name), step.value)
         case Allocate():
-            return _assign(step.root.expr, _allocation(step, device))
+            yield _assign(step.root.expr, _allocation(step, device, known))
         case Compute():
             tensors = [one.write() for one in step.tensors]
             value = _Filled(tensors).visit(copy.deepcopy(step.call))
-            return _assign(step.result.expr, value)
+            yield _assign(step.result.expr, value)
         case Launch():
-            return ast.Expr(value=_launch(step, kernels[step.kernel], names[step.kernel]))
+            # `ast.unparse` leaves out a tuple's parentheses in brackets; as a name it keeps them.
+            text = ast.unparse(ast.Tuple(elts=step.grid, ctx=ast.Load()))
+            grid = ast.Name(id=text, ctx=ast.Load())
+            if len(text) > MAX_GRID:
+                yield _assign(named("grid"), grid)
+                grid = named("grid")
+            yield ast.Expr(value=_launch(step, kernels[step.kernel], names[step.kernel], grid))
 
 
-def _allocation(step: Allocate, device: ast.expr) -> ast.Call:
+def _allocation(step: Allocate, device: ast.expr, known: Sequence[Root]) -> ast.expr:
+    """Memory for a buffer: like a tensor of its type before it, where there is one."""
     root = step.root
     assert root.size is not None
     assert root.stride is not None
     is_plain = is_contiguous(root.size, root.stride)
+    kin = [one for one in known if root.dtype and dotted(one.dtype) == dotted(root.dtype)]
+    if is_plain and kin:
+        for one in kin:
+            if one.size and same(one.size, root.size) and is_contiguous(one.size, one.stride):
+                return ast.parse(f"torch.empty_like({ast.unparse(one.expr)})", mode="eval").body
+        text = f"{ast.unparse(kin[0].expr)}.new_empty({ast.unparse(as_tuple(root.size))})"
+        return ast.parse(text, mode="eval").body
     given: list[ast.expr] = [as_tuple(root.size)]
     if not is_plain:
         given.append(as_tuple(root.stride))
@@ -182,11 +269,9 @@ def _allocation(step: Allocate, device: ast.expr) -> ast.Call:
     return ast.Call(func=function, args=given, keywords=options)
 
 
-def _launch(step: Launch, kernel: GeneratedKernel, name: str) -> ast.Call:
+def _launch(step: Launch, kernel: GeneratedKernel, name: str, grid: ast.expr) -> ast.Call:
     given = [_argument(step.arguments[one]) for one in kernel.arguments]
     options = {one: step.sizes[one] for one in kernel.params if one in kernel.constexprs}
-    # `ast.unparse` leaves out the parentheses of a tuple in brackets; as a name it keeps them.
-    grid = ast.Name(id=ast.unparse(ast.Tuple(elts=step.grid, ctx=ast.Load())), ctx=ast.Load())
     return ast.Call(
         func=ast.Subscript(value=named(name), slice=grid, ctx=ast.Load()),
         args=given,
@@ -207,6 +292,57 @@ def _assign(target: ast.expr, value: ast.expr) -> ast.Assign:
     assert isinstance(target, ast.Name)
     name = ast.Name(id=target.id, ctx=ast.Store())
     return ast.Assign(targets=[name], value=value, lineno=0)
+
+
+def _shorten(model: ast.ClassDef) -> None:
+    """Leaves out of a class what has no effect: annotations, and attributes that nothing reads."""
+    read = {
+        one.attr
+        for one in walk(model)
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Load)
+    }
+    for method in model.body:
+        if not isinstance(method, ast.FunctionDef):
+            continue
+        method.returns = None
+        for one in walk(method.args):
+            if isinstance(one, ast.arg):
+                one.annotation = None
+        if method.name == "__init__":
+            method.body = [_plain_super(one) for one in method.body if not _is_idle(one, read)]
+    model.body = [one for one in model.body if not _is_usual(one)]
+
+
+def _is_usual(node: ast.stmt) -> bool:
+    """True for a constructor that does what a module's does."""
+    match node:
+        case ast.FunctionDef(name="__init__", args=ast.arguments(args=[_]), body=[only]):
+            return ast.unparse(node.args) == "self" and "super()" in ast.unparse(only)
+        case _:
+            return False
+
+
+def _plain_super(node: ast.stmt) -> ast.stmt:
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call() as made))) if (
+            dotted(made.func) == "super"
+        ):
+            made.args = []
+        case _:
+            pass
+    return node
+
+
+def _is_idle(node: ast.stmt, read: set[str]) -> bool:
+    """True for an attribute that nothing reads and that holds no tensor."""
+    match node:
+        case ast.Assign(
+            targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)], value=value
+        ) if name not in read:
+            is_layer = isinstance(value, ast.Call) and WITHOUT_PARAMETERS.match(dotted(value.func))
+            return isinstance(value, ast.Name | ast.Constant) or bool(is_layer)
+        case _:
+            return isinstance(node, ast.Pass)
 
 
 def _needed(others: Sequence[ast.stmt], nodes: Iterable[ast.AST]) -> list[ast.stmt]:

@@ -8,6 +8,7 @@ is given.
 from __future__ import annotations
 
 import ast
+import copy
 import keyword
 import re
 from collections import Counter
@@ -18,12 +19,15 @@ from forge.data.inductor.expressions import (
     TEMPORARY,
     Polynomial,
     Substituted,
+    nested,
     polynomial,
     product,
+    summed,
     tidy,
 )
+from forge.data.inductor.kernel.body import cleaned, with_used_parameters
 from forge.data.inductor.module import operations
-from forge.data.inductor.source import dotted, is_call, walk
+from forge.data.inductor.source import dotted, is_call, named, walk
 from forge.data.inductor.steps import Allocate, Compute, Launch, Number, Root, Step, View
 
 if TYPE_CHECKING:
@@ -34,8 +38,16 @@ if TYPE_CHECKING:
 
 WIDEST = 72
 """Longest expression that takes in a value that is used once."""
-SHORT = 24
+SHORT = 26
 """Longest value with a name of its own that another expression takes in."""
+TYPES = {
+    kind: named(f"torch.{name}")
+    for kind, name in {
+        "*fp32": "float32", "*fp16": "float16", "*bf16": "bfloat16", "*fp64": "float64",
+        "*i64": "int64", "*i32": "int32", "*i8": "int8", "*u8": "uint8", "*i1": "bool",
+    }.items()
+}  # fmt: skip
+"""Types of tensors by those of a kernel's pointers."""
 COUNT, LENGTH = "n_elements", "row_length"
 
 
@@ -48,6 +60,11 @@ def readable(
     for step in forward.steps:
         if isinstance(step, Launch):
             launches[step.kernel].append(step)
+    for name, kernel in kernels.items():
+        for one in launches[name]:
+            for key, value in one.arguments.items():
+                if isinstance(value, View) and value.root.dtype is None:
+                    value.root.dtype = TYPES.get(kernel.pointers.get(key, ""))
     made = {name: _kernel(one, launches[name]) for name, one in kernels.items()}
     steps = _used(list(_counted(forward.steps, forward)), forward)
     return replace(forward, steps=steps), made
@@ -56,11 +73,78 @@ def readable(
 def _kernel(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
     kernel = _without_ones(kernel, launches)
     kernel = _without_repeated(kernel, launches)
+    kernel = _without_products(kernel, launches)
     body = [tidy(node, is_kernel=True) for node in kernel.body]
+    kernel = with_used_parameters(cleaned(replace(kernel, body=body)))
+    for one in launches:
+        one.keep(kernel.params)
+    body = kernel.body
+    plainer = _Plainer(kernel.pointers, body)
     for _ in range(2):  # a cast shows what it is once it stands in the expression
-        plainer = _Plainer(kernel.pointers)
+        plainer = _Plainer(kernel.pointers, body)
         body = _nested([plainer.visit(node) for node in body])
+        body = cleaned(replace(kernel, body=body)).body
+    indices = _Indices(plainer, is_template=kernel.heuristic.kind == "template")
+    body = cleaned(replace(kernel, body=_visited(indices, body))).body
     return _renamed(replace(kernel, body=body), launches)
+
+
+def _visited(by: ast.NodeTransformer, body: list[ast.stmt]) -> list[ast.stmt]:
+    return [made for node in body if (made := by.visit(node)) is not None]
+
+
+class _Indices(ast.NodeTransformer):
+    """Sums of products of indices and sizes with common factors outside, where that is shorter."""
+
+    def __init__(self, plainer: _Plainer, *, is_template: bool) -> None:
+        self.plainer = plainer
+        self.pointers = {name for name, kind in plainer.pointers.items() if kind.startswith("*")}
+        self.is_template = is_template
+        self.place: Polynomial | None = None
+        """The place in the output of a template, whose positions are within the output's sizes."""
+        self.rests: dict[str, ast.expr] = {}
+        """Values of names that are the place in the last axes."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        name, value = dotted(node.targets[0]), node.value
+        if name == "xindex" and self.is_template:
+            self.place = polynomial(value)
+        if isinstance(value, ast.BinOp) and (rest := self._rest(value)) is not None:
+            self.rests[name] = rest
+            return None
+        return self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        node = Substituted(self.rests).visit(node)
+        if (
+            isinstance(node.op, ast.Add | ast.Sub)
+            and self.plainer.is_index(node)
+            and not any(isinstance(one, ast.Name) and one.id in self.pointers for one in walk(node))
+        ):
+            made = nested(node)
+            if len(ast.unparse(made)) < len(ast.unparse(node)):
+                return made
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return Substituted(self.rests).visit(node)
+
+    def _rest(self, node: ast.BinOp) -> ast.expr | None:
+        """The terms of the last axes, for the place by their size; None for another value."""
+        if self.place is None or not isinstance(node.op, ast.Mod) or dotted(node.left) != "xindex":
+            return None
+        by = polynomial(node.right)
+        if len(by) != 1:
+            return None
+        (factors, number), *_ = by.items()
+        kept = Polynomial(
+            {
+                key: value
+                for key, value in self.place.items()
+                if value % number or Counter(factors) - Counter(key)
+            }
+        )
+        return summed(kept) if len(kept) < len(self.place) else None
 
 
 def _without_ones(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
@@ -75,7 +159,7 @@ def _without_ones(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedK
         return kernel
     body = [Substituted(known).visit(node) for node in kernel.body]
     if "XBLOCK" in known:
-        body = [_OneRow().visit(node) for node in body]
+        body = _visited(_OneRow(), body)
     params = tuple(one for one in kernel.params if one not in known)
     for one in launches:
         one.sizes = {name: size for name, size in one.sizes.items() if name not in known}
@@ -87,11 +171,44 @@ def _as_node(value: int | ast.expr) -> ast.expr:
 
 
 class _OneRow(ast.NodeTransformer):
-    """A program of one row: its index and its sums are numbers, no tensors of one element."""
+    """A program of one row: its index and its sums are numbers, no tensors of one element, and
+    what lies along the row has one axis. The grid has no program beyond the last row."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        self.generic_visit(node)
+        return None if dotted(node.targets[0]) == "xmask" else node
+
+    def visit_List(self, node: ast.List) -> ast.AST:
+        self.generic_visit(node)
+        if len(node.elts) == 2 and _is_one(node.elts[0]):
+            node.elts = node.elts[1:]
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        match node.slice:
+            case ast.Tuple(elts=[ast.Slice(), _] | [_, ast.Slice()]):
+                return node.value
+            case _:
+                return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
+        node.args = [one for one in node.args if dotted(one) != "xmask"]
         match node:
+            case ast.Call(args=[_, axis, *_]) if dotted(node.func) in ALONG and _is_one(axis):
+                node.args[1] = ast.Constant(0)
+                return node
+            case ast.Call(args=[value, _]) if is_call(node, "tl.where"):
+                return value
+            case ast.Call(args=[ast.Constant(value=0), ast.Constant(value=1)]) if is_call(
+                node, "tl.arange"
+            ):
+                return ast.Constant(0)
+            case ast.Call(func=ast.Attribute(value=value, attr="broadcast_to"), args=shape) if all(
+                _is_one(one) for one in shape
+            ):
+                return value
             case ast.Call(args=[ast.List(elts=[ast.Constant(value=1)]), value, kind]) if is_call(
                 node, "tl.full"
             ) and dotted(kind) in ("tl.int32", "tl.int64", "tl.int1", "tl.float32"):
@@ -109,7 +226,20 @@ class _OneRow(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
         is_raised = isinstance(node.right, ast.Call) and ast.unparse(node.right) == RAISED
-        return node.left if is_raised else node
+        if is_raised or dotted(node.right) == "xmask":
+            return node.left
+        return node.right if dotted(node.left) == "xmask" else node
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1
+
+
+ALONG = frozenset({
+    *("tl.sum", "tl.max", "tl.min", "tl.reduce", "tl.associative_scan", "tl.cumsum", "tl.cumprod"),
+    *("tl.argmax", "tl.argmin", "tl.xor_sum", "tl.sort"),
+})  # fmt: skip
+"""Functions whose second argument is an axis."""
 
 
 RAISED = "tl.zeros([1], tl.int1)"
@@ -137,13 +267,62 @@ def _without_repeated(kernel: GeneratedKernel, launches: list[Launch]) -> Genera
     return replace(kernel, body=body, params=tuple(p for p in kernel.params if p not in known))
 
 
+def _without_products(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+    """The kernel without parameters that are products of other ones and are read little."""
+    reads = Counter(one.id for one in walk(*kernel.body) if isinstance(one, ast.Name))
+    known: dict[str, ast.expr] = {}
+    for name in kernel.arguments:
+        found = {ast.unparse(one) if one else "" for one in _in_parameters(name, launches)}
+        text = found.pop() if len(found) == 1 else ""
+        if text and name not in ("xnumel", "r0_numel") and reads[name] <= MOST_READS:
+            known[name] = ast.parse(text, mode="eval").body
+    if not known:
+        return kernel
+    for one in launches:
+        one.arguments = {k: v for k, v in one.arguments.items() if k not in known}
+    body = [Substituted(known).visit(node) for node in kernel.body]
+    return replace(kernel, body=body, params=tuple(p for p in kernel.params if p not in known))
+
+
+MOST_READS = 3
+
+
+def _in_parameters(name: str, launches: list[Launch]) -> Iterator[ast.expr | None]:
+    """A product that is given for a parameter, in names of other parameters; None for another
+    value."""
+    for one in launches:
+        given = one.arguments.get(name)
+        names = {
+            dotted(value): ast.Name(id=key, ctx=ast.Load())
+            for key, value in one.arguments.items()
+            if isinstance(value, ast.Name)
+        }
+        if isinstance(given, ast.BinOp) and all(
+            isinstance(part, ast.Mult | ast.Constant | ast.Load)
+            or (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult))
+            or (isinstance(part, ast.Name) and part.id in names)
+            for part in walk(given)
+        ):
+            yield Substituted(names).visit(copy.deepcopy(given))
+        else:
+            yield None
+
+
 class _Plainer(ast.NodeTransformer):
     """Loads, casts and shapes without what changes nothing."""
 
-    def __init__(self, pointers: dict[str, str]) -> None:
+    def __init__(self, pointers: dict[str, str], body: list[ast.stmt]) -> None:
         self.pointers = pointers
+        names = (one for one in walk(*body) if isinstance(one, ast.Name))
+        self.reads = {one.id for one in names if isinstance(one.ctx, ast.Load)}
         self.floats: set[str] = set()
         """Names of fp32 values."""
+        self.filled: dict[str, str] = {}
+        """Masks of loaded values that are 0 elsewhere."""
+        self.ranges: set[str] = set()
+        """Names of the places in a row."""
+        self.masks: dict[str, list[ast.expr]] = {}
+        """Conditions of masks that all have to hold."""
         self.axes: dict[str, frozenset[str]] = {}
         """Axes of a block along which a name varies: `x`, `r`, `rows`, `columns`."""
 
@@ -156,9 +335,40 @@ class _Plainer(ast.NodeTransformer):
                 else:
                     self.floats.discard(name)
                 self.axes[name] = self._axes(node.value)
+                self.masks[name] = _conditions(node.value)
+                if is_call(node.value, "tl.broadcast_to") and _is_range(node.value):
+                    self.ranges.add(name)
+                self.filled.pop(name, None)
+                match node.value:
+                    case ast.Call(
+                        args=[_, mask], keywords=[ast.keyword(arg="other", value=ast.Constant(0.0))]
+                    ) if is_call(node.value, "tl.load"):
+                        self.filled[name] = ast.unparse(mask)
+                    case _:
+                        pass
+            case [ast.Tuple(elts=[ast.Name() as most, ast.Name() as place])]:
+                return self._one_of(node, most, place)
             case _:
                 pass
         return node
+
+    def _one_of(self, node: ast.Assign, most: ast.Name, place: ast.Name) -> ast.Assign:
+        """The largest value, or its place in the row, where the other one is not read."""
+        match node.value:
+            case ast.Call(args=[ast.Tuple(elts=[value, index]), axis, joined]) if (
+                dotted(joined) in WITH_INDEX
+            ):
+                functions = WITH_INDEX[dotted(joined)]
+                if place.id not in self.reads:
+                    target, function = most, functions[0]
+                elif most.id not in self.reads and dotted(index) in self.ranges:
+                    target, function = place, functions[1]
+                else:
+                    return node
+                made = ast.Call(named(function), [value, axis], [])
+                return ast.Assign(targets=[target], value=made, lineno=0)
+            case _:
+                return node
 
     def _is_float(self, node: ast.expr) -> bool:
         match node:
@@ -169,6 +379,8 @@ class _Plainer(ast.NodeTransformer):
             case ast.BinOp(left=left, right=right):
                 return self._is_float(left) or self._is_float(right)
             case ast.UnaryOp(operand=inner):
+                return self._is_float(inner)
+            case ast.Subscript(value=inner):
                 return self._is_float(inner)
             case ast.Call(func=ast.Attribute(attr="to"), args=[kind]):
                 return dotted(kind) == "tl.float32"
@@ -182,7 +394,7 @@ class _Plainer(ast.NodeTransformer):
             case _:
                 return False
 
-    def _is_index(self, node: ast.expr) -> bool:
+    def is_index(self, node: ast.expr) -> bool:
         """True for sums and products of indices and sizes; loaded values may be no integers."""
         return not self._is_float(node) and not any(
             isinstance(one, ast.Call | ast.Compare)
@@ -216,6 +428,30 @@ class _Plainer(ast.NodeTransformer):
         match node:
             case ast.Call() if is_call(node, "tl.load"):
                 node.keywords = [one for one in node.keywords if one.arg != "eviction_policy"]
+                return self._narrowed(node)
+            case ast.Call(args=[ast.Call(args=[mask, ast.Name(id=name), ast.Constant(0)]), _]) if (
+                is_call(node, "tl.sum")
+                and is_call(node.args[0], "tl.where")
+                and self.filled.get(name) == ast.unparse(mask)
+            ):
+                node.args[0] = ast.Name(id=name, ctx=ast.Load())
+                return node
+            case ast.Call(args=[ast.Constant() as number, value]) if dotted(node.func) in (
+                "tl.maximum",
+                "tl.minimum",
+            ):
+                node.args = [value, number]
+                return node
+            case ast.Call(
+                func=ast.Attribute(
+                    value=ast.Call(func=ast.Attribute(attr="to"), args=[first]) as inner, attr="to"
+                ),
+                args=[second],
+            ) if dotted(first) == dotted(second):
+                return inner
+            case ast.Call(args=[mask, first, second]) if is_call(node, "tl.where"):
+                full = self._axes(mask) | self._axes(second)
+                node.args[1] = self._spread(first, full)
                 return node
             case ast.Call(args=[value, ast.List(elts=shape)]) if is_call(node, "tl.broadcast_to"):
                 axes = self._axes(value)
@@ -225,7 +461,7 @@ class _Plainer(ast.NodeTransformer):
             ):
                 return value
             case ast.Call(func=ast.Attribute(value=value, attr="to"), args=[kind], keywords=[]) if (
-                dotted(kind) == "tl.int32" and self._is_index(value)
+                dotted(kind) == "tl.int32" and self.is_index(value)
             ):
                 return value
             case _:
@@ -233,11 +469,52 @@ class _Plainer(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
+        node.left = self._spread(node.left, self._axes(node.right))
+        node.right = self._spread(node.right, self._axes(node.left))
+        if _is_unit(node) and self._is_float(node.left):
+            return node.left
         if self._is_float(node.left) and (inner := _cast_number(node.right, self.axes)) is not None:
             node.right = inner
         return node
 
+    def _spread(self, node: ast.expr, axes: frozenset[str]) -> ast.expr:
+        """A value without its broadcast, beside one that has all axes."""
+        match node:
+            case ast.Call(args=[value, ast.List(elts=shape)]) if is_call(node, "tl.broadcast_to"):
+                return value if len(axes) >= len(shape) else node
+            case _:
+                return node
 
+    def _narrowed(self, node: ast.Call) -> ast.Call:
+        """A load along one axis of a block, with the condition for that axis alone."""
+        match node.args:
+            case [
+                ast.BinOp(
+                    left=ast.Name(), op=ast.Add(),
+                    right=ast.Call(args=[index, ast.List(elts=[_, _])]) as spread,
+                ) as place, ast.Name(id=mask),
+            ] if is_call(spread, "tl.broadcast_to") and not node.keywords:  # fmt: skip
+                axes = self._axes(index)
+                kept = [one for one in self.masks.get(mask, []) if self._axes(one) == axes]
+                if len(axes) == 1 and len(kept) == 1:
+                    place.right, node.args[1] = index, kept[0]
+                return node
+            case _:
+                return node
+
+
+def _conditions(node: ast.expr) -> list[ast.expr]:
+    match node:
+        case ast.BinOp(left=left, op=ast.BitAnd(), right=right):
+            return [*_conditions(left), *_conditions(right)]
+        case _:
+            return [node]
+
+
+WITH_INDEX = {
+    "larger_with_index": ("tl.max", "tl.argmax"),
+    "smaller_with_index": ("tl.min", "tl.argmin"),
+}
 REDUCING = ("tl.sum", "tl.max", "tl.min", "tl.reduce")
 KEEPING = frozenset({
     *("tl.sum", "tl.max", "tl.min", "tl.exp", "tl.log", "tl.sqrt", "tl.sqrt_rn", "tl.rsqrt"),
@@ -245,6 +522,15 @@ KEEPING = frozenset({
     "libdevice.tanh",
 })  # fmt: skip
 """Functions whose result has the type of their first argument."""
+
+
+def _is_range(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and dotted(node.args[0]) == "r0_index"
+
+
+def _is_unit(node: ast.BinOp) -> bool:
+    """True for a product with 1."""
+    return isinstance(node.op, ast.Mult) and ast.unparse(node.right) in ("1", "1.0")
 
 
 def _has_calls(node: ast.expr) -> bool:
@@ -339,7 +625,9 @@ def _renamed(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel
     is_one_row = has_rows and "XBLOCK" not in kernel.params
     usual = {"XBLOCK": "BLOCK_X" if has_rows else "BLOCK", "R0_BLOCK": "BLOCK_R"}
     if is_one_row:
-        usual = {"R0_BLOCK": "BLOCK", "xindex": "row", "r0_index": "columns", "r0_mask": "mask"}
+        row = "xindex" if "xindex" in names.taken else "xoffset"
+        usual = {"R0_BLOCK": "BLOCK", row: "row", "r0_index": "columns", "r0_mask": "mask"}
+        usual |= {"r0_offset": "start", "r0_base": "base"}
     elif has_rows:
         usual |= {
             "xindex": "rows",
@@ -377,7 +665,7 @@ def _comment(kernel: GeneratedKernel, *, is_one_row: bool) -> str:
     """A line that says which operations a kernel fuses, and what one program does."""
     share = "one program a row" if is_one_row else "one program a block"
     if "BLOCK_M" in kernel.constexprs:
-        share = "one program a tile of BLOCK_M rows and BLOCK_N columns"
+        share = "one program a tile"
     return f"{', '.join(dict.fromkeys(operations(kernel.name)))[:70] or 'Copies'}: {share}."
 
 

@@ -52,25 +52,25 @@ _PRODUCT = """{{def_kernel("A", "B")}}
 {% if BATCHED %}
     batch = tl.program_id(2)
 {% endif %}
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        at_a = rows[:, None] * ({{stride("A", -2)}}) + k[None, :] * ({{stride("A", -1)}})
-        at_b = k[:, None] * ({{stride("B", -2)}}) + columns[None, :] * ({{stride("B", -1)}})
+        at_a = rows * ({{stride("A", -2)}}) + k[None, :] * ({{stride("A", -1)}})
+        at_b = k[:, None] * ({{stride("B", -2)}}) + columns * ({{stride("B", -1)}})
 {% if BATCHED %}
         at_a = batch * ({{stride("A", 0)}}) + at_a
         at_b = batch * ({{stride("B", 0)}}) + at_b
 {% endif %}
-        is_a = (rows[:, None] < M) & (k[None, :] < K)
-        is_b = (k[:, None] < K) & (columns[None, :] < N)
+        is_a = (rows < M) & (k[None, :] < K)
+        is_b = (k[:, None] < K) & (columns < N)
         a = tl.load(A + at_a, mask=is_a, other=0.0)
         b = tl.load(B + at_b, mask=is_b, other=0.0)
         acc += tl.dot(a, b, input_precision="ieee")
-    idx_m = rows[:, None]
-    idx_n = columns[None, :]
-    mask = (idx_m < M) & (idx_n < N)
+    idx_m = rows
+    idx_n = columns
+    mask = (rows < M) & (columns < N)
 {% if BATCHED %}
     idx_b = batch
     {{store_output(("idx_b", "idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
@@ -92,62 +92,58 @@ def _convolution(rank: int, *, is_transposed: bool, is_depthwise: bool) -> str:
 
 def _grouped(rank: int, names: str, *, is_transposed: bool) -> list[str]:
     """Lines of an implicit product: k runs over input channels and taps."""
-    taps = " * ".join(f"KERNEL_{n.upper()}" for n in names)
+    taps = _taps(names)
     ins, outs = (0, 1) if is_transposed else (1, 0)
-    shared = [" // GROUPS", ""]
-    reading, inside, address = _reading(names, "k", "[:, None]", "[None, :]", is_transposed)
-    channel = "{{'(group * in_channels + channel)' if GROUPS > 1 else 'channel'}}"
-    column = "{{'(group * out_channels + columns)' if GROUPS > 1 else 'columns'}}"
+    shared = [" // {{GROUPS}}", ""]
+    grouped = "{{'group * %s + ' if GROUPS > 1 else ''}}"
+    channel, column = grouped % "in_channels", grouped % "out_channels"
+    reading, inside = _reading(names, "tap", is_transposed)
     if is_transposed:
         weight = (
-            f"({channel}[:, None] * out_channels + columns[None, :]) * ({taps})"
-            f" + (k % ({taps}))[:, None]"
+            f"(({channel}k[:, None] // ({taps})) * out_channels + columns) * ({taps})"
+            f" + k[:, None] % ({taps})"
         )
     else:
-        weight = f"{column}[None, :] * depth + k[:, None]"
-    at = " + ".join([
-        "n[:, None] * ({{stride('X', 0)}})", channel + "[None, :] * ({{stride('X', 1)}})", *address
-    ])  # fmt: skip
+        weight = f"({column}columns) * depth + k[:, None]"
     positions, rest = _positions(names, "rows")
-    where = " & ".join(["(n[:, None] < batch)", "(k[None, :] < depth)", *inside])
     return [
         *_sides(names),
         'batch = {{size("X", 0)}}',
+        'channels = {{size("X", 1)}}',
         f'in_channels = {{{{size("W", {ins})}}}}{shared[ins]}',
         f'out_channels = {{{{size("W", {outs})}}}}{shared[outs]}',
-        "rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)",
-        "columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)",
+        "rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]",
+        "columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]",
         "{% if GROUPS > 1 %}",
         "group = tl.program_id(2)",
         "{% endif %}",
         *positions,
         f"n = {rest}",
-        f"depth = in_channels * {taps}",
+        f"depth = in_channels * ({taps})",
         "acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)",
         "for start in range(0, depth, BLOCK_K):",
         "    k = start + tl.arange(0, BLOCK_K)",
-        f"    channel = k // ({taps})",
+        "    tap = k[None, :]",
         *reading,
-        f"    is_inside = {where}",
-        f"    x = tl.load(X + ({at}), mask=is_inside, other=0.0)",
-        "    is_weight = (k[:, None] < depth) & (columns[None, :] < out_channels)",
-        f"    w = tl.load(W + ({weight}), mask=is_weight, other=0.0)",
+        f"    is_inside = (n < batch) & (tap < depth){inside}",
+        f"    at_x = {_address(names, f'{channel}tap // ({taps})')}",
+        "    x = tl.load(X + at_x, mask=is_inside, other=0.0)",
+        "    is_weight = (k[:, None] < depth) & (columns < out_channels)",
+        f"    at_weight = {weight}",
+        "    w = tl.load(W + at_weight, mask=is_weight, other=0.0)",
         '    acc += tl.dot(x, w, input_precision="ieee")',
-        "mask = (n[:, None] < batch) & (columns[None, :] < out_channels)",
-        "idx_n = n[:, None]",
-        f"idx_c = {column}[None, :]",
-        *(f"idx_{n} = pos_{n}[:, None]" for n in names),
+        "mask = (n < batch) & (columns < out_channels)",
+        "idx_n = n",
+        f"idx_c = {column}columns",
+        *(f"idx_{n} = pos_{n}" for n in names),
         _store(names, '("BLOCK_M", "BLOCK_N")'),
     ]
 
 
 def _depthwise(rank: int, names: str, *, is_transposed: bool) -> list[str]:
     """Lines of a sum over taps, where each channel has a kernel of its own."""
-    taps = " * ".join(f"KERNEL_{n.upper()}" for n in names)
-    reading, inside, _ = _reading(names, "tap", "", "", is_transposed)
-    at = "n * channels + c"  # sizes of X may be numbers, which the groups fix
-    for n in names:
-        at = f"({at}) * in_{n} + at_{n}"
+    taps = _taps(names)
+    reading, inside = _reading(names, "tap", is_transposed)
     lines, rest = _positions(names, "index")
     return [
         *_sides(names),
@@ -157,19 +153,31 @@ def _depthwise(rank: int, names: str, *, is_transposed: bool) -> list[str]:
         *lines,
         f"c = {rest} % channels",
         f"n = {rest} // channels",
+        "mask = n < batch",
         "acc = tl.zeros((BLOCK,), dtype=tl.float32)",
         f"for tap in range({taps}):",
         *reading,
-        f"    is_inside = {' & '.join(['(n < batch)', *inside])}",
-        f"    x = tl.load(X + ({at}), mask=is_inside, other=0.0)",
+        f"    at_x = {_address(names, 'c')}",
+        f"    x = tl.load(X + at_x, mask=mask{inside}, other=0.0)",
         f"    w = tl.load(W + (c * ({taps}) + tap))",
         "    acc += x.to(tl.float32) * w",
-        "mask = n < batch",
         "idx_n = n",
         "idx_c = c",
         *(f"idx_{n} = pos_{n}" for n in names),
         _store(names, '("BLOCK",)'),
     ]
+
+
+def _taps(names: str) -> str:
+    return " * ".join(f"{{{{KERNEL_{n.upper()}}}}}" for n in names)
+
+
+def _address(names: str, channel: str) -> str:
+    """The place in a contiguous input, whose sizes may be numbers, which the groups fix."""
+    at = f"n * channels + {channel}"
+    for n in names:
+        at = f"({at}) * in_{n} + at_{n}"
+    return at
 
 
 def _sides(names: str) -> list[str]:
@@ -188,26 +196,27 @@ def _positions(names: str, index: str) -> tuple[list[str], str]:
     return lines, index
 
 
-def _reading(
-    names: str, tap: str, column: str, row: str, is_transposed: bool
-) -> tuple[list[str], list[str], list[str]]:
-    """Lines that find the input of a tap, the conditions for it, and its address."""
+def _reading(names: str, tap: str, is_transposed: bool) -> tuple[list[str], str]:
+    """Lines that find the input of a tap, and the conditions for it. Without padding, no tap of a
+    plain convolution is outside."""
     lines: list[str] = []
     inside: list[str] = []
-    address: list[str] = []
     for n in reversed(names):
         up = n.upper()
-        offset = f"({tap} % KERNEL_{up}){row} * DILATION_{up}"
-        tap = f"{tap} // KERNEL_{up}"
+        kernel, stride, padding = (f"{{{{{one}_{up}}}}}" for one in ("KERNEL", "STRIDE", "PADDING"))
+        offset = f"{tap} % {kernel} * {{{{DILATION_{up}}}}}"
+        tap = f"{tap} // {kernel}"
         if is_transposed:
-            lines.append(f"    from_{n} = pos_{n}{column} + PADDING_{up} - {offset}")
-            lines.append(f"    at_{n} = from_{n} // STRIDE_{up}")
-            inside += [f"(from_{n} >= 0)", f"(from_{n} % STRIDE_{up} == 0)", f"(at_{n} < in_{n})"]
+            lines.append(f"    from_{n} = pos_{n} + {padding} - {offset}")
+            lines.append(f"    at_{n} = from_{n} // {stride}")
+            inside.append(f" & (from_{n} >= 0) & (at_{n} < in_{n})")
+            step = f" & (from_{n} % {stride} == 0)"
+            inside.append(f"{{% if STRIDE_{up} > 1 %}}{step}{{% endif %}}")
         else:
-            lines.append(f"    at_{n} = pos_{n}{column} * STRIDE_{up} - PADDING_{up} + {offset}")
-            inside += [f"(at_{n} >= 0)", f"(at_{n} < in_{n})"]
-        address.append(f"at_{n} * ({{{{stride('X', {2 + names.index(n)})}}}})")
-    return lines, inside, address[::-1]
+            lines.append(f"    at_{n} = pos_{n} * {stride} - {padding} + {offset}")
+            bounds = f" & (at_{n} >= 0) & (at_{n} < in_{n})"
+            inside.append(f"{{% if PADDING_{up} %}}{bounds}{{% endif %}}")
+    return lines, "".join(inside)
 
 
 def _store(names: str, shape: str) -> str:
@@ -318,10 +327,13 @@ def _of_floats(ours: Callable[..., Any], otherwise: Callable[..., Any]) -> Calla
 
 
 def templates(stack: contextlib.ExitStack) -> None:
-    """Lowers products and convolutions to the templates until the stack is left."""
+    """Lowers products and convolutions to the templates until the stack is left. Their inputs are
+    contiguous: no order of strides is proved, which fails behind a stride of 2."""
     made = {
         aten.mm.default: _mm, aten.bmm.default: _mm, aten.addmm.default: _addmm,
         aten.baddbmm.default: _addmm, aten.convolution.default: _conv,
     }  # fmt: skip
     found = {key: _of_floats(one, lowering.lowerings[key]) for key, one in made.items()}
     stack.enter_context(mock.patch.dict(lowering.lowerings, found))
+    free = {aten.convolution.default: None}
+    stack.enter_context(mock.patch.dict(lowering._maybe_layout_constraints, free))

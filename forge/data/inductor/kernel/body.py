@@ -55,7 +55,7 @@ def with_sizes_as_arguments(kernel: GeneratedKernel, sizes: dict[str, int]) -> G
                 return False
 
     left = [node for node in kernel.body if not is_repeated(node)]
-    return _cleaned(replace(kernel, body=left))
+    return cleaned(replace(kernel, body=left))
 
 
 def _translated(node: ast.stmt) -> ast.stmt:
@@ -80,7 +80,7 @@ def _is_assertion(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and is_call(node.value, "tl.device_assert")
 
 
-def _cleaned(kernel: GeneratedKernel) -> GeneratedKernel:
+def cleaned(kernel: GeneratedKernel) -> GeneratedKernel:
     """The kernel without aliases, constants with names, and unused values."""
     body, before = kernel.body, ""
     for _ in range(MAX_ROUNDS):

@@ -31,15 +31,15 @@ LIBDEVICE = frozenset({
 RENAMED = {"fast_tanhf": "tanh", "fast_expf": "exp", "fast_dividef": "fdiv"}
 
 FUNCTIONS = {
-    "nan_max": """
+    "larger": """
 @triton.jit
-def nan_max(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def larger(a, b):
+    return tl.maximum(a, b)
 """,
-    "nan_min": """
+    "smaller": """
 @triton.jit
-def nan_min(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def smaller(a, b):
+    return tl.minimum(a, b)
 """,
     "either": """
 @triton.jit
@@ -100,7 +100,7 @@ def welford_merge(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
     "softmax_merge": """
 @triton.jit
 def softmax_merge(max_a, sum_a, max_b, sum_b):
-    largest = tl.maximum(max_a, max_b, propagate_nan=tl.PropagateNan.ALL)
+    largest = tl.maximum(max_a, max_b)
     is_empty = largest == float('-inf')
     scale_a = tl.where(is_empty, 1.0, tl.exp(max_a - largest))
     scale_b = tl.where(is_empty, 1.0, tl.exp(max_b - largest))
@@ -109,7 +109,10 @@ def softmax_merge(max_a, sum_a, max_b, sum_b):
 }
 """Jitted functions, by name."""
 
-REDUCTIONS = {"max2": "nan_max", "min2": "nan_min", "any": "either", "prod": "times"}
+LARGEST = {"max2": "tl.max", "min2": "tl.min"}
+"""Reductions that Triton has. Inductor's keep NaN; a person writes these."""
+
+REDUCTIONS = {"any": "either", "prod": "times"}
 """Reductions of one tensor: the function that joins two elements."""
 
 TUPLES = {
@@ -130,8 +133,6 @@ CALLS = {
     "online_softmax_combine_with_sum": ("softmax_merge", 4),
 }
 """Functions that keep their first arguments: our name, and their number."""
-
-ALL = "tl.PropagateNan.ALL"
 
 MASKS = {"tl.load": 1, "tl.store": 2}
 """Places of the masks of functions."""
@@ -181,7 +182,7 @@ class _Translator(ast.NodeTransformer):
         """Functions that are passed to others: operators of reductions."""
         self.generic_visit(node)
         if dotted(node.value) == "triton_helpers":
-            given = {"maximum": "nan_max", "minimum": "nan_min", "_any_combine": "either"}
+            given = {"maximum": "larger", "minimum": "smaller", "_any_combine": "either"}
             if node.attr in given:
                 return ast.Name(id=given[node.attr], ctx=ast.Load())
         return node
@@ -198,6 +199,8 @@ def _takes_all(node: ast.expr) -> bool:
 
 def _helper(function: str, node: ast.Call) -> ast.expr:
     given = node.args
+    if function in LARGEST:
+        return _call(LARGEST[function], given)
     if function in REDUCTIONS and len(given) == 2:
         return _call("tl.reduce", [*given, _name(REDUCTIONS[function])])
     if function in TUPLES and len(given) > TUPLES[function][1]:
@@ -217,9 +220,8 @@ def _helper(function: str, node: ast.Call) -> ast.expr:
             zeros = ast.parse("tl.zeros([1], tl.int1)", mode="eval").body
             return ast.BinOp(left=value, op=ast.Add(), right=zeros)
         case "maximum" | "minimum", [_, _]:
-            ours = _call(f"tl.{function}", given)
-            ours.keywords.append(ast.keyword(arg="propagate_nan", value=_name(ALL)))
-            return ours
+            is_first = isinstance(given[0], ast.Constant)
+            return _call(f"tl.{function}", given[::-1] if is_first else given)
         case "exp", [value, *_]:
             return _call("tl.exp", [value])
         case "device_assert_then", [_, _, value]:
@@ -232,6 +234,8 @@ def _helper(function: str, node: ast.Call) -> ast.expr:
 
 def _mathematics(function: str, node: ast.Call) -> ast.expr:
     function = RENAMED.get(function, function)
+    if function == "mul_rn":
+        return ast.BinOp(left=node.args[0], op=ast.Mult(), right=node.args[1])
     if function in LANGUAGE:
         return _call(f"tl.{function}", node.args)
     if function in LIBDEVICE:
