@@ -7,18 +7,14 @@ Sizes are symbols, and so are numbers that modules keep, where the model bears t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+import torch.hub
 
-from forge.data.harvest.records import Answered, Unanswered
+from forge.data.harvest.records import Answered, AnswerTask, Unanswered
 from forge.data.inductor.compiler.graph import Untraceable, trace
 from forge.data.inductor.literals import size_literals
 from forge.data.inductor.outcome import NotRewritten, RewriteReason
 from forge.data.inductor.rewrite import rewrite
-
-if TYPE_CHECKING:
-    from forge.data.harvest.records import AnswerTask
 
 FINAL = (RewriteReason.RANDOM, RewriteReason.NO_KERNEL)
 """Reasons that another trace does not change."""
@@ -26,9 +22,39 @@ ATTEMPTS = ({}, {"with_attributes": False})
 """Options of traces, tried in turn."""
 
 
+WARMING = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 20, 3, padding=1), nn.BatchNorm2d(20)
+        self.linear = nn.Linear(20, 24)
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(self.norm(self.conv(x)).relu(), 2).mean(dim=(2, 3))
+        x = nn.functional.gelu(self.linear(x))
+        return x.softmax(-1) * x.sigmoid()
+
+
+def get_inputs():
+    return [torch.randn(6, 3, 18, 22)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
 def preload() -> None:
-    """Prepares torch for a fork for each problem: what answers need is imported with this file."""
+    """Prepares torch for a fork for each problem, by an answer: what it loads and remembers on the
+    way, a tenth of an answer's time, no child does again."""
     torch.set_num_threads(1)
+    vars(torch.hub)["tqdm"].monitor_interval = 0  # its thread would stop the forks
+    with torch.no_grad():
+        assert isinstance(answer(AnswerTask(text=WARMING)), Answered)
 
 
 def answer(task: AnswerTask) -> Answered | Unanswered:

@@ -38,6 +38,9 @@ EXIT_TIMEOUT_S, EXIT_PAUSE_S = 1.0, 0.001
 which ends with all that it started."""
 WIDE = ("oracle",)
 """Roles whose children have all cores of their judge on a machine without cards."""
+HARVEST = {"PYTHONHASHSEED": "0", "SYMPY_CACHE_SIZE": "None"}
+"""Variables of a harvest's zygote: an answer is the same in each process, and Sympy remembers all
+that it finds about sizes."""
 PASSED_ON = (*root.PASSED_ON, "PYTHONPATH", "PYTHONSAFEPATH")
 """The only variables that the zygote inherits."""
 
@@ -176,6 +179,8 @@ class Spawner:
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
         }
+        if self._harvests:
+            env |= HARVEST
         self._process = subprocess.Popen(
             command, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
         )
