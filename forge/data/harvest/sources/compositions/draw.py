@@ -124,10 +124,15 @@ def _write(key: str, sizes: SizeDraw) -> tuple[int, ModuleWriter, str]:
 
 def _level_1(w: ModuleWriter) -> Value:
     """One operation, or a simple one with another that makes it differ from KernelBench's."""
-    kinds = {"table": 60, "pointwise": 12, "norm": 8, "reduction": 8, "pool": 7, "softmax": 5}
+    kinds = {
+        "table": 46, "pointwise": 8, "norm": 14, "reduction": 7, "pool": 6, "softmax": 4,
+        "convolution": 10, "product": 5,
+    }  # fmt: skip
     kind = w.rng.choices(list(kinds), weights=list(kinds.values()))[0]
     if kind == "table":
         return single(w)
+    if kind in ("convolution", "product"):
+        return _small(w, w.read(product(w) if kind == "product" else convolution(w)))
     if kind == "pool":
         return _beside(w, image_input(w, w.rng.choice((1, 2, 3))), pool)
     letters = w.rng.choice(("BD", "BTD", "BTD", "BCHW", "MD", "BGTK", "BCL", "BCZHW", "BL"))

@@ -25,6 +25,11 @@ HARMLESS = ("tanh", "gelu", "silu", "softsign", "atan", "asinh", "abs", "log1p_a
             "sin", "square", "sqrt_abs", "mish", "leaky_relu", "hardswish", "signed_sqrt",
             "elu")  # fmt: skip
 """Functions that bear values of any size."""
+OFTEN = frozenset({
+    *("argmax_rows", "prod_rows", "cumsum_rows", "cumprod_decay", "triangles", "masked_product"),
+    *("attention", "causal_attention", "interpolate", "pixel_shuffle", "max_with_index"),
+})  # fmt: skip
+"""Operations that have few others of their kind in the vocabulary."""
 _LETTERS = re.compile(r"[A-Z]8?|\d+")
 _OTHER_NAMES = {
     "x": ("x", "x", "x", "input", "inputs", "inp", "t", "data", "tensor", "X"),
@@ -43,7 +48,7 @@ _OTHER_NAMES = {
 def single(w: ModuleWriter) -> Value:
     """One of the operations on inputs of its own, alone or beside a simple function."""
     table = section("singles")
-    name = w.rng.choice(list(table))
+    name = w.rng.choices(list(table), weights=[10 if one in OFTEN else 1 for one in table])[0]
     place = w.rng.choices(("alone", "before", "after"), weights=(40, 25, 35))[0]
     before = w.rng.choice(HARMLESS) if place == "before" else ""
     found = _written(w, name, table[name], before=before)

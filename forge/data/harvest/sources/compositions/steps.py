@@ -152,10 +152,14 @@ def gated_halves(w: ModuleWriter, x: Value) -> Value:
 # norms
 
 
+LAYERS = frozenset({"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"})
+
+
 def norm(w: ModuleWriter, x: Value) -> Value:
     """A normalisation with or without parameters."""
     flat = norms(x)
-    name = w.rng.choice(sorted(flat))
+    layers = [3 if name in LAYERS else 1 for name in sorted(flat)]
+    name = w.rng.choices(sorted(flat), weights=layers)[0]
     w.ops.append(name)
     dim, one = x.dims[x.channel], section("norms")[name]
     if not dim.text:
