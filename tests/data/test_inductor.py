@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forge.data.inductor.expressions import nested
 from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
 from forge.data.inductor.rewrite import rewrite
 from forge.data.inductor.source import Entry
@@ -86,3 +87,36 @@ def test_a_long_sum_has_a_line_for_each_term():
     lines = list(print_statement(node, 8))
     assert max(map(len, lines)) <= WIDTH
     assert ast.dump(ast.parse("\n".join(lines).strip())) == ast.dump(ast.Module([node], []))
+
+
+SUMS = [
+    "w + h * W + c * H * W + n * C * H * W",
+    "w + 2 * h * (W - 1) + 4 * c * (H - 1) * (W - 1)",
+    "3 * x - 1 + W * (3 * h - 1) - H",
+    "w - w",
+    "(a // b) * W + (a // b) * H * W + a % b",
+    "-2 * w + 5",
+]
+
+
+@pytest.mark.parametrize("text", SUMS)
+def test_a_sum_with_its_factors_outside_has_the_same_value(text: str):
+    node = ast.parse(text, mode="eval").body
+    made = ast.unparse(nested(node))
+    for first in range(1, 6):
+        names = {name: first * 7 + place for place, name in enumerate("whcnWHCabx")}
+        assert eval(made, dict(names)) == eval(text, dict(names))
+
+
+def test_an_index_is_read_from_its_first_axis_to_its_last():
+    node = ast.parse(SUMS[0], mode="eval").body
+    assert ast.unparse(nested(node)) == "((C * n + c) * H + h) * W + w"
+
+
+def test_a_row_takes_one_program_of_one_dimension():
+    """Also where Inductor's blocks have several rows; and no program is left for none."""
+    code = rewritten("positions_of_the_largest").code
+    kernel = code[code.index("def argmax_kernel") : code.index("class ModelNew")]
+    assert "row = tl.program_id(0)" in kernel
+    assert "[:, None]" not in kernel
+    assert "argmax_kernel[(columns,)]" in code
