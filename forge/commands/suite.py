@@ -14,7 +14,6 @@ import json
 import re
 import tempfile
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -28,12 +27,12 @@ from forge.config.schema.judge import JudgeTable, ProtocolName
 from forge.config.schema.problems import is_hub_name
 from forge.config.schema.serving import SERVE_URL
 from forge.data.problem_files import find_files
-from forge.errors import ConfigError, MachineError
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.records import split_step
 from forge.records.rules import PolicyName
 from forge.runner.run import run_experiment
 from forge.runner.weights.resume import find_weights
-from forge.serve.remote.teacher import TeacherSettings, open_teacher
+from forge.serve.remote.url_client import choose_model, open_server
 from forge.store.layout import find_run
 from forge.store.reader import open_run
 from forge.views.suite import RESULTS
@@ -346,32 +345,31 @@ def find_source(request: EvalRequest) -> ModelSource:
 
 def _server(request: EvalRequest) -> ModelSource:
     """A server that answers now, and its model."""
-    settings = TeacherSettings(
-        url=request.source,
-        model=request.model_name,
-        api_key_env=request.api_key_env,
-        timeout_s=CONNECT_S,
-    )
-    if not SERVE_URL.fullmatch(settings.url):
-        raise ConfigError(f"{settings.url}: a server is http://HOST:PORT[/PATH] or unix:/PATH")
-    try:
-        model = anyio.run(partial(_ask_for_model, settings))
-    except MachineError as error:
-        raise MachineError(str(error).removeprefix("--url: ")) from error
+    if not SERVE_URL.fullmatch(request.source):
+        raise ConfigError(f"{request.source}: a server is http://HOST:PORT[/PATH] or unix:/PATH")
+    model = anyio.run(_ask_for_model, request)
     serve = {
-        "url": [settings.url],
+        "url": [request.source],
         "model_name": model,
         "context_tokens": CONTEXT_TOKENS,
         "request_timeout_s": 900.0,
     }
-    if settings.api_key_env is not None:
-        serve["api_key_env"] = settings.api_key_env
+    if request.api_key_env is not None:
+        serve["api_key_env"] = request.api_key_env
     return ModelSource(label=model, serve=serve)
 
 
-async def _ask_for_model(settings: TeacherSettings) -> str:
-    async with open_teacher(settings) as teacher:
-        return teacher.model
+async def _ask_for_model(request: EvalRequest) -> str:
+    """The model of a server. Raises ConfigError, MachineError."""
+    url = request.source
+    async with open_server(
+        url, timeout_s=CONNECT_S, key_env=request.api_key_env, key_setting="--api-key-env"
+    ) as (client, _):
+        try:
+            there = [each["id"] for each in await client.models()]
+        except (ChildDied, Stalled) as error:
+            raise MachineError(f"no server answers: {error}") from error
+    return choose_model(url, there, request.model_name, setting="--model")
 
 
 def _local(path: Path, *, label: str, model: dict[str, Any]) -> ModelSource:

@@ -1,6 +1,6 @@
 """Chats with a server that keeps tokenizer and chat template to itself: texts in place of tokens.
 
-Used for engines behind `serve.url` that answer chats alone, and by `forge distill`.
+Used for engines behind `serve.url` that answer chats alone.
 """
 
 from __future__ import annotations

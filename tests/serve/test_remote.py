@@ -28,6 +28,7 @@ from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Message, Prompt
 from forge.serve.client import ReplicaClient
+from forge.serve.remote import remote as remote_module
 from forge.serve.remote.dialects import Dialect, read_answer
 from forge.serve.remote.remote import Remote, open_remote
 from forge.serve.replicas import open_replicas
@@ -334,7 +335,10 @@ async def test_an_unusable_server_is_one_line_before_anything_is_sampled(
             pytest.fail("it was opened")
 
 
-async def test_a_refusal_ends_the_evaluation_with_the_servers_message(tmp_path: Path) -> None:
+async def test_a_refusal_ends_the_evaluation_with_the_servers_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "FIRST_PAUSE_S", 0.01)
     server = Server(tmp_path / "s", models=[("qwen", "vllm")])
     server.answers["/v1/chat/completions"] = like_chat
     async with running(server), connected(server.url) as remote:
@@ -347,6 +351,24 @@ async def test_a_refusal_ends_the_evaluation_with_the_servers_message(tmp_path: 
         server.answers["/v1/chat/completions"] = lambda _body: JSONResponse({"choices": [{}]})
         with pytest.raises(MachineError, match="its answer is not in the chat format"):
             await ask(remote)
+
+
+@pytest.mark.parametrize(
+    "failure", [JSONResponse({"choices": [{}]}), Response(status_code=500), Response(b"<html>")]
+)
+async def test_a_server_that_chats_and_fails_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Response
+) -> None:
+    monkeypatch.setattr(remote_module, "FIRST_PAUSE_S", 0.01)
+    server = Server(tmp_path / "s", models=[("qwen", "vllm")])
+    server.answers["/v1/chat/completions"] = like_chat
+    async with running(server), connected(server.url) as remote:
+        left = [failure, failure]
+        server.answers["/v1/chat/completions"] = lambda body: (
+            left.pop() if left else like_chat(body)
+        )
+        assert len(await ask(remote, n=1)) == 1
+        assert left == []
 
 
 async def test_a_gateway_timeout_is_not_repeated(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ class Searching:
             await self._take(search, turns[0], island, place.parents)
         elif not parents and not search.ending:
             search.ending = "its prompt does not fit serve.context_tokens"
-            await self._note(ENDED, f"{problem.problem_id}: {search.ending}", problem.problem_id)
+            await self._end(search)
         slots.release()
 
     async def _take(
@@ -182,9 +182,15 @@ class Searching:
         if gain:
             speed = turn.verdict.timing and f"{turn.verdict.timing.speedup:.2f}x"
             origin = f", from {parents[-1]}" if parents else ""
-            await self._note(GAIN, f"{name}: {speed or 'correct'}, {turn.turn_id}{origin}", name)
+            message = f"{name}: {speed or 'correct'}, {turn.turn_id}{origin}"
+            await run.record(GAIN, message, says=True, stage=self.stage, problem=name)
         if was_going and search.ending:
-            await self._note(ENDED, f"{name}: {search.ending}", name)
+            await self._end(search)
+
+    async def _end(self, search: Search) -> None:
+        name = search.problem.problem_id
+        message = f"{name}: {search.ending}"
+        await self.run.record(ENDED, message, says=True, stage=self.stage, problem=name)
 
     def _numbers(self) -> dict[str, float]:
         """Share of solved problems, and the geometric mean of their best speed-ups."""
@@ -192,10 +198,6 @@ class Searching:
         speeds = [best.value for best in bests if best.verdict.timing is not None]
         found = {"solved": len(bests) / max(1, len(self.searches))}
         return found | ({"speedup": statistics.geometric_mean(speeds)} if speeds else {})
-
-    async def _note(self, kind: str, message: str, problem: str) -> None:
-        await self.run.record(kind, message, stage=self.stage, problem=problem)
-        self.run.console.say(message)
 
     async def _say_end(self) -> None:
         solved = sum(search.best is not None for search in self.searches.values())

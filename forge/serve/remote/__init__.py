@@ -1,5 +1,5 @@
-"""Engines that forge did not start, and teachers: servers behind a URL, for evaluations (`[serve]
-url`) and for `forge data distill`.
+"""Engines that forge did not start: servers behind a URL (`[serve] url`), for evaluations and
+searches.
 
 Called by the runner and by commands. Runs that train send their weights by `forge.serve.upload`.
 Never starts a process.

@@ -42,6 +42,10 @@ logger = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 2.0
 """Interval of checks whether a server that hung up or was silent answers again."""
+ATTEMPTS = 6
+"""Maximum attempts at a request to a server that chats and fails."""
+FIRST_PAUSE_S = 1.0
+"""Pause before the second attempt. It doubles: 31 s of pauses over all attempts."""
 WAIT_S = 120.0
 """Maximum wait for any server to be up."""
 
@@ -95,7 +99,7 @@ class RemoteServer:
         async def one(index: int) -> None:
             try:
                 single = replace(request, n=1, seed=request.seed + index)
-                (answers[index],) = await self._ask(single)
+                (answers[index],) = await self._ask_again(single)
             except ForgeError as error:
                 failures.append(error)
                 group.cancel_scope.cancel()
@@ -106,6 +110,19 @@ class RemoteServer:
         if failures:
             raise failures[0]
         return [answers[index] for index in range(request.n)]
+
+    async def _ask_again(self, request: SampleRequest) -> list[Completion]:
+        """Ask a server that chats up to ATTEMPTS times: a hosted one fails now and then, and
+        answers what cannot be read."""
+        pause_s = FIRST_PAUSE_S
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await self._ask(request)
+            except MachineError as error:
+                logger.warning("%s; sending it again in %g s", error, pause_s)
+            await anyio.sleep(pause_s)
+            pause_s *= 2
+        return await self._ask(request)
 
     async def _ask(self, request: SampleRequest) -> list[Completion]:
         """Raises ConfigError if it refuses, MachineError if it fails, ChildDied, Stalled."""

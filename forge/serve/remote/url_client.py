@@ -1,9 +1,9 @@
 # pyright: strict
 """The HTTP client of one URL: retries while the server is busy, and errors for its refusals.
 
-Used for `[serve] url`, one per URL, and by `teacher`. Promise: every call ends with an answer or
-with an error that names the URL (ChildDied: it hung up; Stalled: it was silent; ConfigError: it
-refused; MachineError: it failed).
+Used for `[serve] url`, one per URL, and to ask a server for its models. Promise: every call ends
+with an answer or with an error that names the URL (ChildDied: it hung up; Stalled: it was silent;
+ConfigError: it refused; MachineError: it failed).
 """
 
 from __future__ import annotations
