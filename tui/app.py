@@ -23,8 +23,7 @@ from textual.screen import Screen
 from textual.theme import ThemeProvider
 
 from forge.errors import ForgeError
-from forge.tui.frame.asking import FORGE, TopLine
-from forge.tui.frame.dialogs import Confirm, Help, Palette
+from forge.tui.frame.asking import FORGE, Confirm, Help, Palette, TopLine
 from forge.tui.frame.watched import Watched
 from forge.views.text.terminal import printable
 

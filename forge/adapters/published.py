@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from forge.adapters.verdict import ProtocolResult, Reward, ShapeResult
 from forge.adapters.verdict import Verdict as PublicVerdict
-from forge.config.mistakes import found_mistakes
+from forge.config.keys import found_mistakes
 from forge.config.schema import RewardTable, dotted
 from forge.errors import ConfigError
 from forge.records import Status, Timing, Verdict

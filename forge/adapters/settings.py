@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from forge.config.mistakes import found_mistakes
+from forge.config.keys import found_mistakes
 from forge.config.schema import JudgeTable, dotted
 from forge.config.schema.judge import RulesName
 from forge.config.schema.problems import ConstantsTable, ProblemsTable, RowFormat

@@ -56,7 +56,7 @@ def doctor(
     if target is not None and not target.endswith(".toml"):
         return _examine_run(target, store, as_json=as_json)
     from forge.commands.doctor.examine import examine
-    from forge.commands.doctor.finding import can_run, render, summarize, to_json
+    from forge.commands.doctor.probe import can_run, render, summarize, to_json
     from forge.config.load import load_experiment
 
     serve = None if target is None else load_experiment(Path(target)).serve
@@ -72,7 +72,7 @@ def doctor(
 
 
 def _examine_run(run: str, store: Path, *, as_json: bool) -> None:
-    from forge.commands.doctor.finding import render
+    from forge.commands.doctor.probe import render
     from forge.commands.doctor.run import examine_run
 
     paths = find(run, store)
@@ -95,7 +95,7 @@ def check_nodes(file: ExperimentFile, overrides: Overrides = None, as_json: Json
     import anyio
 
     from forge.commands.cluster_check import find_all, survey_cluster
-    from forge.commands.doctor.finding import can_run, render, to_json
+    from forge.commands.doctor.probe import can_run, render, to_json
     from forge.config.load import load_experiment
 
     experiment = load_experiment(file, overrides=overrides or ())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.cluster.cluster import open_cluster
 from forge.cluster.nodes import NO_FORGE_LINE, RANKS_NEED, Node
-from forge.commands.doctor.finding import Finding, error, warning
+from forge.commands.doctor.probe import Finding, error, warning
 from forge.errors import ConfigError, pip_install
 from forge.origin import installed_versions, source_digest
 from forge.process.sockets import open_socket_dir

@@ -37,7 +37,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from forge.errors import ConfigError, MachineError
 from forge.store.reader import open_run
-from forge.views.kernels import load_kernel
+from forge.views.problems import load_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

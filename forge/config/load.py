@@ -19,7 +19,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from forge.config.checks import PROMPT_FILES, check, check_build
-from forge.config.mistakes import found_mistakes, without
+from forge.config.keys import found_mistakes, without
 from forge.config.schema import Experiment, dotted
 from forge.config.schema.build import DataBuild
 from forge.config.schema.problems import is_hub_name

@@ -9,7 +9,7 @@ import pytest
 
 from forge.cluster.nodes import NO_FORGE_LINE
 from forge.commands.cluster_check import find_all, has_labels
-from forge.commands.doctor.finding import Finding, Severity, can_run
+from forge.commands.doctor.probe import Finding, Severity, can_run
 from forge.config.load import load_experiment
 from forge.origin import installed_versions, source_digest
 

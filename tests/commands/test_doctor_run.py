@@ -6,16 +6,14 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.commands.doctor.finding import Severity
+from forge.commands.doctor.probe import Severity
 from forge.commands.doctor.run import examine_run
 from forge.records import Event, PolicyVersion, Status
 from forge.store.layout import RunPaths, open_run_lock
@@ -25,6 +23,9 @@ from forge.train.checkpoints import checkpoint_dir, write_manifest
 from tests.store.storefactory import group, samples, small_run, write_run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from forge.store.write.rows import Record
 
 EXPERIMENT = """\

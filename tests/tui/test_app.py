@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.tui.app import ACTIONS, PLACES, WatchApp
-from forge.tui.frame.dialogs import Confirm, Help, Palette
+from forge.tui.frame.asking import Confirm, Help, Palette
 from forge.tui.screens.run import RunScreen
 from tests.tui.supervisors import supervising
 from tests.tui.watching import (

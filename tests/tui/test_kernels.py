@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from textual.widgets import Input
 
 from forge.records import Status
 from forge.store.layout import RunPaths
-from forge.tui.frame.dialogs import Confirm
+from forge.tui.frame.asking import Confirm
 from forge.tui.screens.kernels import KernelsScreen
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import RowTable
@@ -27,6 +27,9 @@ from tests.tui.watching import (
     until,
     watching,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 BEST = "elementwise-residual-cos-elu-square-tanh"

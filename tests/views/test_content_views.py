@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from forge.errors import ConfigError
 from forge.records import Event, Purpose, Status
 from forge.store.reader import open_run
-from forge.views.kernels import file_name, load_kernel, load_kernels, write_kernel
 from forge.views.problems import (
     ORDERS,
     TREND_GROUPS,
     ProblemFilter,
+    file_name,
     load_history,
+    load_kernel,
+    load_kernels,
     load_problems,
+    write_kernel,
 )
 from forge.views.rollouts import (
     MAX_DIFF_LINES,

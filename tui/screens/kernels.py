@@ -14,12 +14,11 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from forge.errors import ConfigError
-from forge.tui.frame.asking import PacedScreen
-from forge.tui.frame.dialogs import AskLine, Confirm, FilterLine
+from forge.tui.frame.asking import AskLine, Confirm, FilterLine, PacedScreen
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import copy_code, kernel_facts, shown_code
-from forge.views.kernels import (
+from forge.views.problems import (
     Kernel,
     file_name,
     load_kernel,

@@ -13,8 +13,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, DataTable, Input, Static
 
 from forge.records import Purpose
-from forge.tui.frame.asking import PacedScreen, following
-from forge.tui.frame.dialogs import FilterLine
+from forge.tui.frame.asking import FilterLine, PacedScreen, following
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import path_of_statuses, shown_code, spark

@@ -14,8 +14,7 @@ from textual.binding import Binding
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
-from forge.tui.frame.asking import PacedScreen
-from forge.tui.frame.dialogs import AskLine
+from forge.tui.frame.asking import AskLine, PacedScreen
 from forge.tui.widgets.conversations import SiblingsPane, answer_of, head_of, prompt_of, turn_diff
 from forge.tui.widgets.texts import copy_code, lines_with, marked, shown_code, verdict_panel
 from forge.views.rollouts import Conversation, load_conversation, parse_address

@@ -21,8 +21,7 @@ from textual.widgets import DataTable, Input, Static
 from forge.errors import ForgeError
 from forge.store.layout import RunPaths, is_owned, list_runs
 from forge.store.reader import RunReader
-from forge.tui.frame.asking import STATE_SIGNS, AskingScreen, following
-from forge.tui.frame.dialogs import FilterLine
+from forge.tui.frame.asking import STATE_SIGNS, AskingScreen, FilterLine, following
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.views.compare import By, compare, render_comparison
 from forge.views.runs import load_run

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from textual.app import App
 
-    from forge.views.kernels import Kernel
+    from forge.views.problems import Kernel
 
 MAX_SHOWN = 60_000
 """Maximum characters of one text; `forge rollouts --turns` prints all of it."""

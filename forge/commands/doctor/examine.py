@@ -33,20 +33,24 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.commands.doctor.finding import Finding, Severity, docker, error, warning
 from forge.commands.doctor.probe import (
     PACKAGES,
     EngineFacts,
+    Finding,
     GpuFacts,
     Imported,
     Outcome,
+    Severity,
     check_engines,
     check_gpus,
     check_packages,
+    docker,
+    error,
     import_for_engines,
     import_packages,
     run_probe,
     try_gpus,
+    warning,
 )
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, MachineError

@@ -1,5 +1,8 @@
-"""Probes of `forge doctor`: child processes with a deadline, and the findings on what they report
-about packages and GPUs.
+"""Findings of `forge doctor` as a table and as JSON; its probes, child processes with a deadline;
+and the findings on what these report about packages and GPUs.
+
+An error means that a run could not start; a warning, that it would be slower, less safe, or fail
+under some settings.
 
 A probe that hangs, crashes or cannot start is a result like any other: nothing is raised. A package
 counts if it imports in the interpreter that will use it: the metadata of an installation says
@@ -12,13 +15,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from rich.table import Table
+from rich.text import Text
 
-from forge.commands.doctor.finding import Finding, Severity, docker, error, warning
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, pip_install
 from forge.exits import EXTRAS
@@ -34,12 +39,95 @@ from forge.serve.engines import (
     is_tested_vllm,
 )
 from forge.views.text.numbers import size
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from forge.process.devices import Gpu, GpuUser
+
+SCHEMA = 1
+"""Version of the JSON. A new name or field keeps it; a removed or changed one raises it."""
+
+
+class Severity(StrEnum):
+    """Weight of a finding."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """A run starts, but is slower, less safe, or fails under some settings."""
+    ERROR = "error"
+    """A run could not start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Result of one check."""
+
+    name: str
+    found: str
+    severity: Severity = Severity.OK
+    fix: str = ""
+    """Command, docker flag or setting that solves the problem."""
+
+
+def warning(name: str, found: str, *, fix: str) -> Finding:
+    """A finding that does not stop a run."""
+    return Finding(name=name, found=found, severity=Severity.WARNING, fix=fix)
+
+
+def error(name: str, found: str, *, fix: str) -> Finding:
+    """A finding with which a run could not start."""
+    return Finding(name=name, found=found, severity=Severity.ERROR, fix=fix)
+
+
+def docker(*flags: str) -> str:
+    """The fix that restarts the container with flags."""
+    return f"docker run {' '.join(flags)}"
+
+
+def can_run(findings: Sequence[Finding]) -> bool:
+    """True if a run could start."""
+    return all(finding.severity is not Severity.ERROR for finding in findings)
+
+
+def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The findings for programs. docs/how-to/machine.md describes the fields."""
+    return {
+        "schema": SCHEMA,
+        "ok": can_run(findings),
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+MARKS = {
+    Severity.OK: Text("ok", style="green"),
+    Severity.WARNING: Text("warn", style="yellow"),
+    Severity.ERROR: Text("NO", style="bold red"),
+}
+
+
+def render(findings: Sequence[Finding]) -> Table:
+    """One line per finding, with a mark and the fix."""
+    table = Table("", "", "found", "fix", box=None, pad_edge=False)
+    for finding in findings:
+        cells = (Text(printable(text)) for text in (finding.name, finding.found, finding.fix))
+        table.add_row(MARKS[finding.severity], *cells)
+    return table
+
+
+def summarize(findings: Sequence[Finding]) -> str:
+    """The last line: numbers of errors and warnings, and what they mean."""
+    errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    warnings = sum(finding.severity is Severity.WARNING for finding in findings)
+    counts = f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}"
+    return f"{counts}: a run {'could not' if errors else 'can'} start on this machine"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
 
 DEADLINES_S = {"imports": 120.0, "sandbox": 60.0, "kernel": 90.0, "allreduce": 60.0}
 """Maximum time of each probe. On a machine in good order each takes seconds, mostly of imports,

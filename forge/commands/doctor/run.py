@@ -12,7 +12,7 @@ import sqlite3
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.commands.doctor.finding import Finding, can_run, error, to_json, warning
+from forge.commands.doctor.probe import Finding, can_run, error, to_json, warning
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.errors import ConfigError, ForgeError, MachineError

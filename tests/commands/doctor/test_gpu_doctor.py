@@ -6,16 +6,18 @@ Run on a machine with one or two GPUs: `python -m pytest tests/commands/doctor -
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from forge.commands.doctor.examine import examine
-from forge.commands.doctor.finding import Finding, Severity
-from forge.commands.doctor.probe import Outcome, run_probe
+from forge.commands.doctor.probe import Finding, Outcome, Severity, run_probe
 from forge.process.devices import inventory, occupancies
 from forge.process.gpu_locks import claim
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 RIGHT = "the result is right"

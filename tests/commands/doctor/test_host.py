@@ -25,8 +25,9 @@ from forge.commands.doctor.examine import (
     read_host,
     sandbox_flags,
 )
-from forge.commands.doctor.finding import (
+from forge.commands.doctor.probe import (
     Finding,
+    Outcome,
     Severity,
     can_run,
     error,
@@ -34,7 +35,6 @@ from forge.commands.doctor.finding import (
     to_json,
     warning,
 )
-from forge.commands.doctor.probe import Outcome
 from forge.process.devices import Gpu, Vendor
 from forge.process.environment import python_path
 from forge.runner.plan.machine import this_machine

@@ -16,14 +16,15 @@ import pytest
 from forge.cluster.nodes import RANKS_NEED, Node
 from forge.commands.cluster_check import find_all
 from forge.commands.doctor import probe
-from forge.commands.doctor.finding import Finding, Severity
 from forge.commands.doctor.probe import (
     DEADLINES_S,
     PACKAGES,
     EngineFacts,
+    Finding,
     GpuFacts,
     Imported,
     Outcome,
+    Severity,
     check_allreduce,
     check_engines,
     check_gpus,
