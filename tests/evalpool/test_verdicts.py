@@ -9,9 +9,11 @@ import pytest
 
 from forge.config.schema import JudgeTable, RewardTable
 from forge.evalpool.judge.trial import trial
+from forge.evalpool.judge.trial.captures import Captures
+from forge.evalpool.judge.trial.references import References
 from forge.records.verdict import Status
 from forge.rollout.rewards import reward_terms
-from tests.evalpool.benches import HEAD, RELU, problem
+from tests.evalpool.benches import HEAD, RELU, TABLE, make_problem, problem
 
 KERNEL = """
 @triton.jit
@@ -51,6 +53,85 @@ def test_annotations_of_a_problem_and_of_an_answer_are_types(bench: Any) -> None
     rest = "\nclass Shape:\n    size: int\nassert Shape.__annotations__['size'] is int\n"
     verdict = bench.judge(relu_kernel() + rest, problem=RELU + rest)
     assert verdict.status is Status.CORRECT, verdict.detail
+
+
+# --- what an answer waits for -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "reason"),
+    [
+        (relu_kernel(end="return z"), Status.RUNTIME_ERROR, "exception"),
+        (relu_kernel("tl.relu(value)"), Status.COMPILE_ERROR, "not_triton"),
+        (relu_kernel(end="return y[1:]"), Status.WRONG, "shape"),
+        (relu_kernel(end="return y.double()"), Status.WRONG, "shape"),
+        (relu_kernel(end="return torch.relu(x) * 2"), Status.REJECTED, None),
+        (relu_kernel(end="return kernel"), None, None),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["forge", "kernelbench"])
+def test_an_answer_that_fails_by_itself_waits_for_no_draw(
+    bench: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    status: Status,
+    reason: str,
+    protocol: str,
+) -> None:
+    monkeypatch.setattr(References, "hold", never)
+    verdict = bench.judge(code, table=TABLE.model_copy(update={"protocol": protocol}))
+    assert verdict.status is not Status.INFRA_ERROR, verdict.detail
+    assert status in (None, verdict.status), verdict
+    assert reason in (None, verdict.reason), verdict
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        RELU,
+        problem(
+            "return self.norm(self.mlp(x).relu()), [x[:2].half(), x[:, :8] * self.h]",
+            head="self.norm, self.mlp = torch.nn.BatchNorm1d(32), torch.nn.Linear(24, 32); "
+            "self.h, self.table = torch.randn(8), torch.arange(5)",
+        ),
+        problem(
+            "return torch.stack(list(inputs[0].values())) * inputs[1]",
+            inputs="{'a': torch.randn(3, 5).t(), 'b': torch.ones(5, 3)}, 3",
+        ),
+        problem("return [x * inputs[1], x.t()]", inputs="torch.randn(4, 6), 0.01"),
+    ],
+)
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_draw_asks_for_the_program_of_its_sketch(bench: Any, source: str, is_plain: bool) -> None:
+    trials, one = bench.trials, make_problem(source)
+    sketch = trials.sketches.of(one, is_plain=is_plain)
+    references = trials.given if is_plain else trials.references
+    kept = references.hold(one)
+    assert kept.draw.is_sketched_by(sketch), (kept.draw.request, sketch.request)
+    references.let_go(kept)
+
+
+READS_VALUES = problem("return torch.relu(x) * (2 if x.sum() < 1e9 else 3)")
+
+
+@pytest.mark.parametrize("source", [RELU, READS_VALUES])
+def test_a_program_that_stands_is_captured_once(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    captured: list[str] = []
+    capture = Captures.capture
+
+    def counted(self: Any, code: str, *given: Any, **options: Any) -> Any:
+        captured.append(code)
+        return capture(self, code, *given, **options)
+
+    monkeypatch.setattr(Captures, "capture", counted)
+    bench.judge(relu_kernel(), problem=source)
+    assert captured.count(relu_kernel()) == 1
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("a draw")
 
 
 # --- mistakes, and the words for them -----------------------------------------------------------

@@ -75,9 +75,9 @@ def arrange(layout: dict[str, Any], tensors: list[torch.Tensor]) -> CardDraw:
 
 def test_sets_share_one_place_for_the_candidate() -> None:
     made = arrange(layout(), tensors()).draw
-    assert made.request["sets"] == [["list", [["tensor", 0]]]] * 2
-    assert made.request["state"] == [["w", 2]]
-    assert made.request["tensors"] == [["float32", [4]], ["float32", [4]], ["float32", [2]]]
+    assert made.request["sets"] == [["list", [["tensor", 1]]]] * 2
+    assert made.request["state"] == [["w", 0]]
+    assert made.request["tensors"] == [["float32", [2]], ["float32", [4]], ["float32", [4]]]
     assert (made.named, made.num_bytes) == ({"w": 5}, 40)
     assert (made.input_bytes, made.output_bytes, made.flops) == (16, 16, 7)
     assert made.unseen == [1]
@@ -115,7 +115,7 @@ def test_a_set_with_other_arguments_has_a_program_of_its_own() -> None:
     one, two = layout()["sets"]
     sets = [one, {**two, "inputs": ["list", [["tensor", 3], ["value", 7]]]}, two]
     made = arrange(layout(sets=sets), tensors()).draw
-    assert made.request["sets"][1] == ["list", [["tensor", 2], ["value", 7]]]
+    assert made.request["sets"][1] == ["list", [["tensor", 3], ["value", 7]]]
     assert made.timed == [0, 2]
 
 

@@ -695,7 +695,9 @@ def made_trials(folder: Path, **parts: Any) -> GpuTrials:
         "device",
         "baselines",
     ]
-    given = {**dict.fromkeys([*names, "baselines"]), "given": parts["references"], **parts}
+    sketches = SimpleNamespace(of=lambda *_, **__: None)
+    made = dict.fromkeys(names) | {"given": parts["references"], "sketches": sketches}
+    given: Any = made | parts
     stamp = Stamp(isolation="namespaces", caps="watch", harness="h", device="GPU")
     turns = GpuTurns(GpuLease("GPU-1", folder=folder))
     return GpuTrials(table=JudgeTable(), stamp=stamp, turns=turns, **given)
@@ -744,9 +746,15 @@ def test_a_candidate_is_judged_and_timed_beside_its_baseline(
     monkeypatch.setattr(programs_module, "require_structure", lambda *_, **__: None)
     made_up = partial(CardDevice, create=cast("Any", Block), synchronize=lambda: None)
     monkeypatch.setattr(trial_module, "CardDevice", made_up)
+
+    def sketch(*_: object, **__: object) -> Any:
+        assert not held
+        return content.draw
+
     trials = made_trials(
         tmp_path,
         references=References(),
+        sketches=SimpleNamespace(of=sketch),
         captures=NoCapture(captured),
         facts=SimpleNamespace(of=lambda *_, **__: ProblemFacts(num_bytes=content.draw.num_bytes)),
         compiler=Compiled(made.binaries),

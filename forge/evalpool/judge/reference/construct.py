@@ -164,14 +164,22 @@ def construct_noting(entry_point: Any, arguments: Arguments) -> tuple[Any, Origi
         return construct(entry_point, arguments), origins
 
 
-def drawn_tensors(model: Any, construct: Callable[[], Any]) -> dict[str, torch.Tensor]:
+def drawn_tensors(
+    model: Any, construct: Callable[[], Any], *, is_sketch: bool = False
+) -> dict[str, torch.Tensor]:
     """Copies of the drawn tensors of a model, by name.
 
     Args:
         construct: constructs another one.
+        is_sketch: True for a model without values, of which a tensor is drawn if it comes from a
+            random operation.
     """
     try:
-        held = {one.name: one.tensor for one in held_tensors(model) if _is_plain(one.tensor)}
+        held = {
+            one.name: one.tensor
+            for one in held_tensors(model)
+            if _is_plain(one.tensor) and one.tensor.is_meta in (False, is_sketch)
+        }
         if not held:
             return {}
         with unseeded(), Origins() as origins:
@@ -182,7 +190,7 @@ def drawn_tensors(model: Any, construct: Callable[[], Any]) -> dict[str, torch.T
             name: tensor.detach().clone()
             for name, tensor in held.items()
             if name in others
-            and _is_other(others[name], tensor)
+            and _is_other(others[name], tensor, is_drawn=bool(origins.of(others[name])))
             and not any(
                 origins.of(others[name]) & origins.of(one)
                 for one in every
@@ -194,10 +202,11 @@ def drawn_tensors(model: Any, construct: Callable[[], Any]) -> dict[str, torch.T
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    is_plain = tensor.layout is torch.strided and not tensor.is_meta
-    return is_plain and tensor.dtype in DTYPES and 0 < tensor.nbytes <= MAX_BYTES
+    is_strided = tensor.layout is torch.strided
+    return is_strided and tensor.dtype in DTYPES and 0 < tensor.nbytes <= MAX_BYTES
 
 
-def _is_other(one: torch.Tensor, tensor: torch.Tensor) -> bool:
-    is_alike = (one.shape, one.dtype) == (tensor.shape, tensor.dtype)
-    return is_alike and not torch.equal(one.to(tensor.device), tensor)
+def _is_other(one: torch.Tensor, tensor: torch.Tensor, *, is_drawn: bool) -> bool:
+    if (one.shape, one.dtype) != (tensor.shape, tensor.dtype):
+        return False
+    return is_drawn if tensor.is_meta else not torch.equal(one.to(tensor.device), tensor)

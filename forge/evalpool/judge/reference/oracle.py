@@ -6,6 +6,7 @@ of it in memory that the judge owns, unmapped before the judge hears of it.
 
     judge ── PROBLEM (+ memory) ──▶ compute, write ── PROGRESS… LAYOUT ──▶ …         on a CPU
     judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
+    judge ── PROBLEM (sketch) ──▶ types and shapes ── LAYOUT ──▶ …
                                         └───── FAILED ──▶ ends
 """
 
@@ -18,7 +19,7 @@ import select
 import time
 import types
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ from forge.evalpool.judge.channel.shm import TensorSpec, offsets
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
+    call_on,
     dtype_name,
     memory_order,
     on_device,
@@ -50,7 +52,7 @@ from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub, run_eagerly
 from forge.evalpool.judge.wide.plants import plant_state
-from forge.evalpool.judge.wide.sets import ROUNDING, WideDraw, make_wide_sets
+from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw, make_wide_sets
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:
@@ -59,7 +61,6 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.numbers.file_inputs import Arguments
     from forge.evalpool.judge.numbers.opcount import OpCounter
-    from forge.evalpool.judge.wide.sets import InputSet
 
 Tree = list[Any]
 IDLE_S = 1e9
@@ -143,6 +144,9 @@ def _draw(sock: socket.socket) -> int | None:
     asked = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True)
     request, delivery = asked.body, Delivery(asked.fds[0]) if asked.fds else None
     try:
+        if request.get("sketch") is True:
+            frames.send(sock, Kind.LAYOUT, _sketch(request))
+            return 0
         with reported(sock) if request.get("reports") else nullcontext():
             layout, tensors = _compute(request, delivery)
             if delivery is not None:
@@ -164,6 +168,40 @@ def _draw(sock: socket.socket) -> int | None:
         torch.cuda.empty_cache()
         frames.send(sock, Kind.DONE, {})
     return num_bytes if asked.fds else 0
+
+
+def _sketch(request: dict[str, Any]) -> dict[str, Any]:
+    """The layout of a draw of one set, without values: its source runs on torch's `meta` device.
+    Raises whatever a source does there that needs values."""
+    replace_hub(request["source"])
+    run_eagerly(request["source"])
+    terms = Terms(
+        precision=request["precision"],
+        device="meta",
+        is_tf32=False,
+        max_bytes=0,
+        is_plain=request["plain"],
+    )
+    with torch.no_grad():
+        made = on_device(terms.device, lambda: _constructed(request, terms))
+        inputs = draw_inputs(made.module, terms)
+        reads: list[None] = []
+        with training_read(lambda: reads.append(None)):
+            called = call_on(made.model, inputs)
+        held = _held(made, request, terms, is_sketch=True)
+        one = InputSet(inputs=inputs, outputs=called.outputs, changed=[], form=called.form)
+        layout, _ = _describe(made.init, state=dict(made.model.state_dict()) | held, sets=[one])
+    made.module.__dict__.clear()  # typing remembers its classes, and they its constants
+    return {
+        **layout,
+        "order": made.order,
+        "held": list(held),
+        "drawn": made.drawn,
+        "flops": 0,
+        "names": [],
+        "form": called.form,
+        "training": bool(reads),
+    }
 
 
 def _compute(
@@ -211,12 +249,8 @@ def _computed(
     num_ooms = _num_ooms(terms)
     with torch.no_grad():
         torch.manual_seed(FIRST_SEED)
-        module, init, model, made, drawn = on_device(
-            terms.device, lambda: _constructed(request, terms)
-        )
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        order = [names[id(parameter)] for parameter in made if id(parameter) in names]
-        cast(model, terms.precision)
+        made = on_device(terms.device, lambda: _constructed(request, terms))
+        module, init, model = made.module, made.init, made.model
         reads: list[None] = []
         with training_read(lambda: reads.append(None)):
             counted = count_work(model, draw_inputs(module, terms))
@@ -237,15 +271,11 @@ def _computed(
         )
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         is_short = _num_ooms(terms) > num_ooms
-        entry = getattr(module, request["entry_point"])
-        held = drawn_tensors(
-            model, lambda: on_device(terms.device, lambda: construct(entry, init).to(terms.device))
-        )
-        held = {name: one.to(terms.device) for name, one in held.items() if name not in state}
+        held = _held(made, request, terms)
         facts = {
-            "order": order,
+            "order": made.order,
             "held": list(held),
-            "drawn": drawn,
+            "drawn": made.drawn,
             "rounding": terms.rounding,
             "flops": 0 if counted is None else counted.flops,
             "products": has_products(counted),
@@ -294,11 +324,20 @@ def _require_small(counted: OpCounter | None, max_work: int) -> None:
         raise NotSmall(0)
 
 
-def _constructed(
-    request: dict[str, Any], terms: Terms
-) -> tuple[types.ModuleType, Arguments, Any, list[torch.Tensor], dict[str, str] | None]:
-    """The module of a problem, the arguments of its model, the model, the parameters in the order
-    in which they were made, and for another protocol the digests of what it draws."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A problem's model in its precision, and what it was constructed from."""
+
+    module: types.ModuleType
+    init: Arguments
+    model: Any
+    order: list[str]
+    """Names of the parameters in the order in which they were made."""
+    drawn: dict[str, str] | None
+    """For another protocol the digests of what the constructor draws."""
+
+
+def _constructed(request: dict[str, Any], terms: Terms) -> Made:
     module = types.ModuleType("problem")
     run_source(request["source"], module)
     seed_everything(fresh_seed())
@@ -312,7 +351,23 @@ def _constructed(
         else:
             model = construct(entry, init)
         model = model.to(terms.device)
-    return module, init, model, made, drawn
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    order = [names[id(parameter)] for parameter in made if id(parameter) in names]
+    return Made(module, init, cast(model, terms.precision), order, drawn)
+
+
+def _held(
+    made: Made, request: dict[str, Any], terms: Terms, *, is_sketch: bool = False
+) -> dict[str, torch.Tensor]:
+    """Tensors that the constructor draws and no `state_dict` has, by name."""
+    entry = getattr(made.module, request["entry_point"])
+
+    def again() -> Any:
+        return on_device(terms.device, lambda: construct(entry, made.init).to(terms.device))
+
+    saved = made.model.state_dict()
+    found = drawn_tensors(made.model, again, is_sketch=is_sketch)
+    return {name: one.to(terms.device) for name, one in found.items() if name not in saved}
 
 
 def _moved_and_drawn(

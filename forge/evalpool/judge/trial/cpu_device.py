@@ -181,17 +181,6 @@ class CpuDevice:
         finally:
             self.evaluator.restore(number)
 
-    def require_able(self, program: Program) -> None:
-        """Raises Decided for a program with a kernel that must run and that Triton cannot compile,
-        if that is asked for, or that needs more shared memory than there is."""
-        programs = self.programs
-        if programs.table.compile == "binary":
-            programs.require_kernels(program, programs.binaries(program))
-        else:
-            with programs.phases.timed("structure"):
-                found = programs.compiler.too_large(program.kernels, program.target)
-            programs.require_kernels(program, found)
-
     def call(self, number: int) -> Left:
         """Runs the program of an input set once. Raises Decided or Narrowed."""
         if self._again is not None:

@@ -23,7 +23,8 @@ from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.evaluations import Evaluator
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
-from forge.evalpool.judge.trial.references import HostReferences
+from forge.evalpool.judge.trial.oracles import Oracles
+from forge.evalpool.judge.trial.references import HostReferences, Sketches
 from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trials import Trials
 
@@ -101,6 +102,9 @@ def open_cpu_trials(
         spawner=spawner,
         references=draws(num_sets=table.num_inputs),
         given=draws(num_sets=NUM_TRIALS, is_varied=False),
+        sketches=Sketches(
+            Oracles(spawner, uid=oracle_uid, num_kept=1), max_bytes=table.memory_bytes
+        ),
         captures=captures,
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=cache or Cache(None), uids=compiler_uids),
@@ -119,6 +123,7 @@ class CpuTrials(Trials):
         """Ends the children that wait, and the compiler's threads."""
         self.references.end_idle()
         self.given.end_idle()
+        self.sketches.close()
         self.evaluators.close()
         self.captures.close()
         self.compiler.close()

@@ -66,10 +66,6 @@ class Device(Protocol):
         """Sets for checked calls in the problem's types; others are kept for timed ones."""
         ...
 
-    def require_able(self, program: Program) -> None:
-        """Raises Decided for a program that has been captured and could not run here."""
-        ...
-
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """The elements of a prefix's outputs on an input set, which the host reads."""
         ...

@@ -54,8 +54,14 @@ OTHER = (
 MAX_FURTHER_CALLS = 64
 """Calls of a capture between its first and its last one, of a host that may count them: a secret
 number, more often a small one."""
+NUM_AHEAD = 4
+"""Kernels of a program that are compiled in its own types before it runs in float64."""
 OF_OUTPUT = re.compile(r"\A(?!line ).*\boutput(?: (\d+))?(?:\[[\d, ]*\])?: expected ")
 """A message about an element of an output, and the output's number."""
+
+
+class ValuesAsked(Exception):
+    """A host reads values, which a sketch does not have."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,11 +71,13 @@ class Programs:
     candidate: Candidate
     table: JudgeTable
     draw: Draw
+    """A sketch until the first program stands."""
     problem: ProblemFacts
     captures: Captures
     compiler: Compiler
+    is_on_card: bool = False
     device: Device | None = None
-    """None before the first capture, and once the judgement is over."""
+    """None on a sketch, before the first capture, and once the judgement is over."""
     checks: Checks | None = None
     """Checks of the question that is asked."""
     num_launches: int = 0
@@ -95,6 +103,17 @@ class Programs:
         """Times of the judgement."""
         return self.candidate.phases
 
+    def on(self, draw: Draw, *, problem: ProblemFacts) -> Programs:
+        """The programs of the same candidate on a draw: its first one on a sketch is that of a draw
+        with the same types and shapes."""
+        found = replace(self, draw=draw, problem=problem, device=None, checks=None)
+        if not draw.is_sketched_by(self.draw):
+            found._kept, found.num_launches, found.torch_share = None, 0, None
+            self.phases.program = None
+        else:
+            found._gives_held = self._gives_held
+        return found
+
     def report(self, status: Status, reason: str, detail: str = "") -> Finding:
         """A finding of this candidate; an output that differs is named with the line that stores
         it."""
@@ -117,11 +136,12 @@ class Programs:
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads, on input set
-        `number`. Raises Decided, also for a prefix that breaks the policy."""
+        `number`. Raises Decided, also for a prefix that breaks the policy, and ValuesAsked."""
         require_work(
             prefix, self.problem, code=self.code, finding=self.report, policy=self.candidate.policy
         )
-        assert self.device is not None
+        if self.device is None:
+            raise ValuesAsked
         return self.device.values(prefix, number=number)
 
     def facts(self, prefix: Program) -> dict[str, int] | None:
@@ -229,9 +249,22 @@ class Programs:
                 self._require_structure(
                     program, counts_checks=found != known or not captured.is_checking
                 )
-        assert self.device is not None
-        self.device.require_able(program)
+        self._require_able(program)
         return captured
+
+    def _require_able(self, program: Program) -> None:
+        """Raises Decided for a program with a kernel that must run and that Triton cannot compile,
+        where that is asked for, or that needs more shared memory than there is. On a card, one that
+        waits for no draw is compiled with its other questions."""
+        if self.is_on_card:
+            if self.device is None and len(program.kernels) <= NUM_AHEAD:
+                self.require_kernels(program, self.binaries(program))
+        elif self.table.compile == "binary":
+            self.require_kernels(program, self.binaries(program))
+        else:
+            with self.phases.timed("structure"):
+                found = self.compiler.too_large(program.kernels, program.target)
+            self.require_kernels(program, found)
 
     def _require_structure(self, program: Program, *, counts_checks: bool) -> None:
         require_structure(

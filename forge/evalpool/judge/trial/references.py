@@ -21,6 +21,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
+from forge.evalpool.judge.trial.draws.build import Builder, parse_specs
 from forge.evalpool.judge.trial.draws.failures import (
     KnownFailures,
     ProblemTooLarge,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.trial.draws.draw import Draw
     from forge.evalpool.judge.trial.results import Content
     from forge.records.problem import ReferenceModule
 
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
 
 
 MAX_CACHED_BYTES = 256 << 20
+MAX_SKETCHES = 256
+"""Of 1 to 100 kB each."""
+SKETCH_S = 2.0
+"""Time for a sketch, of 5 to 50 ms: torch runs some layers on `meta` step by step."""
 
 
 C = TypeVar("C", bound="Content")
@@ -95,8 +101,7 @@ class References(ABC, Generic[C]):
         Raises:
             ReferenceFailed, ZygoteGone; on a card GpuMemoryError, Stalled.
         """
-        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
-        key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        key = _key(problem)
         with self._lock:
             drawing = self._drawing.setdefault(key, threading.Lock())
         with drawing:  # two candidates of one problem wait for one oracle; two problems do not
@@ -176,6 +181,79 @@ class References(ABC, Generic[C]):
     def _free_unheld(self, kept: C) -> None:
         if kept.draw.is_retired and kept.draw.num_holders == 0:
             kept.free()
+
+
+def _key(problem: ReferenceModule) -> str:
+    text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+class Sketches:
+    """Draws of one set without values: types and shapes, which are all that a capture needs. An
+    answer that fails by itself needs no draw. Safe to call from several threads."""
+
+    def __init__(self, oracles: Oracles, *, max_bytes: int) -> None:
+        """
+        Args:
+            oracles: of a CPU.
+            max_bytes: memory that one draw may take.
+        """
+        self._oracles = oracles
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, bool], Draw | None] = OrderedDict()
+
+    def of(self, problem: ReferenceModule, *, is_plain: bool) -> Draw | None:
+        """The sketch of a problem; None for one that needs values to run, or more memory than there
+        is.
+
+        Args:
+            is_plain: under another project's protocol.
+
+        Raises:
+            ZygoteGone, WeakSandbox: no child can be had.
+        """
+        key = _key(problem), is_plain
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        found = self._asked(problem, is_plain=is_plain)
+        with self._lock:
+            self._kept[key] = found
+            while len(self._kept) > MAX_SKETCHES:
+                self._kept.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Ends the oracles that wait."""
+        self._oracles.clear()
+
+    def _asked(self, problem: ReferenceModule, *, is_plain: bool) -> Draw | None:
+        body = {
+            "source": problem.source,
+            "entry_point": problem.entry_point,
+            "precision": problem.precision,
+            "plain": is_plain,
+            "sketch": True,
+        }
+        try:
+            with self._oracles.lent(problem) as oracle:
+                frames.send(oracle.sock, Kind.PROBLEM, body)
+                deadline = time.monotonic() + SKETCH_S
+                answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT,))
+            specs = parse_specs(answer.body.get("tensors"))
+            draw = Builder(specs, precision=problem.precision).build(answer.body)
+        except (
+            frames.PeerGone,
+            frames.DeadlinePassed,
+            frames.FrameError,
+            OutOfMemory,
+            LayoutError,
+        ):
+            return None
+        is_small = draw.least_bytes <= self._max_bytes
+        return draw if is_small and draw.has_elements(0) else None
 
 
 def failed(problem: ReferenceModule, words: str) -> ReferenceFailed:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import zstandard
 
@@ -20,7 +20,7 @@ from forge.evalpool.judge.children.spawner import ZygoteGone
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
 from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
-from forge.evalpool.judge.trial.programs import Programs
+from forge.evalpool.judge.trial.programs import Programs, ValuesAsked
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Candidate, Decided, Finding, Phases
 from forge.evalpool.site_packages import with_advice
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.compiler.compile import Compiler
+    from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.trial.captures import Captures
     from forge.evalpool.judge.trial.draws.draw import Draw
     from forge.evalpool.judge.trial.facts import Facts
-    from forge.evalpool.judge.trial.references import References
+    from forge.evalpool.judge.trial.references import References, Sketches
     from forge.evalpool.judge.trial.trial import Stamp
     from forge.records.problem import ReferenceModule
 
@@ -52,12 +53,14 @@ CONSTANT_WORDS = "no output of Model changes with its inputs: a kernel may write
 class Trials(ABC):
     """Judges candidates one at a time each; holds what they share."""
 
+    is_on_card: ClassVar[bool] = False
     table: JudgeTable
     spawner: Spawner
     references: References[Any]
     """Draws of our own protocol: given inputs, and inputs with plants."""
     given: References[Any]
     """Draws of the others: inputs and parameters as the problem gives them."""
+    sketches: Sketches
     captures: Captures
     facts: Facts
     compiler: Compiler
@@ -159,10 +162,26 @@ class Trials(ABC):
         return self._run(candidate)
 
     def _run(self, candidate: Candidate) -> Finding:
-        """Judges a source that has no fault of its own, on a draw. Raises what `judge` makes a
-        verdict of."""
+        """Judges a source that has no fault of its own: first what needs no draw, for which others
+        of its problem wait. Raises what `judge` makes a verdict of."""
         problem, phases = candidate.problem, candidate.phases
-        references = self.references if candidate.protocol is None else self.given
+        is_own = candidate.protocol is None
+        make = partial(
+            Programs,
+            candidate=candidate,
+            table=self.table,
+            captures=self.captures,
+            compiler=self.compiler,
+            is_on_card=self.is_on_card,
+        )
+        with phases.timed("reference"):
+            sketch = self.sketches.of(problem, is_plain=not is_own)
+        if sketch is not None:
+            sketched = make(draw=sketch, problem=self._facts(candidate, sketch))
+            with suppress(ValuesAsked):
+                sketched.first()
+            make = sketched.on
+        references = self.references if is_own else self.given
         with phases.timed("reference"):
             kept = references.hold(problem, shared=self._to_draw)
         draw: Draw = kept.draw
@@ -170,26 +189,20 @@ class Trials(ABC):
             if draw.is_constant:
                 status, reason = Status.UNJUDGEABLE, Reason.CONSTANT
                 return Finding(status=status, reason=reason, detail=CONSTANT_WORDS)
-            with phases.timed("reference"):
-                facts = self.facts.of(
-                    problem,
-                    draw.request,
-                    io_bytes=draw.io_bytes,
-                    names=draw.names,
-                    uid=candidate.uid,
-                )
-            programs = partial(
-                Programs,
-                candidate=candidate,
-                table=self.table,
-                draw=draw,
-                problem=facts,
-                captures=self.captures,
-                compiler=self.compiler,
-            )
+            programs = partial(make, draw=draw, problem=self._facts(candidate, draw))
             return self._judged(candidate, kept, programs)
         finally:
             references.let_go(kept)
+
+    def _facts(self, candidate: Candidate, draw: Draw) -> ProblemFacts:
+        with candidate.phases.timed("reference"):
+            return self.facts.of(
+                candidate.problem,
+                draw.request,
+                io_bytes=draw.io_bytes,
+                names=draw.names,
+                uid=candidate.uid,
+            )
 
     def _to_draw(self) -> AbstractContextManager[None]:
         """Holds what an oracle needs for a draw."""

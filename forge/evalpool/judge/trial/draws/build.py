@@ -63,8 +63,8 @@ class Builder:
         self._rounding = parse_rounding(layout.get("rounding"), self._precision)
         state = self._state(layout["state"])
         self._named = {**state, **{f"init.{k}": index for k, index in enumerate(init_parts)}}
-        sets = [self._set(one) for one in layout["sets"]]
         places = self._take("state", list(state.values()))
+        sets = [self._set(one) for one in layout["sets"]]
         request = {
             "init": init,
             "state": [list(pair) for pair in zip(state, places, strict=True)],

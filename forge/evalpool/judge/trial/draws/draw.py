@@ -136,6 +136,11 @@ class Draw:
         return tuple(dict.fromkeys(name for one in self.sets for name in one.state))
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes that the least draw needs: two sets, and parameters."""
+        return self.num_bytes + self.io_bytes
+
+    @property
     def input_bytes(self) -> int:
         """Bytes of the inputs of a set."""
         return self._bytes(self.sets[0].inputs)
@@ -159,6 +164,16 @@ class Draw:
         """Dtype and shape of each expected output of a set."""
         specs = [self.specs[index] for index in self.sets[number].outputs]
         return [(spec.dtype, spec.shape) for spec in specs]
+
+    def is_sketched_by(self, sketch: Draw) -> bool:
+        """True if a sketch, of its first set alone, asks for the same program."""
+        own, other = ({**one.request, "sets": one.request["sets"][:1]} for one in (self, sketch))
+        own["tensors"] = own["tensors"][: len(other["tensors"])]  # those of further sets follow
+        return own == other and self._answer == sketch._answer
+
+    @property
+    def _answer(self) -> tuple[Any, ...]:
+        return self.is_sequence, self.nesting, self.forms(0)
 
     def has_elements(self, number: int) -> bool:
         """True if a call on an input set has something to compute."""

@@ -35,7 +35,7 @@ from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
 from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
 from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
 from forge.evalpool.judge.trial.judgement import Narrowed
-from forge.evalpool.judge.trial.programs import needed_kernels
+from forge.evalpool.judge.trial.programs import NUM_AHEAD, needed_kernels
 from forge.evalpool.judge.trial.structure import accesses_of
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, STATEFUL_WORDS, Decided
 from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
@@ -63,8 +63,6 @@ MAX_TUNINGS = 3
 """Captures with winners: one choice may depend on the winner of another."""
 MAX_TURNS = 128
 """Alternatives of a choice that run in float64."""
-NUM_AHEAD = 4
-"""Kernels of a program that is compiled in its own types while it runs in float64."""
 ENDS_WIDE = {
     *("unsupported", Reason.EXCEPTION, OUT_OF_MEMORY, Reason.OUT_OF_RESOURCES),
     *("deadline:correct", "deadline:load"),
@@ -165,9 +163,6 @@ class CardDevice:
     def ends_wide(self, finding: Finding) -> bool:
         """True for reasons that float64 alone may have, unless others may be to blame."""
         return finding.reason in ENDS_WIDE and not self.is_doubtful(finding)
-
-    def require_able(self, program: Program) -> None:
-        """Nothing: whether a card can run a program is known when it is compiled."""
 
     def settle(self, require_first_call: Callable[[], None]) -> None:
         """Compiles the first program in its own types, and captures it with the winners of its

@@ -43,10 +43,11 @@ from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.draws.draw import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
-from forge.evalpool.judge.trial.gpu.references import CardReferences
+from forge.evalpool.judge.trial.gpu.references import DRAW_SHARE, CardReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.oracles import Oracles
+from forge.evalpool.judge.trial.references import Sketches
 from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding
 from forge.evalpool.judge.trial.trials import Trials
@@ -105,6 +106,7 @@ def open_gpu_trials(
     torch.set_num_threads(1)  # what is compared on the host is small
     device, lease = GpuDevice(uuid), GpuLease(uuid)
     num_small = min(GPU_CAPACITY, len(os.sched_getaffinity(0)))
+    small = Oracles(spawner, uid=oracle_uid, num_kept=num_small)
     oracles = Oracles(
         card_spawner, uid=oracle_uid, num_kept=num_oracles(memory_bytes=device.memory_bytes)
     )
@@ -128,9 +130,10 @@ def open_gpu_trials(
         spawner=spawner,
         references=draws(
             num_sets=table.num_inputs + NUM_UNSEEN,
-            small=Oracles(spawner, uid=oracle_uid, num_kept=num_small),
+            small=small,
         ),
         given=draws(num_sets=NUM_TRIALS + NUM_TIMED_SETS, is_varied=False),
+        sketches=Sketches(small, max_bytes=int(DRAW_SHARE * device.memory_bytes)),
         captures=captures,
         facts=Facts(captures),
         compiler=Compiler(spawner, cache=cache or Cache(None), uids=compiler_uids),
@@ -158,6 +161,7 @@ def open_gpu_trials(
 class GpuTrials(Trials):
     """Judges on one card; several candidates at once, in threads."""
 
+    is_on_card = True
     nursery: Nursery
     executors: Executors
     device: GpuDevice
