@@ -19,7 +19,7 @@ import pytest
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.children.spawner import Spawner, ZygoteGone
-from forge.evalpool.judge.sandbox import caps, landlock, levels, processes
+from forge.evalpool.judge.sandbox import caps, enter, landlock, processes
 from forge.evalpool.judge.sandbox.enter import Isolation
 from tests.evalpool.benches import RELU, RELU_KERNEL
 
@@ -108,14 +108,14 @@ def test_a_full_dev_shm_hinders_no_judge(tmp_path: Path) -> None:
 def test_a_level_is_tried_in_the_order_of_strength(monkeypatch: pytest.MonkeyPatch) -> None:
     works = {Isolation.LANDLOCK}
     refusal = lambda level: None if level in works else "no"  # noqa: E731
-    monkeypatch.setattr(levels, "why_not", refusal)
-    assert levels.strongest("auto") is Isolation.LANDLOCK
-    assert levels.find_level("auto") == ("landlock", ["namespaces: no"])
+    monkeypatch.setattr(enter, "why_not", refusal)
+    assert enter.strongest("auto") is Isolation.LANDLOCK
+    assert enter.find_level("auto") == ("landlock", ["namespaces: no"])
     with pytest.raises(OSError, match="namespaces: no"):
-        levels.strongest("namespaces")
+        enter.strongest("namespaces")
     works.add(Isolation.NAMESPACES)
-    assert levels.strongest("auto") is Isolation.NAMESPACES
-    assert levels.strongest("none") is Isolation.NONE
+    assert enter.strongest("auto") is Isolation.NAMESPACES
+    assert enter.strongest("none") is Isolation.NONE
 
 
 ATTEMPTING = """

@@ -16,7 +16,7 @@ import pytest
 from forge.adapters.settings import JudgeSettings
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError
-from forge.evalpool.judge.sandbox import model_configs, root
+from forge.evalpool.judge.sandbox import root
 from forge.evalpool.site_packages import (
     importable_paths,
     require_installed,
@@ -181,14 +181,14 @@ def test_a_child_gets_the_configs_that_its_reference_names_and_nothing_else(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     cache_config(tmp_path)
     folder = ".cache/huggingface/hub/models--tiny--gpt"
-    assert model_configs.home_files(LEVEL_4) == {
+    assert root.home_files(LEVEL_4) == {
         f"{folder}/refs/main": "abc123",
         f"{folder}/snapshots/abc123/config.json": json.dumps(CONFIG),
     }
     for source in (LEVEL_4.replace("tiny/gpt", "tiny/other"), 'name = "tiny/gpt"', "../tiny/gpt"):
-        assert model_configs.home_files(source) == {}
+        assert root.home_files(source) == {}
     (tmp_path / "models--tiny--gpt" / "refs" / "main").write_text("../../secret")
-    assert model_configs.home_files(LEVEL_4) == {}
+    assert root.home_files(LEVEL_4) == {}
 
 
 def test_needs_are_followed_by_their_records_without_extras(site: Path) -> None:

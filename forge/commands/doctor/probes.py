@@ -103,15 +103,15 @@ def _version(package: str) -> str | None:
 def find_sandbox(_config: Mapping[str, Any], answer: AnswerFile) -> None:
     """Report the strongest level of the judges' sandbox, and what was refused above it. Each is
     tried in a process of one thread, as a judge's launcher does."""
-    from forge.evalpool.judge.sandbox import levels
+    from forge.evalpool.judge.sandbox import enter
 
     answer.begin("trying the levels of the sandbox")
     try:
-        level, refused = levels.find_level("auto")
+        level, refused = enter.find_level("auto")
     except OSError as error:
         answer.say(level=None, refused=[error.strerror])
     else:
-        answer.say(level=level, refused=refused, serves_gpus=level in levels.ON_GPU)
+        answer.say(level=level, refused=refused, serves_gpus=level in enter.ON_GPU)
 
 
 def run_kernel(config: Mapping[str, Any], answer: AnswerFile) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from forge.evalpool.judge.children.zygote import be_zygote, ending_with_cause, reporting_refusals
-from forge.evalpool.judge.sandbox import enter, levels, linux, processes, root
+from forge.evalpool.judge.sandbox import enter, linux, processes, root
 
 SIGNALLED = 128
 """Added to the number of the signal that ended the zygote, as a shell does."""
@@ -38,7 +38,7 @@ def _launch(sock: socket.socket, config: dict[str, Any]) -> None:
     files = root.find_gpu_files(minor=config["gpu_minor"]) if is_gpu else None
     plan = root.plan_root(files, site_packages=config["site_packages"])
     with reporting_refusals(sock):
-        isolation = levels.strongest(config["isolation"], is_gpu=is_gpu)
+        isolation = enter.strongest(config["isolation"], is_gpu=is_gpu)
         if isolation.has_namespaces:
             enter.enter_zygote_namespaces()
     if not isolation.has_namespaces:

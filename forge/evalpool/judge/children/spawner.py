@@ -24,7 +24,7 @@ from forge.evalpool.judge.children.launcher import SIGNALLED
 from forge.evalpool.judge.sandbox import processes, proof, root
 from forge.evalpool.judge.sandbox.caps import CapsKind, Cores, RlimitCaps, WatchCaps
 from forge.evalpool.judge.sandbox.enter import PROBE_UID, Isolation
-from forge.evalpool.judge.sandbox.model_configs import home_files
+from forge.evalpool.judge.sandbox.root import home_files
 from forge.process.child import describe_exit
 
 if TYPE_CHECKING:

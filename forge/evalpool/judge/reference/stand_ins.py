@@ -1,7 +1,7 @@
 """Stand-ins for what a sandbox lacks: a model hub and torch's compiler.
 
 Called before a reference is run. Expected results are eager's; a baseline is timed as the source
-says. A sandbox reaches no hub; `sandbox/model_configs.py` has put the
+says. A sandbox reaches no hub; `sandbox/root.py` has put the
 configs that the reference names into the child's home directory, where transformers looks for them.
 `from_pretrained` then makes a model from its config: float32 unless the call names a type, in
 evaluation mode as that of a hub. A kernel is judged on the same weights, whatever they are.

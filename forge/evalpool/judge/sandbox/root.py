@@ -13,11 +13,16 @@ A child on a GPU sees device nodes, driver libraries and a compiler, too. Triton
 in C for each signature, so the programs of /usr/bin are shown on GPU machines; they run in the same
 sandbox as the candidate and can do no more than it. Nothing here asks a GPU: the zygote may not
 make a context.
+
+Children that run references reach neither the Hugging Face cache of this machine nor a model hub:
+`config.json` of the models that a reference names is copied into their home directory, in the
+cache's layout. Weights are not copied; `reference/stand_ins.py` makes random ones.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -341,3 +346,55 @@ def sandbox_sys_path(plan: RootPlan) -> list[str]:
     """sys.path in the sandbox: the standard library and the shown part of site-packages."""
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
     return [stdlib, f"{stdlib}/lib-dynload", plan.site_packages]
+
+
+# --- configs of models
+
+
+MAX_CONFIG_BYTES = 256 << 10
+MAX_MODELS = 16
+"""Maximum number of models of one source."""
+CACHE = ".cache/huggingface/hub"
+"""Default place of the cache, below a home directory."""
+_NAME = re.compile(r"""["']([\w-][\w.-]*(?:/[\w-][\w.-]*)?)["']""")
+"""A string that can be the name of a model: `gpt2`, `facebook/opt-1.3b`."""
+
+
+def home_files(source: str) -> dict[str, str]:
+    """Texts of files by path below a home directory: the configs of all models that the source
+    names in a string. Empty for a source that does not mention transformers."""
+    if "transformers" not in source:
+        return {}
+    files: dict[str, str] = {}
+    names = list(dict.fromkeys(_NAME.findall(source)))
+    for folder in [f"models--{name.replace('/', '--')}" for name in names]:
+        if (found := _config(cache_dir() / folder)) is not None:
+            revision, config = found
+            files[f"{CACHE}/{folder}/refs/main"] = revision
+            files[f"{CACHE}/{folder}/snapshots/{revision}/config.json"] = config
+        if len(files) == 2 * MAX_MODELS:
+            break
+    return files
+
+
+def cache_dir() -> Path:
+    """The cache of this user, as huggingface_hub finds it."""
+    if found := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(found).expanduser()
+    if found := os.environ.get("HF_HOME"):
+        return Path(found).expanduser() / "hub"
+    if found := os.environ.get("XDG_CACHE_HOME"):
+        return Path(found).expanduser() / "huggingface" / "hub"
+    return Path("~", CACHE).expanduser()
+
+
+def _config(model: Path) -> tuple[str, str] | None:
+    """Revision and text of a model's config; None if the cache does not have it."""
+    try:
+        revision = (model / "refs" / "main").read_text(encoding="utf-8").strip()
+        path = model / "snapshots" / revision / "config.json"
+        if not re.fullmatch(r"\w+", revision) or path.stat().st_size > MAX_CONFIG_BYTES:
+            return None
+        return revision, path.read_text(encoding="utf-8")
+    except (OSError, RuntimeError, UnicodeDecodeError):
+        return None

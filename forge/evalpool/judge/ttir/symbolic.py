@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.ttir.values import Array
-
 
 Terms = tuple["NDArray[np.int64]", ...]
 Value: TypeAlias = "Array | Symbolic"

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forge.evalpool.judge.ttir.memory.storages import Group
-    from forge.evalpool.judge.ttir.plan.planner import BlockPlan, Environment, FunctionPlan, Run
-    from forge.evalpool.judge.ttir.tree import Operation
+    from forge.evalpool.judge.ttir.plan.planner import FunctionPlan
 
 
 # --- groups of instances

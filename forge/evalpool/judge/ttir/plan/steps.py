@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forge.evalpool.judge.ttir.memory.storages import Group
-    from forge.evalpool.judge.ttir.plan.planner import Environment, Step
 
 
 # --- numbers and addresses

@@ -11,7 +11,6 @@ its order is not the tensor core's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -34,9 +33,6 @@ from forge.evalpool.judge.ttir.values import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from forge.evalpool.judge.ttir.tree import Signature
-    from forge.evalpool.judge.ttir.values import Array, Operation
 
 
 # --- shapes

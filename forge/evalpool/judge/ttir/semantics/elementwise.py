@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.tree import Signature
 from forge.evalpool.judge.ttir.values import (
     FORMATS,
     Array,
@@ -46,10 +45,7 @@ from forge.evalpool.judge.ttir.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forge.evalpool.judge.ttir.tree import Scalar, Signature
-    from forge.evalpool.judge.ttir.values import Array, Operation
 
 
 # --- integers
