@@ -2,9 +2,9 @@
 
     launch(plan, "kernel", (64, 1, 1), [Address(0), 128, 1.0], memory)  ->  Report
 
-Instances run side by side in groups (`plan/run.py`). A kernel whose instances wait for each other
-(spin locks, look-back scans) runs one instance after the other instead; one that waits yields to
-the next.
+Instances run side by side in groups (`plan/control.py`). A kernel whose instances wait for each
+other (spin locks, look-back scans) runs one instance after the other instead; one that waits yields
+to the next.
 
 Races and uninitialised reads are suspicions: the caller confirms them by another launch, with
 another `Order` of the instances or another poison, whose outputs differ.
