@@ -156,6 +156,16 @@ async def test_a_request_that_is_none_is_refused_in_one_line(tmp_path: Path) -> 
     assert not pool.asked
 
 
+async def test_another_route_or_method_is_one_line(tmp_path: Path) -> None:
+    async with asking(tmp_path) as client:
+        for path, status in (("/v1/judge", 405), ("/v2/judge", 404)):
+            response = await client.get(path)
+            assert response.status_code == status
+            error = response.json()["error"]
+            assert error.startswith(f"GET {path}: ")
+            assert "GET /openapi.json has all routes" in error
+
+
 async def test_a_candidate_may_have_half_a_surrogate_pair(tmp_path: Path) -> None:
     async with asking(tmp_path) as client:
         content = json.dumps({**GOOD, "answer": RIGHT + "# \ud800"})
