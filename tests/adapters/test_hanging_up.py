@@ -20,9 +20,10 @@ from tests.adapters.kernels import PROBLEM
 from tests.adapters.served import code
 from tests.evalpool.scripted_judges import PROBLEM as SCRIPTED
 from tests.evalpool.scripted_judges import Script, kept
+from tests.serve.observed import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     import httpx
@@ -74,12 +75,6 @@ def request_of(route: str, body: dict[str, Any]) -> bytes:
 
 def item(name: str) -> dict[str, str]:
     return {"problem": PROBLEM, "answer": code(name)}
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not holds():  # noqa: ASYNC110 - facts of the server, which have no event
-            await anyio.sleep(0.005)
 
 
 async def answer_from(stream: anyio.abc.SocketStream) -> dict[str, Any]:

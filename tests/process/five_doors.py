@@ -20,7 +20,6 @@ from forge.evalpool.pool import Pool
 from forge.evalpool.seating import Seat, Seating
 from forge.evalpool.served import PoolApp
 from forge.process.ask import Answer
-from forge.process.busy import BusyClock
 from forge.process.server.bodies import INVALID
 from forge.process.server.serving import serve_task
 from forge.records.examination import Examination
@@ -30,9 +29,8 @@ from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.stopping import StopRequest
 from forge.serve.engine.endpoints import Endpoints
 from forge.serve.engine.formats import Texts
-from forge.serve.front import Front
-from forge.serve.served import Served
 from tests.runner.stages.desks import Recorder, make_desk
+from tests.serve.fronted import fronting
 from tests.serve.sleeping_engine import Sleeper
 
 if TYPE_CHECKING:
@@ -143,14 +141,15 @@ async def open_door(name: str, folder: Path) -> AsyncIterator[OpenDoor]:
         async with serve_control(control, path):
             yield OpenDoor(path=path, target=target, good=good, invalid=invalid, control=control)
         return
-    async with AsyncExitStack() as stack, anyio.create_task_group() as group:
-        app = await _app(name, folder, group, stack)
-        await group.start(serve_task, app, path)
-        yield OpenDoor(path=path, target=target, good=good, invalid=invalid)
-        group.cancel_scope.cancel()
+    async with AsyncExitStack() as stack:
+        app = await _app(name, folder, stack)
+        async with anyio.create_task_group() as group:
+            await group.start(serve_task, app, path)
+            yield OpenDoor(path=path, target=target, good=good, invalid=invalid)
+            group.cancel_scope.cancel()
 
 
-async def _app(name: str, folder: Path, group: Any, stack: AsyncExitStack) -> Any:
+async def _app(name: str, folder: Path, stack: AsyncExitStack) -> Any:
     if name == "reward function":
         (folder / "reward.py").write_text("def reward(verdict):\n    return {'a': 1.0}\n")
         scoring = Scoring({"file": folder / "reward.py", "function": "reward"})
@@ -169,13 +168,5 @@ async def _app(name: str, folder: Path, group: Any, stack: AsyncExitStack) -> An
         served = PoolApp(judge)
         public = JudgeApi(answering_on(judge, JudgeTable()), served, known=None, is_timed=False)
         return served.routes(public.routes() if name == "public judges" else ())
-    server: Any = SimpleNamespace(
-        name="serve-0", load=0, is_up=True, socket_path=folder / "serve-0.sock",
-        generated_tokens=0, busy=BusyClock(), num_deaths=0,
-    )  # fmt: skip
-    await group.start(serve_task, endpoints.app(), server.socket_path)
-    replicas: Any = Served([server], stop_token_ids=(), slots=4, wait_s=5.0)
-    replicas.version, replicas.features, replicas.all = 0, frozenset(), [server]
-    front = Front(replicas, model="m", token=None, is_local=False, timeout_s=5.0)
-    stack.push_async_callback(front.close)
+    front = await stack.enter_async_context(fronting(endpoints.app(), folder))
     return front.app()

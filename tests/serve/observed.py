@@ -1,21 +1,33 @@
-"""An observer of processes for tests that kill them."""
+"""Pids of the processes of engines, and conditions that come true."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from inspect import isawaitable
 from typing import TYPE_CHECKING
 
+import anyio
+
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 
-class Pids:
-    """A ProcessObserver that keeps the pids of all processes."""
+class Lives:
+    """A ProcessObserver that keeps the pids of all processes by name."""
 
     def __init__(self) -> None:
-        self.all: list[int] = []
+        self.pids: dict[str, list[int]] = defaultdict(list)
 
     def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        self.all.append(pid)
+        self.pids[name].append(pid)
 
     def ended(self, name: str, *, pid: int, reason: str) -> None:
-        assert pid in self.all
+        assert pid in self.pids[name]
+
+
+async def until(condition: Callable[[], object | Awaitable[object]], *, s: float = 60.0) -> None:
+    """Polls a condition for at most `s` seconds."""
+    with anyio.fail_after(s):
+        while not (await found if isawaitable(found := condition()) else found):  # noqa: ASYNC110
+            await anyio.sleep(0.005)

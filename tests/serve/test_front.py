@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -31,20 +30,20 @@ from forge.cli import run_command
 from forge.config.schema import ServeTable
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError
-from forge.process.busy import BusyClock
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
-from forge.serve.front import Front
 from forge.serve.remote.dialects import Dialect
 from forge.serve.remote.remote import open_remote
-from forge.serve.served import Served
 from forge.serve.upload.sending import check_takers, open_takers
 from forge.serve.weights import Weights
+from tests.serve.fronted import fronting
 
 if TYPE_CHECKING:
     from conftest import Reference
     from starlette.requests import Request
+
+    from forge.serve.front import Front
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
@@ -265,27 +264,12 @@ class Ids:
 
 
 @asynccontextmanager
-async def fronting(engine: Engine, *, timeout_s: float = 5.0) -> AsyncIterator[Front]:
-    """A front with one engine behind it."""
-    with open_socket_dir() as folder:
-        path = folder / "serve-0.sock"
-        server: Any = SimpleNamespace(
-            name="serve-0", load=0, is_up=True, socket_path=path,
-            generated_tokens=0, busy=BusyClock(), num_deaths=0,
-        )  # fmt: skip
-        replicas: Any = Served([server], stop_token_ids=(), slots=4, wait_s=5.0)
-        replicas.version, replicas.features = 0, frozenset()
-        replicas.all = [server]
-        front = Front(replicas, model="ours", token=None, is_local=False, timeout_s=timeout_s)
-        app = Starlette(routes=[Route("/{path:path}", engine, methods=["POST"])])
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as group:
-                await group.start(serve_task, app, path)
-                try:
-                    yield front
-                finally:
-                    await front.close()
-                    group.cancel_scope.cancel()
+async def answering(engine: Engine, *, timeout_s: float = 5.0) -> AsyncIterator[Front]:
+    """A front whose engine answers every request so."""
+    app = Starlette(routes=[Route("/{path:path}", engine, methods=["POST"])])
+    with open_socket_dir() as folder, anyio.fail_after(20):
+        async with fronting(app, folder, timeout_s=timeout_s) as front:
+            yield front
 
 
 async def ask(front: Front) -> httpx.Response:
@@ -303,7 +287,7 @@ async def test_a_timed_out_request_is_not_repeated() -> None:
         await anyio.sleep(0.6)
         return JSONResponse({})
 
-    async with fronting(slow, timeout_s=0.15) as front:
+    async with answering(slow, timeout_s=0.15) as front:
         answer = await ask(front)
         assert (answer.status_code, num_asked) == (504, 1)
         message = answer.json()["error"]["message"]
@@ -320,7 +304,7 @@ async def test_a_request_is_repeated_after_the_engine_hung_up() -> None:
             return Response(b"short", headers={"content-length": "99"})
         return JSONResponse({"fine": True})
 
-    async with fronting(dies_once) as front:
+    async with answering(dies_once) as front:
         answer = await ask(front)
         assert (answer.status_code, answer.json(), num_asked) == (200, {"fine": True}, 2)
 
@@ -331,7 +315,7 @@ async def test_an_evaluation_of_another_model_than_the_served_one_is_refused(
     async def fine(_request: Request) -> Response:
         return JSONResponse({})
 
-    async with fronting(fine) as front, anyio.create_task_group() as group:
+    async with answering(fine) as front, anyio.create_task_group() as group:
         await group.start(serve_task, front.app(), tmp_path / "s")
         url = f"unix:{tmp_path / 's'}"
         for name in ("ours", None):

@@ -26,6 +26,7 @@ from forge.records import Prompt
 from forge.serve.engines import check_engine
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
+from tests.serve.observed import Lives
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -52,19 +53,6 @@ def model(tmp_path: Path) -> Path:
     path = tmp_path / "model"
     Qwen3ForCausalLM(config).bfloat16().save_pretrained(path)
     return path
-
-
-class Lives:
-    """A ProcessObserver that keeps pids by name."""
-
-    def __init__(self) -> None:
-        self.pids: dict[str, list[int]] = defaultdict(list)
-
-    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        self.pids[name].append(pid)
-
-    def ended(self, name: str, *, pid: int, reason: str) -> None:
-        assert pid in self.pids[name]
 
 
 def free_bytes(gpu: Gpu) -> int:

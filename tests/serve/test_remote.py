@@ -33,6 +33,7 @@ from forge.serve.remote.dialects import Dialect, read_answer
 from forge.serve.remote.remote import Remote, open_remote
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
+from tests.serve.observed import until
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -155,12 +156,6 @@ def test_the_tokens_of_an_answer_are_those_that_its_server_counts(
         content, Dialect.CHAT, n=1, encode=lambda text, _is_ended: [ord(each) for each in text]
     )
     assert found.num_tokens == num_tokens
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not is_so():  # noqa: ASYNC110
-            await anyio.sleep(0.02)
 
 
 async def ask(remote: Remote, *, n: int = 2, seed: int = 3) -> list[Any]:

@@ -16,11 +16,14 @@ from forge.serve import replica as replica_module
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from tests.serve.made_up_replicas import Client
+from tests.serve.observed import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from contextlib import AbstractAsyncContextManager
 
     from forge.process.child import ChildSpec
+    from forge.serve.replicas import Replicas
 
 pytestmark = pytest.mark.anyio
 
@@ -100,10 +103,13 @@ class Machines:
         yield self.engines[-1]
 
 
-async def until(condition: Any) -> None:
-    with anyio.fail_after(5):
-        while not condition():  # noqa: ASYNC110 - the replica has no event for tests
-            await anyio.sleep(0.01)
+def opened(folder: Path, machines: Machines, **table: Any) -> AbstractAsyncContextManager[Replicas]:
+    """Replicas on these machines, with the weights `folder / "old"`."""
+    return open_replicas(
+        ServeTable(engine="llama", **table), weights=Weights(full=folder / "old"),
+        stop_token_ids=(), socket_dir=folder, log_dir=folder, work_dir=folder / "work",
+        elsewhere=machines.open,
+    )  # fmt: skip
 
 
 async def test_publishes_go_on_without_an_engine_that_has_no_machine(
@@ -111,11 +117,7 @@ async def test_publishes_go_on_without_an_engine_that_has_no_machine(
 ) -> None:
     monkeypatch.setattr(replica_module, "NO_ROOM_PAUSE_S", 0.01)
     machines = Machines()
-    async with open_replicas(
-        ServeTable(engine="llama", replicas=2), weights=Weights(full=tmp_path / "old"),
-        stop_token_ids=(), socket_dir=tmp_path, log_dir=tmp_path, work_dir=tmp_path / "work",
-        elsewhere=machines.open,
-    ) as replicas:  # fmt: skip
+    async with opened(tmp_path, machines, replicas=2) as replicas:
         machines.has_room = False
         lost = next(each for each in replicas.all if each.name == machines.engines[0].name)
         await machines.engines[0].kill()
@@ -136,12 +138,8 @@ async def test_an_engine_without_room_at_the_start_is_one_line(tmp_path: Path) -
     machines = Machines()
     machines.has_room = False
     with pytest.raises(ExceptionGroup) as raised:
-        async with open_replicas(
-            ServeTable(engine="llama"), weights=Weights(full=tmp_path / "old"), stop_token_ids=(),
-            socket_dir=tmp_path, log_dir=tmp_path, work_dir=tmp_path / "work",
-            elsewhere=machines.open,
-        ):  # fmt: skip
-            pass
+        async with opened(tmp_path, machines):
+            pytest.fail("it was opened")
     assert raised.group_contains(NoRoom, match="^no node has room$", depth=None)
 
 
@@ -152,14 +150,7 @@ async def test_a_request_waits_until_a_lost_engine_is_replaced_or_answers_again(
     """The loss of a node is known seconds after its connections break."""
     monkeypatch.setattr(replica_module, "HEALTH_EVERY_S", 0.01)
     machines = Machines()
-    async with (
-        open_replicas(
-            ServeTable(engine="llama"), weights=Weights(full=tmp_path / "old"), stop_token_ids=(),
-            socket_dir=tmp_path, log_dir=tmp_path, work_dir=tmp_path / "work",
-            elsewhere=machines.open,
-        ) as replicas,
-        anyio.create_task_group() as tasks,
-    ):  # fmt: skip
+    async with opened(tmp_path, machines) as replicas, anyio.create_task_group() as tasks:
         first = machines.engines[0]
         first.client.is_broken = True
 

@@ -20,7 +20,7 @@ from forge.serve.replicas import open_replicas
 from forge.serve.served import BLOCK_TOKENS
 from forge.serve.weights import Weights
 from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
-from tests.serve.observed import Pids
+from tests.serve.observed import Lives
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,12 +157,12 @@ async def test_sleep_waits_for_running_samples_stops_restarts_and_ends_with_wake
         module="tests.serve.sleeping_engine", requires=(), advice="", start_timeout_s=30.0
     )
     monkeypatch.setitem(ENGINES, "hf", sleeper)
-    pids, order = Pids(), []
+    lives, order = Lives(), []
     with open_socket_dir() as sockets, anyio.fail_after(60):
         async with (
             open_replicas(
                 ServeTable(engine="hf"), weights=Weights(full=tied.path), stop_token_ids=(),
-                socket_dir=sockets, log_dir=tmp_path, work_dir=tmp_path, observer=pids,
+                socket_dir=sockets, log_dir=tmp_path, work_dir=tmp_path, observer=lives,
             ) as replicas,
             ReplicaClient(sockets / "serve-0.sock") as client,
         ):  # fmt: skip
@@ -183,16 +183,18 @@ async def test_sleep_waits_for_running_samples_stops_restarts_and_ends_with_wake
                 await anyio.sleep(0.3)
                 assert order == ["began before by 0", "asleep"]
 
-                os.kill(pids.all[0], signal.SIGKILL)
+                os.kill(lives.pids["serve-0"][0], signal.SIGKILL)
                 while replicas.all[0].health:  # noqa: ASYNC110
                     await anyio.sleep(0.02)
                 await replicas.sleep()
                 await anyio.sleep(0.5)
-                assert len(pids.all) == 1, "no restart until wake: the trainer has the GPU"
+                assert len(lives.pids["serve-0"]) == 1, (
+                    "no restart until wake: the trainer has the GPU"
+                )
                 assert len(order) == 2
                 await replicas.wake()
             assert order[2:] == ["asked asleep by 0"]
-            assert len(pids.all) == 2
+            assert len(lives.pids["serve-0"]) == 2
 
             await replicas.sleep()
             await replicas.sleep()

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ import forge.serve.client
 import forge.serve.replica
 from forge.config.schema import ServeTable
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from forge.exits import iter_leaves
 from forge.process.sockets import open_socket_dir
 from forge.records import Finish, Prompt
 from forge.serve.client import ReplicaClient
@@ -28,6 +29,7 @@ from forge.serve.engines import check_engine
 from forge.serve.replica import Restarts
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
+from tests.serve.observed import Lives, until
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -35,19 +37,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PROMPT = list(range(30))
 DEADLINE_S = 60.0
-
-
-class Lives:
-    """A ProcessObserver that keeps pids."""
-
-    def __init__(self) -> None:
-        self.pids: dict[str, list[int]] = {}
-
-    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        self.pids.setdefault(name, []).append(pid)
-
-    def ended(self, name: str, *, pid: int, reason: str) -> None:
-        assert pid in self.pids[name]
 
 
 @asynccontextmanager
@@ -85,12 +74,6 @@ async def shared(
         yield replicas, sockets / "serve-0.sock", folder / "logs" / "serve-0.log"
 
 
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    with anyio.fail_after(DEADLINE_S):
-        while not await is_so():  # noqa: ASYNC110
-            await anyio.sleep(0.02)
-
-
 async def test_a_publish_reaches_all_replicas_and_those_that_restart(
     tied: Reference, newer: Reference, tmp_path: Path
 ) -> None:
@@ -124,11 +107,7 @@ async def test_a_publish_reaches_all_replicas_and_those_that_restart(
         stats = replicas.stats()
         assert stats.generated_tokens == 16 * 300, "what was lost is not counted"
         assert stats.running == stats.waiting == 0
-
-        async def is_back() -> bool:
-            return all(replica.is_up for replica in replicas.all)
-
-        await until(is_back)
+        await until(lambda: all(replica.is_up for replica in replicas.all))
         assert replicas.stats().num_restarts == 1
         again = (await replicas.probe(PROMPT, completion))[1]
         assert np.abs(new - again).mean() <= 1e-4, "the restarted one has the current weights"
@@ -148,11 +127,7 @@ async def test_the_first_weights_are_served_again_after_a_death(
         await replicas.publish(newer.path, 1)
         shutil.rmtree(first)
         os.kill(lives.pids["serve-0"][0], signal.SIGKILL)
-
-        async def is_back() -> bool:
-            return replicas.stats().num_restarts == 1 and replicas.all[0].is_up
-
-        await until(is_back)
+        await until(lambda: replicas.stats().num_restarts == 1 and replicas.all[0].is_up)
         (again,) = await replicas.probe(PROMPT, completion)
         assert np.abs(newer.logprobs(PROMPT, completion) - again).mean() <= 1e-4
 
@@ -180,6 +155,39 @@ async def test_a_refused_publish_leaves_the_old_weights_everywhere(
             Prompt(ids=tuple(PROMPT)), n=1, max_tokens=9, temperature=1.0, seed=0
         )
         assert (one.min_version, one.max_version, one.finish) == (1, 1, Finish.LENGTH)
+
+
+async def test_hf_passes_the_contract_of_an_engine(
+    tied: Reference, newer: Reference, make_adapter: Callable[..., Reference], tmp_path: Path
+) -> None:
+    """Publish, probe, refusal, adapter, death and restart, like llama's replicas."""
+    adapted, lives, tokens = make_adapter(newer, r=4), Lives(), list(range(50, 90))
+    async with (
+        served(tied, tmp_path, lives=lives, engine="hf", slots=4) as (replicas, sockets),
+        ReplicaClient(sockets / "serve-0.sock") as client,
+    ):
+        assert (await client.health())["engine"] == "hf"
+        asked = {"n": 3, "max_tokens": 20, "temperature": 0.9, "seed": 5}
+        first = await replicas.generate(Prompt(ids=tuple(PROMPT)), **asked)
+        assert first == await replicas.generate(Prompt(ids=tuple(PROMPT)), **asked)
+        for one in first:
+            expected = tied.logprobs(PROMPT, one.token_ids, temperature=0.9)
+            assert np.abs(expected - one.logprobs).max() <= 1e-3
+        for version, reference in enumerate((newer, adapted), start=1):
+            await replicas.publish(reference.path, version)
+            (found,) = await replicas.probe(PROMPT, tokens)
+            assert np.abs(reference.logprobs(PROMPT, tokens) - found).max() <= 1e-3
+        with pytest.raises(ConfigError, match="no such directory"):
+            await replicas.publish(tmp_path / "gone", 3)
+        with pytest.raises(ConfigError, match="no sleep"):
+            await client.sleep()
+        os.kill(lives.pids["serve-0"][0], signal.SIGKILL)
+        (again,) = await replicas.generate(
+            Prompt(ids=tuple(PROMPT)), n=1, max_tokens=9, temperature=1.0, seed=5
+        )
+        assert (again.min_version, len(lives.pids["serve-0"])) == (2, 2)
+        expected = adapted.logprobs(PROMPT, again.token_ids)
+        assert np.abs(expected - again.logprobs).max() <= 1e-3
 
 
 async def test_a_client_that_hangs_up_frees_its_slots(
@@ -252,9 +260,7 @@ async def test_a_replica_that_lost_its_socket_is_restarted_though_connections_ar
     async with served(tied, tmp_path) as (replicas, _):
         (replica,) = replicas.all
         replica.socket_path.unlink()
-        with anyio.fail_after(30):
-            while not replicas.stats().num_restarts or not replica.is_up:  # noqa: ASYNC110
-                await anyio.sleep(0.05)
+        await until(lambda: replicas.stats().num_restarts and replica.is_up)
         assert replica.socket_path.exists()
 
 
@@ -306,7 +312,7 @@ async def test_a_replica_that_keeps_dying_ends_the_run(
                     Prompt(ids=tuple(PROMPT)), n=1, max_tokens=5, temperature=1.0, seed=0
                 )
             pytest.fail("it was restarted")
-    (error,) = leaves(raised.value)
+    (error,) = iter_leaves(raised.value)
     assert "serve-0 died more than 1 times in 10 min" in str(error)
 
 
@@ -319,15 +325,9 @@ async def test_a_replica_that_fails_to_start_reports_the_reason(
     with pytest.RaisesGroup(ChildDied, flatten_subgroups=True) as raised:
         async with served(reference, tmp_path):
             pytest.fail("it came up")
-    (error,) = leaves(raised.value)
+    (error,) = iter_leaves(raised.value)
     assert "serve-0 died" in str(error)
     assert "config.json: No such file" in str(error)
-
-
-def leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
-    return [error]
 
 
 async def test_a_missing_engine_is_one_line_with_its_installation(tmp_path: Path) -> None:

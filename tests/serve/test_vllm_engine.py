@@ -23,6 +23,7 @@ from forge.serve.vllm.__main__ import make_app
 from forge.serve.vllm.engine import VllmEngine
 from forge.serve.vllm.library import Counters, Vllm, count_no_tokens
 from forge.serve.vllm.settings import MAX_LORAS, read_settings
+from tests.serve.observed import until
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -154,12 +155,6 @@ def make_vllm(llm: FakeLlm) -> Vllm:
 
 def request(*, n: int = 1, max_tokens: int = 6, seed: int = 1) -> Request:
     return Request(prompt=np.arange(5), n=n, max_tokens=max_tokens, temperature=1.0, seed=seed)
-
-
-async def until(is_done: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
-        while not is_done():  # noqa: ASYNC110
-            await anyio.sleep(0.001)
 
 
 async def test_samples_have_their_log_probabilities_and_version(tied: Reference) -> None:

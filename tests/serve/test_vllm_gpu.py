@@ -35,7 +35,7 @@ from forge.serve.client import ReplicaClient
 from forge.serve.engines import check_engine
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
-from tests.serve.observed import Pids
+from tests.serve.observed import Lives
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(400)]
 PROMPT, TOKENS = list(range(30)), list(range(50, 90))
@@ -90,7 +90,7 @@ async def served(
     engine: str = "vllm",
     is_shared: bool = False,
     lora_rank: int = RANK,
-    pids: Pids | None = None,
+    lives: Lives | None = None,
     **table: Any,
 ) -> AsyncIterator[tuple[Replicas, ReplicaClient]]:
     gpu = inventory()[0]
@@ -107,7 +107,7 @@ async def served(
             open_replicas(
                 settings, weights=Weights(full=model.path), stop_token_ids=(),
                 socket_dir=sockets, log_dir=tmp_path / "logs", work_dir=tmp_path / "work",
-                gpus=[[gpu.uuid]], observer=pids, max_lora_rank=lora_rank,
+                gpus=[[gpu.uuid]], observer=lives, max_lora_rank=lora_rank,
                 shared=frozenset({gpu.uuid} if is_shared else ()),
             ) as replicas,
             ReplicaClient(sockets / "serve-0.sock") as client,
@@ -208,14 +208,12 @@ async def check_turns_in_flight(
 async def test_on_a_shared_gpu_an_engine_sleeps_waits_its_turn_and_frees_memory_when_killed(
     tmp_path: Path,
 ) -> None:
-    gpu, pids = inventory()[0], Pids()
+    gpu, lives = inventory()[0], Lives()
     model = make_model(tmp_path / "model", seed=0)
     before = free_bytes()
     lease = GpuLease(gpu.uuid)
-    async with served(model, tmp_path, is_shared=True, pids=pids, precision="fast", eager=True) as (
-        replicas,
-        client,
-    ):
+    options: dict[str, Any] = {"is_shared": True, "precision": "fast", "eager": True}
+    async with served(model, tmp_path, lives=lives, **options) as (replicas, client):
         awake = free_bytes()
         (first,) = await replicas.probe(PROMPT, TOKENS)
         await client.sleep()
@@ -254,7 +252,7 @@ async def test_on_a_shared_gpu_an_engine_sleeps_waits_its_turn_and_frees_memory_
         )
         assert len(one.token_ids) == 8
 
-        os.kill(pids.all[0], signal.SIGKILL)
+        os.kill(lives.pids["serve-0"][0], signal.SIGKILL)
         start = time.monotonic()
         while free_bytes() < before - SLACK_BYTES:
             assert time.monotonic() - start < FREE_WITHIN_S, "EngineCore outlived its parent"
