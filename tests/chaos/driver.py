@@ -9,11 +9,15 @@ from __future__ import annotations
 import resource
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.chaos.cells import DAMAGES, Cell, Fault, Phase, Seen, Target
 from tests.chaos.faults import clock_env, damage, disk_of, repair, strike
@@ -31,7 +35,10 @@ from tests.chaos.machine import (
     with_private_mounts,
 )
 from tests.chaos.moments import RunView, meet, send
-from tests.chaos.tiny_experiments import STEPS, Taught, experiment_of, ranks_env
+from tests.chaos.tiny_experiments import STEPS, experiment_of, ranks_env
+
+if TYPE_CHECKING:
+    from tests.e2e.experiments import Taught
 
 ENDING_S = 300.0
 """Maximum time from a fault to the end of the command."""
@@ -44,16 +51,14 @@ SELECT count(*) FROM (SELECT name FROM processes WHERE name NOT LIKE 'notify%'
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """A played cell, as the table shows it."""
+    """A played cell, with what a JUnit file shows of it."""
 
-    cell: str
     seen: str = ""
     """Outcome of the struck command."""
     said: str = ""
     """Last line of the struck command."""
     resumed: str = ""
     """Outcome of the last `forge resume`; empty without one."""
-    seconds: float = 0.0
     cpu_s: float = 0.0
     faults: list[str] = field(default_factory=list[str])
     """Broken promises and other reasons of a failure; empty if the cell passed."""
@@ -78,7 +83,7 @@ CLOCKS = (Fault.CLOCK_BACK, Fault.CLOCK_FORWARD)
 
 def play(cell: Cell, taught: Taught) -> Result:
     """Play a cell. The result has a line for each reason why it failed."""
-    result, began = Result(cell=cell.name), time.monotonic()
+    result = Result()
     if skipped := reason_to_skip(cell):
         result.skipped = skipped
         return result
@@ -99,8 +104,17 @@ def play(cell: Cell, taught: Taught) -> Result:
         result.faults.append(f"no end within {error.timeout:.0f} s after the fault")
     except MissingMount as error:
         result.skipped = str(error)
-    result.seconds, result.cpu_s = time.monotonic() - began, _cpu_s() - cpu_before
+    result.cpu_s = _cpu_s() - cpu_before
     return result
+
+
+def conclude(result: Result, record_property: Callable[[str, object], None]) -> None:
+    """Pass, fail or skip the test of a cell."""
+    for name in ("seen", "said", "resumed", "cpu_s"):
+        record_property(name, getattr(result, name))
+    if result.skipped:
+        pytest.skip(result.skipped)
+    assert not result.faults, "\n".join(result.faults)
 
 
 def _play_in_namespace(cell: Cell, taught: Taught, result: Result, *, env: dict[str, str]) -> None:

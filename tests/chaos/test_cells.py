@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos.driver import play
+from tests.chaos.driver import conclude, play
 from tests.chaos.matrix import CELLS, LONG, SMALL
-from tests.chaos.table import record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.chaos.cells import Cell
-    from tests.chaos.tiny_experiments import Taught
+    from tests.e2e.experiments import Taught
 
 LEAST = 120
 """Cells of the whole matrix."""
@@ -38,13 +39,9 @@ def tier_of(cell: Cell) -> tuple[pytest.MarkDecorator, ...]:
     [pytest.param(cell, id=cell.name, marks=tier_of(cell)) for cell in CELLS],
 )
 def test_a_fault_is_survived_or_named_and_the_run_is_finished(
-    cell: Cell, taught: Taught, request: pytest.FixtureRequest
+    cell: Cell, taught: Taught, record_property: Callable[[str, object], None]
 ) -> None:
-    result = play(cell, taught)
-    record(result, request.config.rootpath)
-    if result.skipped:
-        pytest.skip(result.skipped)
-    assert not result.faults, "\n".join(result.faults)
+    conclude(play(cell, taught), record_property)
 
 
 def test_the_matrix_has_no_cell_twice_and_is_large_enough() -> None:

@@ -9,18 +9,22 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from subprocess import TimeoutExpired
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.chaos.cells import Cell, Fault, Phase, Seen, Target
-from tests.chaos.driver import ENDING_S, Result, await_children
+from tests.chaos.driver import ENDING_S, Result, await_children, conclude
 from tests.chaos.invariants import Acknowledged, Course, broken_promises
 from tests.chaos.machine import POLL_S, Command, Machine, open_machine, with_private_mounts
 from tests.chaos.moments import RunView, send
-from tests.chaos.table import record
-from tests.chaos.tiny_experiments import STEPS, Taught, experiment_of
+from tests.chaos.tiny_experiments import STEPS, experiment_of
+
+if TYPE_CHECKING:
+    from tests.e2e.experiments import Taught
 
 RUNS = 10
 KILLS = 10
@@ -32,11 +36,9 @@ KILLS = 10
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(RUNS))
 def test_a_supervisor_killed_at_random_moments_loses_nothing(
-    seed: int, taught: Taught, request: pytest.FixtureRequest
+    seed: int, taught: Taught, record_property: Callable[[str, object], None]
 ) -> None:
-    result = kill_at_random(taught, seed=seed, num_kills=KILLS)
-    record(result, request.config.rootpath)
-    assert not result.faults, "\n".join(result.faults)
+    conclude(kill_at_random(taught, seed=seed, num_kills=KILLS), record_property)
 
 
 LONGEST_S = 10.0
@@ -52,12 +54,11 @@ CELL = Cell(
 
 def kill_at_random(taught: Taught, *, seed: int, num_kills: int) -> Result:
     """Kill supervisors `num_kills` times, each run until it finishes, and check every promise."""
-    result, began = Result(cell=f"supervisor-random-kill-{seed}"), time.monotonic()
+    result = Result()
     try:
         with_private_mounts(lambda: _kill_in_namespace(taught, seed, num_kills, result))
     except AssertionError as error:
         result.faults.append(str(error))
-    result.seconds = time.monotonic() - began
     return result
 
 

@@ -5,26 +5,20 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.chaos.cells import Cell, Fault, Target
 from tests.chaos.machine import PYTHON_PATH
-from tests.e2e.experiments import ANSWERS, PROBLEM, teach
+
+if TYPE_CHECKING:
+    from tests.e2e.experiments import Taught
 
 PACE = 4 if (os.cpu_count() or 1) >= 8 else 1
 """Factor of the steps and of an evaluation's deadlines: on a fast machine a short run ends before
 the driver has met its phase."""
 STEPS = {"eval": 0, "sft": 24 * PACE, "grpo": 16 * PACE}
-LOOP = "```\nwhile 1:0\n@jit\ndef k():0\nclass ModelNew:0\n```"
-"""A candidate that runs until its deadline."""
-LEARNED = {"model": ANSWERS, "loops": (ANSWERS[1], LOOP, LOOP), "stuck": (LOOP,)}
-"""Answers of each model. An evaluation's gives one alone, so that a judge is always busy in it; the
-groups of a stage that trains need two."""
 HEAD = """\
 name = "x"
 [prompt]
@@ -87,61 +81,6 @@ step_timeout_s = {{step_timeout_s}}
 }
 NOTIFY = '[notify]\ncommand = "true"\ntimeout_s = 3\n'
 SINK = '[sinks]\nto = ["tensorboard"]\nclose_timeout_s = 3\n'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taught:
-    """Files that all cells of a session read, each made by the first process that needs it."""
-
-    folder: Path
-
-    def problems(self) -> Path:
-        """Three problems."""
-        return self._made("problems", _write_problems)
-
-    def rows(self) -> Path:
-        """Rows of an sft stage."""
-        return self._made("rows.jsonl", _write_rows)
-
-    def model(self, name: str) -> Path:
-        """A model that gives the answers of that name."""
-        problems = sorted(self.problems().rglob("*.py"))
-        return self._made(name, lambda path: _teach(path, problems, LEARNED[name]))
-
-    def _made(self, name: str, make: Callable[[Path], None]) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (self.folder / f"{name}.done").exists():
-                make(self.folder / name)
-                (self.folder / f"{name}.done").touch()
-        return self.folder / name
-
-
-def _write_problems(path: Path) -> None:
-    """Small as written: with `overrides` their prompts would not be those that were learned."""
-    (path / "level1").mkdir(parents=True)
-    for name in ("tanh", "exp", "abs"):
-        source = PROBLEM.format(name).replace("393216", "64").replace("4096", "4")
-        (path / "level1" / f"{name}.py").write_text(source)
-
-
-def _write_rows(path: Path) -> None:
-    rows = (
-        [
-            {"role": "user", "content": f"Write kernel {number}."},
-            {"role": "assistant", "content": ANSWERS[number % 2]},
-        ]
-        for number in range(24)
-    )
-    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
-
-
-def _teach(path: Path, problems: list[Path], answers: tuple[str, ...]) -> None:
-    import torch
-
-    torch.set_num_threads(1)  # more of them spin against everything else on this machine
-    teach(path, problems=problems, answers=answers)
 
 
 def experiment_of(cell: Cell, taught: Taught) -> str:

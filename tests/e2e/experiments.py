@@ -1,14 +1,25 @@
-"""Problems and experiments that several whole runs use, and a model for GRPO to improve."""
+"""Problems and experiments that several whole runs use, and models for GRPO to improve, each made
+once in a session."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.config.schema import TinyModel
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source
 from forge.records import Message
 from tests.prompting import PROMPTS
+
+if TYPE_CHECKING:
+    import pytest
 
 PROBLEM = """\
 import torch
@@ -18,8 +29,8 @@ class Model(nn.Module):
     def forward(self, x):
         return torch.{}(x)
 
-batch_size = 4096
-dim = 393216
+batch_size = 4
+dim = 64
 
 def get_inputs():
     return [torch.randn(batch_size, dim)]
@@ -72,7 +83,6 @@ path = "model"
 source = "dir"
 path = "problems"
 num_heldout = 1
-overrides = { batch_size = 4, dim = 64 }
 [judge]
 workers = 1
 [reward]
@@ -98,6 +108,11 @@ SIZES = TinyModel(
 ANSWERS = ("no", "```\nclass ModelNew(\n```")
 """An answer without code and one that does not compile: rewards 0 and -1, so groups have a signal.
 """
+LOOP = "```\nwhile 1:0\n@jit\ndef k():0\nclass ModelNew:0\n```"
+"""A candidate that runs until its deadline."""
+LEARNED = {"model": ANSWERS, "loops": (ANSWERS[1], LOOP, LOOP), "stuck": (LOOP,)}
+"""Answers of each model. One that is evaluated may give one alone, so that a judge is always busy;
+the groups of a stage that trains need two."""
 
 
 def teach(model_dir: Path, *, problems: list[Path], answers: tuple[str, ...] = ANSWERS) -> None:
@@ -117,6 +132,7 @@ def teach(model_dir: Path, *, problems: list[Path], answers: tuple[str, ...] = A
         for prompt in prompts
         for answer in answers
     ]
+    torch.set_num_threads(1)  # more of them spin against everything else on this machine
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(40):
         for row in rows:
@@ -126,3 +142,62 @@ def teach(model_dir: Path, *, problems: list[Path], answers: tuple[str, ...] = A
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(model_dir)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """Files that all tests of a session read, each made by the first process that needs it."""
+
+    folder: Path
+
+    def problems(self) -> Path:
+        """Three problems."""
+        return self._made("problems", write_problems)
+
+    def rows(self) -> Path:
+        """Rows of an sft stage."""
+        return self._made("rows.jsonl", _write_rows)
+
+    def model(self, name: str = "model") -> Path:
+        """A model that gives the answers of that name."""
+        problems = sorted(self.problems().rglob("*.py"))
+        return self._made(name, lambda path: teach(path, problems=problems, answers=LEARNED[name]))
+
+    def project(self, folder: Path) -> Path:
+        """A folder with `problems/` and `model/`; the test adds the experiment."""
+        for path in (self.problems(), self.model()):
+            shutil.copytree(path, folder / path.name)
+        return folder
+
+    def _made(self, name: str, make: Callable[[Path], None]) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (self.folder / f"{name}.done").exists():
+                make(self.folder / name)
+                (self.folder / f"{name}.done").touch()
+        return self.folder / name
+
+
+def taught_of(tmp_path_factory: pytest.TempPathFactory) -> Taught:
+    """The files of a session, for all of its workers."""
+    base = tmp_path_factory.getbasetemp()
+    return Taught(folder=(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "taught")
+
+
+def write_problems(path: Path) -> None:
+    """A directory in KernelBench's layout."""
+    (path / "level1").mkdir(parents=True)
+    for name in ("tanh", "exp", "abs"):
+        (path / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
+
+
+def _write_rows(path: Path) -> None:
+    rows = (
+        [
+            {"role": "user", "content": f"Write kernel {number}."},
+            {"role": "assistant", "content": ANSWERS[number % 2]},
+        ]
+        for number in range(24)
+    )
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))

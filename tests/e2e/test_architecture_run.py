@@ -13,7 +13,7 @@ import pytest
 from forge.data.problems import from_source
 from tests.architectures import make_architecture
 from tests.e2e.commands import forge, opened
-from tests.e2e.experiments import ANSWERS, PROBLEM
+from tests.e2e.experiments import ANSWERS, write_problems
 from tests.prompting import PROMPTS
 
 pytestmark = [
@@ -70,12 +70,10 @@ kind = "eval"
 
 def make_project(name: str, at: Path) -> None:
     """Problems, a model and rows that teach it two answers: GRPO gets a signal."""
-    folder, rows = at / "problems" / "level1", list[dict[str, Any]]()
-    folder.mkdir(parents=True)
-    for function in ("tanh", "exp", "abs"):
-        source = PROBLEM.format(function).replace("4096", "4").replace("393216", "64")
-        (folder / f"{function}.py").write_text(source)
-        asked = PROMPTS.first_messages(from_source(source))
+    write_problems(at / "problems")
+    rows = list[dict[str, Any]]()
+    for path in sorted((at / "problems").rglob("*.py")):
+        asked = PROMPTS.first_messages(from_source(path.read_text()))
         messages = [{"role": each.role, "content": each.content} for each in asked]
         rows += [{"messages": [*messages, {"role": "assistant", "content": answer}]}
                  for answer in ANSWERS]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.commands import forge, kill, last_trained, opened, start, until
-from tests.e2e.experiments import GRPO_EXPERIMENT
+from tests.e2e.experiments import GRPO_EXPERIMENT, Taught
 
 if TYPE_CHECKING:
     import sqlite3
@@ -31,10 +31,9 @@ WHERE a.attempt = 1 AND b.attempt = 2
 
 
 @pytest.fixture(scope="module")
-def killed(grpo_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(taught: Taught, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints of steps 3 and 6, killed after step 7 or 8 of 9."""
-    folder = tmp_path_factory.mktemp("damage")
-    shutil.copytree(grpo_template, folder, dirs_exist_ok=True)
+    folder = taught.project(tmp_path_factory.mktemp("damage"))
     (folder / "grpo.toml").write_text(GRPO_EXPERIMENT)
     root = folder / "runs" / "grpo-1"
     run = start(folder, "run", "grpo.toml")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.commands import children_of_run, forge, kill, opened, start, until
-from tests.e2e.experiments import FUNCTION, PROBLEM, TINY
+from tests.e2e.experiments import FUNCTION, TINY, write_problems
 
 pytestmark = [
     pytest.mark.e2e,
@@ -63,7 +63,7 @@ path = "runs/small-1/weights/sft-000040"
 [problems]
 source = "dir"
 path = "problems"
-overrides = { batch_size = 4 }
+overrides = { batch_size = 8 }
 shapes = [{ dim = 64 }, { dim = 100 }]
 [store]
 texts = "plain"
@@ -207,9 +207,7 @@ def test_grpo_on_a_directory_of_problems_reports_that_the_model_gets_no_signal(
     finished: Path,
 ) -> None:
     cwd = finished.parents[1]
-    (cwd / "problems" / "level1").mkdir(parents=True)
-    for name in ("tanh", "sigmoid", "exp"):
-        (cwd / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
+    write_problems(cwd / "problems")
     (cwd / "others.toml").write_text(OTHERS)
     done = forge("run", "others.toml", cwd=cwd)
     assert done.returncode == 5, done.stderr
@@ -219,5 +217,5 @@ def test_grpo_on_a_directory_of_problems_reports_that_the_model_gets_no_signal(
         ).fetchall()
         sources = [source for (source,) in db.execute("SELECT prompt FROM v_turns WHERE turn = 0")]
     assert purposes == [("eval", 1, 1), ("train", 1, 1)]
-    assert all("batch_size = 4\ndim = 64\n" in source for source in sources)
+    assert all("batch_size = 8\ndim = 64\n" in source for source in sources)
     assert all("#   dim=64\n#   dim=100" in source for source in sources)

@@ -22,7 +22,6 @@ from tests.e2e.experiments import PROBLEM
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 
 FUNCTIONS = ("relu", "sigmoid", "tanh", "exp", "abs", "neg")
-SIZES = "batch_size = 4\ndim = 64\n"
 
 
 class ReluServer(BaseHTTPRequestHandler):
@@ -74,7 +73,7 @@ def test_an_evaluation_that_was_killed_plays_only_what_is_missing(tmp_path: Path
     for name in FUNCTIONS:
         file = tmp_path / "problems" / f"{name}.py"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(PROBLEM.format(name).replace("batch_size = 4096\ndim = 393216\n", SIZES))
+        file.write_text(PROBLEM.format(name))
     root = tmp_path / "runs" / "eval-relu-1-problems-1"
     with served() as url:
         options = ("--suite=problems", "--samples=2", "--turns=1", "--set=serve.slots=2")
@@ -103,7 +102,7 @@ def test_a_search_that_was_killed_keeps_every_answer(tmp_path: Path) -> None:
     for name in FUNCTIONS[:2]:
         file = tmp_path / "problems" / f"{name}.py"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(PROBLEM.format(name).replace("batch_size = 4096\ndim = 393216\n", SIZES))
+        file.write_text(PROBLEM.format(name))
     root = tmp_path / "runs" / "solve-relu-1-2-problems-1"
     with served() as url:
         before = sum(ReluServer.asked.values())
