@@ -10,6 +10,7 @@ server sends; a connection whose request failed or was cancelled is never used a
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -134,18 +135,13 @@ async def _connected(
     made = socket.socket(family)
     try:
         made.setblocking(False)
-        code = made.connect_ex(address)
-        if code == errno.EINPROGRESS:
-            code = errno.ETIMEDOUT
-            with anyio.move_on_after(limit_s):
-                await anyio.wait_writable(made)
-                code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, os.strerror(code))
+        with anyio.move_on_after(limit_s):
+            await asyncio.get_running_loop().sock_connect(made, address)
+            return made
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
     except BaseException:
         made.close()
         raise
-    return made
 
 
 class _Connection:
@@ -164,12 +160,13 @@ class _Connection:
         http = self._http
         events = (request, h11.Data(data=content), h11.EndOfMessage())
         sent = b"".join(http.send(event) or b"" for event in events)
+        loop = asyncio.get_running_loop()
         with suppress(ConnectionError):  # a refusal may be there already
-            await self._send(sent)
+            await loop.sock_sendall(self.socket, sent)
         response, body = None, bytearray()
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
-                http.receive_data(await self._receive())
+                http.receive_data(await loop.sock_recv(self.socket, READ_BYTES))
             elif isinstance(event, h11.Response):
                 response = event
                 encoding = dict(event.headers).get(b"content-encoding", b"identity")
@@ -191,19 +188,3 @@ class _Connection:
             for name, value in response.headers
         }
         return Answer(status=response.status_code, content=bytes(body), headers=headers)
-
-    async def _send(self, content: bytes) -> None:
-        rest = memoryview(content)
-        while rest:
-            try:
-                rest = rest[self.socket.send(rest) :]
-            except BlockingIOError:
-                await anyio.wait_writable(self.socket)
-
-    async def _receive(self) -> bytes:
-        """The next bytes; none at the end of the connection."""
-        while True:
-            try:
-                return self.socket.recv(READ_BYTES)
-            except BlockingIOError:
-                await anyio.wait_readable(self.socket)
