@@ -23,7 +23,7 @@ from forge.process.ask import open_url_client
 from forge.process.server.door import Door, Refused
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
-from forge.serve.remote.url_client import OtherWeights
+from forge.serve.remote.url_client import OtherWeights, UrlClient
 from forge.serve.upload.files import Digests, read_manifest
 from forge.serve.upload.receiving import (
     CLAIM_SILENT_S,
@@ -132,8 +132,9 @@ async def sending(
 ) -> AsyncIterator[WeightSender]:
     async with open_url_client(host.url, timeout_s=20, token=token) as http:
         yield WeightSender(
-            host.url, http, owner=owner, forge="1", digests=Digests(), patience_s=patience_s
-        )
+            UrlClient(host.url, http, timeout_s=20), http,
+            owner=owner, forge="1", digests=Digests(), patience_s=patience_s,
+        )  # fmt: skip
 
 
 def weights(tmp_path: Path, name: str, *, version: int) -> Weights:

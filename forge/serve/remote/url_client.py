@@ -33,8 +33,8 @@ BUSY_ATTEMPTS = 8
 BUSY_PAUSE_S = 1.0
 """First pause before another attempt without Retry-After. Doubles up to LONGEST_PAUSE_S."""
 LONGEST_PAUSE_S = 30.0
-SILENT = 504
-"""A gateway got no answer from the server in time."""
+SILENT = frozenset({408, 504})
+"""The server got no request in time, or a gateway no answer from it."""
 KEY_REFUSED = frozenset({401, 403})
 CLAIM_LOST = 409
 """`forge serve --weights`: it was started again, or another run publishes there."""
@@ -79,7 +79,7 @@ class UrlClient:
             if response.status == 200:
                 return response.content
             if response.status not in BUSY or attempt == BUSY_ATTEMPTS - 1:
-                raise self._refusal(response)
+                raise self.refusal(response)
             await anyio.sleep(retry_pause_s(response, default_s=pause_s, longest_s=LONGEST_PAUSE_S))
             pause_s *= 2
         raise AssertionError("the loop returns or raises")
@@ -109,7 +109,7 @@ class UrlClient:
         """JSON of a 200; None for other answers. Raises ConfigError if the key is refused."""
         response = await self._send(method, path, body, SHORT_TIMEOUT_S, {})
         if response.status in KEY_REFUSED or response.status == CLAIM_LOST:
-            raise self._refusal(response)
+            raise self.refusal(response)
         try:
             return response.json() if response.status == 200 else None
         except ValueError:
@@ -120,11 +120,12 @@ class UrlClient:
         await self._send("GET", "/health", None, SHORT_TIMEOUT_S, {})
         self.is_up = True
 
-    def _refusal(self, response: Answer) -> ForgeError:
+    def refusal(self, response: Answer) -> ForgeError:
+        """The error for an answer that is no 200."""
         status, said = response.status, error_message(response.content)
         if status in KEY_REFUSED:
             return ConfigError(f"{self.url}: {said}; {self._key_setting} names the key's variable")
-        if status == SILENT:
+        if status in SILENT:
             return Stalled(f"{self.url}: {status}: {said}")
         if status == CLAIM_LOST:
             return OtherWeights(f"{self.url}: {said}")

@@ -63,7 +63,6 @@ MAX_SENDS = 3
 """Maximum times that a file is sent which arrives damaged."""
 SILENT_S = 20.0
 """Maximum time in which the connection takes nothing more of a file."""
-KEY_REFUSED = frozenset({401, 403})
 ABSENT = frozenset({404, 405})
 
 
@@ -246,7 +245,7 @@ async def _claimed(
     timeout_s = table.request_timeout_s
     async with open_server(url, timeout_s=timeout_s, key_env=table.api_key_env) as (client, http):
         sender = WeightSender(
-            url, http, owner=owner, forge=forge, digests=digests, patience_s=timeout_s
+            client, http, owner=owner, forge=forge, digests=digests, patience_s=timeout_s
         )
         try:
             await sender.claim()
@@ -278,11 +277,13 @@ class WeightSender:
     """The connection to one server."""
 
     def __init__(
-        self, url: str, http: httpx.AsyncClient, *, owner: str, forge: str, digests: Digests,
-        patience_s: float,
+        self, client: UrlClient, http: httpx.AsyncClient, *, owner: str, forge: str,
+        digests: Digests, patience_s: float,
     ) -> None:  # fmt: skip
-        """`owner` names the run in messages there; `patience_s`: maximum time without progress."""
-        self.url = url
+        """`http`: the connections of `client`; `owner` names the run in messages there;
+        `patience_s`: maximum time without progress."""
+        self.url = client.url
+        self._client = client
         self.facts: dict[str, Any] = {}
         """The answer to the last claim."""
         self.sent_bytes = 0
@@ -425,17 +426,8 @@ class WeightSender:
 
     def _read(self, answer: Answer) -> dict[str, Any]:
         """The JSON of a 200. Raises by status."""
-        said = f"{self.url}: {error_message(answer.content)}"
-        if answer.status in KEY_REFUSED:
-            raise ConfigError(f"{said}; serve.api_key_env names the variable with its token")
-        if answer.status == CONFLICT:
-            raise OtherWeights(said)
         if answer.status in (DAMAGED, FULL):
-            raise MachineError(said)
-        if answer.status == 408:
-            raise Stalled(said)
-        if 400 <= answer.status < 500:
-            raise ConfigError(said)
+            raise MachineError(f"{self.url}: {error_message(answer.content)}")
         if answer.status != 200:
-            raise MachineError(f"{said} ({answer.status})")
+            raise self._client.refusal(answer)
         return answer.json()
