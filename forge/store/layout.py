@@ -39,61 +39,45 @@ FOLDERS = ("logs", "checkpoints", "weights", "batches")
 """Folders that every run directory has."""
 
 
+class _Below:
+    """A path below the run directory, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: RunPaths, _owner: object = None) -> Path:
+        return paths.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunPaths:
     """Paths of one run directory."""
 
     root: Path
 
+    run_db = _Below("run.db")
+    """Database of everything but tokens."""
+    tokens_db = _Below("tokens.db")
+    """Database of token ids and log-probabilities."""
+    acknowledged = _Below("acknowledged")
+    """Number of commits and turns, and highest ids."""
+    experiment = _Below("experiment.toml")
+    """The resolved experiment."""
+    checkpoints = _Below("checkpoints")
+    """Trainer checkpoints."""
+    weights = _Below("weights")
+    """Published weights."""
+    batches = _Below("batches")
+    """Batches offered to the trainer."""
+    status = _Below("STATUS.json")
+    """State of the supervisor."""
+    lock = _Below("lock")
+    """Lock of the supervisor."""
+
     @property
     def name(self) -> str:
         """`quickstart-1`."""
         return self.root.name
-
-    @property
-    def run_db(self) -> Path:
-        """Database of everything but tokens."""
-        return self.root / "run.db"
-
-    @property
-    def tokens_db(self) -> Path:
-        """Database of token ids and log-probabilities."""
-        return self.root / "tokens.db"
-
-    @property
-    def acknowledged(self) -> Path:
-        """Number of commits and turns, and highest ids."""
-        return self.root / "acknowledged"
-
-    @property
-    def experiment(self) -> Path:
-        """The resolved experiment."""
-        return self.root / "experiment.toml"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Trainer checkpoints."""
-        return self.root / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        """Published weights."""
-        return self.root / "weights"
-
-    @property
-    def batches(self) -> Path:
-        """Batches offered to the trainer."""
-        return self.root / "batches"
-
-    @property
-    def status(self) -> Path:
-        """State of the supervisor."""
-        return self.root / "STATUS.json"
-
-    @property
-    def lock(self) -> Path:
-        """Lock of the supervisor."""
-        return self.root / "lock"
 
     def record(self, path: str | Path) -> str:
         """The path as the store has it: relative to the run directory if it points into it, so
