@@ -4,7 +4,6 @@ exclusive and fair for the writer; death frees both.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -206,46 +205,6 @@ def test_the_end_of_a_holder_frees_the_gpu(tmp_path: Path) -> None:
         holder.wait()
         with lease.exclusive(timeout_s=5):
             pass
-
-
-def test_waiting_threads_of_one_process_poll_once_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease, other = (GpuLease("GPU-1", folder=tmp_path) for _ in range(2))
-    polling: set[int] = set()
-    first_polls, others_gave_up = threading.Event(), threading.Event()
-    flock = fcntl.flock
-
-    def counted(fd: int, kind: int) -> None:
-        polling.add(threading.get_ident())
-        flock(fd, kind)
-
-    def slept(_: float) -> None:
-        first_polls.set()
-        assert others_gave_up.wait(60)
-
-    def read() -> None:
-        with lease.shared(timeout_s=60):
-            pass
-
-    def give_up(one: GpuLease) -> None:
-        with pytest.raises(Stalled), one.shared(timeout_s=0.01):
-            pass
-
-    first = threading.Thread(target=read)
-    with lease.exclusive(timeout_s=1):
-        monkeypatch.setattr(fcntl, "flock", counted)
-        monkeypatch.setattr(time, "sleep", slept)
-        first.start()
-        assert first_polls.wait(60)
-        others = [threading.Thread(target=give_up, args=(one,)) for one in [lease, other] * 3]
-        for thread in others:
-            thread.start()
-        for thread in others:
-            thread.join()
-    others_gave_up.set()
-    first.join()
-    assert polling == {first.ident}
 
 
 def test_an_unwritable_folder_is_named_in_the_error(tmp_path: Path) -> None:

@@ -28,31 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PHYSICAL = HostMemory(used_bytes=600 << 10, total_bytes=1000 << 10)
-TABLES = """
-import ctypes
-from pathlib import Path
-from forge.process.machine import use_one_heap
-
-use_one_heap()
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-
-def allocated(num_bytes):
-    block = libc.malloc(num_bytes)
-    libc.memset(block, 1, num_bytes)
-    return block
-
-def resident_mb():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-
-before = resident_mb()
-for _ in range(2):  # the first raises glibc's own limit
-    table = allocated(8 << 20)
-    small = allocated(999)  # stays, at the end of the heap
-    libc.free(table)
-print(resident_mb() - before)
-"""
 
 
 @pytest.fixture
@@ -193,25 +168,6 @@ def test_without_a_limit_nothing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> N
     endless = resource.RLIM_INFINITY
     monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (endless, endless))
     assert limit_behind("MemoryError") == ""
-
-
-def test_the_threads_of_a_supervisor_allocate_from_one_heap() -> None:
-    code = (
-        "import ctypes, threading; from forge.process.machine import use_one_heap;"
-        "use_one_heap();"
-        "threads = [threading.Thread(target=lambda: bytes(9999)) for _ in range(3)];"
-        "[(each.start(), each.join()) for each in threads];"
-        "ctypes.CDLL(None).malloc_stats()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.count("Arena ") == 1
-
-
-def test_a_large_block_goes_back_to_the_system_when_it_is_freed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TABLES], capture_output=True, text=True, check=True
-    )
-    assert float(done.stdout) < 4
 
 
 def test_the_collector_passes_seldom_and_still_frees_cycles() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,7 +16,7 @@ from starlette.routing import Route
 
 from forge.errors import ChildDied, Stalled
 from forge.process.ask import MAX_ANSWER_BYTES, open_client, open_url_client, send
-from forge.process.client import IDLE_CONNECTIONS, PooledClient
+from forge.process.client import PooledClient
 from forge.process.server.serving import serve_task
 
 if TYPE_CHECKING:
@@ -101,26 +100,6 @@ async def test_a_second_answer_to_one_request_is_never_that_of_the_next(tmp_path
         for _ in range(2):
             assert (await ask(client)).content == b"ok"
         assert server.num_connections == 2
-
-
-async def test_requests_at_once_have_connections_of_their_own_and_few_stay_idle(
-    tmp_path: Path,
-) -> None:
-    num = IDLE_CONNECTIONS + 20
-
-    async def late(stream: anyio.abc.ByteStream, _head: bytes) -> None:
-        await anyio.sleep(0.2)
-        await stream.send(OK)
-
-    async with (
-        serving(tmp_path / "s", late) as server,
-        open_client(tmp_path / "s", timeout_s=5) as client,
-    ):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(num):
-                tasks.start_soon(ask, client)
-        await anyio.sleep(0.1)
-        assert (server.num_connections, server.open) == (num, IDLE_CONNECTIONS)
 
 
 async def test_a_connection_that_the_server_closed_is_replaced(tmp_path: Path) -> None:
@@ -247,25 +226,6 @@ async def test_closing_the_client_ends_a_request_that_connects() -> None:
             await client.aclose()
         assert not server.requests
         tasks.cancel_scope.cancel()
-
-
-async def test_a_connection_that_nobody_accepts_holds_no_thread() -> None:
-    threads = anyio.to_thread.current_default_thread_limiter()
-    with ExitStack() as opened:
-        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):  # the backlog is full then, and the kernel drops what follows
-            other = opened.enter_context(socket.socket())
-            other.setblocking(False)
-            other.connect_ex(listener.getsockname())
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with open_url_client(url, timeout_s=60, token=None) as client:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(ask, client)
-                await anyio.wait_all_tasks_blocked()
-                assert threads.borrowed_tokens == 0
-                tasks.cancel_scope.cancel()
-            with pytest.raises(Stalled):
-                await ask(client, timeout_s=0.1)
 
 
 async def test_an_answer_beyond_the_bound_is_refused(

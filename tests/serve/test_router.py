@@ -51,17 +51,6 @@ def test_a_replica_that_died_has_no_prefixes() -> None:
     assert router.choose(loads(2, 0), problem(1)) == 1
 
 
-def test_blocks_that_no_replica_has_any_more_take_no_memory() -> None:
-    router = Router(has_prefix_cache=True)
-    for number in range(20):
-        router.choose(loads(0, 1), problem(number))
-    router.choose(loads(9, 0), problem(0))  # r1 evaluates that one, too
-    router.forget("r0")
-    assert 0 < len(router._blocks) == len(problem(0)) // BLOCK_TOKENS
-    router.forget("r1")
-    assert not router._blocks
-
-
 @given(st.lists(st.integers(0, 64), min_size=1, max_size=6), st.integers(0, 20), st.booleans())
 def test_one_of_the_replicas_that_are_up_is_always_chosen(
     samples: list[int], number: int, has_cache: bool

@@ -8,12 +8,12 @@ import sqlite3
 import subprocess
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.store.layout import RunPaths
 from forge.store.schema import rollups
 from forge.store.schema.create import (
     APPLICATION_ID,
@@ -23,10 +23,12 @@ from forge.store.schema.create import (
     create_run,
 )
 from forge.store.write import databases
-from forge.store.write.databases import Databases
 from forge.views import run_state
 from tests.docs.pages import Block, read_blocks
-from tests.store.storefactory import make_root, small_run, write_run
+from tests.store.storefactory import small_run, write_run
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
 
 BROKEN = "CREATE TABLE half (x);\nINSERT INTO half VALUES (1);\nCREATE TABLE half (y);\n"
 
@@ -135,15 +137,3 @@ def test_spent_tokens_are_sought_among_groups_that_have_some(run: sqlite3.Connec
 def test_the_state_of_a_run_is_found_by_index(run: sqlite3.Connection, sql: str) -> None:
     asked: dict[str, object] = {"stage": 1, "attempt": 1, "num_steps": 3}
     assert scans(run, sql, asked) == []
-
-
-def test_the_page_caches_are_bounded(tmp_path: Path) -> None:
-    """SQLite fills a page cache as the database grows, whatever the use."""
-    make_root(tmp_path / "toy-1")
-    opened = Databases(RunPaths(tmp_path / "toy-1"), texts="plain", now=1.0)
-    try:
-        for connection in (opened.run, opened.tokens):
-            (size,) = connection.execute("PRAGMA cache_size").fetchone()
-            assert -16 * 1024 <= size < 0, "in KiB"
-    finally:
-        opened.close()
