@@ -34,6 +34,7 @@ LEAST_TURNS_PER_S = 4000
 MOST_BYTES_A_TURN = 6000
 WARM_MS, NUM_TIMES = 200.0, 5
 ASKED: dict[str, tuple[str, ...]] = {
+    "v_judge_noise": (),  # reads every turn: 0.3 s at 150,000
     "v_turns": (
         "SELECT * FROM v_turns WHERE stage = :stage AND step = :step",
         "SELECT * FROM v_turns WHERE group_id = :group_id ORDER BY rollout, turn",

@@ -55,8 +55,7 @@ DELETE FROM texts WHERE text_id NOT IN (
 """
 REOPEN_ALL = (
     "".join(f"DELETE FROM rolled_{name};\n" for name in BY_STEP)
-    + "DELETE FROM rolled_noise;\nDELETE FROM open_kernels;\nDELETE FROM open_groups;\n"
-    + "DELETE FROM open_steps;\n"
+    + "DELETE FROM open_groups;\nDELETE FROM open_steps;\n"
     + """
 INSERT INTO open_steps (stage, step)
     SELECT stage, step FROM groups UNION SELECT stage, step FROM sample_uses ORDER BY 1, 2;

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ from forge.records import (
 )
 from forge.store.reader import open_run
 from forge.store.schema.create import TOKEN_SCHEMA, create, create_run
-from forge.store.schema.rollups import BY_STEP, noise_of, settle_oldest
+from forge.store.schema.rollups import BY_STEP, settle_oldest
 from forge.store.schema.views import summed_views, view_names
 from forge.store.write.rows import Record, RowWriter
 from forge.store.write.writer import open_writer
@@ -43,6 +44,7 @@ from tests.store.storefactory import (
     samples,
     small_run,
     timing,
+    turn,
     use,
     write_run,
 )
@@ -51,10 +53,10 @@ EVERYTHING = {
     "turns": "v_turns", "groups": "groups", "uses": "v_samples", "replayed": "v_replayed"
 }  # fmt: skip
 PARTS = {name: sql.format(**EVERYTHING) for name, sql in BY_STEP.items()}
-PLAIN = summed_views(PARTS, best=f"({PARTS.pop('best')})", noise=noise_of(None))
+PLAIN = summed_views(PARTS, best=f"({PARTS.pop('best')})")
 """The views without roll-ups: sums over all turns."""
 SUMMED = ["v_groups", "v_steps", "v_levels", "v_failures", "v_best_kernels", "v_problems",
-          "v_duplicates", "v_judge_noise", "v_reward_terms", "v_phases", "v_staleness",
+          "v_duplicates", "v_reward_terms", "v_phases", "v_staleness",
           "v_fast_p"]  # fmt: skip
 
 
@@ -294,6 +296,17 @@ def test_a_resumed_run_equals_the_plain_sums() -> None:
             assert differences(store) == {}
             store.settle(times=1)
         assert store.read("v_replayed")[1:]
+
+
+def test_the_noise_of_a_judge_is_that_of_kernels_timed_more_than_once() -> None:
+    with closing(Store()) as store:
+        for number, (code, speedup) in enumerate((("a", 1.0), ("a", 2.0), ("b", 1.0), ("a", None))):
+            speed = None if speedup is None else timing(speedup)
+            store.put(turn(number, code=f"# kernel {code}", speed=speed))
+        (names, found) = store.read("v_judge_noise")
+        row = dict(zip(names, found, strict=True))
+        assert (row["num_times"], row["low_us"], row["mean_us"]) == (2, 50.0, 75.0)
+        assert row["relative_range"] == pytest.approx(50 / 75)
 
 
 def test_a_step_that_is_open_and_settled_at_once_is_made_again(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ async def test_every_record_type_has_rows(tmp_path: Path, texts: str) -> None:
     found = counts(root)
     empty = [name for name, number in found.items() if not number and "open_" not in name]
     assert set(empty) == {
-        *("rolled_noise", "programs", "turn_programs", "turn_protocols", "turn_shapes"),
+        *("programs", "turn_programs", "turn_protocols", "turn_shapes"),
         *("judgings", "verdicts_again"),
     }
     assert found["turns"] == found["verdicts"] == 24

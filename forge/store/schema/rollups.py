@@ -130,30 +130,6 @@ Placeholders name the source: `{turns}` and `{groups}` are `v_turns` and `groups
 and `live_groups`; `{uses}` is `v_samples` and `{replayed}` is `v_replayed`, or their rows of these
 steps."""
 
-IS_TIMED = (
-    "code_id IS NOT NULL AND (speedup IS NOT NULL OR code_id IN (SELECT code_id FROM rolled_noise))"
-)
-"""Condition on `live_turns`: the turn's kernel was timed, now or before the turn was rewritten."""
-_NOISE = """
-    SELECT g.problem_id, t.code_id, v.device, count(*) AS num_times, min(candidate_us) AS low_us,
-        avg(candidate_us) AS mean_us, max(candidate_us) AS high_us,
-        (max(candidate_us) - min(candidate_us)) / avg(candidate_us) AS relative_range
-    FROM {turns} CROSS JOIN verdicts v USING (group_id, rollout, turn)
-    LEFT JOIN groups g USING (group_id)
-    WHERE v.candidate_us IS NOT NULL AND t.code_id IS NOT NULL
-    GROUP BY g.problem_id, t.code_id, v.device HAVING count(*) > 1"""
-
-
-def noise_of(codes: str | None) -> str:
-    """SQL for kernels timed more than once, in any steps.
-
-    Args:
-        codes: table of code_id to restrict it to; None for all.
-    """
-    turns = "turns t" if codes is None else f"{codes} k CROSS JOIN turns t ON t.code_id = k.code_id"
-    return _NOISE.format(turns=turns)
-
-
 OPEN_TABLES = """
 CREATE TABLE open_steps (
     -- steps written since they were settled, or never settled
@@ -166,16 +142,6 @@ CREATE TABLE open_groups (
     -- groups with turns but no row yet: still being played, or cut off when the run was killed
     group_id INTEGER PRIMARY KEY
 );
-CREATE TABLE open_kernels (
-    -- kernels that a rewritten turn had before
-    code_id INTEGER PRIMARY KEY
-);
-CREATE TABLE rolled_noise (
-    -- v_judge_noise of kernels that occur in no open step
-    problem_id TEXT, code_id INTEGER, device TEXT, num_times INTEGER, low_us REAL, mean_us REAL,
-    high_us REAL, relative_range REAL
-);
-CREATE INDEX rolled_noise_by_kernel ON rolled_noise (code_id);
 """
 
 _LIVE = {"turns": "live_turns", "groups": "live_groups", "uses": "v_samples",
@@ -229,12 +195,6 @@ _TRIGGERS = {
     "turn_rewarded": (
         "UPDATE OF reward ON turns WHEN NEW.reward IS NOT OLD.reward",
         OPEN_STEPS_OF_USES,
-    ),
-    "turn_recoded": (
-        "UPDATE OF code_id ON turns WHEN NEW.code_id IS NOT OLD.code_id AND OLD.code_id",
-        """
-    INSERT INTO open_kernels SELECT OLD.code_id
-        WHERE NOT EXISTS (SELECT 1 FROM open_kernels WHERE code_id = OLD.code_id);""",
     ),
     "verdict_inserted": ("INSERT ON verdicts", OPEN_ITS_STEP),
     "verdict_updated": ("UPDATE ON verdicts", OPEN_ITS_STEP),
@@ -295,13 +255,6 @@ _SETTLE = tuple(
         f"INSERT INTO rolled_{name} {sql.format(**_ONE_STEP)}",
     )
 )
-_SETTLE_NOISE = (
-    f"""INSERT OR IGNORE INTO open_kernels SELECT code_id FROM live_turns
-        WHERE stage = :stage AND step = :step AND {IS_TIMED}""",
-    "DELETE FROM rolled_noise WHERE code_id IN (SELECT code_id FROM open_kernels)",
-    f"INSERT INTO rolled_noise {noise_of('open_kernels')}",
-    "DELETE FROM open_kernels",
-)
 
 
 def settle_oldest(run: sqlite3.Connection, *, max_open: int = MAX_OPEN_STEPS) -> bool:
@@ -330,6 +283,6 @@ def settle_while(run: sqlite3.Connection, *, is_wanted: Callable[[], bool]) -> N
 
 def _settle(run: sqlite3.Connection, *, stage: int, step: int) -> None:
     place = {"stage": stage, "step": step}
-    for statement in (*_SETTLE, *_SETTLE_NOISE):
+    for statement in _SETTLE:
         run.execute(statement, place)
     run.execute("DELETE FROM open_steps WHERE stage = :stage AND step = :step", place)

@@ -12,7 +12,7 @@ first whether there are rewinds at all: once a query, not once a row.
 
 from __future__ import annotations
 
-from forge.store.schema.rollups import BY_STEP, IS_TIMED, noise_of
+from forge.store.schema.rollups import BY_STEP
 
 RECORD_VIEWS = """
 CREATE VIEW v_turns AS
@@ -308,12 +308,6 @@ _BEST_SETTLED = """(
         UNION ALL SELECT * FROM ({live}))"""
 """Best settled kernel of each problem, found by one index lookup."""
 
-_LIVE_CODES = f"""(SELECT code_id FROM live_turns WHERE {IS_TIMED}
-        UNION SELECT code_id FROM open_kernels)"""
-_NOISE_ROLLED = f"""
-    SELECT * FROM rolled_noise WHERE code_id NOT IN {_LIVE_CODES}
-    UNION ALL SELECT * FROM ({noise_of(_LIVE_CODES)})"""
-
 _COMMENTS = {
     "v_groups": "one row per group: returns, correct rollouts; filter by step, problem_id",
     "v_steps": "the learning curve: one row per step; is_open: not all of its groups have ended",
@@ -326,7 +320,6 @@ _COMMENTS = {
     "v_fast_p": "fast_p of evaluations: first turns correct, over p times as fast; p = 0: correct",
     "v_problems": "one row per played problem: how often it was solved, since which version",
     "v_best_kernels": "best correct kernel per problem: by speedup_low, else fewest launches",
-    "v_judge_noise": "kernels timed more than once: spread of their times, by device",
 }
 
 _LIVE = {"turns": "live_turns", "groups": "live_groups",
@@ -342,17 +335,16 @@ def _rolled_up() -> str:
         name: f"\n    SELECT * FROM rolled_{name}\n    UNION ALL SELECT * FROM ({sql})"
         for name, sql in live.items()
     }
-    return summed_views(parts, best=best, noise=_NOISE_ROLLED)
+    return summed_views(parts, best=best)
 
 
-def summed_views(parts: dict[str, str], *, best: str, noise: str) -> str:
+def summed_views(parts: dict[str, str], *, best: str) -> str:
     """All views over sums as a script; `parts` by name of the aggregate."""
     views = {f"v_{name}": sql for name, sql in parts.items()} | {
         "v_steps": _STEPS.format(parts=parts["steps"]),
         "v_problems": _PROBLEMS.format(parts=f"({parts['problems']})"),
         "v_best_kernels": _BEST_KERNELS.format(parts=best),
         "v_fast_p": FAST_P.format(parts=parts["fast_p"]),
-        "v_judge_noise": noise,
     }
     return "".join(
         f"\nCREATE VIEW {name} AS\n    -- {_COMMENTS[name]}{sql};\n" for name, sql in views.items()
@@ -362,6 +354,18 @@ def summed_views(parts: dict[str, str], *, best: str, noise: str) -> str:
 ROLLED = _rolled_up()
 
 FURTHER_VIEWS = """
+CREATE VIEW v_judge_noise AS
+    -- kernels timed more than once: spread of their times, by device; reads every turn
+    SELECT g.problem_id, t.code_id, v.device, count(*) AS num_times, min(candidate_us) AS low_us,
+        avg(candidate_us) AS mean_us, max(candidate_us) AS high_us,
+        (max(candidate_us) - min(candidate_us)) / avg(candidate_us) AS relative_range
+    FROM (SELECT code_id FROM turns WHERE code_id IS NOT NULL GROUP BY code_id HAVING count(*) > 1)
+    CROSS JOIN turns t USING (code_id)
+    CROSS JOIN verdicts v USING (group_id, rollout, turn)
+    LEFT JOIN groups g USING (group_id)
+    WHERE v.candidate_us IS NOT NULL
+    GROUP BY g.problem_id, t.code_id, v.device HAVING count(*) > 1;
+
 CREATE VIEW v_programs AS
     -- the program of each turn and its size; equal ids are equal programs; filter by group_id
     SELECT 'g' || t.group_id || '.r' || t.rollout || '.t' || t.turn AS turn_id, t.group_id,
