@@ -68,13 +68,10 @@ class Vocabulary:
 
     tokens: tuple[str, ...]
     types: tuple[int, ...]
-    merges: tuple[str, ...]
     scores: tuple[float, ...]
     """Order of merges by the token that they make; empty for byte-level tokens."""
-    ids: Mapping[str, int]
-    """Special tokens: key of the GGUF file to id."""
-    adds_bos: bool
-    template: str
+    special: gguf.SpecialVocab
+    """Merges, special tokens and the chat template."""
 
     @property
     def rules(self) -> tuple[Rules, ...]:
@@ -90,14 +87,9 @@ class Vocabulary:
                 writer.add_string(key, value)
         writer.add_token_list(list(self.tokens))
         writer.add_token_types(list(self.types))
-        writer.add_token_merges(list(self.merges))
         if self.scores:
             writer.add_token_scores(list(self.scores))
-        for key, token in self.ids.items():
-            writer.add_uint32(key, token)
-        writer.add_add_bos_token(self.adds_bos)
-        writer.add_add_eos_token(False)
-        writer.add_chat_template(self.template)
+        self.special.add_to_gguf(writer, quiet=True)
 
 
 def read_vocabulary(
@@ -121,17 +113,15 @@ def read_vocabulary(
             f"{path}: a tokenizer of type {model.get('type')}; llama.cpp reads byte-level BPE, and"
             " BPE with a token for each byte"
         )
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     texts, types = _tokens(found, num_rows=num_rows)
-    scores = () if is_byte_level else _scores(texts, merges)
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    ids, adds_bos = _special_ids(model_dir, tokenizer, stop_ids=stop_ids)
+    special = _special(model_dir, num_rows=num_rows, stop_ids=stop_ids)
+    special.chat_template = template
     return Vocabulary(
-        tokens=tuple(texts), types=tuple(types), merges=tuple(merges), scores=tuple(scores),
-        ids=ids, adds_bos=adds_bos, template=template,
-    )  # fmt: skip
+        tokens=tuple(texts),
+        types=tuple(types),
+        scores=() if is_byte_level else tuple(_scores(texts, special.merges)),
+        special=special,
+    )
 
 
 def _tokens(found: Mapping[str, Any], *, num_rows: int) -> tuple[list[str], list[int]]:
@@ -170,25 +160,19 @@ def _scores(texts: Sequence[str], merges: Sequence[str]) -> list[float]:
     return [-float(ranks.get(text, len(merges))) for text in texts]
 
 
-def _special_ids(
-    model_dir: Path, tokenizer: Tokenizer, *, stop_ids: Sequence[int]
-) -> tuple[dict[str, int], bool]:
-    """Ids by key of the GGUF file, and whether a text begins with the first of them."""
-    keys = gguf.Keys.Tokenizer
-    ends = (keys.EOS_ID, keys.EOT_ID, keys.EOM_ID)
-    ids = {str(key): token for key, token in zip(ends, stop_ids, strict=False)}
-    path = model_dir / "tokenizer_config.json"
-    config: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    for key, name in ((keys.BOS_ID, "bos"), (keys.UNK_ID, "unk"), (keys.PAD_ID, "pad")):
-        given = config.get(f"{name}_token")
-        text = given["content"] if isinstance(given, dict) else given
-        token = tokenizer.token_to_id(text) if text else None
-        if token is not None:
-            ids[key] = token
-    # Without one llama.cpp takes token 11 or 1.
-    bos = ids.setdefault(keys.BOS_ID, stop_ids[0])
+def _special(model_dir: Path, *, num_rows: int, stop_ids: Sequence[int]) -> gguf.SpecialVocab:
+    """Merges, the tokens that begin and end a text, and whether a text begins with the first."""
+    from tokenizers import Tokenizer
+
+    kinds = ("bos", "unk", "pad")
+    found = gguf.SpecialVocab(model_dir, True, special_token_types=kinds, n_vocab=num_rows)
+    ids = found.special_token_ids
+    ids |= zip(("eos", "eot", "eom"), stop_ids, strict=False)
+    bos = ids.setdefault("bos", stop_ids[0])  # without one llama.cpp takes token 11 or 1
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     plain, whole = (tokenizer.encode("a", add_special_tokens=each).ids for each in (False, True))
-    return ids, len(whole) > len(plain) and whole[0] == bos
+    found.add_special_token = {"bos": len(whole) > len(plain) and whole[0] == bos, "eos": False}
+    return found
 
 
 def choose(path: Path, rules: Sequence[Rules], tokenizer: Tokenizer) -> tuple[Rules, int]:
