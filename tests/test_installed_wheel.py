@@ -1,5 +1,5 @@
-"""The wheel in a clean environment, by pip and by uv: commands that need no extra, and nothing of
-the checkout."""
+"""The wheel in a clean environment, by pip and by uv: commands that need no extra, nothing of the
+checkout, and ten lines for a verdict. A real installation is measured in `bench/RESULTS.md`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,37 @@ import re
 import subprocess
 import sys
 import tarfile
+import time
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from forge.origin import RECORD, read_origin
-from tests.wheels import ROOT, TIMEOUT_S, build_wheel, pip
+from tests.adapters.kernels import ANSWER, PROBLEM
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 200
+
+
+def build_wheel(folder: Path, *, source: Path = ROOT) -> Path:
+    """The wheel of a checkout, or of a source distribution."""
+    pip("wheel", "--no-deps", "-w", str(folder), str(source))
+    (wheel,) = folder.glob("forge_kernels-*.whl")
+    return wheel
+
+
+def pip(*args: str, python: str = sys.executable) -> None:
+    """Runs pip; skips the test if no package index is reached."""
+    argv = [python, "-m", "pip", "--disable-pip-version-check", *args]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if ran.returncode != 0 and "No matching distribution found for" in ran.stderr:
+        pytest.skip(f"no package index here: {ran.stderr.strip().splitlines()[-1]}")
+    assert ran.returncode == 0, ran.stderr[-1000:]
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +126,73 @@ def test_a_wheel_of_the_source_distribution_is_the_same(
     assert names_in(again) == names_in(wheel)
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
         assert one.read(f"forge/{RECORD}") == other.read(f"forge/{RECORD}")
+
+
+LIMIT_S = 30.0
+TEN_LINES = """
+import sys
+import forge
+
+problem, answer = sys.argv[1:]
+verdict = forge.judge(problem, answer, device="cpu")
+print(verdict.status, verdict.reason)
+print(forge.reward(verdict).value)
+print(forge.__file__)
+print(verdict.feedback.splitlines()[0])
+print([name for name in ("torch", "trl", "textual", "transformers") if name in sys.modules])
+"""
+FORBIDDEN = ("trl", "textual", "transformers", "datasets", "peft", "tokenizers", "pyarrow")
+
+
+def needed(requirements: list[str], *, extra: str) -> set[str]:
+    """Names of the distributions that these requirements install."""
+    found: set[str] = set()
+    pending = [(line, extra) for line in requirements]
+    while pending:
+        line, of = pending.pop()
+        one = Requirement(line)
+        if one.marker is not None and not one.marker.evaluate({"extra": of}):
+            continue
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        if name not in found:
+            found.add(name)
+            pending += [(each, "") for each in metadata.requires(name) or []]
+    return found
+
+
+def link(names: set[str], site: Path) -> None:
+    """Links the files of these distributions into another environment."""
+    for name in names:
+        for file in metadata.files(name) or []:
+            top = Path(file.parts[0])
+            source = Path(str(metadata.distribution(name).locate_file(top)))
+            if top.name != ".." and source.exists() and not (site / top).exists():
+                (site / top).symlink_to(source)
+
+
+def test_ten_lines_give_a_verdict_from_the_wheel_within_30_s(wheel: Path, tmp_path: Path) -> None:
+    """With the packages of `forge-kernels[judge]` alone: links to those of this environment."""
+    clean = tmp_path / "venv"
+    venv.create(clean, with_pip=False)
+    (site,) = clean.glob("lib/python3*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (info,) = site.glob("forge_kernels-*.dist-info")
+    lines = (info / "METADATA").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    wanted = [line.removeprefix("Requires-Dist: ") for line in lines if "Requires-Dist" in line]
+    names = needed(wanted, extra="judge")
+    assert names.isdisjoint(FORBIDDEN)
+    assert {"torch", "triton", "pydantic", "anyio"} <= names
+    link(names, site)
+
+    began = time.monotonic()
+    ran = subprocess.run(
+        [str(clean / "bin" / "python"), "-c", TEN_LINES, PROBLEM, ANSWER],
+        capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path, env={},
+    )  # fmt: skip
+    seconds = time.monotonic() - began
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    status, value, file, feedback, heavy = ran.stdout.splitlines()
+    assert (status, value, feedback, heavy) == ("correct ok", "0.8", "The answer is correct.", "[]")
+    assert Path(file).is_relative_to(site)
+    assert seconds < LIMIT_S
