@@ -192,7 +192,7 @@ def nvidia_driver() -> tuple[str, str]:
 
     try:
         pynvml.nvmlInit()
-        version = _text(pynvml.nvmlSystemGetDriverVersion())
+        version = pynvml.nvmlSystemGetDriverVersion()
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return "", str(error)
@@ -214,8 +214,8 @@ def _nvidia_gpu(index: int) -> Gpu | None:
         return Gpu(
             vendor=Vendor.NVIDIA,
             index=index,
-            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-            name=_text(pynvml.nvmlDeviceGetName(handle)),
+            uuid=pynvml.nvmlDeviceGetUUID(handle),
+            name=pynvml.nvmlDeviceGetName(handle),
             memory_bytes=int(memory.total),
             free_bytes=int(memory.free),
             minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
@@ -248,35 +248,25 @@ def amd_gpus() -> list[Gpu]:
     amdsmi.amdsmi_init()
     try:
         handles = amdsmi.amdsmi_get_processor_handles()
-        gpus = [_amd_gpu(amdsmi, index, handle) for index, handle in enumerate(handles)]
+        gpus = [_amd_gpu(amdsmi, handle) for handle in handles]
         return sorted(gpus, key=lambda gpu: gpu.index)
     finally:
         amdsmi.amdsmi_shut_down()
 
 
-def _amd_gpu(amdsmi, index: int, handle) -> Gpu:
+def _amd_gpu(amdsmi, handle) -> Gpu:
     asic = amdsmi.amdsmi_get_gpu_asic_info(handle)
     vram = amdsmi.amdsmi_get_gpu_vram_usage(handle)
     total = int(vram["vram_total"]) << 20
     return Gpu(
         vendor=Vendor.AMD,
-        index=_hip_index(amdsmi, handle, default=index),
+        index=int(amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_id"]),  # amdsmi has its own
         uuid=str(amdsmi.amdsmi_get_gpu_device_uuid(handle)),
         name=str(asic["market_name"]),
         memory_bytes=total,
         free_bytes=total - (int(vram["vram_used"]) << 20),
         arch=str(asic.get("target_graphics_version", "")),
     )
-
-
-def _hip_index(amdsmi, handle, *, default: int) -> int:
-    """Index for HIP_VISIBLE_DEVICES; amdsmi has its own. ROCm before 6.4 does not report it."""
-    ask = getattr(amdsmi, "amdsmi_get_gpu_enumeration_info", None)
-    return default if ask is None else int(ask(handle)["hip_id"])
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from forge.process.devices import (
 from forge.process.environment import child_env
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 AMD = {
     "AMD_LOG_LEVEL": "0",
@@ -125,9 +125,9 @@ def test_a_gpu_in_mig_mode_is_left_out_and_explained(monkeypatch):
         devices.hidden_gpus.cache_clear()
 
 
-def make_amdsmi(*, hip_order: list[int] | None = None) -> SimpleNamespace:
+def make_amdsmi(*, hip_order: Sequence[int] = range(8)) -> SimpleNamespace:
     """Answers to forge's calls as in amdsmi's documentation. Sizes are in MB."""
-    smi = SimpleNamespace(
+    return SimpleNamespace(
         amdsmi_init=lambda: None,
         amdsmi_shut_down=lambda: None,
         amdsmi_get_processor_handles=lambda: list(range(8)),
@@ -137,10 +137,8 @@ def make_amdsmi(*, hip_order: list[int] | None = None) -> SimpleNamespace:
         },
         amdsmi_get_gpu_vram_usage=lambda handle: {"vram_total": 196_592, "vram_used": 283},
         amdsmi_get_gpu_device_uuid=lambda handle: f"{handle:02x}ff74a1-0000-1000-80ab-000000000000",
+        amdsmi_get_gpu_enumeration_info=lambda handle: {"hip_id": hip_order[handle]},
     )
-    if hip_order is not None:
-        smi.amdsmi_get_gpu_enumeration_info = lambda handle: {"hip_id": hip_order[handle]}
-    return smi
 
 
 def uuid_of(number: int) -> str:

@@ -108,7 +108,7 @@ def test_a_gpu_that_fell_off_the_bus_is_left_out(monkeypatch, caplog):
         nvmlDeviceGetHandleByIndex=find,
         nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(total=2, free=1),
         nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
-        nvmlDeviceGetName=lambda handle: b"card",
+        nvmlDeviceGetName=lambda handle: "card",
         nvmlDeviceGetMinorNumber=lambda handle: handle,
         nvmlDeviceGetCudaComputeCapability=lambda handle: [9, 0],
         nvmlDeviceGetMigMode=lambda handle: (handle == 2, False),
