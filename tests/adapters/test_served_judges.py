@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +17,10 @@ from forge.errors import ConfigError
 from forge.evalpool.served import PoolApp
 from tests.adapters.kernels import ANSWER, CHEAT, PROBLEM, numbered
 from tests.adapters.served import TextPool
+from tests.listening import listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -55,17 +51,9 @@ def test_serving_adds_the_public_routes_with_the_problems_of_the_directory(
 
 @pytest.fixture
 def url(bench: Path) -> Iterator[str]:
-    argv = [sys.executable, "-m", "forge", "judge", str(bench), "--serve", "--device", "cpu"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [*argv, "--listen", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True, env=env
-    ) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        try:
-            yield line.split('["')[1].split('"]')[0]
-        finally:
-            process.terminate()
+    argv = ("judge", str(bench), "--serve", "--device", "cpu", "--listen", "127.0.0.1:0")
+    with listening(*argv) as (url, _):
+        yield url
 
 
 @pytest.mark.long

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.rollout.rewards import turn_returns
-from tests.evalpool.judged import ROOT
+from tests.listening import ROOT, listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,19 +30,9 @@ RETURN_OF_REPAIR = turn_returns([0.3, 0.8], gamma=0.4, max_turns=3)[0]
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    command = [
-        sys.executable, "-m", "forge", "judge", "--serve", "--listen", "127.0.0.1:0",
-        "--workers", "1", "--device", "cpu",
-    ]  # fmt: skip
-    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            line = process.stderr.readline()
-            found = re.search(r'"(http://[^"]+)"', line)
-            assert found, line + process.stderr.read()
-            yield found[1]
-        finally:
-            process.send_signal(signal.SIGTERM)
+    argv = ("judge", "--serve", "--listen", "127.0.0.1:0", "--workers", "1", "--device", "cpu")
+    with listening(*argv) as (at, _):
+        yield at
 
 
 @pytest.mark.frameworks

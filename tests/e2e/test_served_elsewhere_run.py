@@ -5,10 +5,8 @@ weights are sent over HTTP, also after the server was killed and after the run w
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 
 from tests.e2e.commands import kill, last_trained, opened, until, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT
+from tests.listening import listening, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -36,28 +35,15 @@ TOKEN = "sesame"
 
 
 def begin(cwd: Path, *argv: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "forge", *argv],
-        cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"FORGE_SERVE_TOKEN": TOKEN, "ELSEWHERE": TOKEN},
-    )  # fmt: skip
+    return start(*argv, cwd=cwd, FORGE_SERVE_TOKEN=TOKEN, ELSEWHERE=TOKEN)
 
 
 @contextmanager
 def serving(project: Path, *, listen: str = "127.0.0.1:0") -> Iterator[tuple[str, int]]:
     """URL and pid of a server, which is ended on exit if it still runs."""
-    process = begin(project, "serve", "there.toml", "--weights", "--listen", listen)
-    try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        found = re.search(r'accepts weights at \[serve\] url = \["([^"]+)"\]', line)
-        assert found, line + process.stderr.read()
-        yield found.group(1), process.pid
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-        assert process.stderr is not None
-        process.stderr.close()
+    argv = ("serve", "there.toml", "--weights", "--listen", listen)
+    with listening(*argv, cwd=project, FORGE_SERVE_TOKEN=TOKEN) as (url, process):
+        yield url, process.pid
 
 
 def write_project(project: Path, url: str, *, lora: str = "") -> None:

@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -37,6 +34,7 @@ from forge.serve.remote.dialects import Dialect
 from forge.serve.remote.remote import open_remote
 from forge.serve.upload.sending import check_takers, open_takers
 from forge.serve.weights import Weights
+from tests.listening import ROOT, listening, start
 from tests.serve.fronted import fronting
 
 if TYPE_CHECKING:
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
     from forge.serve.front import Front
 
 pytestmark = pytest.mark.anyio
-ROOT = Path(__file__).parents[2]
 EXPERIMENT = """
 name = "served"
 [model]
@@ -70,33 +67,6 @@ def experiment(talking: Path, tmp_path: Path) -> Path:
     return file
 
 
-def start(*argv: str, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "forge", "serve", *argv],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | env,
-    )
-
-
-@contextmanager
-def serving(*argv: str, **env: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The printed URL and the process, which is ended on exit."""
-    process = start(*argv, **env)
-    try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        found = re.search(r'url = \["([^"]+)"\]', line)
-        assert found, line + process.stderr.read()
-        yield found.group(1), process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(timeout=20)
-        assert process.stderr is not None
-        process.stderr.close()
-
-
 def until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not is_so():
@@ -108,7 +78,7 @@ def until(is_so: Callable[[], bool]) -> None:
 def test_served_engines_answer_openai_clients_and_evaluations_and_end_with_the_server(
     experiment: Path,
 ) -> None:
-    with serving(str(experiment), "--listen", "127.0.0.1:0") as (url, process):
+    with listening("serve", str(experiment), "--listen", "127.0.0.1:0") as (url, process):
         assert url.startswith("http://127.0.0.1:")
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2
@@ -153,7 +123,7 @@ def test_served_engines_answer_openai_clients_and_evaluations_and_end_with_the_s
         with pytest.raises(ConfigError, match="accepts no weights: start it with forge serve --we"):
             anyio.run(checked)
         port = url.rpartition(":")[2]
-        second = start(str(experiment), "--listen", f"127.0.0.1:{port}")
+        second = start("serve", str(experiment), "--listen", f"127.0.0.1:{port}")
         _, said = second.communicate(timeout=60)
         assert second.returncode == 3
         assert said.startswith(f"forge: --listen 127.0.0.1:{port}: Address already in use")
@@ -178,8 +148,8 @@ def test_a_run_elsewhere_publishes_to_a_server_that_accepts_weights_and_needs_it
     experiment: Path, newer: Reference, tmp_path: Path
 ) -> None:
     path = tmp_path / "s.sock"
-    argv = (str(experiment), "--weights", "--socket", str(path))
-    with serving(*argv, FORGE_SERVE_TOKEN="sesame") as (url, process):
+    argv = ("serve", str(experiment), "--weights", "--socket", str(path))
+    with listening(*argv, FORGE_SERVE_TOKEN="sesame") as (url, process):
         assert url == f"unix:{path}"
         with httpx.Client(
             base_url="http://forge", transport=httpx.HTTPTransport(uds=str(path))

@@ -6,18 +6,14 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import subprocess
-import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.adapters.interpreters import python_with
-from tests.evalpool.judged import CODE, ROOT, SOURCE
+from tests.evalpool.judged import CODE, SOURCE
+from tests.listening import listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,27 +39,6 @@ print(json.dumps({"turns": turns, "states": states}))
 """
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The URL of an environment with one problem."""
-    (folder / "level1").mkdir()
-    (folder / "level1" / "1_AddOne.py").write_text(SOURCE)
-    command = [
-        sys.executable, "-m", "forge", "judge", str(folder), "--serve", "--openenv",
-        "--listen", "127.0.0.1:0", "--workers", "1", "--device", "cpu",
-    ]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            line = process.stderr.readline()
-            found = re.search(r'"(http://[^"]+)"', line)
-            assert found, line + process.stderr.read()
-            yield found[1]
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
 def play(client: str, url: str, *answers: str, num: int = 1) -> dict[str, Any]:
     ran = subprocess.run(
         [client, "-c", PLAYER, url, json.dumps(answers), str(num)],
@@ -80,7 +55,11 @@ def client() -> str:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    with served(tmp_path) as at:
+    """The URL of an environment with one problem."""
+    (tmp_path / "level1").mkdir()
+    (tmp_path / "level1" / "1_AddOne.py").write_text(SOURCE)
+    argv = ("judge", str(tmp_path), "--serve", "--openenv", "--listen", "127.0.0.1:0")
+    with listening(*argv, "--workers", "1", "--device", "cpu") as (at, _):
         yield at
 
 
