@@ -27,18 +27,21 @@ import xxhash
 from forge.commands.counter import open_counter
 from forge.commands.data_folder import OutputFolder, common_facts
 from forge.data.build.choice import Choice, HeldoutProblems
-from forge.data.build.left_out import LeftOutRow, counted, describe_steps, explained
 from forge.data.build.output import (
     HELDOUT,
     MANIFEST,
     TRAIN,
+    LeftOutRow,
+    ResultLog,
+    counted,
+    describe_steps,
+    explained,
     hash_file,
     length_facts,
     open_sinks,
     output_row,
     write_whole,
 )
-from forge.data.build.result_log import ResultLog
 from forge.data.build.rows import KEY, find_row_files
 from forge.data.build.steps import RowSteps, Step
 from forge.data.chat import ChatTemplate

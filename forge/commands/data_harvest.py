@@ -34,24 +34,30 @@ from forge.config.schema import PromptTable
 from forge.config.schema.build import SplitTable
 from forge.config.schema.rollout import PresetName
 from forge.data.build.choice import HeldoutProblems
-from forge.data.build.left_out import LeftOutRow, counted
 from forge.data.build.output import (
     HELDOUT,
     TRAIN,
+    LeftOutRow,
+    ResultLog,
+    counted,
     hash_file,
     open_sinks,
     output_row,
     write_whole,
 )
-from forge.data.build.result_log import ResultLog
 from forge.data.chat import ChatTemplate
 from forge.data.harvest.card import CARD, Summary, write_card
 from forge.data.harvest.closure import TOO_DEEP
-from forge.data.harvest.harvested import HarvestCounts, Harvested, key_of, problem_row
+from forge.data.harvest.harvested import (
+    HarvestCounts,
+    Harvested,
+    conversations,
+    key_of,
+    problem_row,
+)
 from forge.data.harvest.mistakes import broken
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found, Rejected
-from forge.data.harvest.rows import conversations
 from forge.data.harvest.sieve import HELDOUT_SIMILARITY, Sieve
 from forge.data.harvest.sizes import SizeGroup, replaced, size_groups
 from forge.data.pairs.rows import DROPPED

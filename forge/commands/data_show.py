@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.data.answers import THINKING
-from forge.data.build.left_out import explained
-from forge.data.build.output import MANIFEST
+from forge.data.build.output import MANIFEST, explained
 from forge.data.build.steps import count_tokens
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.conversations import conversation

@@ -23,7 +23,7 @@ from forge.commands import data_build
 from forge.config.load import load_build
 from forge.config.schema import Experiment
 from forge.config.schema.build import DataBuild
-from forge.data.build.result_log import ResultLog
+from forge.data.build.output import ResultLog
 from forge.data.pairs.files import read_pairs
 from forge.data.pairs.rows import all_rows
 from forge.errors import ConfigError, MachineError

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from forge.data.harvest.sizes import replaced
-from forge.data.harvest.sources.compositions.draw import compose, summary
-from forge.data.harvest.sources.compositions.source import open_compositions
+from forge.data.harvest.sources.compositions.draw import compose, open_compositions, summary
 from forge.data.harvest.sources.compositions.vocabulary import section
 from forge.data.problem_files import parse_source
 from forge.data.sources.normal_form import normal_digest

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from forge.data.inductor.expressions import nested
-from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
 from forge.data.inductor.rewrite import rewrite
-from forge.data.inductor.source import Entry
+from forge.data.inductor.source import Entry, NotRewritten, RewriteReason, Rewritten
 from forge.data.inductor.text import WIDTH, print_statement
 
 FOLDER = Path(__file__).with_name("inductor")

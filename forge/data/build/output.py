@@ -1,7 +1,9 @@
 """The files of a build: rows as JSON lines and Parquet.
 
 The same rows have the same bytes: no times, no absolute paths, fixed row groups. Each file is
-written under another name and renamed; the manifest comes last and marks a complete build.
+written under another name and renamed; the manifest comes last and marks a complete build. Results
+by key survive a killed process, a JSON line each; a line that a kill cut is ignored. What is left
+out is in `dropped.jsonl`, and in the steps of the manifest with reasons and examples.
 """
 
 from __future__ import annotations
@@ -9,12 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from forge.errors import MachineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
 
 MANIFEST = "manifest.json"
 TRAIN, HELDOUT = "train", "heldout"
@@ -135,3 +144,137 @@ def length_facts(lengths: list[int]) -> dict[str, int]:
         ordered = sorted(lengths)
         found |= {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}
     return found
+
+
+class ResultLog:
+    """A file of results."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._places: dict[str, int] = {}
+        if path.is_file():
+            self._read()
+        self._file = self._open()
+
+    def _open(self) -> BinaryIO:
+        return self._path.open("ab")
+
+    def _read(self) -> None:
+        whole = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                try:
+                    key = json.loads(line)["key"] if line.endswith(b"\n") else None
+                except (ValueError, LookupError, TypeError):
+                    key = None
+                if key is None:
+                    break
+                self._places[key] = whole
+                whole += len(line)
+        os.truncate(self._path, whole)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The result of a key."""
+        place = self._places.get(key)
+        if place is None:
+            return None
+        with self._path.open("rb") as file:
+            file.seek(place)
+            row: dict[str, Any] = json.loads(file.readline())
+        del row["key"]
+        return row
+
+    def add(self, key: str, result: Mapping[str, Any]) -> None:
+        """Keeps a result. Raises MachineError where it cannot be written."""
+        try:
+            place = self._file.seek(0, os.SEEK_END)
+            self._file.write(json.dumps({"key": key, **result}).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise MachineError(f"{self._path}: cannot be written: {error.strerror}") from error
+        self._places[key] = place
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+MAX_EXAMPLES = 5
+"""Examples of each reason that a manifest explains; all are in dropped.jsonl."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutRow:
+    """A candidate that did not pass a step."""
+
+    origin: str
+    """Its place: `rows.jsonl:12`, `timm/layers/drop:DropPath`."""
+    step: str
+    reason: str
+    """Few distinct words, by which such are counted."""
+    detail: str = ""
+    kind: str = ""
+    """Group in which yields are counted."""
+
+    def to_line(self) -> str:
+        """Its line in dropped.jsonl."""
+        row = {
+            "origin": self.origin, "step": self.step, "reason": self.reason, "detail": self.detail,
+        }  # fmt: skip
+        return json.dumps(row) + "\n"
+
+
+def describe_steps(
+    dropped: Sequence[LeftOutRow],
+    steps: Iterable[str],
+    *,
+    num: int,
+    off: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Candidates in and out of each step with reasons and examples, in the order of the steps.
+
+    Args:
+        num: candidates before the first step.
+        off: the steps that were not applied, and why.
+    """
+    listed: list[dict[str, Any]] = []
+    for step in steps:
+        gone = [one for one in dropped if one.step == step]
+        counts = Counter(one.reason for one in gone)
+        reasons = dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+        entry: dict[str, Any] = {"step": str(step), "in": num, "out": num - len(gone)}
+        if off and step in off:
+            entry["off"] = off[step]
+        listed.append({**entry, "reasons": reasons, "examples": _examples(gone)})
+        num -= len(gone)
+    return listed
+
+
+def _examples(gone: Sequence[LeftOutRow]) -> list[dict[str, Any]]:
+    """The first candidate of each reason and detail, with the number of such."""
+    counts = Counter((one.reason, one.detail) for one in gone)
+    shown = Counter[str]()
+    examples: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in gone:
+        key = (one.reason, one.detail)
+        if key not in examples and shown[one.reason] < MAX_EXAMPLES:
+            shown[one.reason] += 1
+            examples[key] = {
+                "row": one.origin, "reason": one.reason, "detail": one.detail, "rows": counts[key],
+            }  # fmt: skip
+    return list(examples.values())
+
+
+def explained(steps: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The examples of the steps, a line each."""
+    lines: list[str] = []
+    for one in (each for step in steps for each in step.get("examples", ())):
+        many = f"({one['rows']} rows)" if one["rows"] > 1 else ""
+        said = ": ".join(filter(None, (one["row"], one["reason"], one["detail"])))
+        lines.append(" ".join(f"{said} {many}".split()))
+    return lines
+
+
+def counted(steps: Iterable[Mapping[str, Any]]) -> str:
+    """All reasons with their numbers, in one line."""
+    return ", ".join(f"{num} {why}" for one in steps for why, num in one["reasons"].items())

@@ -19,8 +19,8 @@ import xxhash
 
 from forge.data.answers import binds, parse
 from forge.data.build.examples import Example, to_example
-from forge.data.build.left_out import LeftOutRow
 from forge.data.build.near import signature
+from forge.data.build.output import LeftOutRow
 from forge.data.pairs.conversations import BadThinking, retag
 from forge.data.pairs.rows import BadRow, Broken, Row, Unfit, is_unicode
 from forge.data.sources.normal_form import digests_asked

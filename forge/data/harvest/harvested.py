@@ -1,4 +1,5 @@
-"""Results of a harvest's problems, of which its files are made, and their counts.
+"""Results of a harvest's problems, of which its files are made, their counts, and the conversations
+of their rows.
 
 A result is a line of `.build/results.jsonl`, in any order; in memory is what is counted alone.
 """
@@ -12,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from forge.data.build.left_out import LeftOutRow, describe_steps
+from forge.data.build.output import LeftOutRow, describe_steps
+from forge.data.prompts.prompt_set import Exchange
+from forge.records import Message, Problem, Split, Status, Verdict
+from forge.records.reason import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from forge.data.harvest.records import Found
+    from forge.data.prompts.prompt_set import PromptSet
+
 
 STEPS = {
     "self-contained": "its text has all that it needs, and nothing that a sandbox refuses",
@@ -129,3 +135,21 @@ def problem_row(result: Harvested, *, id: str, text: str) -> Mapping[str, Any]:
         "name": result.name, "origin": result.origin, "licence": result.licence,
         "answered": result.is_pair,
     }  # fmt: skip
+
+
+def conversations(result: Harvested, id: str, prompts: PromptSet) -> Iterator[tuple[Message, ...]]:
+    """The rows of a problem with a correct answer."""
+    problem = Problem(
+        problem_id=id, source=result.text, family=result.kind, level=result.level, split=Split.SFT
+    )
+    answer = Message(role="assistant", content=_fenced(result.code))
+    yield (*prompts.first_messages(problem), answer)
+    if result.broken:
+        status, reason, detail = result.words
+        verdict = Verdict(status=Status(status), reason=Reason(reason), detail=detail)
+        tried = Exchange(completion_text=_fenced(result.broken), verdict=verdict)
+        yield (*prompts.conversation(problem, [tried]), answer)
+
+
+def _fenced(code: str) -> str:
+    return f"```python\n{code.strip()}\n```"

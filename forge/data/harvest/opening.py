@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.data.harvest.sources.compositions.source import open_compositions
+from forge.data.harvest.sources.compositions.draw import open_compositions
 from forge.data.harvest.sources.modules import ModuleTree
 from forge.data.harvest.sources.package import open_package
 from forge.data.harvest.sources.paritybench import Paritybench

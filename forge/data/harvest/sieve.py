@@ -3,19 +3,24 @@
 Problems come in the order of the sources; of several alike the first stays. Two are the same if
 their normal forms are (names and sizes are gone), and alike by the signatures of `build/near.py`.
 Alike problems, and those of one file, are a family, which a split keeps together.
+
+`fault_of` refuses a problem by its text: imports that no sandbox has, files, code from text. The
+sandbox stops all of this, too; a text names it without a child, and a file written in a scratch
+folder, which a sandbox allows, is refused here alone.
 """
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from forge.data.answers import parse
 from forge.data.build.choice import HeldoutProblems, choose_heldout
-from forge.data.build.left_out import LeftOutRow
 from forge.data.build.near import Families, SignatureIndex, signature
-from forge.data.harvest.checks import fault_of
+from forge.data.build.output import LeftOutRow
+from forge.data.harvest.closure import MAX_CHARS, TOO_DEEP, Import, is_allowed
 from forge.data.harvest.kernelbench import marks, operations_of
 from forge.data.sources.normal_form import normal_digest
 
@@ -24,6 +29,55 @@ if TYPE_CHECKING:
 
     from forge.config.schema.build import SplitTable
     from forge.data.harvest.records import Found
+
+
+FILES = frozenset({"open", "input"})
+CODE = frozenset({"exec", "eval", "compile", "__import__", "breakpoint"})
+METHODS = frozenset({"tofile", "fromfile", "savetxt", "loadtxt", "savez", "memmap", "from_file"})
+OF_FILES = frozenset({
+    f"{owner}.{name}" for owner in ("torch", "np", "numpy") for name in ("save", "load")
+})  # fmt: skip
+
+
+def fault_of(text: str) -> tuple[str, str] | None:
+    """Reason and detail against a problem's text; None for one that may be run."""
+    if len(text) > MAX_CHARS:
+        return f"more than {MAX_CHARS} characters", f"{len(text)}"
+    tree = parse(text)
+    if tree is None:
+        return "no Python", ""
+    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    if missing := [one for one in ("Model", "get_inputs", "get_init_inputs") if one not in names]:
+        return f"no {missing[0]}", ""
+    try:
+        ast.unparse(tree)  # as later steps do with parts of it
+        for node in ast.walk(tree):
+            if (found := _fault(node)) is not None:
+                return found, f"line {getattr(node, 'lineno', 0)}"
+    except RecursionError:
+        return TOO_DEEP, ""
+    return None
+
+
+def _fault(node: ast.AST) -> str | None:
+    match node:
+        case ast.Import(names=names):
+            reasons = [is_allowed(Import(one.name, "")) for one in names]
+            return next((one for one in reasons if one), None)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            if level:
+                return "imports its own package"
+            reasons = [is_allowed(Import(module or "", one.name)) for one in names]
+            return next((one for one in reasons if one), None)
+        case ast.Call(func=ast.Name(id=name)) if name in FILES:
+            return "reads or writes files"
+        case ast.Call(func=ast.Name(id=name)) if name in CODE:
+            return "runs code from text"
+        case ast.Attribute(attr=name) if name in METHODS or ast.unparse(node) in OF_FILES:
+            return "reads or writes files"
+        case _:
+            return None
+
 
 HELDOUT_SIMILARITY = 0.8
 """As `forge data build` compares with held-out problems by default."""

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from forge.data.inductor.expressions import Substituted, tidy
 from forge.data.inductor.launches import read_launch
-from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import calls_of, dotted, walk
+from forge.data.inductor.source import NotRewritten, RewriteReason, calls_of, dotted, walk
 from forge.data.inductor.steps import (
     Allocate,
     Compute,

@@ -9,8 +9,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import SCALAR
+from forge.data.inductor.source import SCALAR, NotRewritten, RewriteReason
 from forge.data.inductor.steps import Launch, Value
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.kernel.runtime_functions import FUNCTIONS, translate
-from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import dotted, is_class, named, walk
+from forge.data.inductor.source import NotRewritten, RewriteReason, dotted, is_class, named, walk
 from forge.data.inductor.steps import (
     Allocate,
     Compute,

@@ -13,9 +13,16 @@ from forge.data.inductor.kernel.body import (
     with_used_parameters,
 )
 from forge.data.inductor.module import kernel_names, write_module
-from forge.data.inductor.outcome import NotRewritten, RewriteReason, Rewritten
 from forge.data.inductor.readable import readable
-from forge.data.inductor.source import Entry, GeneratedKernel, dotted, read
+from forge.data.inductor.source import (
+    Entry,
+    GeneratedKernel,
+    NotRewritten,
+    RewriteReason,
+    Rewritten,
+    dotted,
+    read,
+)
 from forge.data.inductor.steps import Compute, Launch, needed
 
 

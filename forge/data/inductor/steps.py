@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from forge.data.inductor.expressions import Polynomial, polynomial, product
-from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import dotted
+from forge.data.inductor.source import NotRewritten, RewriteReason, dotted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forge.data.answers import extract
 from forge.data.build.examples import passes
-from forge.data.build.left_out import LeftOutRow
+from forge.data.build.output import LeftOutRow
 from forge.data.build.rows import normalise_text
 from forge.data.build.steps import Prepared, RowSteps, Step, find_fault, parse
 from forge.data.chat import ChatTemplate

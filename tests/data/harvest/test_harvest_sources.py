@@ -11,12 +11,11 @@ import pytest
 
 from forge.data.build.choice import HeldoutProblems
 from forge.data.harvest import mistakes
-from forge.data.harvest.checks import fault_of
 from forge.data.harvest.closure import Library
 from forge.data.harvest.kernelbench import FILE, SAMPLE, mark, operations_of
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found, Rejected
-from forge.data.harvest.sieve import Sieve
+from forge.data.harvest.sieve import Sieve, fault_of
 from forge.data.harvest.sizes import replaced, size_groups
 from forge.errors import ConfigError
 from tests.data.build.samples import write_jsonl

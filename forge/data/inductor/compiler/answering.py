@@ -13,8 +13,8 @@ import torch.hub
 from forge.data.harvest.records import Answered, AnswerTask, Unanswered
 from forge.data.inductor.compiler.graph import Untraceable, trace
 from forge.data.inductor.literals import size_literals
-from forge.data.inductor.outcome import NotRewritten, RewriteReason
 from forge.data.inductor.rewrite import rewrite
+from forge.data.inductor.source import NotRewritten, RewriteReason
 
 FINAL = (RewriteReason.RANDOM, RewriteReason.NO_KERNEL)
 """Reasons that another trace does not change."""

@@ -26,9 +26,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forge.data.inductor.compiler.card import pretend
-from forge.data.inductor.compiler.plain import attributes, plain_operations
-from forge.data.inductor.compiler.reductions import reductions
+from forge.data.inductor.compiler.replacements import (
+    attributes,
+    plain_operations,
+    pretend,
+    reductions,
+)
 from forge.data.inductor.compiler.sizes import Sizes, substitution
 from forge.data.inductor.compiler.templates import templates
 from forge.data.inductor.source import Entry

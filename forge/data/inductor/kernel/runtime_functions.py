@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ast
 
-from forge.data.inductor.outcome import NotRewritten, RewriteReason
-from forge.data.inductor.source import dotted, named
+from forge.data.inductor.source import NotRewritten, RewriteReason, dotted, named
 
 LANGUAGE = frozenset({
     "abs", "cdiv", "ceil", "cos", "div_rn", "erf", "exp", "exp2",
@@ -134,6 +133,9 @@ CALLS = {
 }
 """Functions that keep their first arguments: our name, and their number."""
 
+FUSED = "fma.rn.f32 $0, $1, $2, $3;"
+"""Assembly of `a * b + c`, which Triton fuses itself."""
+
 MASKS = {"tl.load": 1, "tl.store": 2}
 """Places of the masks of functions."""
 
@@ -168,6 +170,13 @@ class _Translator(ast.NodeTransformer):
             node.args.pop()
         if function in RANDOM and owner in ("tl", "triton_helpers"):
             raise NotRewritten(RewriteReason.RANDOM, name)
+        match node:
+            case ast.Call(args=[ast.Constant(value=str(text)), _, ast.List(elts=[a, b, c])]) if (
+                function == "inline_asm_elementwise" and text.startswith(FUSED)
+            ):
+                return ast.BinOp(ast.BinOp(a, ast.Mult(), b), ast.Add(), c)
+            case _:
+                pass
         match owner:
             case "triton_helpers":
                 return _helper(function, node)
@@ -213,6 +222,9 @@ def _helper(function: str, node: ast.Call) -> ast.expr:
     match function, given:
         case "online_softmax_combine", [most, total, value, *_]:
             return _call("softmax_merge", [most, total, value, ast.Constant(1.0)])
+        case "select_one", [value, mask, axis, *_]:
+            chosen = _call("tl.where", [mask, value, ast.Constant(0)])
+            return ast.Call(func=_name("tl.sum"), args=[chosen, axis], keywords=node.keywords)
         case "promote_to_tensor", [ast.Call() as reduced] if _is_reduction(reduced):
             kept = ast.keyword(arg="keep_dims", value=ast.Constant(True))
             return ast.Call(func=reduced.func, args=reduced.args, keywords=[kept])

@@ -1,12 +1,14 @@
-"""Draws compositions: endless, the same for a seed and a number on every machine."""
+"""Draws compositions: endless, the same for a seed and a number on every machine; and their source,
+`compositions:NUMBER[@SEED]`."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from forge.data.harvest.records import Found
 from forge.data.harvest.sources.compositions.products import convolution, image_input, product
 from forge.data.harvest.sources.compositions.singles import single
 from forge.data.harvest.sources.compositions.steps import (
@@ -27,9 +29,11 @@ from forge.data.harvest.sources.compositions.steps import (
 from forge.data.harvest.sources.compositions.values import SizeDraw, SizeScale, Value
 from forge.data.harvest.sources.compositions.vocabulary import section
 from forge.data.harvest.sources.compositions.writer import ModuleWriter
+from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
 
 LEVELS = {1: 0.45, 2: 0.55}
 """Share of each of KernelBench's levels; models, its third, come from other sources."""
@@ -188,3 +192,45 @@ def _level_2(w: ModuleWriter) -> Value:
         if before.dims != x.dims:
             first = first if first is not None and first.dims == x.dims else None
     return x
+
+
+PART = 100
+"""Compositions of a unit: 0.15 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compositions:
+    """The first compositions of a seed. A unit is a range of them."""
+
+    num: int
+    seed: int
+    name = "compositions"
+
+    def facts(self) -> dict[str, Any]:
+        """Seed and number."""
+        return {"source": self.name, "num": self.num, "seed": self.seed}
+
+    def units(self) -> Sequence[str]:
+        """First numbers of the ranges."""
+        return [str(start) for start in range(0, self.num, PART)]
+
+    def read(self, unit: str) -> Iterator[Found]:
+        """The compositions of a range."""
+        for number in range(int(unit), min(int(unit) + PART, self.num)):
+            made = compose(self.seed, number)
+            yield Found(
+                text=made.text, origin=str(number), name="_".join(made.ops),
+                kind=f"compositions level {made.level}", level=made.level,
+                others=(made.other,) if made.other else (), large=made.large,
+            )  # fmt: skip
+
+
+def open_compositions(rest: str) -> Compositions:
+    """The source that `compositions:REST` names. Raises ConfigError for another form."""
+    match = re.fullmatch(r"([1-9]\d*)(?:@(\d+))?", rest)
+    if match is None:
+        raise ConfigError(
+            f"compositions:{rest}: expected compositions:NUMBER or compositions:NUMBER@SEED, "
+            "such as compositions:5000@7"
+        )
+    return Compositions(num=int(match[1]), seed=int(match[2] or 0))
