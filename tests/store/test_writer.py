@@ -197,7 +197,7 @@ async def test_every_put_and_flush_after_a_failure_raises_it(tmp_path: Path) -> 
     [
         ("user_version = 99", r"schema 99 is newer than .* knows 1;"),
         *(
-            (f"application_id = {each}", f"before the first release .*{each:#x}.*: 0x46524745")
+            (f"application_id = {each}", f"before the first release .*{each:#x}.*: 0x46474531")
             for each in UNRELEASED_IDS
         ),
         ("application_id = 7", "not a database of forge .*0x7"),
