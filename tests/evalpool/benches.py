@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import pytest
+
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.app import evaluator_uid, oracle_uid, plain_uid
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
 from forge.evalpool.judge.sandbox.enter import Isolation
-from forge.evalpool.judge.trial import trial
+from forge.evalpool.judge.trial import captures, judgement, trial, trials
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
+from forge.evalpool.judge.trial.host_code import HostCode
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Stamp
 from forge.records.problem import Problem, Split
 
@@ -282,3 +285,13 @@ def open_gpu_bench(folder: Path) -> Iterator[GpuBench]:
     trials.close()
     for one in (spawner, card_spawner):
         one.close()
+
+
+@contextmanager
+def any_host_code() -> Iterator[None]:
+    """Within, benches of this process judge host code whatever it names, as another protocol does:
+    what lies behind the list must hold without it."""
+    with pytest.MonkeyPatch.context() as changed:
+        for module in (trials, captures, judgement):
+            changed.setattr(module, "host_code", lambda code, *, entry_point: HostCode())
+        yield

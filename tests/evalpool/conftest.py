@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.evalpool.benches import Bench, open_bench
+from tests.evalpool.benches import Bench, any_host_code, open_bench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from forge.records.verdict import Verdict
@@ -24,3 +24,10 @@ def open_bench_at() -> Callable[..., AbstractContextManager[Bench]]:
 @pytest.fixture(scope="session")
 def judge(bench: Bench) -> Callable[..., Verdict]:
     return bench.judge
+
+
+@pytest.fixture
+def free_host_code() -> Iterator[None]:
+    """Host code may name anything: what is behind its list must hold without it."""
+    with any_host_code():
+        yield

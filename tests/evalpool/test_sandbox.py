@@ -25,6 +25,7 @@ from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.sandbox.processes import family, has_ended, read_table
 from tests.evalpool.benches import RELU, RELU_KERNEL, RUNNER_UID
 
+pytestmark = pytest.mark.usefixtures("free_host_code")
 ROOT = Path(__file__).parents[2]
 THREADS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

@@ -1,4 +1,4 @@
-"""A program that forward launches under other circumstances is judged like the first."""
+"""Host code that asks for more than its arguments is refused, or judged in both modes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ def kernel(x, y, n, HIGH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y + i, tl.minimum(tl.maximum(v * 2, 0.0), HIGH), mask=i < n)
 
 class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Identity()
+        self.count = torch.zeros((), device="cpu")
+
     def forward(self, x):
         y, block, high = torch.empty_like(x), 256, 1e38
         LOOK
@@ -27,8 +32,6 @@ class ModelNew(torch.nn.Module):
         return y
 """
 )
-THREAD = """from threading import current_thread, main_thread
-        if current_thread() is not main_thread(): return torch.relu(x)"""
 
 
 @pytest.mark.parametrize(
@@ -36,49 +39,22 @@ THREAD = """from threading import current_thread, main_thread
     [
         ("if x.requires_grad: block = 512", RELU, "ok", ""),
         ("if x.requires_grad: raise ValueError('no gradient')", RELU, "ok", ""),
-        ("if x.requires_grad: high = 3.0", RELU, "mismatch", "under gradients forward"),
-        ("if not self.training: high = 3.0", RELU, "mismatch", "under eval() forward"),
+        ("if x.requires_grad: high = 3.0", RELU, "mismatch", "that require gradients forward"),
+        ("if not self.training: high = 3.0", RELU, "mismatch", "after eval() forward"),
+        ("if not self.training: block = 512", RELU, "ok", ""),
         ("if not self.training: high = 3.0", TRAINED, "ok", ""),
-        ("if 'grad' in f'{x}': high = 3.0", RELU, "mismatch", "under gradients forward"),
-        ("if 'grad' in '%s' % x: high = 3.0", RELU, "mismatch", "under gradients forward"),
-        ("if f'{x.device}' != 'cuda:0': return x", RELU, "no_kernel_launch", "under a second card"),
-        (
-            THREAD,
-            RELU,
-            "no_kernel_launch",
-            "under another thread forward does something else",
-        ),
+        ("if not self.part.training: high = 3.0", RELU, "unsupported", "names training of a part"),
+        ("if 'grad' in f'{x}': high = 3.0", RELU, "unsupported", "a text that is made"),
+        ("if x.device.index: return x", RELU, "unsupported", "decides by x.device"),
+        ("if x._base is None: high = 3.0", RELU, "unsupported", "names x._base"),
+        ("self.count += 1; high = 3.0 if self.count > 9 else high", RELU, "unsupported", ""),
+        ("self.count.add_(1); high = 3.0 if self.count > 9 else high", RELU, "unsupported", "host"),
     ],
 )
-def test_what_forward_does_elsewhere_is_judged(
+def test_what_forward_asks_for_is_judged_or_refused(
     bench: Any, look: str, problem: str, reason: str, words: str
 ) -> None:
     verdict = bench.judge(CODE.replace("LOOK", look), problem=problem)
     assert verdict.reason == reason, verdict.detail
     assert (verdict.status is Status.CORRECT) == (reason == "ok")
     assert words in verdict.detail
-
-
-def test_a_child_cannot_name_circumstances_that_it_was_not_asked_for(bench: Any) -> None:
-    patch = """
-import sys
-frame = sys._getframe()
-while type(frame.f_locals.get("self")).__name__ != "Session":
-    frame = frame.f_back
-session = type(frame.f_locals["self"])
-call, within = session._forward, []
-
-def noted(one, inputs, **more):
-    within[:] = one._within
-    return call(one, inputs, **more)
-
-def look(one, call, *, since):
-    one.otherwise = [["words of mine"], "gradients", 3, ["gradients", "gradients"]]
-
-session._forward, session._look_elsewhere = noted, look
-
-@triton.jit
-"""
-    code = CODE.replace("\n@triton.jit\n", patch).replace("LOOK", "if within: return x")
-    verdict = bench.judge(code, problem=RELU)
-    assert verdict.reason == "ok", verdict.detail

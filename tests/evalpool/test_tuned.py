@@ -12,6 +12,8 @@ from forge.evalpool.judge.program.format import Kernel, Options
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD
 
+pytestmark = pytest.mark.usefixtures("free_host_code")
+
 SUM = """
 import torch
 class Model(torch.nn.Module):

@@ -49,6 +49,7 @@ def test_elementwise(bench: Any) -> None:
     assert set(verdict.phase_s) >= {"source", "sandbox", "capture", "structure", "correct"}
 
 
+@pytest.mark.usefixtures("free_host_code")
 def test_annotations_of_a_problem_and_of_an_answer_are_types(bench: Any) -> None:
     rest = "\nclass Shape:\n    size: int\nassert Shape.__annotations__['size'] is int\n"
     verdict = bench.judge(relu_kernel() + rest, problem=RELU + rest)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from forge.config.schema import JudgeTable
 from forge.records.verdict import JudgeOptions, Status, Verdict
+from tests.evalpool.benches import any_host_code
 from tests.zoo.animals import Animal, load
 from tests.zoo.conftest import Bait, Benches, leftovers
 
@@ -56,7 +58,9 @@ def test_a_cheat_is_refused_for_its_own_reason(
     bench_for: Callable[[str], Any], animal: Animal, device: str
 ) -> None:
     bench = bench_for(device)
-    verdict = judged(bench, animal, device)
+    is_listed = "cannot be judged" in animal.allowed("SAYS", device)
+    with nullcontext() if is_listed else any_host_code():  # what it meets behind the list
+        verdict = judged(bench, animal, device)
     assert verdict.status in animal.allowed("VERDICT", device), verdict.detail
     assert verdict.reason in animal.allowed("REASON", device), verdict.detail
     assert any(words in verdict.detail for words in animal.allowed("SAYS", device)), verdict.detail
@@ -69,7 +73,8 @@ def test_a_trick_that_reaches_nothing_changes_no_verdict(
     bench_for: Callable[[str], Any], animal: Animal, device: str
 ) -> None:
     bench = bench_for(device)
-    verdict = judged(bench, animal, device)
+    with any_host_code():
+        verdict = judged(bench, animal, device)
     assert verdict.status is Status.CORRECT, verdict.detail
     assert leftovers(bench) == set()
 

@@ -19,7 +19,7 @@ from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.trial import captures
 from forge.evalpool.judge.trial.captures import NoAnswers
-from forge.evalpool.judge.trial.shareable import is_plain
+from forge.evalpool.judge.trial.host_code import host_code
 from forge.evalpool.judge.trial.trial import Decided, Finding, Phases
 from forge.records import Status
 from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, RUNNER_UID, TABLE, make_problem
@@ -310,8 +310,8 @@ HONEST = RELU_KERNEL.replace("class ModelNew", "TABLE = torch.empty(60_000_000)\
 
 
 def test_memory_that_a_candidate_took_is_not_missed_by_the_next(bench: Bench) -> None:
-    assert is_plain(GREEDY)
-    assert is_plain(HONEST)
+    assert host_code(GREEDY, entry_point="ModelNew").is_shareable
+    assert host_code(HONEST, entry_point="ModelNew").is_shareable
     for code in (HONEST, GREEDY, HONEST, GREEDY, GREEDY, HONEST):
         verdict = bench.judge(code)
         assert (verdict.status is Status.CORRECT) is (code is HONEST), verdict.detail

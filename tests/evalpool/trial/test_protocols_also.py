@@ -40,6 +40,7 @@ TUPLE = RELU.replace("torch.relu(x) * 2", "torch.relu(x) * 2, x")
     ],
     ids=["right", "close", "clipped", "torch", "unused", "guarded", "shape", "syntax"],
 )
+@pytest.mark.usefixtures("free_host_code")
 def test_each_protocol_has_a_verdict_of_its_own(
     bench: Bench, code: str, own: str, kernelbench: str, drkernel: str
 ) -> None:
@@ -170,6 +171,7 @@ LAUNCH = "y = torch.empty_like(x); kernel[(16,)](x, self.a, self.b, self.c, y, 6
         "packed", "packed_range",
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("free_host_code")
 def test_parameters_are_those_that_the_constructor_draws_from_models_seed(
     bench: Bench, init: str, other: str
 ) -> None:

@@ -9,9 +9,9 @@ import triton.language as tl
 
 PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
-VERDICT = "wrong"
-REASON = "output_not_written"
-SAYS = "never written"
+VERDICT = "rejected"
+REASON = "unsupported"
+SAYS = "cannot be judged"
 
 
 @triton.jit

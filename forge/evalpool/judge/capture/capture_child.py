@@ -1,7 +1,7 @@
 """Untrusted: serves the judge in a sandboxed child without a GPU; captures candidates.
 
     main           one candidate, whatever it does
-    serve_plain    one plain candidate after the other (`trial/shareable.py`): it starts nothing,
+    serve_plain    one plain candidate after the other (`trial/host_code.py`): it starts nothing,
                    loads nothing, and finds compiled what an earlier one compiled
 
 Forked by the zygote, which has called `warmup.warm_up()` and forgets forge's modules before this

@@ -19,7 +19,6 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.evalpool.judge.capture.circumstances import given_tensor
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported, current_line
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
@@ -38,7 +37,7 @@ from forge.evalpool.judge.program.format import (
 from forge.evalpool.judge.program.questions import MAX_VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterable, Iterator
 
     from forge.evalpool.judge.capture.exchange import Asking
     from forge.evalpool.judge.program.format import Scalar
@@ -98,8 +97,6 @@ class Recorder(TorchDispatchMode):
         self.constants: list[bytes] = []
         self._held: list[Any] = []
         self._addresses: list[int] = []
-        self._before: dict[int, int] = {}
-        """Bytes before an input, by its storage, where it is a part of a larger tensor."""
         self._next_address = FIRST_ADDRESS
         self._input_addresses: dict[int, int] = {}
         """By the position of an input: each call finds it there, as in memory that is freed and
@@ -112,6 +109,8 @@ class Recorder(TorchDispatchMode):
         self._constant_bytes = 0
         self._num_nodes = 0
         self._ttir_bytes = 0
+        self._new_on_host: list[Any] = []
+        """Storages of tensors of the host that this call has made."""
 
     # Tensors of the program
 
@@ -131,19 +130,13 @@ class Recorder(TorchDispatchMode):
         origin: Origin,
         name: str = "",
         index: int = 0,
-        names: Collection[str] = (),
     ) -> Any:
-        """A tensor whose content the judge supplies, or that is a constant.
-
-        Args:
-            names: circumstances that it is made under.
-        """
-        tensor = given_tensor(names, self.fake_tensor, shape, dtype, fake=self.fake)
+        """A tensor whose content the judge supplies, or that is a constant."""
+        tensor = self.fake_tensor(shape, dtype)
         num_bytes = math.prod(shape) * dtype.itemsize
-        number = self._add_storage(
+        self._add_storage(
             tensor, Storage(num_bytes=num_bytes, origin=origin, name=name, index=index)
         )
-        self._before[number] = tensor.storage_offset() * dtype.itemsize
         return tensor
 
     def storage_of(self, tensor: Any) -> int:
@@ -167,14 +160,10 @@ class Recorder(TorchDispatchMode):
             raise Unsupported("a lazily conjugated tensor: call resolve_conj() or resolve_neg()")
         if tensor.layout is not torch.strided:
             raise Unsupported("a sparse tensor: use strided tensors")
-        storage = self.storage_of(tensor)
-        offset = tensor.storage_offset() - self._before.get(storage, 0) // tensor.element_size()
-        if offset < 0:
-            raise Unsupported("a view of what lies before an input: use the tensors as given")
         return self.tensor_number(
             Tensor(
-                storage=storage,
-                offset=offset,
+                storage=self.storage_of(tensor),
+                offset=tensor.storage_offset(),
                 shape=tuple(tensor.shape),
                 strides=tuple(tensor.stride()),
                 dtype=str(tensor.dtype).removeprefix("torch."),
@@ -253,6 +242,7 @@ class Recorder(TorchDispatchMode):
     def begin_call(self, nodes: list[Node]) -> None:
         """Records another call of forward, in this list."""
         self.nodes, self._num_nodes = nodes, 0
+        self._new_on_host = []
 
     def add(self, node: Node) -> None:
         """Appends a node. Raises BoundExceeded."""
@@ -302,7 +292,7 @@ class Recorder(TorchDispatchMode):
                 raise RuntimeError(words)
             kwargs = {**kwargs, "device": CARD}
         if not is_to_card and not any(isinstance(one, FakeTensor) for one in leaves(args, kwargs)):
-            return args[0] if func is aten._pin_memory.default else func(*args, **kwargs)
+            return self._run_on_host(func, args, kwargs)
         if func.namespace not in TORCH and (kernel := _own_kernel(func)):
             with self:
                 return kernel(*args, **kwargs)
@@ -315,6 +305,26 @@ class Recorder(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         return self.run(func, args, kwargs)
+
+    def _run_on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an operation on tensors of the host, of which a call changes none that lasts: it
+        could count calls there."""
+        if func is aten._pin_memory.default:
+            return args[0]
+        result = func(*args, **kwargs)
+        if func._schema.is_mutable:
+            written = zip(func._schema.arguments, args, strict=False)
+            self.require_new(o for kind, o in written if kind.alias_info is not None)
+        else:
+            self._new_on_host += (one.untyped_storage() for one in leaves(result))
+        return result
+
+    def require_new(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Raises Unsupported for a tensor of the host that an earlier call may have seen."""
+        if self.section is Section.FORWARD:
+            known = {one._cdata for one in self._new_on_host}
+            if any(one.untyped_storage()._cdata not in known for one in leaves(*tensors)):
+                raise Unsupported("a tensor of the host that is kept and changed: compute it anew")
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operation on fake tensors and records it."""
@@ -482,6 +492,7 @@ def _copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`copy_`, which may lie between the host and the card."""
     target, source = args[0], args[1]
     if not isinstance(target, FakeTensor):
+        recorder.require_new([target])
         return target.copy_(recorder.fetch(source))
     if not isinstance(source, FakeTensor):
         source = recorder.constant(source)

@@ -1,9 +1,8 @@
 """Captures one candidate: import, construct with the reference's parameters, forward several times.
 
 The last call is the program. It has inputs of its own: one that uses those of an earlier call shows
-that the candidate keeps a tensor in place of its content. How many calls there are between the
-first and the last one is a secret of the judge, and under which other circumstances
-(`circumstances.py`) there are calls behind it.
+that the candidate keeps a tensor in place of its content. A candidate that may keep something else
+is called twice with the same tensors between them.
 
 `capture` is the entry, called by `capture_child.py` in a sandboxed child and by tests in a
 subprocess. The process stays patched (`card.pretend`): it captures one candidate and ends.
@@ -14,9 +13,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import types
-from functools import partial
 from pathlib import Path
-from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +31,6 @@ from forge.evalpool.judge.capture.building import (
     storages_of,
     with_one_input_each,
 )
-from forge.evalpool.judge.capture.circumstances import called
 from forge.evalpool.judge.capture.exchange import Asking
 from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, Unsupported, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
@@ -49,7 +45,7 @@ from forge.evalpool.judge.program.format import Choice, Node, Origin, Section, V
 from forge.evalpool.judge.reference.construct import construct, construct_noting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from forge.evalpool.judge.capture.exchange import Ask
     from forge.evalpool.judge.program.format import Program
@@ -63,8 +59,6 @@ MAX_CHECKS = 8
 CHANGES_WORDS = "the second call differs from the first"
 NUMPY = ".numpy() is not supported"
 """Part of torch's message where numpy would read a tensor on the card."""
-FURTHER_S, LEAST_FURTHER, LONG_S = 0.04, 2, 1.0
-"""Time for calls between the first and the last one; the number for which there is LONG_S."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -81,15 +75,13 @@ def capture(
     Args:
         request: Body of the judge's CANDIDATE frame: `entry_point`, `init`, `state`, `order`,
             `inputs` (of one input set: which one is not for the candidate to know), `tensors`,
-            `target`, `choices`, `further` (calls between the first and the last one),
-            `is_first` (the first call is the program), `within` (names of the circumstances that
-            forward is called under) and `also` (lists of names, under which it is called then).
+            `target`, `choices`, `repeats` (one call is made twice), `is_first` (the first
+            call is the program) and `mode` ("gradients": inputs require them; "eval").
         code: The candidate's source.
         ask: Answers value requests and kernel facts; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
         notes: Gets `follows_winner`: True if other winners of its choices make another program,
-            `drawn_otherwise`: name of a tensor that has other values if nothing is loaded,
-            `otherwise`: lists of the names under which forward does something else, and
+            `drawn_otherwise`: name of a tensor that has other values if nothing is loaded, and
             `is_checking`: True if it raises or does the same with other truth values.
 
     Raises:
@@ -106,7 +98,6 @@ def capture(
     if notes is not None:
         notes["follows_winner"] = session.follows_winner
         notes["drawn_otherwise"] = session.drawn_otherwise
-        notes["otherwise"] = session.otherwise
         notes["is_checking"] = session.is_checking
     return program
 
@@ -131,16 +122,14 @@ class Session:
         self.init: list[Node] = []
         self.model: Any = None
         self.returned, self.nesting = "tensor", ""
+        self._wants_gradients = request.get("mode") == "gradients"
         self._given: dict[int, Any] = {}
         self._num_inputs = 0
         self._old = set[int]()
         """Storages of the inputs of earlier calls."""
         self.follows_winner = False
         self.drawn_otherwise = ""
-        self.otherwise: list[list[str]] = []
         self.is_checking = False
-        self._within: Sequence[str] = request.get("within", [])
-        """Circumstances of the call."""
         self._bound: list[tuple[str, str]] = []
         """Names of the model's tensors ("" for none: packed) and of the values they have."""
 
@@ -157,7 +146,7 @@ class Session:
             first, first_outputs = self._forward(inputs)
             if self.request.get("is_first"):
                 return self._first_call(first, first_outputs)
-            earlier = [*first, *self._further_calls()]
+            earlier = [*first, *self._repeated()]
             made = range(since, len(recorder.storages))
             inputs = self._other_inputs()
             own = len(recorder.storages)
@@ -187,7 +176,7 @@ class Session:
             nesting=self.nesting,
             stateful=words,
         )
-        self._look_elsewhere(own_call, since=own)
+        self._look_at_truths(own_call, since=own)
         if self.request.get("drawn") is not None:
             self.drawn_otherwise = self._drawn_otherwise(module, self.request["drawn"])
         return program
@@ -202,27 +191,18 @@ class Session:
             nesting=self.nesting,
         )
 
-    def _further_calls(self) -> list[Node]:
-        """Nodes of the calls between the first and the last one, whose number is a secret: a host
-        that counts its calls does not know which one is judged. Two have the same tensors. Raises
-        Unsupported for a host that returns what it had for them."""
-        found: list[Node] = []
-        inputs: list[Any] = []
-        before = 0
-        self.asking.is_repeating = True
-        began = process_time()  # a call may be in another thread
-        for number in range(self.request.get("further", 0)):
-            most = FURTHER_S if number >= LEAST_FURTHER else LONG_S
-            if process_time() - began > most:
-                break
-            inputs = self._other_inputs() if number != 1 else inputs
-            nodes, _ = self._forward(inputs)
-            found += nodes
-            if number == 1 and len(nodes) < before:
-                raise Unsupported(AGAIN_WORDS)
-            before = len(nodes)
+    def _repeated(self) -> list[Node]:
+        """Nodes of two calls with the same tensors. Raises Unsupported for a host that returns
+        what it had for them."""
+        if not self.request.get("repeats"):
+            return []
+        self.asking.is_repeating, inputs = True, self._other_inputs()
+        nodes, _ = self._forward(inputs)
+        again, _ = self._forward(inputs)
         self.asking.is_repeating = False
-        return found
+        if len(again) < len(nodes):
+            raise Unsupported(AGAIN_WORDS)
+        return [*nodes, *again]
 
     def failed(self, error: BaseException) -> CaptureFailed:
         """The report of an error."""
@@ -267,7 +247,6 @@ class Session:
         call: tuple[list[Node], list[int]],
         *,
         since: int,
-        within: Sequence[str] = (),
         negated: int = -1,
         winners: dict[str, str] | None = None,
     ) -> bool | None:
@@ -276,12 +255,10 @@ class Session:
         Args:
             call: nodes and outputs of a call.
             since: number of its first storage.
-            within: circumstances of the other one.
             negated: place of a truth value that is another one then.
             winners: as for `_forward`.
         """
-        before, form = self._within, (self.returned, self.nesting)
-        self._within, self.asking.negated = within, negated
+        form, self.asking.negated = (self.returned, self.nesting), negated
         try:
             with torch.no_grad(), self.recorder:
                 other = self._forward(self._other_inputs(), winners=winners)
@@ -290,7 +267,7 @@ class Session:
         except Exception:
             return None
         finally:
-            found, self._within = (self.returned, self.nesting), before
+            found, self.asking.negated = (self.returned, self.nesting), -1
             self.returned, self.nesting = form
         return found == form and is_same_call(
             with_one_input_each(self.parts()), call, other, since=since
@@ -308,23 +285,17 @@ class Session:
                 for inner in (won[one.key].nodes if isinstance(one, Choice) else (one,))
             ]
             labels = {key: one.label for key, one in won.items()}
-            within = self._within
-            if not self._is_same((nodes, outputs), since=since, within=within, winners=labels):
+            if not self._is_same((nodes, outputs), since=since, winners=labels):
                 return True
         return False
 
-    def _look_elsewhere(self, call: tuple[list[Node], list[int]], *, since: int) -> None:
-        """Finds the circumstances, single ones before all of a list, under which forward does
-        something else than in a call, and if it does so with another truth value."""
-        is_same, self.asking.is_repeating = partial(self._is_same, call, since=since), True
-        for names in self.request.get("also", []):
-            if not (is_alike := is_same(within=names)):
-                self.otherwise += [[one] for one in names if is_same(within=[one]) is False]
-                self.otherwise += [names] if is_alike is False else []
+    def _look_at_truths(self, call: tuple[list[Node], list[int]], *, since: int) -> None:
+        """Finds if forward does the same as in a call with another truth value that it reads."""
+        self.asking.is_repeating = True
         read = (one.answer for one in call[0] if isinstance(one, Value))
         count = sum(isinstance(answer, bool) for answer in read)
         self.is_checking = count <= MAX_CHECKS and all(
-            is_same(within=self._within, negated=place) is not False for place in range(count)
+            self._is_same(call, since=since, negated=place) is not False for place in range(count)
         )
 
     def _lost_choices(self, first: list[Node], forward: list[Node]) -> list[Node]:
@@ -435,6 +406,8 @@ class Session:
         )
         taken = values.names_in(model)
         self.model = self._cast(model)
+        if self.request.get("mode") == "eval" and isinstance(model, torch.nn.Module):
+            self.model.eval()
         self.step = "load"
         named = weights.state_of(self.model)
         named = {name: one for name, one in named.items() if name not in given}
@@ -465,16 +438,8 @@ class Session:
         self.recorder.begin_call(nodes)
         self.asking.begin_call()
         self.tuning.begin_call(winners)
-        types = (getattr(torch, one[0]) for one in self.request["tensors"])
-        floats = (one for one in types if one.is_floating_point and one.itemsize > 1)
-        dtype = next(floats, torch.float32)
-        result = called(
-            self._within,
-            lambda: self.model(*inputs),
-            model=self.model,
-            dtype=dtype,
-            recorder=self.recorder,
-        )
+        with torch.set_grad_enabled(self._wants_gradients):
+            result = self.model(*inputs)
         self.tuning.end_benches()
         result = () if result is None else result  # an in-place problem
         self.nesting = nesting_of(result)
@@ -514,7 +479,9 @@ class Session:
     def _input(self, index: int) -> Any:
         number = self._num_inputs
         self._num_inputs += 1
-        return self._make(index, origin=Origin.INPUT, index=number, names=self._within)
+        made = self._make(index, origin=Origin.INPUT, index=number)
+        is_float = made.is_floating_point() and made.element_size() > 1
+        return made.requires_grad_() if self._wants_gradients and is_float else made
 
     def _parameter(self, name: str, index: int) -> Any:
         return self._make(index, origin=Origin.PARAMETER, name=name)

@@ -16,7 +16,6 @@ from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
 from forge.evalpool.judge.capture.pretence import card as cards
 from forge.evalpool.judge.capture.pretence import inductor
 from forge.evalpool.judge.capture.pretence.card import deep_copy, shallow_copy
-from forge.evalpool.judge.capture.pretence.clock import Clock
 from forge.evalpool.judge.capture.pretence.streams import Stream
 from forge.evalpool.judge.capture.tuning import patches
 
@@ -58,7 +57,6 @@ class Stage:
         self.fake: Any = cards.make_fake_mode()
         self.compiler = Compiler()
         self._pretence = cards.Pretence()
-        self.clock = Clock()
 
     @classmethod
     def get(cls) -> Stage:
@@ -79,8 +77,7 @@ class Stage:
         self._pretence.set(Stream, "__new__", refuse_streams)
         for name in GRAPHS:
             self._pretence.set(torch.cuda, name, refuse_streams)
-        self.clock = Clock()
-        for owner, name, value in (*patches(tuning), *self.clock.patches()):
+        for owner, name, value in patches(tuning):
             self._pretence.set(owner, name, value)
         self.compiler.begin(recorder, CaptureDriver(card))
 

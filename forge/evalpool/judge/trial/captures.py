@@ -4,8 +4,8 @@
 The child is the candidate's own process: whatever it says is a program of its own or a failure of
 its own. A program is parsed within its bounds before anything else looks at it.
 
-Plain candidates (`shareable.py`), which can change nothing in their process, have a child that
-captures one after the other: it saves most of a capture's time. Where that child ends, or says what
+Candidates that change nothing in their process (`host_code.py`) have a child that captures one
+after the other: it saves most of a capture's time. Where that child ends, or says what
 memory or a question may be the cause of, the candidate is captured again in one of its own.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.evalpool.judge.capture import exchange
 from forge.evalpool.judge.channel import frames, words
@@ -27,12 +27,12 @@ from forge.evalpool.judge.program.questions import (
     excess,
     unanswerable,
 )
-from forge.evalpool.judge.trial.shareable import keeps_nothing, parsed
+from forge.evalpool.judge.trial.host_code import host_code
 from forge.evalpool.judge.trial.trial import Allowance, Decided, Runner
 from forge.records.reason import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.kept import KeptChildren
@@ -45,8 +45,6 @@ MAX_ASKED_BYTES = 256 << 20
 whole program has come."""
 PLAIN_ROLE = "plain"
 """Role of the children that capture one plain candidate after the other."""
-SEEN = ("a second card", "eval()")
-"""Circumstances that the host code of a plain source can look at."""
 DOUBTFUL = frozenset(
     {
         *("Unsupported", "BoundExceeded", "MemoryError", "RecursionError", "OutOfMemoryError"),
@@ -88,8 +86,6 @@ class Captured:
     is_checking: bool = False
     """True if forward raises or does the same with the other one of each truth value that it reads,
     says the child."""
-    otherwise: tuple[tuple[str, ...], ...] = ()
-    """Circumstances of those asked for under which it is another program, says the child."""
 
     @property
     def reads_values(self) -> bool:
@@ -151,13 +147,9 @@ class Captures:
             "inputs": request["sets"][number],
         }
         del body["sets"]
-        is_shared = self._kept is not None and self._kept.can_keep
-        plain = parsed(code) if is_shared else ""
-        if self._kept is not None and not isinstance(plain, str):
-            if keeps_nothing(plain):
-                body["further"] = 0
-            seen = [[one for one in names if one in SEEN] for names in body.get("also", ())]
-            body["also"] = [names for names in seen if names]
+        host = host_code(code, entry_point=entry_point)
+        body["repeats"] = host.is_keeping
+        if self._kept is not None and self._kept.can_keep and host.is_shareable:
             captured = self._shared(self._kept, body, phases=phases)
             if captured is not None:
                 phases.program = phases.program or captured.data
@@ -198,7 +190,7 @@ class Captures:
                 frames.send(one.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
                 found = exchange.receive(one.child.sock, deadline=allowed.left_s)
             if found.kind is Kind.DONE:
-                captured = _captured(wire.loads(found.program), found, also=body["also"])
+                captured = _captured(wire.loads(found.program), found)
                 self._require_target(run, captured.program)
                 is_good = True
                 return captured
@@ -232,8 +224,7 @@ class Captures:
         if found.kind is Kind.FAILED:
             raise Decided(run.failed(found.body))
         program = self._parsed(run, found.program)
-        also = body.get("also", ())
-        return _captured(program, found, questions=tuple(asked.questions), also=also)
+        return _captured(program, found, questions=tuple(asked.questions))
 
     def _parsed(self, run: Runner, data: bytes) -> Program:
         """A program for this judge's card and compiler. Raises Decided."""
@@ -302,11 +293,7 @@ class Asked:
 
 
 def _captured(
-    program: Program,
-    found: exchange.Answer,
-    *,
-    questions: tuple[Question, ...] = (),
-    also: Iterable[Sequence[str]] = (),
+    program: Program, found: exchange.Answer, *, questions: tuple[Question, ...] = ()
 ) -> Captured:
     return Captured(
         program=program,
@@ -315,16 +302,7 @@ def _captured(
         follows_winner=found.body.get("follows_winner") is True,
         drawn_otherwise=str(found.body.get("drawn_otherwise") or ""),
         is_checking=found.body.get("is_checking") is True,
-        otherwise=_asked_for(found.body.get("otherwise"), also),
     )
-
-
-def _asked_for(data: Any, also: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """The lists of names that were asked for, or a name of them alone: a child may say any."""
-    lists = cast("list[Any]", data if isinstance(data, list) else [])
-    asked = {(name,): None for names in also for name in names}
-    asked |= {tuple(names): None for names in also}
-    return tuple(names for names in asked if list(names) in lists)
 
 
 def _is_doubtful(failure: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from forge.evalpool.judge.program.format import BENCHMARK, Choice
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.checks import Checks, require_form
+from forge.evalpool.judge.trial.host_code import host_code
 from forge.evalpool.judge.trial.structure import accesses_of
 from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided, Finding
 from forge.evalpool.judge.wide.look import are_far
@@ -147,14 +148,14 @@ class Judgement(Generic[D]):
         self.programs.device = self.programs.checks = None
 
     def prepare(self) -> None:
-        """Asks whether it is the same function, wherever it is called, and settles its choices.
-        Raises Decided."""
-        first = self.programs.first()
-        judged = {first.data}
-        for names in first.otherwise:
-            with self.programs.under(names):
-                if (data := self.programs.first().data) not in judged:
-                    judged.add(data)
+        """Asks whether it is the same function, with gradients or without, and settles its
+        choices. Raises Decided."""
+        candidate, first = self.programs.candidate, self.programs.first()
+        for mode in host_code(candidate.code, entry_point=candidate.entry_point).modes:
+            if not self._is_own or (mode == "eval" and self._draw.reads_training):
+                continue
+            with self.programs.in_mode(mode):
+                if self.programs.first().data != first.data:
                     self._prepare()
                     self.checked()
         self._prepare()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -44,18 +43,9 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.trial import Candidate, Phases
 
 
-TRAINING, SERVING = ("gradients",), ("eval()", "frozen parameters", "inference mode")
-"""Circumstances of a process that trains, and of one that serves, a judge's being between them."""
-OTHER = (
-    *("a later time", "a second card", "another stream", "another thread", "autocast"),
-    *("deterministic algorithms", "graph capture", "views"),
-)
-"""Circumstances that either may have."""
-MAX_FURTHER_CALLS = 64
-"""Calls of a capture between its first and its last one, of a host that may count them: a secret
-number, more often a small one."""
 NUM_AHEAD = 4
 """Kernels of a program that are compiled in its own types before it runs in float64."""
+MODE_WORDS = {"gradients": "for inputs that require gradients", "eval": "after eval()"}
 OF_OUTPUT = re.compile(r"\A(?!line ).*\boutput(?: (\d+))?(?:\[[\d, ]*\])?: expected ")
 """A message about an element of an output, and the output's number."""
 
@@ -90,8 +80,8 @@ class Programs:
     """Labels of the winners of its choices, by key."""
     _gives_held: bool = field(default=False, init=False)
     """True if the candidate gets tensors of the reference that no `state_dict` has."""
-    _within: tuple[str, ...] = field(default=(), init=False)
-    """Circumstances that it is captured under."""
+    _mode: str = field(default="", init=False)
+    """Mode that it is captured in: one of `HostCode.modes`, or "" for the judge's own."""
 
     @property
     def code(self) -> str:
@@ -165,10 +155,10 @@ class Programs:
         with self._apart(ALTERNATIVE_WORDS, _choices={**self._choices, **winners}):
             return self._captured(number)
 
-    def under(self, names: tuple[str, ...]) -> AbstractContextManager[None]:
-        """Within, the first program is the one under these circumstances. Raises Decided."""
-        words = f"under {', '.join(names)} forward does something else"
-        return self._apart(words, _within=names, _kept=None, _choices={}, evidence="")
+    def in_mode(self, mode: str) -> AbstractContextManager[None]:
+        """Within, the first program is the one of another mode. Raises Decided."""
+        words = f"{MODE_WORDS[mode]} forward does something else"
+        return self._apart(words, _mode=mode, _kept=None, _choices={}, evidence="")
 
     @contextmanager
     def _apart(self, words: str, **changed: Any) -> Generator[None]:
@@ -286,9 +276,7 @@ class Programs:
                 "choices": self._choices,
                 "gives_held": self._gives_held,
                 "is_first": is_first,
-                "within": self._within,
-                "also": () if number or self._kept or self._within else self._others(),
-                "further": 1 + int(MAX_FURTHER_CALLS ** random.SystemRandom().random()),
+                "mode": self._mode,
             },
             entry_point=self.candidate.entry_point,
             uid=self.candidate.uid,
@@ -296,18 +284,6 @@ class Programs:
             answers=self,
             number=number,
         )
-
-    def _others(self) -> list[list[str]]:
-        """Circumstances of two other processes, each name in one of them or in both."""
-        if self.candidate.protocol is not None:
-            return []
-        draw = random.SystemRandom()
-        served = [one for one in SERVING if one != "eval()" or not self.draw.reads_training]
-        found = [list(TRAINING), served]
-        for name in OTHER:
-            for names in draw.sample(found, draw.randint(1, 2)):
-                names.append(name)
-        return found
 
 
 def needed_kernels(program: Program, binaries: Sequence[Binary | Failure | None]) -> list[int]:

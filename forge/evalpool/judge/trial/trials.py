@@ -20,6 +20,7 @@ from forge.evalpool.judge.children.spawner import ZygoteGone
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
 from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
+from forge.evalpool.judge.trial.host_code import TRAINING_WORDS, host_code
 from forge.evalpool.judge.trial.programs import Programs, ValuesAsked
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Candidate, Decided, Finding, Phases
@@ -159,6 +160,11 @@ class Trials(ABC):
         if protocol is not None and (refusal := protocol.source_fault(candidate.code)):
             detail = words.at_line(candidate.code, refusal.line, refusal.message)
             return Finding(status=Status.REJECTED, reason=Reason.STATIC_CHECK, detail=detail)
+        with candidate.phases.timed("source"):
+            host = host_code(candidate.code, entry_point=candidate.entry_point)
+        if protocol is None and host.fault:
+            detail = words.at_line(candidate.code, host.line, host.fault)
+            return Finding(status=Status.REJECTED, reason=Reason.UNSUPPORTED, detail=detail)
         return self._run(candidate)
 
     def _run(self, candidate: Candidate) -> Finding:
@@ -189,6 +195,10 @@ class Trials(ABC):
             if draw.is_constant:
                 status, reason = Status.UNJUDGEABLE, Reason.CONSTANT
                 return Finding(status=status, reason=reason, detail=CONSTANT_WORDS)
+            host = host_code(candidate.code, entry_point=candidate.entry_point)
+            if is_own and host.training_line and not draw.reads_training:
+                detail = words.at_line(candidate.code, host.training_line, TRAINING_WORDS)
+                return Finding(status=Status.REJECTED, reason=Reason.UNSUPPORTED, detail=detail)
             programs = partial(make, draw=draw, problem=self._facts(candidate, draw))
             return self._judged(candidate, kept, programs)
         finally:

@@ -1,0 +1,943 @@
+# pyright: strict
+"""Follows what host code keeps from one call to the next, and what it decides by.
+
+Two calls of `forward` with the same tensors must do the same, whatever was called before. A class
+may keep what its constructor makes. What a call keeps, on `self` or at the top, is a cache: its
+value is computed from arguments and parameters alone, and a branch that asks for it does nothing
+but fill it:
+
+    if self.packed is None:
+        self.packed = self.weight.t().contiguous()
+
+How the caller has laid out its tensors, where they are and which they are may be passed on, as
+strides are, and put right (`x = x.contiguous()`), and decides nothing else.
+
+Host code is followed as it would run, call by call, with a `Seen` for each value.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from forge.evalpool.judge.trial.host_names import ASKED, BUILDING, CHANGING, VIEWS
+from forge.evalpool.judge.trial.host_parts import Refused, bound_names
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+
+    from forge.evalpool.judge.trial.host_parts import Parts
+
+MAX_CALLS = 50_000
+"""Statements and expressions that are followed; more are refused."""
+MAX_NESTED = 40
+"""Calls of own functions, one in the other."""
+GRADIENTS = (".requires_grad", "torch.is_grad_enabled()")
+"""Ends of names that say if a result will be differentiated."""
+FIRST = ("__init__", "__post_init__", "load_reference")
+"""Methods that are called once."""
+MOVES = frozenset({"contiguous", "clone", "to", "cuda"})
+"""Methods that put a tensor right."""
+SPECIFIC = frozenset({"device", "dtype", "memory_format"})
+"""Keywords that decide where and how a result lies alone."""
+FACTS_WORDS = "host code may pass it on, or put the tensor right: x = x.contiguous()"
+KEPT_WORDS = (
+    "what a call keeps is a cache, filled by arguments and parameters alone: "
+    "if self.x is None: self.x = ..."
+)
+Function: TypeAlias = "ast.FunctionDef | ast.Lambda"
+Closure: TypeAlias = "tuple[Function, Frame | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A value, as far as it matters.
+
+    Attributes:
+        of: What it tells of the caller; "" for nothing.
+        is_fact: True if it is no stride, which a launch may have.
+        places: Where it may be kept: an attribute of the model, a name at the top.
+        is_new: True for an object of this call alone.
+        is_list: True for a list that is made here.
+        is_plain: True for what is made of constants.
+        function: A function of the host, and the names that it sees.
+    """
+
+    of: str = ""
+    is_fact: bool = False
+    places: frozenset[str] = frozenset()
+    is_new: bool = False
+    is_list: bool = False
+    is_plain: bool = False
+    function: Closure | None = None
+
+    def joined(self, others: Iterable[Seen]) -> Seen:
+        """A value that is made of this one and of others."""
+        for one in others:
+            of, is_fact = self.of or one.of, self.is_fact or one.is_fact
+            places, is_plain = self.places | one.places, self.is_plain and one.is_plain
+            self = replace(self, of=of, is_fact=is_fact, places=places, is_plain=is_plain)
+        return self
+
+
+NOTHING = Seen()
+NEW = Seen(is_new=True)
+PLAIN = Seen(is_plain=True)
+Names: TypeAlias = "dict[str, Seen]"
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """A call of a function."""
+
+    names: Names
+    outer: Frame | None = None
+    shared: set[str] = field(default_factory=set[str])
+    """Names of the module that it binds."""
+    owed: set[str] = field(default_factory=set[str])
+    """Places that must be filled at its end."""
+    result: list[Seen] = field(default_factory=list[Seen])
+
+    def find(self, name: str) -> Seen | None:
+        """A local name of this function, or of one around it."""
+        if name in self.names:
+            return self.names[name]
+        return self.outer.find(name) if self.outer is not None else None
+
+
+class Flow:
+    """Follows one source."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.functions = {one.name: one for one in parts.functions}
+        self.methods: dict[str, list[ast.FunctionDef]] = {}
+        for one in parts.classes:
+            for node in one.body:
+                if isinstance(node, ast.FunctionDef):
+                    self.methods.setdefault(node.name, []).append(node)
+        self.changed = set[str]()
+        """Roots of the places that some call changes."""
+        self.filled = set[str]()
+        """Places that this call has filled."""
+        self._asked: list[tuple[set[str], list[Seen]]] = []
+        """Places and facts that a test asks for."""
+        self._is_first = False
+        """True within a constructor."""
+        self._is_lax = False
+        """True within a backward pass, which no judge runs."""
+        self._known: dict[Any, tuple[Seen, set[str]]] = {}
+        """Results of functions by their arguments, with what they have filled."""
+        self._has_arrays = any("numpy" in path for path, _ in parts.imports)
+        self._active: list[Function] = []
+        self._count = 0
+        self._frame = Frame({})
+
+    def check(self) -> None:
+        """Raises Refused."""
+        known = None
+        self._seek()
+        while known != self.changed:
+            known = set(self.changed)
+            self._count = 0
+            self._known.clear()
+            try:
+                self._pass()
+            except Refused:
+                if known == self.changed:
+                    raise  # else it may be a cache that was not known as one
+
+    def _seek(self) -> None:
+        """Finds what calls set, as far as it is written out: a cache is known before it is read."""
+        names = self._called_names().difference(FIRST)
+        found = [one for name in names for one in self.methods.get(name, ())]
+        found += [one for name, one in self.functions.items() if name in names]
+        for node in (node for one in found for node in ast.walk(one)):
+            if isinstance(node, ast.Assign) and not _is_right([node]):
+                for target in node.targets:
+                    if isinstance(target, ast.Attribute | ast.Subscript) and (
+                        place := self._place(target)
+                    ):
+                        self.changed.add(_root(place))
+
+    def _pass(self) -> None:
+        for name in sorted(self._called_names(), key=lambda one: one != "forward"):
+            for node in self.methods.get(name, ()):
+                self._root(node)
+            if name in self.functions and not self.parts.is_kernel(self.functions[name]):
+                self._root(self.functions[name])
+        for node in (*self.parts.statements, *self.functions.values()):
+            self._lambdas(node)
+
+    def _called_names(self) -> set[str]:
+        """Names of the functions and methods that a constructor or a call comes to."""
+        found = {*FIRST, "forward", "__call__", "__len__", "backward"}
+        pending = [*found]
+        while pending:
+            name = pending.pop()
+            if name in FIRST:
+                continue  # what these call is followed as they call it
+            function = self.functions.get(name)
+            for node in (*self.methods.get(name, ()), *([function] if function else ())):
+                for one in ast.walk(node):
+                    used = one.attr if isinstance(one, ast.Attribute) else ""
+                    used = one.id if isinstance(one, ast.Name) else used
+                    if used not in found and (used in self.methods or used in self.functions):
+                        found.add(used)
+                        pending.append(used)
+        return found
+
+    def _root(self, node: ast.FunctionDef) -> None:
+        """Follows a function as others may call it."""
+        self.filled = set[str]()
+        self._is_first = node.name in FIRST
+        self._is_lax = node.name in ("backward", "setup_context")
+        self._frame = Frame({})
+        self._called(node, {}, None)
+        self._is_first = self._is_lax = False
+
+    def _lambdas(self, node: ast.AST) -> None:
+        """Follows those of decorators and of statements at the top."""
+        parts = node.decorator_list if isinstance(node, ast.FunctionDef) else [node]
+        for one in (one for part in parts for one in ast.walk(part)):
+            if isinstance(one, ast.Lambda):
+                self.filled, self._frame = set[str](), Frame({})
+                self._called(one, {}, None)
+
+    # Calls
+
+    def _called(self, node: Function, given: Names, outer: Frame | None) -> Seen:
+        """The result of a function with these arguments; others are new."""
+        if self._active.count(node) > 1:
+            return NOTHING  # it calls itself, and was followed
+        if len(self._active) > MAX_NESTED:
+            raise Refused(node, "host code has too many calls in each other")
+        arguments = node.args
+        everything = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        everything += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+        known: Names = {"self": NOTHING, "cls": NOTHING} | _lasting(node) | given
+        names = {one.arg: known.get(one.arg, NEW) for one in everything}
+        if outer is not None or self._asked:
+            return self._followed(node, names, outer)
+        key = node, self._is_first, frozenset(self.filled), frozenset(names.items())
+        if key in self._known:
+            found, self.filled = self._known[key][0], set(self._known[key][1])
+            return found
+        found = self._followed(node, names, outer)
+        self._known[key] = found, set(self.filled)
+        return found
+
+    def _followed(self, node: Function, names: Names, outer: Frame | None) -> Seen:
+        before, self._frame = self._frame, Frame(names, outer)
+        self._active.append(node)
+        try:
+            if isinstance(node, ast.Lambda):
+                return self._value(node.body)
+            is_ended = self._block(node.body)
+            if not is_ended:
+                self._pay(node)
+            return Seen().joined(self._frame.result)
+        finally:
+            self._active.pop()
+            self._frame = before
+
+    def _methods(self, name: str) -> list[Closure]:
+        return [(one, None) for one in self.methods.get(name, ())]
+
+    def _own(self, node: ast.Call, functions: Sequence[Closure], *, is_method: bool) -> Seen:
+        """The result of a call of one of these functions of the host."""
+        given = [self._value(one) for one in node.args]
+        named = {one.arg: self._value(one.value) for one in node.keywords}
+        results: list[Seen] = []
+        for function, outer in functions:
+            names = [*function.args.posonlyargs, *function.args.args]
+            is_plain = any("static" in ast.unparse(one) for one in _decorators(function))
+            skipped = is_method and not is_plain
+            pairs = zip((one.arg for one in names[skipped:]), given, strict=False)
+            arguments = dict(pairs) | {name: one for name, one in named.items() if name}
+            for rest in (function.args.vararg, function.args.kwarg):
+                if rest is not None:
+                    arguments[rest.arg] = Seen().joined([*given, *named.values()])
+            results.append(self._called(function, arguments, outer))
+        return Seen().joined(results)
+
+    # Statements: true if a block ends its function
+
+    def _block(self, body: Sequence[ast.stmt]) -> bool:
+        ends = [self._statement(one) for one in body]  # every one is followed
+        return any(ends)
+
+    def _statement(self, node: ast.stmt) -> bool:
+        self._step(node)
+        match node:
+            case ast.Return():
+                if node.value is not None:
+                    self._frame.result.append(self._value(node.value))
+                self._pay(node)
+                return True
+            case ast.Raise():
+                return True
+            case ast.Assert():
+                self._test(node.test)
+            case ast.Assign(targets=[ast.Attribute() as one]) if _bare(node.value) == ast.unparse(
+                one
+            ):
+                self._value(node.value)  # put right, as `x = x.contiguous()` does
+            case ast.Assign(targets=[ast.Attribute(attr="data" | "block_shape" as name)]) if (
+                self._is_first or name == "block_shape"  # of a descriptor, in a hook
+            ):
+                self._value(node.value)
+            case ast.Assign(targets=[ast.Name() as one]) if place := self._place(node.value):
+                value = self._kept(node.value, place, is_read=False)  # where it is used, it is
+                self._store(one, value)
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)) if len(
+                targets
+            ) == len(values):
+                for target, one in zip(targets, [self._value(one) for one in values], strict=True):
+                    self._store(target, one)
+            case ast.Assign():
+                value = self._value(node.value)
+                for target in node.targets:
+                    self._store(target, value)
+            case ast.AnnAssign(value=ast.expr() as made):
+                self._store(node.target, self._value(made))
+            case ast.AugAssign():
+                self._update(node)
+            case ast.If():
+                return self._if(node)
+            case ast.For():
+                self._loop(node.target, node.iter)
+                self._repeated(node.body)
+                return self._block(node.orelse)
+            case ast.While():
+                self._require_free(node, *self._test(node.test))
+                self._repeated(node.body)
+            case ast.With():
+                for one in node.items:
+                    value = self._value(one.context_expr)
+                    if one.optional_vars is not None:
+                        self._store(one.optional_vars, value)
+                return self._block(node.body)
+            case ast.FunctionDef():
+                self._frame.names[node.name] = Seen(function=(node, self._frame))
+                if not self.parts.is_kernel(node):
+                    self._aside(node)
+            case ast.Global():
+                self._frame.shared |= {*node.names}
+            case ast.Delete():
+                for one in node.targets:
+                    if not isinstance(one, ast.Name):
+                        self._change(one, one)
+            case ast.Expr():
+                self._value(node.value)
+            case _:
+                pass
+        return False
+
+    def _aside(self, node: Function) -> None:
+        """Follows a function that was made here, as others may call it."""
+        filled, first = set(self.filled), self._is_first
+        self._is_first = False
+        self._called(node, {}, self._frame)
+        self.filled, self._is_first = filled, first
+
+    def _repeated(self, body: Sequence[ast.stmt]) -> None:
+        """A loop: what a turn has filled is whole after it. Followed twice, since a turn sees what
+        the one before has made."""
+        before = set(self.filled)
+        for _ in range(2):
+            self.filled = set(before)
+            self._block(body)
+        self.filled = before | {_root(one) for one in self.filled - before}
+
+    def _if(self, node: ast.If) -> bool:
+        places, facts = self._test(node.test)
+        if places:
+            return self._fill(node, places)
+        if facts and not (_is_right(node.body) and _is_right(node.orelse)):
+            self._require_free(node, places, self._facts(node.test, facts))
+        names, filled = dict(self._frame.names), set(self.filled)
+        ends = self._block(node.body)
+        made, self._frame.names = self._frame.names, names
+        first, self.filled = self.filled, filled
+        other_ends = self._block(node.orelse)
+        self.filled = first if other_ends else self.filled if ends else self.filled & first
+        for name, one in made.items() if not ends else ():
+            known = self._frame.names.get(name)
+            both = one if known is None or other_ends else known.joined([one])
+            is_new = one.is_new and (known is None or other_ends or known.is_new)
+            self._frame.names[name] = replace(both, is_new=is_new)
+        return ends and other_ends
+
+    def _fill(self, node: ast.If, places: set[str]) -> bool:
+        """A branch that asks for what an earlier call has kept: one side of it makes that, the
+        other one takes it as it is."""
+        is_hit = self._is_hit(node.body, places)
+        hit, made = (node.body, node.orelse) if is_hit else (node.orelse, node.body)
+        if not self._is_hit(hit, places) or (is_hit and not made and not _ends(hit)):
+            name = sorted(places)[0]
+            raise Refused(
+                node, f"host code decides by {name}, which an earlier call set; {KEPT_WORDS}"
+            )
+        before, names = set(self.filled), dict(self._frame.names)
+        self.filled |= places
+        taken_ends = self._block(hit)
+        taken = {name for name, one in self._frame.names.items() if names.get(name) != one}
+        self.filled = before
+        if not made:
+            self._frame.owed |= places
+            return False
+        ends = self._block(made)
+        if not ends or not isinstance(made[-1], ast.Raise):
+            self._require_filled(node, places)
+        self.filled |= places
+        for name in bound_names(ast.Module([*made], [])) & {*self._frame.names}:
+            if name not in taken and not names.get(name, NOTHING).places & places:
+                self._frame.names[name] = Seen(of=f"{name}, which a first call makes", is_fact=True)
+        return ends and taken_ends
+
+    def _is_hit(self, body: Sequence[ast.stmt], places: set[str]) -> bool:
+        """True if a block does nothing but take what was kept."""
+        roots = {_root(one) for one in places}
+        for one in body:
+            match one:
+                case ast.Return(value=ast.expr() as value):
+                    pass
+                case ast.Assign(targets=[ast.Name()], value=value):
+                    pass
+                case ast.Pass() | ast.Expr(value=ast.Constant()):
+                    continue
+                case _:
+                    return False
+            parts = value.elts if isinstance(value, ast.Tuple) else [value]
+            found = [self._place(part) for part in parts]
+            if not all(place is not None and _root(place) in roots for place in found):
+                return False
+        return True
+
+    def _pay(self, node: ast.AST) -> None:
+        """The end of a function: what it has asked for is kept by now."""
+        self._require_filled(node, self._frame.owed)
+
+    def _require_filled(self, node: ast.AST, places: Iterable[str]) -> None:
+        for place in sorted(places):
+            if not self._is_filled(place):
+                raise Refused(node, f"host code asks for {place} and does not set it; {KEPT_WORDS}")
+
+    # Places
+
+    def _place(self, node: ast.expr) -> str | None:
+        """The place of a value from call to call: `self.x`, `self.cache[key]`, `table`."""
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner), attr=name):
+                is_own = owner in ("self", "cls") or owner in self.parts.class_names
+                is_method = name in self.methods
+                return f"self.{name}" if is_own and not is_method else None
+            case ast.Name(id=name):
+                found = self._frame.find(name) if name not in self._frame.shared else None
+                if found is not None:
+                    return next(iter(sorted(found.places)), None)
+                is_own = name in self.parts.own and name not in self.functions
+                return name if is_own and name not in self.parts.class_names else None
+            case ast.Subscript(value=owner, slice=key):
+                place = self._place(owner)
+                return None if place is None else f"{place}[{ast.unparse(key)}]"
+            case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[key, *_]):
+                place = self._place(owner)
+                return None if place is None else f"{place}[{ast.unparse(key)}]"
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[owner, name, *_]):
+                is_own = isinstance(owner, ast.Name) and owner.id == "self"
+                text = name.value if isinstance(name, ast.Constant) else "*"
+                return f"self.{text}" if is_own else None
+            case _:
+                return None
+
+    def _is_filled(self, place: str) -> bool:
+        return any(place == one or place.startswith(f"{one}[") for one in self.filled)
+
+    def _is_lasting(self, place: str) -> bool:
+        """True if calls may change what is there. A tensor in it is seen by the judge."""
+        root = _root(place)
+        if root.removeprefix("self.") in self.parts.tensors:
+            return False
+        return root in self.changed and not self._is_filled(place) and not self._is_made(root)
+
+    def _is_made(self, root: str) -> bool:
+        """True for an attribute of the instance that this constructor makes."""
+        is_own = root.startswith("self.") and root.removeprefix("self.") not in self.parts.shared
+        return self._is_first and is_own
+
+    def _read(self, node: ast.AST, place: str) -> None:
+        if not self._is_lasting(place):
+            return
+        if self._asked:
+            self._asked[-1][0].add(place)
+            return
+        raise Refused(node, f"host code reads {place}, which an earlier call set; {KEPT_WORDS}")
+
+    def _set(self, node: ast.AST, place: str, value: Seen) -> None:
+        root = _root(place)
+        if root.removeprefix("self.") in self.parts.tensors and place != root:
+            return
+        if self._is_made(root):
+            self.filled.add(place)
+            return
+        if value.of:
+            raise Refused(node, f"host code keeps {value.of} in {place}; {KEPT_WORDS}")
+        self.changed.add(root)
+        self.filled.add(place)
+        for name, one in self._frame.names.items():
+            if place in one.places:  # what it was before
+                self._frame.names[name] = Seen(of=f"{name}, an earlier call's", is_fact=True)
+
+    def _change(self, node: ast.AST, target: ast.expr) -> None:
+        """A change of a list or dict, by what it has."""
+        if isinstance(target, ast.Name) and self._frame.names.get(target.id, NOTHING).is_list:
+            return  # a list of this call, whatever is in it
+        place = self._place(target)
+        if place is not None and self._is_made(_root(place)):
+            return
+        if place is not None and _root(place).removeprefix("self.") in self.parts.tensors:
+            return
+        if place is None and self._is_new(target):
+            return
+        name = ast.unparse(target)
+        raise Refused(
+            node, f"host code changes {name}, which may last from call to call; {KEPT_WORDS}"
+        )
+
+    def _is_new(self, target: ast.expr) -> bool:
+        """True for what this call has made, and no call around it."""
+        while isinstance(target, ast.Subscript | ast.Attribute | ast.Call):
+            target = target.func if isinstance(target, ast.Call) else target.value
+        name = target.id if isinstance(target, ast.Name) else ""
+        return self._frame.names.get(name, NOTHING).is_new
+
+    def _store(self, target: ast.expr, value: Seen) -> None:
+        match target:
+            case ast.Name(id=name) if name not in self._frame.shared:
+                self._frame.names[name] = value
+                word = re.compile(rf"\[.*\b{name}\b")
+                self.filled = {one for one in self.filled if not word.search(one)}
+            case ast.Tuple(elts=elts) | ast.List(elts=elts):
+                for one in elts:
+                    self._store(one, replace(value, is_new=False, function=None))
+            case ast.Starred(value=one):
+                self._store(one, value)
+            case ast.Attribute(value=ast.Name(id="ctx")):
+                pass
+            case ast.Subscript(value=owner):
+                self._value(target.slice)
+                place = self._place(target)
+                if isinstance(owner, ast.Name):
+                    known = self._frame.names.get(owner.id, NOTHING)
+                    place = None if known.is_list else place
+                if place is not None:
+                    self._set(target, place, value)
+                elif not (self._is_new(owner) and self._value(owner).is_new):
+                    self._change(target, owner)
+            case _:
+                place = self._place(target)
+                if place is None:
+                    raise Refused(target, f"host code sets {ast.unparse(target)}; {KEPT_WORDS}")
+                self._set(target, place, value)
+
+    def _update(self, node: ast.AugAssign) -> None:
+        value = self._value(node.value)
+        if isinstance(node.target, ast.Name) and node.target.id not in self._frame.shared:
+            known = self._frame.find(node.target.id) or NOTHING
+            if known.places and (value.is_list or self._has_arrays):
+                self._update_place(node, value)
+            seen = replace(known, function=None).joined([value])
+            self._frame.names[node.target.id] = replace(seen, places=known.places)
+        elif self._place(node.target) is None:
+            self._store(node.target, value.joined([self._value(node.target)]))
+        else:
+            self._update_place(node, value)
+
+    def _update_place(self, node: ast.AugAssign, value: Seen) -> None:
+        place = self._place(node.target)
+        assert place is not None
+        if _root(place).removeprefix("self.") in self.parts.tensors:
+            return
+        if not self._is_made(_root(place)):
+            self.changed.add(_root(place))
+        self._read(node, place)
+        self._set(node, place, value)
+
+    def _loop(self, target: ast.expr, source: ast.expr) -> None:
+        value = replace(self._value(source), is_new=False, is_list=False, function=None)
+        self._decided(source, [value])
+        match source:
+            case ast.Call(func=ast.Name(id="range")):
+                value = replace(value, is_plain=not value.of)
+            case ast.Call(func=ast.Name(id="enumerate")) if isinstance(target, ast.Tuple):
+                self._store(target.elts[0], PLAIN)
+                self._store(target.elts[1], value)
+                return
+            case _:
+                pass
+        self._store(target, value)
+
+    # Values
+
+    @contextmanager
+    def _asking(self) -> Generator[tuple[set[str], list[Seen]]]:
+        self._asked.append((set(), []))
+        try:
+            yield self._asked[-1]
+        finally:
+            self._asked.pop()
+
+    def _test(self, node: ast.expr) -> tuple[set[str], list[Seen]]:
+        """Places and facts that a test asks for."""
+        with self._asking() as (places, facts):
+            value = self._value(node)
+        if value.of:
+            facts.append(value)
+        return places, [] if self._is_lax else facts
+
+    def _facts(self, test: ast.expr, facts: Sequence[Seen]) -> Sequence[Seen]:
+        """The facts without those of gradients, where all tests of them are alike and have no more
+        than two answers: the judge has both."""
+        found = test.values if isinstance(test, ast.BoolOp) else [test]
+        texts = frozenset(one for one in map(ast.unparse, found) if one.endswith(GRADIENTS))
+        left = [one for one in facts if not one.of.endswith(GRADIENTS)]
+        is_and = not isinstance(test, ast.BoolOp) or isinstance(test.op, ast.And)
+        is_alike = self.parts.gradients in (frozenset(), texts) and is_and
+        if left or not is_alike or not all(one.of in texts and not one.places for one in facts):
+            return facts
+        self.parts.gradients = texts
+        return []
+
+    def _require_free(self, node: ast.AST, places: set[str], facts: Sequence[Seen]) -> None:
+        if places:
+            name = sorted(places)[0]
+            raise Refused(node, f"host code decides by {name}, an earlier call's; {KEPT_WORDS}")
+        if facts:
+            raise Refused(node, f"host code decides by {facts[0].of}; {FACTS_WORDS}")
+
+    def _decided(self, node: ast.AST, parts: Iterable[Seen]) -> Seen:
+        """The value of a comparison."""
+        facts = [one for one in parts if one.of]
+        if facts and self._asked:
+            self._asked[-1][1].extend(facts)
+        elif facts and not self._is_lax:
+            self._require_free(node, set(), facts)
+        return NOTHING
+
+    def _step(self, node: ast.AST) -> None:
+        self._count += 1
+        if self._count > MAX_CALLS:
+            raise Refused(node, "host code is too long to be followed")
+
+    def _value(self, node: ast.expr) -> Seen:
+        self._step(node)
+        if (place := self._place(node)) is not None:
+            return self._kept(node, place)
+        match node:
+            case ast.Name(id=name):
+                found = self._frame.find(name)
+                function = self.functions.get(name)
+                return found or Seen(function=None if function is None else (function, None))
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.Subscript(value=owner, slice=key):
+                index = self._value(key)
+                self._decided(node, [index])
+                found = self._value(owner)
+                is_new = found.is_new and not found.places
+                return replace(found.joined([index]), is_new=is_new, function=None)
+            case ast.Call():
+                return self._call(node)
+            case ast.Compare(left=left, comparators=others, ops=ops):
+                if isinstance(ops[0], ast.In | ast.NotIn) and (place := self._place(others[0])):
+                    others = []  # a cache is asked for the key
+                    self._read(node, f"{place}[{ast.unparse(left)}]")
+                parts = [self._value(one) for one in (left, *others)]
+                are_none = all(
+                    isinstance(one, ast.Constant) and one.value is None for one in others
+                )
+                is_none = are_none and all(isinstance(one, ast.Is | ast.IsNot) for one in ops)
+                return NOTHING if is_none else self._decided(node, parts)
+            case ast.BoolOp(values=values):
+                parts = [self._value(one) for one in values]
+                self._decided(node, parts)
+                return Seen().joined(parts)
+            case ast.UnaryOp(op=ast.Not(), operand=one):
+                return self._decided(node, [self._value(one)])
+            case ast.IfExp():
+                return self._chosen(node)
+            case ast.Lambda():
+                self._aside(node)
+                return Seen(function=(node, self._frame))
+            case ast.Constant():
+                return PLAIN
+            case ast.JoinedStr():
+                return self._text(node)
+            case ast.BinOp(left=ast.Constant(value=str()), op=ast.Mod()):
+                return self._text(node)
+            case ast.ListComp() | ast.GeneratorExp() | ast.DictComp():
+                return self._comprehension(node)
+            case ast.List() | ast.Dict() | ast.Set() | ast.Tuple() | ast.BinOp():
+                parts = [self._value(one) for one in _below(node)]
+                is_list = isinstance(node, ast.List | ast.Dict)
+                is_new = not isinstance(node, ast.Tuple)
+                made = Seen(is_new=is_new, is_list=is_list, is_plain=True).joined(parts)
+                return replace(made, places=frozenset()) if isinstance(node, ast.BinOp) else made
+            case _:
+                return replace(
+                    Seen().joined([self._value(one) for one in _below(node)]), is_new=True
+                )
+
+    def _kept(self, node: ast.expr, place: str, *, is_read: bool = True) -> Seen:
+        """The value at a place. The keys that lead to it are values of their own."""
+        if is_read:
+            self._read(node, place)
+        parts = node
+        while not isinstance(parts, ast.Name | ast.Attribute):
+            match parts:
+                case ast.Subscript(value=owner, slice=key):
+                    index = self._value(key)
+                case ast.Call(func=ast.Attribute(value=owner), args=[key, *rest]):
+                    index = Seen().joined([self._value(one) for one in (key, *rest)])
+                case ast.Call(args=[owner, key, *rest]):
+                    index = Seen().joined([self._value(one) for one in rest])
+                    if isinstance(owner, ast.Name):
+                        break
+                case _:
+                    break
+            self._decided(node, [index])
+            parts = owner
+        known = self._frame.find(parts.id) if isinstance(parts, ast.Name) else None
+        known = known or NOTHING
+        return replace(known, places=known.places | {place}, is_new=False)
+
+    def _text(self, node: ast.expr) -> Seen:
+        """A text that is made tells what surrounds a tensor in it."""
+        for one in _below(node):
+            self._value(one)
+        parts = [one.value for one in ast.walk(node) if isinstance(one, ast.FormattedValue)]
+        is_plain = isinstance(node, ast.JoinedStr) and all(
+            self._value(one).is_plain for one in parts
+        )
+        return PLAIN if is_plain else Seen(of="a text that is made", is_fact=True)
+
+    def _attribute(self, node: ast.Attribute) -> Seen:
+        found = self._value(node.value)
+        is_own = bool(found.places) or node.attr in self.parts.attributes
+        if node.attr in ASKED or (node.attr == "stride" and not is_own):
+            return Seen(of=ast.unparse(node), is_fact=node.attr != "stride")
+        if node.attr in ("device", "requires_grad"):
+            return Seen(of=ast.unparse(node), is_fact=True, places=found.places)
+        if node.attr == "type" and isinstance(node.value, ast.Attribute | ast.Name):
+            return replace(found, of="", is_fact=False)
+        return replace(found, is_new=found.is_new and node.attr in VIEWS, function=None)
+
+    def _chosen(self, node: ast.IfExp) -> Seen:
+        places, facts = self._test(node.test)
+        sides = (node.body, node.orelse)
+        if facts and len({_bare(one) for one in sides}) > 1:
+            self._require_free(node, places, self._facts(node.test, facts))
+        self._require_free(node, places, ())
+        found = [self._value(one) for one in sides]
+        are_plain = all(one.is_plain for one in found)
+        return replace(
+            Seen().joined(found), is_new=all(o.is_new for o in found), is_plain=are_plain
+        )
+
+    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.DictComp) -> Seen:
+        before, self._frame = self._frame, Frame({}, self._frame, self._frame.shared)
+        try:
+            for one in node.generators:
+                self._loop(one.target, one.iter)
+                for test in one.ifs:
+                    self._require_free(test, *self._test(test))
+            parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            is_list = not isinstance(node, ast.GeneratorExp)
+            return Seen(is_new=True, is_list=is_list).joined([self._value(one) for one in parts])
+        finally:
+            self._frame = before
+
+    def _call(self, node: ast.Call) -> Seen:
+        match node.func:
+            case ast.Name(id=name):
+                return self._call_name(node, name)
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+                return replace(self._arguments(node), places=frozenset(), is_new=True)
+            case ast.Attribute():
+                return self._call_attribute(node, node.func)
+            case ast.Subscript(value=kernel):
+                found = self._value(kernel)
+                given = [self._value(one) for one in _below(node)]
+                self._decided(node, [one for one in given if one.is_fact])
+                return Seen(of=found.of, is_fact=found.is_fact)
+            case _:
+                found = self._value(node.func)
+                if found.function is not None:
+                    return self._own(node, [found.function], is_method=False)
+                return self._arguments(node).joined([found])
+
+    def _passed(self, node: ast.Call) -> list[Seen]:
+        """The arguments of a call, but those that say where a result lies alone."""
+        named = [(one.arg, self._value(one.value)) for one in node.keywords]
+        return [
+            *(self._value(one) for one in node.args),
+            *(one for name, one in named if name not in SPECIFIC),
+        ]
+
+    def _arguments(self, node: ast.Call) -> Seen:
+        return Seen().joined(self._passed(node))
+
+    def _call_name(self, node: ast.Call, name: str) -> Seen:
+        found = self._frame.find(name)
+        own = self._value(ast.Name(name, ast.Load())).function
+        if own is not None:
+            return self._own(node, [own], is_method=False)
+        given = self._arguments(node)
+        if found is not None:
+            return given.joined([found])
+        if name == "get_raw_stream":
+            return Seen(of=ast.unparse(node))
+        if name in self.parts.aliases or name in self.parts.class_names:
+            return replace(given, places=frozenset(), is_new=True)
+        if name in ("type", "str", "repr", "format"):
+            return Seen(of=ast.unparse(node), is_fact=True)
+        if name in ("bool", "any", "all") and given.of:
+            return self._decided(node, [given])
+        if name in ("isinstance", "hasattr"):
+            return NOTHING
+        if name == "getattr":
+            owner, key = node.args[:2]
+            text = key.value if isinstance(key, ast.Constant) else "weight"
+            return self._attribute(ast.Attribute(owner, str(text), ast.Load()))
+        if name == "setattr" and not self._is_first:
+            raise Refused(node, f"host code calls setattr in a call; {KEPT_WORDS}")
+        if name in ("list", "dict", "set", "sorted", "tuple"):
+            return replace(given, is_new=True, is_list=True)
+        return replace(given, places=frozenset())
+
+    def _call_attribute(self, node: ast.Call, func: ast.Attribute) -> Seen:
+        name, owner = func.attr, func.value
+        is_module = isinstance(owner, ast.Name | ast.Attribute) and self._is_module(owner)
+        if is_module:
+            given = self._arguments(node)
+            if name == "device":
+                return NOTHING
+            if name in ("current_device", "is_grad_enabled"):
+                return Seen(of=ast.unparse(node), is_fact=True)
+            if name in ("get_device_properties", "get_device_capability"):
+                return NOTHING
+            if name in ("get_raw_stream", "_cuda_getCurrentRawStream"):
+                return Seen(of=ast.unparse(node))
+            kept = given.places if name in VIEWS else frozenset[str]()
+            return replace(given, places=kept, is_new=name not in VIEWS)
+        if name == "apply" and isinstance(owner, ast.Name) and owner.id in self.parts.class_names:
+            return self._own(node, self._methods("forward"), is_method=True)
+        if name in self.methods and name != "forward":
+            self._value(owner)
+            return self._own(node, self._methods(name), is_method=True)
+        if name in CHANGING and not self._is_first:
+            self._arguments(node)
+            self._change(node, owner)
+            return NOTHING
+        if name in CHANGING:
+            place = self._place(owner)
+            if place is not None and not self._is_made(_root(place)):
+                self._change(node, owner)
+            return replace(self._arguments(node), is_new=True)
+        if name in BUILDING and not self._is_first and name != "eval":
+            raise Refused(node, f"host code calls {ast.unparse(func)} in a call; {KEPT_WORDS}")
+        found = self._value(func)
+        if name in ASKED or name == "stride":
+            is_fact = name != "stride"
+            return Seen(of=ast.unparse(node), is_fact=is_fact) if found.of else found
+        given = self._passed(node)
+        if name in ("get", "index", "count", "__getitem__"):
+            self._decided(node, given)
+        if name in ("to", "cuda", "type"):
+            return replace(found, is_new=False)
+        if name in ("format", "join"):
+            return Seen(of="a text that is made", is_fact=True) if name == "format" else NOTHING
+        owned = self._value(owner)
+        made = Seen(of=owned.of, is_fact=owned.is_fact).joined(given)
+        is_view = name in VIEWS or name in ("values", "items", "keys", "copy")
+        places = owned.places if is_view else frozenset[str]()
+        return replace(made, places=places, is_new=not is_view or owned.is_new)
+
+    def _is_module(self, node: ast.expr) -> bool:
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        is_local = isinstance(node, ast.Name) and self._frame.find(node.id) is not None
+        return isinstance(node, ast.Name) and node.id in self.parts.aliases and not is_local
+
+
+def _lasting(node: Function) -> Names:
+    """Arguments with a list or a dict as their default."""
+    everything = [*node.args.posonlyargs, *node.args.args]
+    pairs = [*zip(reversed(everything), reversed(node.args.defaults), strict=False)]
+    pairs += [
+        (one, made)
+        for one, made in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        if made
+    ]
+    return {
+        one.arg: Seen(places=frozenset({f"the default of {one.arg}"}))
+        for one, made in pairs
+        if any(isinstance(part, ast.List | ast.Dict) for part in ast.walk(made))
+    }
+
+
+def _root(place: str) -> str:
+    return place.partition("[")[0]
+
+
+def _decorators(node: Function) -> Sequence[ast.expr]:
+    return node.decorator_list if isinstance(node, ast.FunctionDef) else ()
+
+
+def _below(node: ast.AST) -> list[ast.expr]:
+    found: list[ast.expr] = []
+    for one in ast.iter_child_nodes(node):
+        if isinstance(one, ast.expr):
+            found.append(one)
+        elif isinstance(one, ast.keyword):
+            found.append(one.value)
+    return found
+
+
+def _ends(body: Sequence[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], ast.Return)
+
+
+def _bare(node: ast.expr) -> str:
+    """A value without what puts it right: `x` for `x.contiguous()`."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=one, attr=name)) if name in MOVES:
+            return _bare(one)
+        case _:
+            return ast.unparse(node)
+
+
+def _is_right(body: Sequence[ast.stmt]) -> bool:
+    """True if a block ends the call by an error, or puts values right."""
+    if body and isinstance(body[-1], ast.Raise):
+        return True
+    for one in body:
+        match one:
+            case ast.Pass() | ast.Expr(value=ast.Call(func=ast.Attribute(attr="to" | "cuda"))):
+                pass
+            case ast.Assign(targets=[target], value=value):
+                lefts = target.elts if isinstance(target, ast.Tuple) else [target]
+                rights = value.elts if isinstance(value, ast.Tuple) else [value]
+                if [ast.unparse(left) for left in lefts] != [_bare(right) for right in rights]:
+                    return False
+            case ast.If():
+                if not (_is_right(one.body) and _is_right(one.orelse)):
+                    return False
+            case _:
+                return False
+    return True

@@ -1,0 +1,228 @@
+# pyright: strict
+"""Takes a candidate's source apart: what it imports and defines, and which of that can run."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from forge.evalpool.judge.trial.host_names import LIBRARIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"
+SCOPES = (
+    ast.FunctionDef | ast.ClassDef | ast.Lambda | ast.GeneratorExp | ast.ListComp | ast.DictComp
+)
+ALLOWED = (
+    "host code may name functions, layers and types of torch, shapes, strides and types of "
+    "tensors, parameters, triton, math and what it defines itself"
+)
+
+
+class Refused(Exception):
+    """The source has something that is in no list. The message names it."""
+
+    def __init__(self, node: ast.AST, message: str, *, is_whole: bool = False) -> None:
+        super().__init__(message)
+        self.line: int = getattr(node, "lineno", 0)
+        self.is_whole = is_whole
+        """True if the message says what cannot be judged."""
+
+
+def refusal(node: ast.AST, name: str, advice: str = ALLOWED) -> Refused:
+    """The error for a name."""
+    return Refused(node, f"host code names {name}; {advice}")
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of a source.
+
+    Attributes:
+        imports: Whole names, each with its statement.
+        aliases: Whole names of modules, and of what is imported of them, by the names that the
+            source gives them; two where an import that fails has another in its place.
+        statements: Statements at the top that are no definition.
+        functions: Functions at the top that something names that runs.
+        classes: Classes of that kind.
+        idle: Other definitions: their decorators, defaults and statements run alone.
+        own: Names that are bound at the top.
+        attributes: Names of attributes that classes set.
+        tensors: Those of parameters and buffers.
+        shared: Those that a class has, for all its instances.
+        gradients: The one test of `requires_grad` that `Flow` has found.
+    """
+
+    imports: list[tuple[str, ast.AST]] = field(default_factory=list[tuple[str, ast.AST]])
+    aliases: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    statements: list[ast.stmt] = field(default_factory=list[ast.stmt])
+    functions: list[ast.FunctionDef] = field(default_factory=list[ast.FunctionDef])
+    classes: list[ast.ClassDef] = field(default_factory=list[ast.ClassDef])
+    idle: list[Definition] = field(default_factory=list[Definition])
+    own: set[str] = field(default_factory=set[str])
+    attributes: set[str] = field(default_factory=set[str])
+    tensors: set[str] = field(default_factory=set[str])
+    shared: set[str] = field(default_factory=set[str])
+    gradients: frozenset[str] = frozenset()
+
+    @property
+    def class_names(self) -> set[str]:
+        """Names of the classes."""
+        return {one.name for one in self.classes}
+
+    def wholes(self, name: str, rest: str) -> list[str]:
+        """Whole names of a dotted name; none if it begins with no module's."""
+        return [f"{path}.{rest}" if rest else path for path in self.aliases.get(name, ())]
+
+    def is_kernel(self, node: ast.FunctionDef) -> bool:
+        """True for a function that Triton compiles."""
+        made = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
+        texts = (ast.unparse(one).partition(".") for one in made)
+        return any("triton.jit" in self.wholes(name, rest) for name, _, rest in texts)
+
+    def modules_of(self, node: ast.Assign) -> set[str]:
+        """Modules that get another name: `libdevice = tl.math`."""
+        name, _, rest = ast.unparse(node.value).partition(".")
+        return {one for one in self.wholes(name, rest) if one in LIBRARIES}
+
+    def take_import(self, node: ast.AST) -> None:
+        """Notes what a statement imports."""
+        pairs: list[tuple[str, str]] = []
+        if isinstance(node, ast.ImportFrom):
+            owner = "." * node.level + (node.module or "")
+            pairs = [(f"{owner}.{one.name}", one.asname or one.name) for one in node.names]
+        elif isinstance(node, ast.Import):
+            for one in node.names:
+                name = one.name.split(".")[0]
+                pairs.append((one.name, one.asname) if one.asname else (name, name))
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            pairs = [(path, node.targets[0].id) for path in self.modules_of(node)]
+        for path, name in pairs:
+            self.aliases.setdefault(name, set()).add(path)
+            self.imports.append((path, node))
+
+    def take_class(self, node: ast.ClassDef) -> None:
+        """Notes a class, those in it, and its attributes."""
+        self.classes.append(node)
+        for statement in node.body:
+            match statement:
+                case ast.ClassDef():
+                    self.attributes.add(statement.name)
+                    self.take_class(statement)
+                case ast.FunctionDef(name=name):
+                    self.attributes.add(name)
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)])
+                    | ast.AnnAssign(target=ast.Name(id=name))
+                ):
+                    self.attributes.add(name)
+                    self.shared.add(name)
+                case _:
+                    pass
+        for one in ast.walk(node):
+            match one:
+                case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                    self.attributes.add(name)
+                case ast.Call(
+                    func=ast.Attribute(attr="register_buffer" | "register_parameter"),
+                    args=[ast.Constant(value=str() as name), *_],
+                ):
+                    self.tensors.add(name)
+                case ast.Assign(
+                    targets=[ast.Attribute(value=ast.Name(id="self"), attr=name)],
+                    value=ast.Call(func=ast.Attribute(attr="Parameter") | ast.Name(id="Parameter")),
+                ):
+                    self.attributes.add(name)
+                    self.tensors.add(name)
+                case _:
+                    pass
+
+
+def parts_of(tree: ast.Module, entry_point: str) -> Parts:
+    """The parts of a source. Raises Refused where the body of `__name__ == "__main__"` sets what
+    other parts name."""
+    parts = Parts()
+    for node in ast.walk(tree):
+        parts.take_import(node)
+    defined: dict[str, list[Definition]] = {}
+    guarded = set[str]()
+    for statement in tree.body:
+        match statement:
+            case ast.FunctionDef() | ast.ClassDef():
+                defined.setdefault(statement.name, []).append(statement)
+            case ast.Assign() if parts.modules_of(statement):
+                pass
+            case ast.If(test=ast.Compare(left=ast.Name(id="__name__")), orelse=[]):
+                parts.statements += statement.body
+                guarded |= bound_names(ast.Module(statement.body, []))
+            case _:
+                parts.statements.append(statement)
+    parts.own = {*bound_names(tree), *defined}
+    reached = _reached(parts.statements, defined, entry_point)
+    for one in (one for each in defined.values() for one in each):
+        if one.name not in reached:
+            parts.idle.append(one)
+            continue
+        for node in ast.walk(one):
+            if isinstance(node, ast.Name) and node.id in guarded:
+                raise refusal(node, node.id, "it is set where __name__ is asked for")
+        if isinstance(one, ast.ClassDef):
+            parts.take_class(one)
+        else:
+            parts.functions.append(one)
+    return parts
+
+
+def _reached(
+    statements: list[ast.stmt], defined: dict[str, list[Definition]], entry_point: str
+) -> set[str]:
+    """Names of the definitions that run: the entry point, and what it and the statements at the
+    top name."""
+    reached = {entry_point}
+    pending: list[ast.AST] = [*statements, *defined.get(entry_point, ())]
+    for one in (one for each in defined.values() for one in each):
+        pending += one.decorator_list
+        if isinstance(one, ast.FunctionDef):
+            pending.append(one.args)
+        else:
+            pending += (each for each in one.body if not isinstance(each, ast.FunctionDef))
+    while pending:
+        for node in ast.walk(pending.pop()):
+            if isinstance(node, ast.Name) and node.id in defined and node.id not in reached:
+                reached.add(node.id)
+                pending += defined[node.id]
+    return reached
+
+
+def bound_names(scope: ast.AST) -> frozenset[str]:
+    """Names that a function, or another scope, binds itself."""
+    found, shared = set[str](), set[str]()
+    if isinstance(scope, ast.FunctionDef | ast.Lambda):
+        given = scope.args
+        everything = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        found = {one.arg for one in everything if one is not None}
+    if isinstance(scope, ast.GeneratorExp | ast.ListComp | ast.DictComp):
+        targets = (node for one in scope.generators for node in ast.walk(one.target))
+        return frozenset(node.id for node in targets if isinstance(node, ast.Name))
+    for node in _within(scope):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.FunctionDef(name=name):
+                found.add(name)
+            case ast.ClassDef(name=name) | ast.ExceptHandler(name=str() as name):
+                found.add(name)
+            case ast.Global(names=names):
+                shared |= {*names}
+            case _:
+                pass
+    return frozenset(found - shared)
+
+
+def _within(scope: ast.AST) -> Iterator[ast.AST]:
+    """Nodes of a scope that are in no scope of their own."""
+    for child in ast.iter_child_nodes(scope):
+        yield child
+        if not isinstance(child, SCOPES):
+            yield from _within(child)

@@ -1,0 +1,346 @@
+"""Host code names what decides nothing but by its arguments, and keeps nothing but caches."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import pytest
+import torch
+import triton.language
+from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.jit import JITFunction
+
+from forge.config.schema import ProblemsTable
+from forge.data.generator import answer, generate_problems
+from forge.evalpool.judge.trial import host_names
+from forge.evalpool.judge.trial.host_code import HostCode, host_code
+from tests.evalpool.benches import HEAD as PLAIN_HEAD
+from tests.evalpool.benches import RELU_KERNEL
+from tests.evalpool.capture.corpus import CORPUS
+from tests.evalpool.trial.host_codes import CODES, HEAD
+
+MODEL = """
+NUMBERS = []
+made = 0
+
+
+def helper(x, seen=[]):
+    {helper}
+    return x
+
+
+class Other(nn.Module):
+    shared = {{}}
+
+    def __init__(self):
+        super().__init__()
+        self.data_of_mine, self.calls = [0], None
+
+    def forward(self, x):
+        return x
+
+
+class ModelNew(nn.Module):
+    num_made = 0
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.n, self.seen = nn.Parameter(torch.ones(8)), 0, None
+        self.log, self.other, self.numbers, self.fun = [], Other(), [0], lambda x: x
+        self.a = self.b = self.c = None
+        self.register_buffer("steps", torch.zeros(()))
+        {init}
+
+    def forward(self, x):
+        y, cheap, fast = torch.empty_like(x), False, True
+        {line}
+        kernel[(4,)](x, x, y, x.numel(), x.stride(0), BLOCK=64, FAST=cheap)
+        return y
+"""
+
+
+def read(
+    line: str = "pass", *, init: str = "pass", helper: str = "pass", before: str = ""
+) -> HostCode:
+    """The findings about a model with these lines."""
+    code = MODEL.format(
+        line=line.replace("\n", "\n        "),
+        init=init.replace("\n", "\n        "),
+        helper=helper.replace("\n", "\n    "),
+    )
+    return host_code(HEAD + before + code, entry_point="ModelNew")
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_usual_host_code_is_judged(name: str) -> None:
+    assert host_code(HEAD + CODES[name], entry_point="ModelNew").fault == ""
+
+
+UNLIKE = {"fused_softmax_of_the_tutorial", "prepacked_weights_and_events", "launch_options"}
+UNLIKE |= {"inductor_output_with_kernels_as_text"}
+"""They ask a compiled kernel, a stream, or run a text."""
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_host_code_of_the_captures_corpus_is_judged(name: str) -> None:
+    asked, code = CORPUS[name]
+    found = host_code(code, entry_point=asked.get("entry_point", "ModelNew"))
+    assert bool(found.fault) == (name in UNLIKE), found.fault
+
+
+def test_the_tests_model_is_judged() -> None:
+    found = read()
+    assert (found.fault, found.is_shareable, found.modes) == ("", True, ())
+
+
+NAMES = [
+    "os.environ", "sys.argv", "time.time()", "threading.active_count()", "gc.isenabled()",
+    "random.random()", "inspect.stack()", "__import__('os')", "globals()", "locals()", "vars(self)",
+    "dir(x)", "id(x)", "hash('a')", "open('f')", "exec('')", "eval('1')", "__name__",
+    "torch.initial_seed()", "torch.get_num_threads()", "torch.is_autocast_enabled()",
+    "torch.backends.cudnn.benchmark", "torch.backends.cuda.matmul.allow_tf32",
+    "torch.get_default_dtype()", "torch.is_anomaly_enabled()", "torch.compiler.is_compiling()",
+    "torch.cuda.memory_allocated()", "torch.cuda.device_count()", "torch.cuda.current_stream()",
+    "torch.distributed.is_initialized()", "torch.autograd._profiler_enabled()", "torch.__version__",
+    "torch.nn.modules.module._global_forward_hooks", "torch.random.initial_seed()", "torch.hub",
+    "torch.manual_seed(1)", "torch.get_rng_state()", "torch.utils.data.get_worker_info()",
+    "torch.Generator()",
+    "torch.nn.functional.importlib", "F.torch.initial_seed()", "torch", "getattr(torch, 'hub')",
+    "triton.__version__", "triton.runtime.driver", "tl.core.os", "math.__loader__", "triton.knobs",
+    "x.grad", "x.grad_fn", "x.is_leaf", "x._version", "x._base", "x.names", "x.is_inference()",
+    "x.untyped_storage()", "x._backward_hooks", "x.is_pinned()", "x.__class__", "x.get_device()",
+    "self._forward_hooks", "self._is_replica", "self.__dict__", "self.__class__",
+    "super().__repr__()",
+    "getattr(self, '_forward_hooks')", "getattr(x, 'grad')", "hasattr(self, '_is_replica')",
+    "getattr(self, x)", "getattr(self, f'{x}')", "isinstance(x, nn.Parameter)",
+    "Other.__subclasses__()",
+    "kernel.cache", "kernel.fn", "kernel.warmup", "self.fun.__globals__", "helper.__code__",
+    "(lambda: 0).__closure__", "sizes.cache_info()", "list({'a', 'b'})[0]", "[*zip(x)][0].gi_frame",
+    "'{0.__class__}'.format(x) == ''", "[y := 1]",
+]  # fmt: skip
+FACTS = [
+    "x.is_contiguous()", "x.stride(0) != 64", "x.storage_offset() > 0", "x.data_ptr() % 16 == 0",
+    "x.device.index != 0", "x.device != torch.device('cuda:0')", "torch.cuda.current_device() != 0",
+    "type(x) is torch.Tensor", "'grad' in f'{x}'", "len(str(x)) > 9", "'grad' in '%s' % x",
+    "repr(x)",
+    "bool(x.is_contiguous())", "int(x.is_contiguous())", "x.is_contiguous() and fast",
+    "not x.is_contiguous()", "{1: 2}.get(x.stride(0))", "[1, 2][x.stride(0) // 65]",
+    "True if x.is_contiguous() else False", "any(x.is_contiguous() for _ in range(1))",
+    "len([1 for _ in range(x.stride(0) - 64)]) > 0", "torch.empty(x.stride(0)).shape[0] > 64",
+    "(lambda s: s > 64)(x.stride(0))", "max(x.stride()) > 64", "x.stride() == (64, 1)",
+    "x.requires_grad", "self.weight.requires_grad", "torch.is_grad_enabled() or x.requires_grad",
+    "x.stride.__self__", "getattr(x, 'stride')(0) > 64", "[x.stride][0](0) > 64",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES + FACTS)
+def test_what_tells_of_the_process_or_the_caller_decides_nothing(name: str) -> None:
+    imports = "import os, sys, time, threading, gc, random, inspect\n"
+    sized = "from functools import lru_cache\n@lru_cache\ndef sizes(n):\n    return n\n"
+    found = read(f"cheap = {name}", before=imports + sized)
+    assert found.fault.startswith("cannot be judged: ")
+    assert found.line > 0
+    assert read("pass", before=imports + sized).fault == ""
+
+
+STATE = [
+    "self.n = self.n + 1\ncheap = self.n > 200",
+    "self.n += 1\ncheap = self.n > 200",
+    "self.n, cheap = self.n + 1, self.n > 200",
+    "self.log.append(1)\ncheap = len(self.log) > 200",
+    "log = self.log\nlog.append(1)\ncheap = len(log) > 200",
+    "log = self.log\nlog += [1]\ncheap = len(log) > 200",
+    "self.numbers[0] += 1\ncheap = self.numbers[0] > 200",
+    "for one in [self.numbers]: one[0] += 1\ncheap = self.numbers[0] > 200",
+    "(one,) = (self.numbers,)\none[0] = one[0] + 1\ncheap = one[0] > 200",
+    "self.other.data_of_mine[0] += 1\ncheap = self.other.data_of_mine[0] > 200",
+    "self.other.calls = 1",
+    "ModelNew.num_made += 1\ncheap = ModelNew.num_made > 200",
+    "Other.shared[len(Other.shared)] = 1\ncheap = len(Other.shared) > 200",
+    "NUMBERS.append(1)\ncheap = len(NUMBERS) > 200",
+    "NUMBERS[len(NUMBERS):] = [1]",
+    "global made\nmade += 1\ncheap = made > 200",
+    "setattr(self, 'n', getattr(self, 'n') + 1)",
+    "self.seen, cheap = x.shape[0], self.seen != x.shape[0]",
+    "cheap = self.a is not None\nself.a = True",
+    "if self.a is None: self.a = True\nelif self.b is None: self.b = True\nelse: cheap = True",
+    "if self.b is not None: cheap = True\nif self.a is None: self.a = self.b = True",
+    "if self.a is None:\n    self.a, cheap = 1, False\nelse: cheap = True",
+    "old = self.a\nself.a = 0\nself.b = old",
+    "old = self.a\nself.a = 0\ncheap = old",
+    "cheap = True\nif self.a is None:\n    self.a, cheap = 1, False",
+    "while self.a is None: self.a = 1",
+    "cheap = self.a if self.a is not None else False\nself.a = True",
+    "del self.log[0]",
+    "self.register_buffer('more', x)",
+    "self.train(not self.training)",
+    "self.requires_grad_(False)",
+    "self.training = False",
+    "self.layout = x.stride(0)",
+    "def count(): nonlocal cheap\ncount()",
+    "try: x.fill_(1)\nexcept RuntimeError: cheap = True",
+    "self.weight.hidden = 1",
+    "kernel.seen = 1",
+    "yield x",
+]
+
+
+@pytest.mark.parametrize("lines", STATE)
+def test_what_a_call_keeps_is_a_cache(lines: str) -> None:
+    assert read(lines).fault.startswith("cannot be judged: ")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "if self.a is None: self.a = self.weight.t().contiguous()\ny = self.a",
+        "if self.a is None or self.a.shape != x.shape: self.a = torch.empty_like(x)\nx = self.a",
+        "if self.a is None or self.a.device != x.device: self.a = torch.empty_like(x)\nx = self.a",
+        "if not hasattr(self, 'p'):\n    w = self.weight * 2\n    self.p = w\ny = self.p",
+        "if self.a is not None: w = self.a\nelse:\n    w = self.weight * 2\n    self.a = w\nx = w",
+        "self.a = x.shape[0]\ncheap = self.a == 4",
+        "self.steps += 1\nself.steps.add_(1)\nself.steps[...] = 0",
+        "rows = []\nfor i in range(4): rows.append(x[i])\ny[0] = rows[0]\ny[1:] += 1",
+        "if not x.is_contiguous(): x = x.contiguous()",
+        "x = x if x.is_contiguous() else x.contiguous()",
+        "assert x.stride(-1) == 1, f'{x.stride()}'",
+        "if x.device != self.weight.device: self.weight.data = self.weight.data.to(x.device)",
+        "if x.stride(0) < x.stride(1): raise ValueError(type(x).__name__)",
+        "n = self.n\nn += 1\ncheap = n > 4",
+        "cheap = fast and x.shape[0] in (4, 8) and x.device.type == 'cuda'",
+        "a, b = (torch.empty((), device=x.device) for _ in range(2))",
+        "w = {f'b{i}': i for i in range(3)}[f'b{1}']",
+        "x = helper(x)",
+    ],
+)
+def test_caches_and_what_puts_a_tensor_right_are_judged(lines: str) -> None:
+    assert read(lines).fault == ""
+
+
+@pytest.mark.parametrize(
+    ("init", "helper", "before"),
+    [
+        ("ModelNew.num_made += 1", "", ""),
+        ("NUMBERS.append(1)", "", ""),
+        ("self.it = iter(range(9))", "", ""),
+        ("self.it = (i for i in range(9))", "", ""),
+        ("self.it = zip(range(9), range(9))", "", ""),
+        ("self.fun = lambda x: NUMBERS.append(1)", "", ""),
+        ("seen = []\nself.fun = lambda x: seen.append(1)", "", ""),
+        ("", "seen.append(1)", ""),
+        ("", "seen[0] = 1 + seen[0]", ""),
+        ("", "", "class Meta(type):\n    pass\nclass Odd(metaclass=Meta):\n    pass\nOdd()\n"),
+        ("", "", "@sys.settrace\ndef hook(): pass\nimport sys\n"),
+        ("", "", "def odd(x: exec('')): pass\n"),
+        ("", "", "def odd(x=exec('')): pass\n"),
+        ("", "", "class Odd:\n    exec('')\n"),
+        ("", "", "from torch import *\n"),
+        ("self.k = NUMBERS[0]", "", "if __name__ == '__main__':\n    NUMBERS = [1]\n"),
+        ("", "", "try:\n    import os\n    FAST = os.environ\nexcept ImportError:\n    pass\n"),
+        ("", "", "torch.manual_seed = None\n"),
+        ("", "", "len = 3\n"),
+    ],
+)
+def test_no_other_place_keeps_a_count_or_names_more(init: str, helper: str, before: str) -> None:
+    found = read("x = helper(x)", init=init or "pass", helper=helper or "pass", before=before)
+    assert found.fault.startswith("cannot be judged: ")
+
+
+METHODS = [
+    "__setstate__(self, state)", "__getattr__(self, name)", "load_state_dict(self, state)",
+    "train(self, mode=True)", "to(self, device)", "_apply(self, fn)", "state_dict(self)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_class_defines_no_method_that_torch_calls(method: str) -> None:
+    code = HEAD + MODEL.format(line="pass", init="pass", helper="pass")
+    found = host_code(code + f"\n    def {method}:\n        pass\n", entry_point="ModelNew")
+    assert method.partition("(")[0] in found.fault
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.is_grad_enabled()", "os.getpid()", "tl.core.os", "x.requires_grad", "x._x"]
+)
+def test_a_kernels_names_are_pythons(name: str) -> None:
+    kernel = f"import os\n@triton.jit\ndef odd(x):\n    if {name}:\n        pass\n"
+    assert read("odd[(1,)](x)", before=kernel).fault.startswith("cannot be judged: ")
+
+
+def test_training_and_gradients_are_told_to_the_judge() -> None:
+    found = read("if self.training: cheap = True")
+    assert (found.fault, found.modes, found.training_line) == ("", ("eval",), 0)
+    found = read("if self.training != self.other.training: cheap = True")
+    assert found.fault == ""
+    assert found.training_line > 0
+    found = read("if torch.is_grad_enabled() and x.requires_grad: cheap = True")
+    assert (found.fault, found.modes) == ("", ("gradients",))
+    two = "if x.requires_grad: cheap = True\nif y.requires_grad: cheap = False"
+    assert read(two).fault.startswith("cannot be judged: ")
+
+
+def test_what_nothing_names_is_no_host_code() -> None:
+    code = "import os\ndef bench():\n    print(os.environ)\nclass Model:\n    def f(self): os.x\n"
+    assert read(before=code).fault == ""
+    assert read("bench()", before=code).fault.startswith("cannot be judged: host code names os")
+
+
+HARMLESS = """
+add arccosh arcsinh arctanh as_strided_scatter byte char chalf cdouble cfloat corrcoef dequantize
+device dim dtype element_size fill_diagonal_ forward extra_repr int is_cuda is_nonzero is_same_size
+is_signed is_sparse item itemsize layout logdet long lu lu_solve mark_dirty mark_non_differentiable
+nbytes ndim ndimension nelement new_empty new_tensor new_empty_strided pin_memory pinverse
+save_for_backward saved_tensors set_materialize_grads shape short size solve stride sum_to_size
+tolist type_as bool mH unsafe_chunk unsafe_split unsafe_split_with_sizes arccosh_ arcsinh_ arctanh_
+"""
+
+
+def test_every_attribute_of_torchs_and_tritons_objects_is_known() -> None:
+    """New ones of a later version must be looked at: do they tell of the process?"""
+    objects = (
+        torch.Tensor,
+        torch.nn.Module,
+        torch.autograd.Function,
+        JITFunction,
+        Autotuner,
+        Heuristics,
+    )
+    objects += functools.partial, functools.lru_cache(lambda: None)
+    found = {name for one in objects for name in dir(one) if name[0] != "_"}
+    known = host_names.COMPUTED | host_names.TELLING | host_names.BUILDING | host_names.ASKED
+    known |= {f"{name}_" for name in host_names.COMPUTED} | host_names.METHODS
+    known |= {*HARMLESS.split()}
+    assert sorted(found - known) == []
+    modules = {n for n, one in vars(triton.language).items() if inspect.ismodule(one)}
+    assert modules <= host_names.INNER
+
+
+PLAIN = (
+    PLAIN_HEAD + "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
+)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"# \u00e9\n{PLAIN}",
+        f"# coding: latin-1\n{PLAIN}",
+        PLAIN.replace("\n", "\r\n"),
+        f"import numpy as np\n{PLAIN}",
+        f"print(1)\n{PLAIN}",
+        f"torch.backends.cudnn.benchmark = True\n{PLAIN}",
+        PLAIN + "#" * 40_000,
+    ],
+)
+def test_what_a_process_may_notice_is_captured_in_a_child_of_its_own(code: str) -> None:
+    assert host_code(PLAIN, entry_point="ModelNew").is_shareable
+    found = host_code(code, entry_point="ModelNew")
+    assert (found.fault, found.is_shareable) == ("", False)
+
+
+def test_generated_answers_share_a_child() -> None:
+    problems = generate_problems(ProblemsTable(sft_by_level=[5, 5, 5, 5]), seed=3)[:30]
+    found = {o.problem_id: host_code(answer(o), entry_point="ModelNew") for o in problems}
+    assert {name for name, one in found.items() if one.fault or not one.is_shareable} == set()
+    assert host_code(RELU_KERNEL, entry_point="ModelNew").is_shareable
