@@ -113,7 +113,7 @@ def run_turns(
     from forge.config.schema import GrpoStage, ModelTable, RolloutTable
     from forge.train.batch import write_batch
     from forge.train.trainer.child.settings import TrainerSettings
-    from forge.train.trainer.grpo.stage import make_trainer
+    from forge.train.trainer.grpo import make_trainer
 
     for step, samples in enumerate(batches):
         write_batch(at / f"{step}.npz", samples)

@@ -153,7 +153,8 @@ ROOMS: dict[str, set[str]] = {
     # train: the trainer
     "train": {"config.schema", "process"},
     "train.trainer": {
-        "process", "train.trainer.child", "train.trainer.sft", "train.trainer.grpo",
+        "process", "train", "train.trainer.child", "train.trainer.model", "train.trainer.packed",
+        "train.trainer.publish",
     },
     "train.trainer.packed": set(),
     "train.trainer.child": {"process", "train", "train.trainer.packed"},
@@ -161,14 +162,6 @@ ROOMS: dict[str, set[str]] = {
         "process", "train", "train.trainer.child", "train.trainer.packed",
     },
     "train.trainer.publish": {"process", "train", "train.trainer.child"},
-    "train.trainer.sft": {
-        "train", "train.trainer.child", "train.trainer.model", "train.trainer.packed",
-        "train.trainer.publish",
-    },
-    "train.trainer.grpo": {
-        "train", "train.trainer.child", "train.trainer.model", "train.trainer.packed",
-        "train.trainer.publish",
-    },
     # store: the run directory
     "store": {"store.schema"},
     "store.schema": set(),
@@ -204,11 +197,10 @@ SUPERVISOR: dict[str, set[str]] = {
     "runner.prepare": {"runner.plan", "runner.live"},
     "runner.weights": set(),
     "runner.stages": {"runner.plan", "runner.live", "runner.prepare", "runner.weights"},
-    "runner.status": {"runner.live", "runner.stages"},
     "runner.outlets": {"runner.plan", "runner.live", "runner.weights"},
     "runner": {
         "runner.plan", "runner.live", "runner.prepare", "runner.weights",
-        "runner.stages", "runner.status", "runner.outlets",
+        "runner.stages", "runner.outlets",
     },
     "commands": {
         "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",

@@ -56,7 +56,7 @@ from forge.runner.plan.requirements import require_template
 from forge.runner.prepare.hub import locate_model, locate_rows, with_template
 from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
-from forge.runner.status.status import Components
+from forge.runner.status import Components
 from forge.runner.work import Work
 from forge.store.acknowledged import refuse_damage
 from forge.store.layout import RunPaths, create_run, next_attempt, open_run_lock, write_file

@@ -97,7 +97,7 @@ def test_the_tables_reach_transformers(tiny_model: Path, tmp_path: Path) -> None
 def test_a_schedule_ends_at_the_lowest_rate(tiny_model: Path, tmp_path: Path, kind: str) -> None:
     import torch
 
-    from forge.train.trainer.grpo.stage import make_trainer
+    from forge.train.trainer.grpo import make_trainer
 
     stage = GRPO.model_copy(update={"schedule": kind, "min_learning_rate": 1e-4})
     client: Any = None

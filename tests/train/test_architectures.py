@@ -56,8 +56,7 @@ def write_rows(chat: ChatTemplate, at: Path) -> Path:
 
 def sft_trainer(model_dir: Path, at: Path, **keys: Any) -> Any:
     """A trainer of the rows."""
-    from forge.train.trainer.sft.stage import make_trainer
-    from forge.train.trainer.sft.trainer import read_rows
+    from forge.train.trainer.sft import make_trainer, read_rows
 
     rows = write_rows(ChatTemplate.load(model_dir), at)
     settings = settings_of(SFT.model_copy(update=keys), model_dir, at, work_dir=at / "sft")
@@ -66,7 +65,7 @@ def sft_trainer(model_dir: Path, at: Path, **keys: Any) -> Any:
 
 def trained_by_sft(model_dir: Path, at: Path) -> dict[str, Any]:
     """The publication of an SFT stage."""
-    from forge.train.trainer.sft import stage
+    from forge.train.trainer import sft as stage
 
     trainer, client = sft_trainer(model_dir, at), OneBatch(at)
     trainer.train()

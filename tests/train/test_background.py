@@ -178,8 +178,8 @@ def test_biases_of_a_router_are_written_in_f32_whatever_the_dtype(
 def test_a_rank_that_writes_nothing_copies_nothing(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.train.trainer.grpo import trainer as turns
-    from forge.train.trainer.grpo.stage import make_trainer
+    from forge.train.trainer import grpo as turns
+    from forge.train.trainer.grpo import make_trainer
     from forge.train.trainer.publish import weights
 
     num_copied: list[int] = []

@@ -116,7 +116,7 @@ def test_an_adapter_is_published_without_its_base_and_trained_further(
     from peft import PeftModel
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.grpo.stage import make_trainer
+    from forge.train.trainer.grpo import make_trainer
     from forge.train.trainer.publish.probes import Tokens, probe, score
     from forge.train.trainer.publish.weights import save_weights
 

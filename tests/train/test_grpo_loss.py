@@ -64,7 +64,7 @@ def plain_loss(
 
 
 def trainer_of(model_dir: Path, at: Path, **stage: Any) -> Any:
-    from forge.train.trainer.grpo.stage import make_trainer
+    from forge.train.trainer.grpo import make_trainer
 
     table = GrpoStage(
         kind="grpo", steps=1, learning_rate=1e-3, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, **stage

@@ -57,7 +57,7 @@ def test_sft_reports_the_halved_size_after_a_restart(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     failures: list[dict[str, Any]],
 ) -> None:  # fmt: skip
-    from forge.train.trainer.sft import stage as sft_stage
+    from forge.train.trainer import sft as sft_stage
 
     monkeypatch.setattr(sft_stage, "make_trainer", run_out)
     rows = tmp_path / "rows.jsonl"
@@ -77,8 +77,8 @@ def test_the_numbers_of_a_full_gpu_are_reported_before_the_trainer_ends(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from forge.train.trainer.grpo import stage as grpo_stage
-    from forge.train.trainer.grpo.trainer import TurnTrainer
+    from forge.train.trainer import grpo as grpo_stage
+    from forge.train.trainer.grpo import TurnTrainer
 
     class Full(TurnTrainer):
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -111,10 +111,9 @@ def test_a_publish_that_fails_while_the_trainer_waits_for_a_batch_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without it the trainer would wait forever: the next batch may need those weights."""
-    from forge.train.trainer.grpo import stage as grpo_stage
-    from forge.train.trainer.grpo import trainer as turns
+    from forge.train.trainer import grpo as grpo_stage
 
-    monkeypatch.setattr(turns, "write_and_offer", run_out)
+    monkeypatch.setattr(grpo_stage, "write_and_offer", run_out)
     supervisor.batches, supervisor.at_end = [make_samples(4, seed=1)], "wait"
     settings = settings_of(
         GRPO.model_copy(update={"steps": 2}), tiny_model, tmp_path,
@@ -137,11 +136,11 @@ def test_a_gpu_too_full_to_join_the_other_ranks_is_reported(
     kind: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     failures: list[dict[str, Any]],
 ) -> None:  # fmt: skip
-    from forge.train.trainer.grpo import stage as grpo_stage
-    from forge.train.trainer.sft import stage as sft_stage
+    from forge.train.trainer import grpo as grpo_stage
+    from forge.train.trainer import sft as sft_stage
+    from forge.train.trainer.child import control
 
-    monkeypatch.setattr(sft_stage, "join_process_group", get_no_context)
-    monkeypatch.setattr(grpo_stage, "join_process_group", get_no_context)
+    monkeypatch.setattr(control, "join_process_group", get_no_context)
     stage = {"sft": SFT, "grpo": GRPO}[kind]
     settings = settings_of(stage, tiny_model, tmp_path, rows_path=tmp_path / "rows.jsonl")
     train = {"sft": sft_stage.train_answers, "grpo": grpo_stage.train_turns}[kind]
@@ -195,7 +194,7 @@ def test_half_the_scale_cuts_micro_batches_of_half_the_size(
 ) -> None:
     from forge.train.batch import write_batch
     from forge.train.trainer.child.control import TakenBatch
-    from forge.train.trainer.grpo.stage import make_trainer
+    from forge.train.trainer.grpo import make_trainer
 
     path = tmp_path / "b.npz"
     write_batch(path, make_samples(12, seed=1))

@@ -39,7 +39,7 @@ def make_batch() -> list[Sample]:
 
 def make_trainer(model_dir: Path, at: Path, *, lora: LoraTable | None = None, **keys: Any) -> Any:
     """A trainer of packed samples, which also takes padded ones. `keys` are the stage's."""
-    from forge.train.trainer.grpo import stage
+    from forge.train.trainer import grpo as stage
 
     client: Any = None
     table = ModelTable(path=str(model_dir), lora=lora)
@@ -111,7 +111,7 @@ def test_options_of_a_stage_give_the_same_gradients_in_every_layout(
 def test_an_adapter_drops_nothing_in_grpo(
     tiny_model: Path, tmp_path: Path, is_continued: bool
 ) -> None:
-    from forge.train.trainer.grpo import stage
+    from forge.train.trainer import grpo as stage
     from forge.train.trainer.packed.head import score
 
     lora, at = LoraTable(r=4, dropout=0.5), tmp_path / "adapter"

@@ -34,8 +34,7 @@ def write_rows(at: Path) -> None:
 
 
 def trainer_of(model_dir: Path, at: Path, table: ModelTable, **keys: Any) -> Any:
-    from forge.train.trainer.sft.stage import make_trainer
-    from forge.train.trainer.sft.trainer import read_rows
+    from forge.train.trainer.sft import make_trainer, read_rows
 
     write_rows(at)
     settings = settings_of(STAGE, model_dir, at, model=table, **keys)

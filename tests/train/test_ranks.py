@@ -244,7 +244,7 @@ def ranks_of(pid: int) -> list[int]:
 def test_all_ranks_get_the_same_number_of_micro_batches_and_each_sample_counts_once(
     num: int, max_tokens: int, num_ranks: int, layout: str
 ) -> None:
-    from forge.train.trainer.grpo.trainer import sequences_of
+    from forge.train.trainer.grpo import sequences_of
     from forge.train.trainer.packed.sequences import RowLayout, cut_batch
 
     batch = sequences_of(make_samples(num, seed=num), loss="grpo", longest=30, version=0)

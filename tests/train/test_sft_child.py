@@ -58,8 +58,7 @@ async def train(
 
 def trainer_of(model: Path, at: Path, stage: SftStage = STAGE) -> Any:
     """The stage's trainer in this process."""
-    from forge.train.trainer.sft.stage import make_trainer
-    from forge.train.trainer.sft.trainer import read_rows
+    from forge.train.trainer.sft import make_trainer, read_rows
 
     settings = settings_of(stage, model, at, seed=1, work_dir=at / "undisturbed")
     return make_trainer(settings, rows=read_rows(at / "rows.jsonl"))
@@ -165,7 +164,7 @@ def test_a_killed_stage_resumes_and_ends_with_the_weights_of_an_undisturbed_run(
 
 
 def test_batches_hold_rows_of_similar_length_and_every_row_once_in_a_pass() -> None:
-    from forge.train.trainer.sft.trainer import batches
+    from forge.train.trainer.sft import batches
 
     draw = random.Random(0)
     lengths = [draw.randrange(10, 400) for _ in range(64)]
@@ -186,7 +185,7 @@ def test_batches_hold_rows_of_similar_length_and_every_row_once_in_a_pass() -> N
 
 
 def test_each_source_has_its_share_of_the_rows_and_its_rows_take_turns() -> None:
-    from forge.train.trainer.sft.trainer import batches
+    from forge.train.trainer.sft import batches
 
     draw = random.Random(1)
     lengths = [draw.randrange(10, 400) for _ in range(50)]
@@ -212,8 +211,8 @@ def test_each_source_has_its_share_of_the_rows_and_its_rows_take_turns() -> None
 def test_tokens_per_second_count_trained_tokens_only(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from forge.train.trainer import sft as sft_stage
     from forge.train.trainer.child.control import StepOrders, StopFlag
-    from forge.train.trainer.sft import stage as sft_stage
 
     write_rows(tmp_path / "rows.jsonl")
     trainer = trainer_of(tiny_model, tmp_path)
@@ -240,8 +239,8 @@ def test_tokens_per_second_count_trained_tokens_only(
 def test_a_checkpoint_ordered_by_the_supervisor_is_saved_at_the_end_of_that_step(
     tiny_model: Path, tmp_path: Path
 ) -> None:
+    from forge.train.trainer import sft as sft_stage
     from forge.train.trainer.child.control import StepOrders, StopFlag
-    from forge.train.trainer.sft import stage as sft_stage
 
     write_rows(tmp_path / "rows.jsonl")
     stage = STAGE.model_copy(update={"steps": 3, "save_every": 9})

@@ -79,8 +79,7 @@ def test_every_micro_batch_holds_the_card_and_the_step_ends_with_it_free(
 
 def sft_trainer(settings: Any) -> Any:
     from forge.train.trainer.child.control import StepOrders, StopFlag
-    from forge.train.trainer.sft.stage import SftReporter, make_trainer
-    from forge.train.trainer.sft.trainer import TokenRow
+    from forge.train.trainer.sft import SftReporter, TokenRow, make_trainer
 
     ids = [np.array([*s.prompt_ids, *s.completion_ids]) for s in make_samples(4, seed=1)]
     rows = [TokenRow(ids=each, trained=np.arange(1, len(each))) for each in ids]

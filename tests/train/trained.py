@@ -99,7 +99,7 @@ class OneBatch:
 def grpo_trainer(settings: Any, client: Any) -> Any:
     """A GRPO stage's trainer in this process, with its reporter."""
     from forge.train.trainer.child.control import StopFlag
-    from forge.train.trainer.grpo.stage import GrpoReporter, make_trainer
+    from forge.train.trainer.grpo import GrpoReporter, make_trainer
 
     trainer = make_trainer(settings, client=client)
     trainer.add_callback(GrpoReporter(trainer, stop=StopFlag()))

@@ -41,9 +41,9 @@ def main() -> None:
 
         start_logging()
         if config["stage"]["kind"] == "sft":
-            from forge.train.trainer.sft.stage import train_answers as train
+            from forge.train.trainer.sft import train_answers as train
         else:
-            from forge.train.trainer.grpo.stage import train_turns as train
+            from forge.train.trainer.grpo import train_turns as train
     train(TrainerSettings.load(config))
     end_rank()
 

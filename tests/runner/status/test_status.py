@@ -24,13 +24,11 @@ from forge.process.child import ChildSpec
 from forge.process.control import ComponentStatus, LiveStatus
 from forge.process.devices import Gpu, Vendor
 from forge.process.machine import HostMemory
+from forge.runner import status as components_module
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
 from forge.runner.stages.desk import TrainerState
-from forge.runner.status import status as components_module
-from forge.runner.status.observed import observe_judges
-from forge.runner.status.status import Components
-from forge.runner.status.vitals import Card, Vitals
+from forge.runner.status import Card, Components, Vitals, observe_judges
 from forge.serve.remote.remote import Remote, RemoteServer
 from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights

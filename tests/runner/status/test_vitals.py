@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.runner.status.vitals import LAST_BYTES, LastLogLines, VitalsSampler
+from forge.runner.status import LAST_BYTES, LastLogLines, VitalsSampler
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import signal
 import threading
 import time
@@ -22,7 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.ask import Answer, error_message, send_blocking
+from forge.train.checkpoints import require_whole
 from forge.train.handle import FAILURE
+from forge.train.trainer.child.card import reported_when_full
+from forge.train.trainer.child.parallel import join_process_group
 
 if TYPE_CHECKING:
     from forge.train.trainer.child.settings import TrainerSettings
@@ -40,6 +44,22 @@ UNSERVED_S, UNSERVED_PAUSE_S = 10.0, 0.1
 
 class StopAsked(Exception):
     """SIGTERM arrived while no step was running."""
+
+
+@contextmanager
+def open_stage(settings: TrainerSettings) -> Iterator[tuple[SupervisorClient, StopFlag]]:
+    """Around the training of a stage on this rank: SIGTERM is kept, the ranks are joined, and the
+    supervisor learns of a refusal and of a full GPU. Raises MachineError if the checkpoint to
+    continue is damaged."""
+    stop = StopFlag()
+    stop.install()
+    rank, client = int(os.environ.get("RANK", "0")), SupervisorClient(settings, stop=stop)
+    if settings.checkpoint is not None and rank == 0:
+        require_whole(settings.checkpoint)
+    budget = settings.micro_batch_tokens
+    with client.refusals(), reported_when_full(client, rank=rank, micro_batch_tokens=budget):
+        join_process_group()
+        yield client, stop
 
 
 class StopFlag:

@@ -1,9 +1,13 @@
-"""GRPO on samples that were played, judged and rewarded elsewhere.
+"""A GRPO stage, on samples that were played, judged and rewarded elsewhere.
 
     take ──▶ batch ──▶ micro-batches ──▶ clipped loss ──▶ optimizer step(s) ──▶ trained, publish
 
 A step may have any number of samples: each token has its weight in the whole batch. Rank 0 alone
-speaks to control.sock and reads the run's files.
+speaks to control.sock and reads the run's files. Sums of metrics stay on the device until the step
+ends: reading one would make the CPU wait for the GPU before it can queue the next micro-batch.
+
+Called by `__main__`. Ends when the last step is trained, when the supervisor answers `take` with
+`done` or `stop`, or after a SIGTERM; always with a checkpoint of the last step.
 
 Shapes: M trained tokens of a micro-batch.
 """
@@ -14,6 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +30,92 @@ from trl.trainer.utils import use_adapter
 
 from forge.train.batch import read_batch
 from forge.train.trainer.child.card import take_peak_bytes
-from forge.train.trainer.child.trainer import StageTrainer
-from forge.train.trainer.grpo.stepstats import StepStats
+from forge.train.trainer.child.control import StopFlag, SupervisorClient, open_stage
+from forge.train.trainer.child.settings import trainer_arguments
+from forge.train.trainer.child.trainer import Reporter, StageTrainer
+from forge.train.trainer.model.load import load_base, load_model
 from forge.train.trainer.packed import sequences
 from forge.train.trainer.packed.head import Scores, add_head, score
 from forge.train.trainer.publish.probes import Prober, read_tokens
 from forge.train.trainer.publish.weights import Publisher, snapshot, write_and_offer
 
 if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
     from forge.records import Sample
-    from forge.train.trainer.child.control import StepOrders, SupervisorClient, TakenBatch
+    from forge.train.trainer.child.control import StepOrders, TakenBatch
+    from forge.train.trainer.child.parallel import World
     from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.packed.sequences import MicroBatch
 
 logger = logging.getLogger(__name__)
+
+
+def train_turns(settings: TrainerSettings) -> None:
+    """Train the stage, from a checkpoint if there is one."""
+    last = settings.checkpoint
+    with open_stage(settings) as (client, stop):
+        trainer = make_trainer(settings, client=client)
+        client.before_poll = trainer.publisher.check
+        trainer.add_callback(GrpoReporter(trainer, stop=stop))
+        logger.info("training from %s, layout: %s", last or settings.model_dir, settings.layout)
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        trainer.publisher.wait()
+    logger.info("ended after step %d of %d", trainer.step, settings.stage["steps"])
+
+
+def make_trainer(settings: TrainerSettings, *, client: SupervisorClient) -> TurnTrainer:
+    """The trainer of a stage, with its reference model if there is a KL term."""
+    model, reference = load_model(settings), None
+    if settings.stage["beta"] and not hasattr(model, "peft_config"):
+        reference = load_base(settings)
+    elif settings.stage["beta"] and settings.adapter is not None:
+        hold_reference(model)
+    for module in model.modules():  # an adapter's: the engine that played the samples has none
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return TurnTrainer(
+        settings=settings,
+        client=client,
+        model=model,
+        reference=reference,
+        arguments=trainer_arguments(settings, updates_per_step=settings.stage["updates_per_batch"]),
+    )
+
+
+def hold_reference(model: Any) -> None:
+    """Keep a copy of the adapter that is trained further, as the adapter "ref"."""
+    model.add_adapter("ref", model.peft_config["default"])
+    for name, parameter in model.named_parameters():
+        if ".default." in name:
+            model.get_parameter(name.replace(".default.", ".ref.")).data.copy_(parameter.data)
+
+
+class GrpoReporter(Reporter):
+    """Also ends the trainer's steps, and the stage after SIGTERM."""
+
+    def __init__(self, trainer: TurnTrainer, *, stop: StopFlag) -> None:
+        super().__init__(trainer, client=trainer.client, stop=stop)
+        self._trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Publish first after a resume: the replicas may serve weights of a step that is lost."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if state.global_step > 0 and self._trainer.settings.publishes:
+            self._trainer.publish()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """After the last update of a batch: report it, save and stop if asked to."""
+        if state.global_step % self._trainer.updates_per_step:
+            return
+        if self._trainer.finish_step().save:
+            control.should_save = True
+        if self._trainer.world.from_main(lambda: self._stop.is_set):
+            control.should_save = control.should_training_stop = True
 
 
 def token_weight(loss: str, sample: Sample, *, batch: Sequence[Sample], longest: int) -> float:
@@ -267,3 +344,145 @@ def frozen(reference: Any, *, trainer: StageTrainer) -> Any:
     if trainer.is_fsdp_enabled:
         return prepare_fsdp(reference, trainer.accelerator)
     return trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+
+
+_SUMS = (
+    "tokens", "ratio", "clipped", "left_out", "kl", "kl_reference", "entropy", "gap", "gap_tokens",
+)  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class StepStats:
+    """Sums of a step; `metrics` turns them into means."""
+
+    loss: float = 0.0
+    """Loss of the last update's whole batch, over all ranks."""
+    grad_norm: float = 0.0
+    """Gradient norm of the last update, before clipping."""
+    learning_rate: float = 0.0
+    """Learning rate of the last update."""
+    version: int = -1
+    """Policy version of the weights before the step."""
+    wait_s: float = 0.0
+    """Time spent waiting for the batch."""
+    publish_wait_s: float = 0.0
+    """Time spent waiting for publishes since the last step began."""
+    num_passes: int = 0
+    """Passes over the batch that have begun."""
+    _started_at: float = 0.0
+    _num_samples: int = 0
+    _num_skipped: int = 0
+    _num_micro_batches: int = 0
+    _num_forwarded: int = 0
+    _num_real: int = 0
+    _ratio_max: torch.Tensor | None = None
+    _sums: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def check_update(self) -> bool:
+        """True if the last update is finite; counts it as skipped if not."""
+        ok = math.isfinite(self.grad_norm) and math.isfinite(self.loss)
+        self._num_skipped += not ok
+        return ok
+
+    def start(self, batch: TakenBatch, *, version: int) -> None:
+        """Start a step on the batch, from weights of this version."""
+        self.version, self.wait_s = version, batch.wait_s
+        self._started_at = time.monotonic()
+        self._num_samples = self._num_skipped = self.num_passes = 0
+        self._num_micro_batches = self._num_forwarded = self._num_real = 0
+        self._ratio_max = None
+        self._sums = {}
+
+    def add(
+        self,
+        micro_batch: MicroBatch,
+        scores: Scores,
+        *,
+        ratio: torch.Tensor,
+        is_clipped: torch.Tensor,
+        is_left_out: torch.Tensor,
+    ) -> None:
+        """Add the tokens of one forward. The gap to the engine counts tokens of the current
+        version's samples in the first pass, before any update.
+
+        Args:
+            ratio: of the loss, over a token or its answer. [M]
+            is_clipped: True for tokens whose ratio the loss bounds. [M]
+            is_left_out: True for tokens without a loss. [M]
+        """
+        self._num_forwarded += micro_batch.num_forwarded
+        self._num_micro_batches += 1
+        if micro_batch.is_filler or not micro_batch.num_trained:
+            return
+        values, logps, entropy = micro_batch.values, scores.logps.detach(), scores.entropy
+        assert entropy is not None
+        log_ratio = logps - values["played"]
+        self._add("tokens", torch.ones_like(ratio).sum())
+        self._add("ratio", ratio.sum())
+        self._add("clipped", is_clipped.sum())
+        self._add("left_out", is_left_out.sum())
+        # Schulman's k3 estimator of KL(behaviour || policy): no sample of it is negative.
+        self._add("kl", (log_ratio.exp() - 1 - log_ratio).sum())
+        if "reference" in values:
+            gap = values["reference"] - logps
+            self._add("kl_reference", (gap.exp() - 1 - gap).sum())
+        self._add("entropy", entropy.detach().sum())
+        highest = ratio.max().double()
+        self._ratio_max = (
+            highest if self._ratio_max is None else torch.maximum(self._ratio_max, highest)
+        )
+        if self.num_passes != 1:
+            return
+        self._num_samples += len(micro_batch.sequences)
+        self._num_real += micro_batch.num_tokens
+        self._add("gap", (log_ratio.abs() * values["current"]).sum())
+        self._add("gap_tokens", values["current"].sum())
+
+    def metrics(self, world: World) -> dict[str, float]:
+        """Means over the step's tokens in all passes and ranks; the gap over the first pass.
+
+        `train/tokens/per_s` counts prompt and completion tokens without padding."""
+        sums = dict(zip(_SUMS, world.sum(self._on_host()), strict=True))
+        counts = world.sum(
+            [self._num_samples, self._num_micro_batches, self._num_forwarded, self._num_real]
+        )
+        (ratio_max,) = world.max([0.0 if self._ratio_max is None else self._ratio_max.item()])
+        tokens = max(sums["tokens"], 1.0)
+        seconds = time.monotonic() - self._started_at
+        found = {
+            "train/loss/mean": self.loss,
+            "train/grad_norm/value": self.grad_norm,
+            "train/learning_rate/value": self.learning_rate,
+            "train/ratio/mean": sums["ratio"] / tokens,
+            "train/ratio/max": ratio_max,
+            "train/clipped/share": sums["clipped"] / tokens,
+            "train/left_out/share": sums["left_out"] / tokens,
+            "train/kl_behaviour/mean": sums["kl"] / tokens,
+            "train/entropy/mean": sums["entropy"] / tokens,
+            "train/tokens/sum": tokens,
+            "train/samples/count": counts[0],
+            "train/micro_batches/count": counts[1],
+            "train/forward_tokens/sum": counts[2],
+            "train/tokens/per_s": counts[3] * self.num_passes / max(seconds, 1e-9),
+            "train/skipped_updates/count": float(self._num_skipped),
+            "train/step/seconds": seconds,
+            "train/wait/seconds": self.wait_s,
+            "train/publish_wait/seconds": self.publish_wait_s,
+        }
+        self.publish_wait_s = 0.0
+        if "kl_reference" in self._sums:
+            found["train/kl_reference/mean"] = sums["kl_reference"] / tokens
+        if sums["gap_tokens"]:
+            found["train/logprob_gap/mean"] = sums["gap"] / sums["gap_tokens"]
+        return found
+
+    def _on_host(self) -> list[float]:
+        """The sums in the order of `_SUMS`, in one copy from the device."""
+        if not self._sums:
+            return [0.0] * len(_SUMS)
+        zero = torch.zeros((), dtype=torch.float64, device=self._sums["tokens"].device)
+        return torch.stack([self._sums.get(name, zero) for name in _SUMS]).tolist()
+
+    def _add(self, name: str, value: torch.Tensor) -> None:
+        now = self._sums.get(name)
+        self._sums[name] = value.double() if now is None else now + value

@@ -1,0 +1,739 @@
+"""Status of each process of a run: phase, health with its figure, memory, progress, restarts and
+the last line of its log. `forge status` and the TUI read it.
+
+    once a second   attributes (event loop, microseconds) ──▶ thread: /proc, NVML, ends of logs
+                                                                └──▶ `latest`, which /status copies
+
+A task beside the work of a run, started by `run.py`; nothing waits for it. Health:
+
+    red      failed (quarantined), recovering (ended, being restarted), or silent beyond its limit
+    yellow   a queue at its bound, memory over 90 %, or restarted within the last two minutes
+    green    otherwise
+
+Attributes are read from the objects that own a component. Memory by process tree comes from one
+pass over /proc, and that of cards from NVML. What cannot be read is None or absent, never an error:
+a process may end between two samples, and in a container NVML reports the memory of a card without
+its processes. /proc is read without psutil, which opens several files for each process: 1.0 ms
+against 4.3 ms a sample of 118 processes (`process_iter`), 8.4 ms by `Process.children` for four
+trees of five.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from forge.evalpool.judges import request_timeout_s
+from forge.evalpool.pool import MAX_QUEUED
+from forge.evalpool.seating import State
+from forge.process.control import ComponentStatus
+from forge.process.machine import HostMemory, read_memory
+from forge.runner.live.observer import Seen
+from forge.runner.stages.desk import TrainerState
+from forge.serve.remote.remote import Remote
+from forge.serve.replicas import Replicas
+from forge.serve.upload.sending import RemoteReplicas
+from forge.views.text import numbers
+from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from forge.config.schema import Experiment
+    from forge.evalpool.pool import Pool
+    from forge.evalpool.seating import Seat
+    from forge.process.control import Health, Role
+    from forge.runner.live.progress import Progress
+    from forge.runner.stages.desk import TrainerDesk
+    from forge.runner.stages.run_context import RunContext
+    from forge.serve.remote.remote import RemoteServer
+    from forge.serve.replica import Replica
+
+FULL = 0.9
+"""Share of a memory above which the next long sample or large batch may not fit."""
+MODEL_MAKER = "init-model"
+"""The child of `prepare` that makes a tiny model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Length and bound of the queue in front of a component."""
+
+    length: int
+    bound: int
+    what: str = "queue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """Fill level of a memory that a component may exhaust."""
+
+    share: float
+    """0..1"""
+    of: str
+    """Name of the memory: `80 GB`, `the KV cache`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One component at one moment."""
+
+    name: str
+    role: Role
+    owner: object
+    """The object it was read from. A new owner means a new component of the same name, without
+    history."""
+    phase: str
+    is_gone: bool = False
+    """True if no process answers: it is being started."""
+    num_restarts: int = 0
+    marks: tuple[object, ...] = ()
+    """Values that change whenever it makes progress."""
+    is_asked: bool = False
+    """True if something waits for it."""
+    limit_s: float | None = None
+    """Maximum silence while it is asked."""
+    silent_s: float | None = None
+    """Seconds of silence, where its owner measures them; else they follow from the marks."""
+    failure: str = ""
+    queue: Queue | None = None
+    fills: tuple[Fill, ...] = ()
+    fills_cards: bool = False
+    """True if it allocates GPU memory while it works, and may run out of it."""
+    seen: Seen | None = None
+    address: str = ""
+    """URL of a remote component."""
+    num_judged: int | None = None
+    """Verdicts of a judge so far."""
+
+    @property
+    def node(self) -> str:
+        """Name and address of its machine; empty for this one."""
+        return self.seen.node if self.seen is not None else ""
+
+    @property
+    def uuids(self) -> list[str]:
+        """Cards of its process on this machine."""
+        if self.seen is None or self.seen.node or self.seen.devices == "cpu":
+            return []
+        return [part.strip() for part in self.seen.devices.split(",") if part.strip()]
+
+    @property
+    def living(self) -> Seen | None:
+        """Its process, unless it has ended or is another machine's."""
+        if self.seen is None or self.seen.node or self.seen.ended_at is not None:
+            return None
+        return self.seen
+
+
+def observe_supervisor(
+    progress: Progress, *, pid: int, log_path: Path, queue: Queue | None
+) -> Component:
+    """The supervisor itself."""
+    return Component(
+        name="supervisor",
+        role="supervisor",
+        owner=progress,
+        phase=progress.label,
+        marks=(progress.label, progress.done, progress.tokens.total, progress.judged.total),
+        queue=queue,
+        seen=Seen(pid=pid, devices="cpu", log_path=log_path, started_at=progress.started_at),
+    )
+
+
+def observe_trainer(
+    desk: TrainerDesk | None, seen: Mapping[str, Seen], experiment: Experiment, *, now: float
+) -> Iterator[Component]:
+    """The trainer of the current stage, and the process that makes a tiny model before."""
+    maker = seen.get(MODEL_MAKER)
+    if maker is not None and maker.ended_at is None:
+        yield Component(
+            name=MODEL_MAKER, role="trainer", owner=maker, phase="making the model", seen=maker
+        )
+    if desk is None:
+        return
+    child = seen.get("trainer")
+    is_gone = desk.state is TrainerState.STARTING or child is None or child.ended_at is not None
+    stage = experiment.stage[desk.stage]
+    yield Component(
+        name="trainer",
+        role="trainer",
+        owner=desk,
+        phase=_trainer_phase(desk, is_gone=is_gone),
+        is_gone=is_gone,
+        num_restarts=desk.num_restarts,
+        marks=(desk.trained_step, desk.state is TrainerState.TRAINING, desk.is_publishing),
+        is_asked=True,
+        silent_s=None if math.isinf(desk.last_heard) else max(0.0, now - desk.last_heard),
+        limit_s=getattr(stage, "step_timeout_s", None),
+        fills_cards=True,
+        seen=child,
+    )
+
+
+def _trainer_phase(desk: TrainerDesk, *, is_gone: bool) -> str:
+    if is_gone:
+        return "restarting" if desk.num_restarts else "starting"
+    if desk.is_stopping:
+        return "saving"
+    if desk.state is TrainerState.TRAINING:
+        return f"step {desk.trained_step + 1}"
+    if desk.is_publishing:
+        return "publishing"
+    if desk.state is TrainerState.WAITING:
+        return "held for an evaluation" if desk.is_held else "waiting for a batch"
+    return "training"
+
+
+def observe_serving(
+    served: object, experiment: Experiment, *, seen: Mapping[str, Seen]
+) -> Iterator[Component]:
+    """Replicas, or servers behind URLs. Replicas that start before `served` exists are known by
+    their processes."""
+    limit_s = experiment.serve.request_timeout_s
+    if served is None:
+        yield from _observe_starting("serve", seen)
+    if isinstance(served, Replicas):
+        for replica in served.all:
+            yield _observe_replica(replica, experiment, limit_s, seen.get(replica.name))
+    elif isinstance(served, Remote | RemoteReplicas):
+        for server in served.all:
+            yield _observe_server(server, limit_s)
+
+
+def _observe_starting(role: Role, seen: Mapping[str, Seen]) -> Iterator[Component]:
+    for name, child in seen.items():
+        if name.startswith(f"{role}-") and child.ended_at is None:
+            yield Component(
+                name=name, role=role, owner="starting", phase="starting", is_gone=True, seen=child
+            )
+
+
+def _observe_replica(
+    replica: Replica, experiment: Experiment, limit_s: float, seen: Seen | None
+) -> Component:
+    health = replica.health
+    engine = health.get("engine", "")
+    fills = ()
+    # A full KV cache is a problem only while samples wait for room in it.
+    if engine == "vllm" and health.get("waiting", 0) and health.get("kv_use", 0.0) > FULL:
+        fills = (Fill(share=health["kv_use"], of="the KV cache"),)
+    return Component(
+        name=replica.name,
+        role="serve",
+        owner=replica,
+        phase=_replica_phase(replica, slots=experiment.serve.slots),
+        is_gone=not health,
+        num_restarts=replica.num_deaths,
+        marks=(replica.generated_tokens, health.get("generated_tokens"), health.get("step_s")),
+        is_asked=replica.load > 0 and replica.is_up,
+        limit_s=limit_s,
+        fills=fills,
+        fills_cards=engine == "hf",  # other engines allocate all memory at the start
+        seen=seen,
+    )
+
+
+def _replica_phase(replica: Replica, *, slots: int) -> str:
+    if not replica.health:
+        return "restarting" if replica.num_deaths else "starting"
+    if replica.health.get("is_asleep"):
+        return "asleep"
+    if not replica.is_up:
+        return "loading weights"
+    if not replica.load:
+        return "idle"
+    waiting = f", {replica.load - slots} wait" if replica.load > slots else ""
+    return f"decoding {min(replica.load, slots)} of {slots}{waiting}"
+
+
+def _observe_server(server: RemoteServer, limit_s: float) -> Component:
+    return Component(
+        name=server.name,
+        role="serve",
+        owner=server,
+        phase=f"answering {server.load}" if server.load else "idle",
+        is_gone=not server.is_up,
+        num_restarts=server.num_deaths,
+        marks=(server.generated_tokens,),
+        is_asked=server.load > 0 and server.is_up,
+        limit_s=limit_s,
+        address=server.name,
+    )
+
+
+def observe_judges(
+    pool: Pool | None, experiment: Experiment, *, seen: Mapping[str, Seen]
+) -> Iterator[Component]:
+    """All judges. Those that start before the pool exists are known by their processes."""
+    if pool is None:
+        yield from _observe_starting("judge", seen)
+        return
+    seats = pool.seating.seats
+    num_pending = pool.seating.num_waiting + sum(seat.num_running for seat in seats)
+    queue = Queue(length=min(num_pending, MAX_QUEUED), bound=MAX_QUEUED)
+    for seat in seats:
+        yield _observe_seat(seat, experiment, queue, seen.get(seat.name))
+
+
+def _observe_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen | None) -> Component:
+    return Component(
+        name=seat.name,
+        role="judge",
+        owner="judges",
+        phase=_seat_phase(seat),
+        is_gone=seat.state is State.DOWN,
+        num_restarts=max(0, seen.num_starts - 1) if seen else 0,
+        marks=(seat.num_taken - seat.num_running,),
+        num_judged=seat.num_taken - seat.num_running,
+        is_asked=seat.num_running > 0,
+        limit_s=request_timeout_s(experiment.judge, is_timed=seat.is_timed),
+        failure=f"quarantined: {seat.why}" if seat.state is State.QUARANTINED else "",
+        queue=queue,
+        fills_cards=True,
+        seen=seen,
+        # `pool-1` is the second entry of `judge.url`.
+        address=experiment.judge.url[int(seat.name.rpartition("-")[2])] if seat.is_remote else "",
+    )
+
+
+def _seat_phase(seat: Seat) -> str:
+    if seat.state is State.UP and seat.num_running:
+        return f"judging {seat.num_running} of {seat.capacity}"
+    return {
+        State.UP: "idle",
+        State.DOWN: "restarting",
+        State.QUARANTINED: "quarantined",
+    }[seat.state]
+
+
+PROC = Path("/proc")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+LAST_BYTES = 4096
+"""Bytes read from the end of a log. A longer last line is cut; no table shows that much."""
+STAMP = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?:rank \d+ )?(?:[\w.]+ INFO |INFO [\w.]+: )?"
+)
+"""Beginning of a log line: time, and name and level of a remark. A table has its own column for the
+age, and room for a few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """State of a GPU, all its users included."""
+
+    used_bytes: int
+    total_bytes: int
+    use: float | None
+    """0..1: share of time with a kernel running."""
+    by_pid: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Bytes by pid; empty where the driver names no processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """One sample."""
+
+    resident: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Resident bytes of each process tree, by its root. Pages that several processes share (forked
+    judges) count for each."""
+    cpu_cores: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Cores used by each process tree since the sample before, by its root."""
+    trees: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
+    """Pids of each process tree, by its root."""
+    ours: frozenset[int] = frozenset()
+    """Pids of all trees."""
+    memory: HostMemory | None = None
+    cards: Mapping[str, Card] = field(default_factory=dict[str, Card])
+    """By UUID; a card that cannot be read is absent."""
+
+
+class VitalsSampler:
+    """Reads vitals; keeps NVML open and the CPU times between samples."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, int] = {}
+        """CPU time of each tree at the last sample, by its root."""
+        self._sampled_at = 0.0
+
+    def sample(self, roots: Iterable[int], *, alone: Iterable[int], uuids: Sequence[str]) -> Vitals:
+        """Vitals of process trees and cards.
+
+        Args:
+            roots: pids counted with their descendants.
+            alone: pids counted without their descendants.
+            uuids: cards.
+        """
+        parents, resident, ticks = _processes()
+        alone = frozenset(alone)
+        trees = _trees(roots, parents) | {pid: frozenset({pid}) for pid in alone}
+        return Vitals(
+            resident={
+                root: sum(resident.get(pid, 0) for pid in tree)
+                for root, tree in trees.items()
+                if root in resident
+            },
+            cpu_cores=self._cpu_cores(trees, ticks, alone=alone),
+            trees=trees,
+            ours=frozenset[int]().union(*trees.values()),
+            memory=read_memory(),
+            cards=self._cards(uuids),
+        )
+
+    def _cpu_cores(
+        self,
+        trees: Mapping[int, frozenset[int]],
+        ticks: Mapping[int, tuple[int, int]],
+        *,
+        alone: frozenset[int],
+    ) -> dict[int, float]:
+        """Cores by root; none for a tree that is new in this sample. Of a process alone, the time
+        of its ended children does not count.
+        """
+        now, before = time.monotonic(), self._ticks
+        passed_s, self._sampled_at = now - self._sampled_at, now
+        self._ticks = {
+            root: sum(ticks[pid][root not in alone] for pid in tree if pid in ticks)
+            for root, tree in trees.items()
+            if root in ticks
+        }
+        return {
+            root: max(0, total - before[root]) / TICKS_PER_S / max(passed_s, 1e-3)
+            for root, total in self._ticks.items()
+            if root in before
+        }
+
+    def _cards(self, uuids: Sequence[str]) -> dict[str, Card]:
+        if not uuids or self._nvml is None:
+            return {}
+        found = {uuid: _card(self._nvml, uuid) for uuid in uuids}
+        return {uuid: card for uuid, card in found.items() if card is not None}
+
+    @cached_property
+    def _nvml(self) -> Any:
+        """NVML; None if it does not work. Tried once, since no driver appears during a run."""
+        import pynvml  # pyright: ignore[reportMissingTypeStubs]
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:  # no driver, or a card of another vendor
+            return None
+        return pynvml
+
+
+def _card(nvml: Any, uuid: str) -> Card | None:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return None
+    try:
+        use = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    except nvml.NVMLError:  # some cards do not report it
+        use = None
+    held = {int(one.pid): int(one.usedGpuMemory) for one in running if one.usedGpuMemory}
+    return Card(used_bytes=int(memory.used), total_bytes=int(memory.total), use=use, by_pid=held)
+
+
+def _processes() -> tuple[dict[int, int], dict[int, int], dict[int, tuple[int, int]]]:
+    """Parent, resident bytes and ticks of CPU time of every process, each by pid; ticks without and
+    with those of its ended children.
+    """
+    parents: dict[int, int] = {}
+    resident: dict[int, int] = {}
+    ticks: dict[int, tuple[int, int]] = {}
+    for name in os.listdir(PROC):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:  # ended since
+            continue
+        # proc(5): the name in brackets is followed by state, ppid, ...; rss is field 24. Fields 14
+        # to 17 are its CPU time and that of children which ended: a tree's sum never falls.
+        parents[int(name)], resident[int(name)] = int(fields[1]), int(fields[21]) * PAGE_BYTES
+        own, of_ended = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+        ticks[int(name)] = own, own + of_ended
+    return parents, resident, ticks
+
+
+def _trees(roots: Iterable[int], parents: Mapping[int, int]) -> dict[int, frozenset[int]]:
+    children: dict[int, list[int]] = defaultdict(list)
+    for pid, parent in parents.items():
+        children[parent].append(pid)
+    found: dict[int, frozenset[int]] = {}
+    for root in roots:
+        tree, rest = {root}, [root]
+        while rest:
+            rest += (new := [pid for pid in children[rest.pop()] if pid not in tree])
+            tree.update(new)
+        found[root] = frozenset(tree)
+    return found
+
+
+@dataclass(slots=True)
+class LastLogLines:
+    """Last line of each log. A log is read only when its size has changed."""
+
+    _known: dict[Path, tuple[int, str]] = field(default_factory=dict[Path, tuple[int, str]])
+    """Size of a log, and its last line at that size."""
+
+    def read(self, paths: Iterable[Path]) -> dict[Path, str]:
+        """Printable last lines; empty for a log that is missing or has no line."""
+        return {path: self._last(path) for path in paths}
+
+    def _last(self, path: Path) -> str:
+        try:
+            size = path.stat().st_size
+            if (known := self._known.get(path)) is not None and known[0] == size:
+                return known[1]
+            with path.open("rb") as file:
+                file.seek(max(0, size - LAST_BYTES))
+                text = file.read().decode("utf-8", errors="replace")
+        except OSError:
+            return ""
+        lines = [line.rpartition("\r")[2] for line in text.split("\n") if line.strip()]
+        last = printable(STAMP.sub("", lines[-1]).replace("\t", " ").strip()) if lines else ""
+        self._known[path] = size, last
+        return last
+
+
+LOOK_EVERY_S = 1.0
+VITALS_EVERY = 2
+"""Looks between two passes over /proc, which take 15 us of a core for each process there."""
+RESTARTED_S = 120.0
+"""A restart is shown for this long: the component's state was lost and its caches are cold."""
+LATE_S, STUCK_S = 1.0, 5.0
+"""Delays of the supervisor's loop: above the first every child waits, above the second
+`forge status` times out."""
+LATE_FOR_S = 20.0
+"""A delay of the event loop stays visible for this long."""
+
+
+@dataclass(slots=True)
+class _History:
+    """Changes seen in successive looks at a component. Times are monotonic seconds."""
+
+    owner: object
+    marks: tuple[object, ...]
+    moved_at: float | None = None
+    asked_at: float | None = None
+    was_up: bool = False
+    num_restarts_up: int = 0
+    """Restarts when it was last up."""
+    restarted_at: float | None = None
+
+    def update(self, component: Component, now: float) -> None:
+        if component.marks != self.marks:
+            self.marks, self.moved_at = component.marks, now
+        if not component.is_asked:
+            self.asked_at = None
+        elif self.asked_at is None:
+            self.asked_at = now
+        if not component.is_gone:
+            if self.was_up and component.num_restarts > self.num_restarts_up:
+                self.restarted_at = now
+            self.was_up, self.num_restarts_up = True, component.num_restarts
+
+    def silent_s(self, component: Component, now: float) -> float | None:
+        if component.silent_s is not None:
+            return component.silent_s
+        if self.asked_at is None:
+            return None
+        return now - max(self.asked_at, self.moved_at or 0.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Components:
+    """Status of all components of a run, read from its context."""
+
+    run: RunContext
+    log_path: Path
+    """The supervisor's log."""
+    latest: Sequence[ComponentStatus] = ()
+    _histories: dict[str, _History] = field(default_factory=dict[str, _History])
+    _vitals: Vitals = field(default_factory=Vitals)
+    _last_lines: dict[Path, str] = field(default_factory=dict[Path, str])
+    _sampler: VitalsSampler = field(default_factory=VitalsSampler)
+    _logs: LastLogLines = field(default_factory=LastLogLines)
+    _late: tuple[float, float] = (0.0, 0.0)
+    """Delay of the event loop, and when it was measured."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The components' part of /status."""
+        return {"components": [each.to_json() for each in self.latest]}
+
+    async def watch(self) -> None:
+        """Updates `latest` once a second until cancelled."""
+        for num_looks in itertools.count():
+            components = self._observe(time.monotonic())
+            await anyio.to_thread.run_sync(
+                self._read_vitals, components, num_looks, abandon_on_cancel=True
+            )
+            self.latest = self._statuses(components, now=time.monotonic())
+            began = time.monotonic()
+            await anyio.sleep(LOOK_EVERY_S)
+            now = time.monotonic()
+            late = now - began - LOOK_EVERY_S
+            if late > self._late[0] or now - self._late[1] > LATE_FOR_S:
+                self._late = late, now
+
+    def _observe(self, now: float) -> list[Component]:
+        run = self.run
+        seen, experiment = run.observer.seen, run.experiment
+        length, bound = run.writer.backlog
+        return [
+            observe_supervisor(
+                run.progress,
+                pid=os.getpid(),
+                log_path=self.log_path,
+                queue=Queue(length=length, bound=bound, what="records for the store"),
+            ),
+            *observe_trainer(run.desk, seen, experiment, now=now),
+            *observe_serving(run.replicas, experiment, seen=seen),
+            *observe_judges(run.pool, experiment, seen=seen),
+        ]
+
+    def _read_vitals(self, components: Sequence[Component], num_looks: int) -> None:
+        """Reads files and asks the driver; in a thread."""
+        self._last_lines = self._logs.read(each.seen.log_path for each in components if each.seen)
+        if num_looks % VITALS_EVERY:
+            return
+        own = os.getpid()
+        pids = {each.living.pid for each in components if each.living} - {own}
+        uuids = [gpu.uuid for gpu in self.run.placement.gpus]
+        self._vitals = self._sampler.sample(pids, alone=[own], uuids=uuids)
+
+    def _statuses(self, components: Sequence[Component], *, now: float) -> list[ComponentStatus]:
+        histories = dict[str, _History]()
+        for each in components:
+            history = self._histories.get(each.name)
+            if history is None or history.owner is not each.owner:
+                history = _History(each.owner, each.marks)
+            history.update(each, now)
+            histories[each.name] = history
+        self._histories = histories
+        sole_users = _sole_users(components)
+        return [self._status(each, sole_users, now) for each in components]
+
+    def _status(
+        self, component: Component, sole_users: Mapping[str, str], now: float
+    ) -> ComponentStatus:
+        history = self._histories[component.name]
+        seen, living, known = component.seen, component.living, self._vitals.cards
+        cards = {uuid: known[uuid] for uuid in component.uuids if uuid in known}
+        is_ending = component.is_gone and component.role in self.run.ending
+        health, why = self._health(component, history, cards, now)
+        uses = [card.use for card in cards.values() if card.use is not None]
+        return ComponentStatus(
+            name=component.name,
+            role=component.role,
+            device=component.address or _on_node(component) or self._device(component.uuids),
+            phase="ending" if is_ending else component.phase,
+            health=health,
+            why=why,
+            memory_bytes=self._vitals.resident.get(living.pid) if living else None,
+            gpu_memory_bytes=self._gpu_memory_bytes(component, cards, sole_users),
+            gpu_use=sum(uses) / len(uses) if uses else None,
+            progress_age_s=None if history.moved_at is None else round(now - history.moved_at, 1),
+            num_restarts=component.num_restarts,
+            last_words=self._last_lines.get(seen.log_path, "") if seen else "",
+            cpu_cores=self._cpu_cores(living.pid) if living else None,
+            node=component.node,
+            num_judged=component.num_judged,
+        )
+
+    def _cpu_cores(self, pid: int) -> float | None:
+        cores = self._vitals.cpu_cores.get(pid)
+        return None if cores is None else round(cores, 2)
+
+    def _health(
+        self, component: Component, history: _History, cards: Mapping[str, Card], now: float
+    ) -> tuple[Health, str]:
+        """The worst colour that applies, and the figure that decides; no figure for green."""
+        if component.failure:
+            return "red", component.failure
+        is_restarting = component.is_gone and component.role not in self.run.ending
+        if is_restarting and (history.was_up or component.num_restarts > 0):
+            reason = (component.seen.reason if component.seen else "") or "it does not answer"
+            return "red", f"recovering: {reason}"
+        silent_s, limit_s = history.silent_s(component, now), component.limit_s
+        if silent_s is not None and limit_s is not None and silent_s > limit_s:
+            return "red", f"silent {silent_s:.0f} s of {limit_s:.0f} s"
+        late_s = self._late[0] if component.role == "supervisor" else 0.0
+        if late_s > LATE_S:
+            return "red" if late_s > STUCK_S else "yellow", f"loop late by {late_s:.1f} s"
+        strain = self._strain(component, history, cards, now)
+        return "yellow" if strain else "green", strain
+
+    def _strain(
+        self, component: Component, history: _History, cards: Mapping[str, Card], now: float
+    ) -> str:
+        """The figure that makes a working component yellow; empty for none."""
+        queue = component.queue
+        if queue is not None and queue.length >= queue.bound:
+            return f"{queue.what} {queue.length} of {queue.bound}"
+        memories: list[Card | HostMemory] = [*cards.values()] if component.fills_cards else []
+        if component.role == "supervisor" and self._vitals.memory is not None:
+            memories = [self._vitals.memory]
+        fills = (*component.fills, *map(_fill, memories))
+        fullest = max(fills, key=lambda fill: fill.share, default=None)
+        if fullest is not None and fullest.share > FULL:
+            return f"memory {100 * fullest.share:.0f} % of {fullest.of}"
+        if history.restarted_at is not None and now - history.restarted_at < RESTARTED_S:
+            return f"restarted {now - history.restarted_at:.0f} s ago"
+        return ""
+
+    def _gpu_memory_bytes(
+        self, component: Component, cards: Mapping[str, Card], sole_users: Mapping[str, str]
+    ) -> int | None:
+        """GPU memory of a component on its cards. Where the driver names no process of ours, as in
+        a container, all memory in use counts for the card's sole user."""
+        if component.seen is None:
+            return None
+        tree = self._vitals.trees.get(component.seen.pid, frozenset())
+        held: list[int] = []
+        for uuid, card in cards.items():
+            if any(pid in self._vitals.ours for pid in card.by_pid):
+                held.append(sum(card.by_pid.get(pid, 0) for pid in tree))
+            elif sole_users.get(uuid) == component.name:
+                held.append(card.used_bytes)
+        return sum(held) if held else None
+
+    def _device(self, uuids: Sequence[str]) -> str:
+        index = {gpu.uuid: str(gpu.index) for gpu in self.run.placement.gpus}
+        return "GPU " + ",".join(index.get(uuid, uuid) for uuid in uuids) if uuids else "cpu"
+
+
+def _sole_users(components: Sequence[Component]) -> dict[str, str]:
+    """Card to its component, for cards with a single one."""
+    users = [(uuid, component.name) for component in components for uuid in component.uuids]
+    counts = Counter(uuid for uuid, _ in users)
+    return {uuid: name for uuid, name in users if counts[uuid] == 1}
+
+
+def _on_node(component: Component) -> str:
+    """`gpu-7 10.0.0.7: GPU-1a2b3c4d`; empty for a process of this machine."""
+    if component.seen is None or not component.node:
+        return ""
+    cards = [part.strip()[:12] for part in component.seen.devices.split(",")]
+    return f"{component.node}: {', '.join(cards)}"
+
+
+def _fill(memory: Card | HostMemory) -> Fill:
+    total = memory.total_bytes
+    return Fill(share=memory.used_bytes / total, of=numbers.gigabytes(total, places=0))
