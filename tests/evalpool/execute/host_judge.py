@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from forge.evalpool.judge.channel.frames import PeerGone
 from forge.evalpool.judge.compiler.binary import Binary
 from forge.evalpool.judge.execute.executor import Executor, RunReport
 from forge.evalpool.judge.execute.gpu.child import ContextLost, Executing
 from forge.evalpool.judge.execute.gpu.run import Progress
-from forge.evalpool.judge.execute.messages import PeerEnded
 from forge.evalpool.judge.program.format import Kernel, Node, Options, Parameter
 from tests.evalpool.execute.host_card import KERNELS, Block, HostCard
 from tests.evalpool.execute.made_programs import Made, data_of
@@ -73,7 +73,7 @@ class Thread:
         self.memory = memory
 
         def serve() -> None:
-            with theirs, suppress(PeerEnded, ContextLost):
+            with theirs, suppress(PeerGone, ContextLost):
                 Executing(theirs, cast("Card", card), Progress(memory)).serve()
 
         self._thread = threading.Thread(target=serve, daemon=True)
@@ -96,7 +96,7 @@ class Judge:
         self.executor.wait_ready(timeout_s=30)
         self.block = Block(1)
 
-    def load(self, made: Made, *outputs: int, is_trusted: bool = False) -> None:
+    def load(self, made: Made, *outputs: int) -> None:
         program = made.done(*outputs)
         self.executor.load(
             program,
@@ -105,7 +105,6 @@ class Judge:
             deadline=soon(),
             block_fd=self.block.fd,
             block_bytes=self.block.num_bytes,
-            is_trusted=is_trusted,
         )
 
     def run(self, call: Call, *, placement: str = "start", **options: Any) -> Any:

@@ -10,8 +10,8 @@ import time
 import types
 from typing import Any
 
-from forge.evalpool.judge.execute import messages
-from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import IDLE_S, Kind, PeerGone
 from forge.evalpool.judge.execute.steps import PROGRESS
 
 
@@ -19,18 +19,19 @@ def serve(sock_fd: int, progress_fd: int) -> None:
     """Sleeps in step 2 when it is to run, dies when it is to tune, else says its pid."""
     memory = mmap.mmap(progress_fd, mmap.PAGESIZE)
     with socket.socket(fileno=sock_fd) as sock:
-        messages.send(sock, Message.READY, {"pid": os.getpid()})
+        frames.send(sock, Kind.READY, {"pid": os.getpid()})
         while True:
             try:
-                asked = messages.receive(sock, max_blob_bytes=MAX_BLOB_BYTES)
-            except PeerEnded:
+                deadline = time.monotonic() + IDLE_S
+                asked = frames.receive(sock, deadline=deadline, expected=tuple(Kind))
+            except PeerGone:
                 os._exit(0)
-            if asked.kind is Message.RUN:
+            if asked.kind is Kind.RUN:
                 PROGRESS.pack_into(memory, 0, 2)
                 time.sleep(60)
-            if asked.kind is Message.TUNE:
+            if asked.kind is Kind.TUNE:
                 os._exit(1)
-            messages.send(sock, Message.DONE, {})
+            frames.send(sock, Kind.DONE, {})
 
 
 child: Any = types.ModuleType("forge.evalpool.judge.execute.gpu.child")

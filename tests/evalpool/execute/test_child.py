@@ -11,7 +11,6 @@ import pytest
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.executor import ProgramFault, ProgramRefused
-from forge.evalpool.judge.program import ops
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,
@@ -157,11 +156,8 @@ def test_constants_are_restored_before_every_call(judge: Judge) -> None:
         assert judge.block.read(0, 1) == [2.0]
 
 
-@pytest.mark.parametrize("is_trusted", [True, False])
 @pytest.mark.parametrize("is_direct", [True, False])
-def test_operations_and_kernels_share_tensors(
-    judge: Judge, is_trusted: bool, is_direct: bool
-) -> None:
+def test_operations_and_kernels_share_tensors(judge: Judge, is_direct: bool) -> None:
     made = Made()
     x, sums, out, view = made.input([2, 3]), made.tensor([2]), made.tensor([2]), 0
     view = made.view(made.tensors[x].storage, [3, 2], [1, 3], "float32")
@@ -169,7 +165,7 @@ def test_operations_and_kernels_share_tensors(
     made.nodes.append(Op(name="aten.sum.dim_IntList", arguments=arguments, results=(sums,)))
     made.nodes.append(launched(made, "scale", use(sums), use(out), 10.0, 2))
     made.nodes.append(Op(name="aten.add_.Tensor", arguments=(use(out), 1), results=(out,)))
-    judge.load(made, out, is_trusted=is_trusted)
+    judge.load(made, out)
     judge.block.write(0, 1, 2, 3, 4, 5, 6)
     judge.run(call_of(out), is_direct=is_direct)
     assert judge.block.read(SLOT, 2) == [61.0, 151.0]
@@ -215,19 +211,6 @@ def test_an_operation_outside_of_the_table_is_refused_at_load(judge: Judge) -> N
     made.nodes.append(Op(name="aten.set_.source_Storage", arguments=(use(out),), results=(out,)))
     with pytest.raises(ProgramRefused):
         judge.load(made, out)
-
-
-def test_a_references_program_may_have_operations_outside_of_the_table(judge: Judge) -> None:
-    made = Made()
-    x, out = made.input([4]), made.tensor([4])
-    node = Op(name="aten.alias_copy.default", arguments=(use(x),), results=(out,))
-    made.nodes.append(node)
-    assert ops.operation_schema(node.name) is None
-    with pytest.raises(ProgramRefused):
-        judge.load(made, out)
-    judge.load(made, out, is_trusted=True)
-    judge.run(call_of(out))
-    assert judge.block.read(SLOT, 4) == [0.0] * 4
 
 
 def test_values_are_answered_and_prevent_a_graph(judge: Judge) -> None:

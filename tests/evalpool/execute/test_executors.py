@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.errors import Stalled
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Frame, Kind, PeerGone
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
-from forge.evalpool.judge.execute import executors, messages
+from forge.evalpool.judge.execute import executors
 from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.executor import (
     Executor,
@@ -26,7 +28,6 @@ from forge.evalpool.judge.execute.executor import (
     ProgramRefused,
 )
 from forge.evalpool.judge.execute.executors import Executors, Nursery
-from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded, Received
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,
@@ -40,10 +41,10 @@ from forge.evalpool.judge.program.format import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-Answer = tuple[Message, dict[str, Any]] | None
+Answer = tuple[Kind, dict[str, Any]] | None
 """None: silence."""
 REPORT = {"values": [2.5], "changed": [], "written": [1], "num_launches": 2}
-RAN = (Message.DONE, {"calls": [REPORT]})
+RAN = (Kind.DONE, {"calls": [REPORT]})
 LAUNCH = Launch(kernel=0, grid=(1, 1, 1), arguments=(), line=7)
 PROGRAM = Program(
     target="cuda:90:32",
@@ -61,22 +62,29 @@ class Scripted:
 
     def __init__(self, answers: Sequence[Answer], *, progress: int = 0) -> None:
         self.sock, self._theirs = socket.socketpair()
-        self.asked: list[Received] = []
+        self.asked: list[Frame] = []
+        self.contents: list[bytes] = []
+        """Memory that came with the requests."""
         self.has_ended = False
         self._answers, self._progress = list(answers), progress
         self._thread = threading.Thread(target=self._serve, daemon=True)
-        messages.send(self._theirs, Message.READY, {"device": "made up"})
+        frames.send(self._theirs, Kind.READY, {"device": "made up"})
         self._thread.start()
 
     def _serve(self) -> None:
         with self._theirs:
             for answer in self._answers:
                 try:
-                    asked = messages.receive(self._theirs, max_blob_bytes=MAX_BLOB_BYTES)
+                    asked = frames.receive(
+                        self._theirs, deadline=soon(), expected=tuple(Kind), takes_fds=True
+                    )
                     self.asked.append(asked)
+                    for fd in asked.fds:
+                        self.contents.append(os.pread(fd, 100, 0))
+                        os.close(fd)
                     if answer is not None:
-                        messages.send(self._theirs, *answer)
-                except PeerEnded:
+                        frames.send(self._theirs, *answer)
+                except PeerGone:
                     return
             if self._answers and self._answers[-1] is None:
                 with_no_answer = threading.Event()
@@ -109,21 +117,21 @@ def load(made: Executor) -> None:
 
 
 def test_a_run_reports_what_the_process_found() -> None:
-    made, channel = executor((Message.DONE, {}), RAN)
+    made, channel = executor((Kind.DONE, {}), RAN)
     load(made)
     call = Call(fills=((0, 256),), placement="end", poison=7, is_kept=True)
     (report,) = made.run([call], deadline=soon())
     assert (report.values, report.written, report.num_launches) == ((2.5,), (1,), 2)
     loaded, ran = channel.asked
     assert loaded.body["binaries"] == [[None, "too large"]]
-    assert loaded.blob == b"bytes"
+    assert channel.contents == [b"bytes"]
     assert [Call.parse(one) for one in ran.body["calls"]] == [call]
     made.end()
 
 
 def test_a_refusal_keeps_the_process() -> None:
     body = {"reason": "out_of_resources", "message": "too much shared memory", "line": 12}
-    made, channel = executor((Message.REFUSED, body), RAN)
+    made, channel = executor((Kind.REFUSED, body), RAN)
     with pytest.raises(ProgramRefused, match="shared") as caught:
         load(made)
     assert (caught.value.reason, caught.value.line) == ("out_of_resources", 12)
@@ -138,9 +146,9 @@ def test_a_refusal_keeps_the_process() -> None:
     [(1, "aten.mul.Tensor", 3), (2, "choice", 5), (3, "launch of hot", 7), (4, "launch of hot", 7)],
 )
 def test_a_fault_names_its_step_and_ends_the_process(number: int, what: str, line: int) -> None:
-    fault = (Message.FAULT, {"message": "ILLEGAL_ADDRESS", "step": {}})
+    fault = (Kind.FAULT, {"message": "ILLEGAL_ADDRESS", "step": {}})
     fault[1]["step"] = {"step": number}
-    made, channel = executor((Message.DONE, {}), fault, progress=number)
+    made, channel = executor((Kind.DONE, {}), fault, progress=number)
     load(made)
     with pytest.raises(ProgramFault, match="ILLEGAL") as caught:
         made.run([Call()], deadline=soon())
@@ -153,7 +161,7 @@ def test_a_fault_names_its_step_and_ends_the_process(number: int, what: str, lin
 
 
 def test_a_kernel_without_end_is_ended_and_named() -> None:
-    made, channel = executor((Message.DONE, {}), None, progress=4)
+    made, channel = executor((Kind.DONE, {}), None, progress=4)
     load(made)
     with pytest.raises(ProgramFault, match="launch of hot") as caught:
         made.run([Call()], deadline=soon(0.05))
@@ -162,7 +170,7 @@ def test_a_kernel_without_end_is_ended_and_named() -> None:
 
 
 def test_a_step_that_does_not_exist_is_no_step() -> None:
-    made, _ = executor((Message.DONE, {}), None, progress=10**15)
+    made, _ = executor((Kind.DONE, {}), None, progress=10**15)
     load(made)
     with pytest.raises(ProgramFault) as caught:
         made.run([Call()], deadline=soon(0.05))
@@ -179,7 +187,7 @@ def test_a_step_that_does_not_exist_is_no_step() -> None:
     ],
 )
 def test_a_malformed_answer_is_the_executors_fault(body: dict[str, Any]) -> None:
-    made, _ = executor((Message.DONE, body))
+    made, _ = executor((Kind.DONE, body))
     with pytest.raises(ExecutorGone, match="malformed"):
         made.run([Call()], deadline=soon())
     made.end()
@@ -188,14 +196,14 @@ def test_a_malformed_answer_is_the_executors_fault(body: dict[str, Any]) -> None
 @pytest.mark.parametrize("us", [-1.0, float("nan"), float("inf"), None, "x"])
 def test_a_time_that_is_none_is_the_executors_fault(us: Any) -> None:
     call = {"gpu_us": us, "wall_us": 1.0, "changed": []}
-    made, _ = executor((Message.DONE, {"calls": [call], "no_graph": ""}))
+    made, _ = executor((Kind.DONE, {"calls": [call], "no_graph": ""}))
     with pytest.raises(ExecutorGone):
         made.time([Call()], warm_up=Call(), deadline=soon())
     made.end()
 
 
 def test_fewer_times_than_calls_are_the_executors_fault() -> None:
-    made, _ = executor((Message.DONE, {"calls": [], "no_graph": ""}))
+    made, _ = executor((Kind.DONE, {"calls": [], "no_graph": ""}))
     with pytest.raises(ExecutorGone, match="0 times for 1 calls"):
         made.time([Call()], warm_up=Call(), deadline=soon())
     made.end()
@@ -222,8 +230,8 @@ def pair_of(
 
 
 def test_the_next_program_runs_on_the_spare_after_a_fault() -> None:
-    fault = (Message.FAULT, {"message": "x", "step": None})
-    scripts = iter([[(Message.DONE, {}), fault], [(Message.DONE, {})], [], []])
+    fault = (Kind.FAULT, {"message": "x", "step": None})
+    scripts = iter([[(Kind.DONE, {}), fault], [(Kind.DONE, {})], [], []])
     made: list[Scripted] = []
 
     def start() -> Executor:
@@ -291,13 +299,13 @@ def test_a_process_that_cannot_be_made_is_reported_and_tried_again() -> None:
 
 
 def test_siblings_that_fault_together_find_as_many_spares() -> None:
-    fault = (Message.FAULT, {"message": "illegal address", "step": True})
+    fault = (Kind.FAULT, {"message": "illegal address", "step": True})
     may_start = threading.Event()
     may_start.set()
 
     def start() -> Executor:
         may_start.wait(60)
-        return executor((Message.DONE, {}), fault)[0]
+        return executor((Kind.DONE, {}), fault)[0]
 
     with pair_of(start, num=3, num_spares=3) as executors:
         with ExitStack() as held:
@@ -366,7 +374,7 @@ def test_executors_are_forked_and_end_with_the_nursery(nursery: Nursery) -> None
 
 def test_a_process_that_does_not_answer_is_killed_and_its_step_is_known(nursery: Nursery) -> None:
     executor = nursery.start()
-    executor.load(TWO_OPERATIONS, b"", [], deadline=soon())
+    executor.load(TWO_OPERATIONS, b"bytes", [], deadline=soon())
     with pytest.raises(ProgramFault, match=r"in aten\.second") as caught:
         executor.run([Call()], deadline=soon(0.2))
     assert caught.value.reason == "timeout"

@@ -97,7 +97,7 @@ class Laid:
             memory[number * self.set_bytes + first : (number + 1) * self.set_bytes].zero_()
         torch.cuda.synchronize()
 
-    def load(self, executor: Executor, *, is_trusted: bool = False, limit_s: float = 20.0) -> None:
+    def load(self, executor: Executor, *, limit_s: float = 20.0) -> None:
         executor.load(
             self.case.program,
             data_of(self.case.program),
@@ -105,7 +105,6 @@ class Laid:
             deadline=time.monotonic() + limit_s,
             block_fd=self.block.fd,
             block_bytes=self.block.num_bytes,
-            is_trusted=is_trusted,
         )
 
     def run(

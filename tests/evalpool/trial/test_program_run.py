@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from forge.evalpool.judge.channel.frames import Kind
     from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.messages import Message
     from forge.evalpool.judge.program.format import Node, Program
     from forge.evalpool.judge.program.questions import Question
     from forge.evalpool.judge.timing.samples import Time
@@ -261,7 +261,7 @@ def test_the_executor_works_for_a_program_in_a_turn_alone_only_to_time_it(
     asked: list[tuple[str, str]] = []
     ask = Executor._ask
 
-    def noted(self: Executor, kind: Message, *values: Any, **options: Any) -> Any:
+    def noted(self: Executor, kind: Kind, *values: Any, **options: Any) -> Any:
         asked.append((kind.name, turns[-1] if turns else "none"))
         return ask(self, kind, *values, **options)
 

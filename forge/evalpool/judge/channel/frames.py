@@ -23,6 +23,8 @@ HEADER = struct.Struct("!4sBI")
 MAGIC = b"FRG1"
 MAX_BODY_BYTES = 4 << 20
 MAX_FDS = 4
+IDLE_S = 1e9
+"""Wait of a child for its judge: no limit, since it ends when the judge closes the socket."""
 ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FDS) + socket.CMSG_SPACE(12)
 """Room for descriptors and for the sender's credentials; the kernel drops what does not fit."""
 
@@ -64,6 +66,25 @@ class Kind(IntEnum):
     """Judge to capture child: the answer."""
     RELEASE = 32
     """Judge to evaluator: give up everything of the candidate."""
+    FORK = 40
+    """Judge to nursery: make an executor of the attached socket and progress memory."""
+    FORKED = 41
+    """Nursery to judge: the process, as a descriptor."""
+    LOAD = 42
+    """Judge to executor, as those below: a program and its images in memory, and the block."""
+    RUN = 43
+    """Calls that are not timed."""
+    TIME = 44
+    """Timed calls."""
+    NODES = 45
+    """Time each node."""
+    TUNE = 46
+    """Fix the choices."""
+    UNLOAD = 47
+    REFUSED = 48
+    """Executor to judge: the program cannot be run; the context is sound."""
+    FAULT = 49
+    """Executor to judge: the program lost the context; this process ends now."""
 
 
 class FrameError(Exception):

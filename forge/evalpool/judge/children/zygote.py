@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.evalpool.judge.channel import frames
-from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.sandbox import enter, linux, processes, proof, root
 from forge.evalpool.judge.sandbox.enter import ChildLimits, Isolation, Surroundings
 from forge.process.lease import collector_paused
@@ -35,7 +35,6 @@ from forge.process.lease import collector_paused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-IDLE_S = 1e9
 PAUSE_S = 0.5
 """Time without a request that is a pause."""
 MAX_SLOW_FORKS = 64

@@ -38,7 +38,7 @@ import numpy as np
 import numpy.ma  # pyright: ignore[reportUnusedImport]  # np.unique needs it in a sandbox
 
 from forge.evalpool.judge.channel import frames, heap
-from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed, Outcome
 from forge.evalpool.judge.program import wire
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 Layout: TypeAlias = list[Any]
 """Type, shape and first byte of each tensor."""
-IDLE_S = 1e9
-"""The child waits for its judge for ever; the judge's end of the socket ends it."""
 COLLECTED_EVERY = 8
 """Candidates behind which Python collects what refers to itself: it takes 1.5 ms."""
 MAX_FAULTS = 20

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import DeadlinePassed, FrameError, Kind, PeerGone
+from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.compiler.binary import Binary, Failure
-from forge.evalpool.judge.execute import messages
-from forge.evalpool.judge.execute.messages import Message, MessageError, PeerEnded, Silent
 from forge.evalpool.judge.execute.steps import NamedStep, named_steps
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.program.format import Program
 
+ANSWERS = (Kind.DONE, Kind.REFUSED, Kind.FAULT)
 START_TIMEOUT_S = 120.0
 """Maximum time to make a context; under a second where the host is idle."""
 
@@ -127,13 +129,11 @@ class Executor:
     def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Waits for its context. Raises ExecutorGone."""
         try:
-            found = messages.receive(self._channel.sock, deadline=time.monotonic() + timeout_s)
-        except (Silent, PeerEnded, MessageError) as error:
+            deadline = time.monotonic() + timeout_s
+            found = frames.receive(self._channel.sock, deadline=deadline, expected=(Kind.READY,))
+        except (DeadlinePassed, PeerGone, FrameError) as error:
             self.end()
             raise ExecutorGone(f"no context: {error}") from error
-        if found.kind is not Message.READY:
-            self.end()
-            raise ExecutorGone(f"{found.kind.name} in place of READY")
         self.facts = found.body
 
     def load(
@@ -145,7 +145,6 @@ class Executor:
         deadline: float,
         block_fd: int | None = None,
         block_bytes: int = 0,
-        is_trusted: bool = False,
         tf32: Mapping[str, bool] | None = None,
     ) -> None:
         """Loads a program, in place of the one before.
@@ -155,8 +154,6 @@ class Executor:
             binaries: one for each of its kernels.
             deadline: monotonic, as in all requests.
             block_fd: exportable device memory of `block_bytes`, for inputs and outputs.
-            is_trusted: a reference's own program: operations outside the table may run, and their
-                results are not copied into guarded buffers in checked runs.
             tf32: `Tf32.request`; None allows it nowhere.
 
         Raises:
@@ -175,11 +172,13 @@ class Executor:
             "program_bytes": len(data),
             "binaries": headers,
             "block_bytes": block_bytes,
-            "trusted": is_trusted,
             **(tf32 or {"tf32": False, "tf32_products": False}),
         }
-        fds = () if block_fd is None else (block_fd,)
-        self._ask(Message.LOAD, body, deadline=deadline, blob=b"".join(parts), fds=fds)
+        content = b"".join(parts)
+        with shared_memory(len(content)) as (fd, memory):
+            memory[:] = content
+            fds = (fd,) if block_fd is None else (fd, block_fd)
+            self._ask(Kind.LOAD, body, deadline=deadline, fds=fds)
 
     def run(
         self,
@@ -200,7 +199,7 @@ class Executor:
             "checked": is_checked,
             "direct": is_direct,
         }
-        answer = self._ask(Message.RUN, body, deadline=deadline)
+        answer = self._ask(Kind.RUN, body, deadline=deadline)
         with _checked_answer():
             found = [
                 RunReport(
@@ -217,7 +216,7 @@ class Executor:
 
     def tune(self, call: Call, *, deadline: float) -> tuple[ChoiceReport, ...]:
         """Times the alternatives of all choices and fixes the winners. Alone on the card."""
-        answer = self._ask(Message.TUNE, {"call": call.body()}, deadline=deadline)
+        answer = self._ask(Kind.TUNE, {"call": call.body()}, deadline=deadline)
         with _checked_answer():
             return tuple(
                 ChoiceReport(
@@ -233,7 +232,7 @@ class Executor:
         """Times each call once, after warm-ups whose contents are in no other call. The caller is
         alone on the card."""
         body = {"calls": [one.body() for one in calls], "warm_up": warm_up.body()}
-        answer = self._ask(Message.TIME, body, deadline=deadline)
+        answer = self._ask(Kind.TIME, body, deadline=deadline)
         with _checked_answer():
             found = tuple(
                 TimedCall(
@@ -250,7 +249,7 @@ class Executor:
     def nodes(self, call: Call, *, deadline: float, num_runs: int = 5) -> tuple[NodeTime, ...]:
         """GPU time of each node. The caller is alone on the card."""
         body = {"call": call.body(), "num_runs": num_runs}
-        answer = self._ask(Message.NODES, body, deadline=deadline)
+        answer = self._ask(Kind.NODES, body, deadline=deadline)
         with _checked_answer():
             return tuple(
                 NodeTime(what=str(one["what"])[:200], line=int(one["line"]), us=_time(one["us"]))
@@ -259,7 +258,7 @@ class Executor:
 
     def unload(self, *, deadline: float) -> None:
         """Leaves nothing of the program on the card."""
-        self._ask(Message.UNLOAD, {}, deadline=deadline)
+        self._ask(Kind.UNLOAD, {}, deadline=deadline)
 
     def end(self) -> None:
         """Ends the process. Once."""
@@ -269,11 +268,10 @@ class Executor:
 
     def _ask(
         self,
-        kind: Message,
+        kind: Kind,
         body: dict[str, Any],
         *,
         deadline: float,
-        blob: bytes = b"",
         fds: tuple[int, ...] = (),
     ) -> dict[str, Any]:
         if not self.is_alive:
@@ -281,27 +279,25 @@ class Executor:
         sock = self._channel.sock
         try:
             left_s = max(0.05, deadline - time.monotonic())
-            messages.send(sock, kind, body, blob=blob, fds=fds, timeout_s=left_s)
-            answer = messages.receive(sock, deadline=deadline)
-        except Silent:
+            frames.send(sock, kind, body, fds=fds, timeout_s=left_s)
+            answer = frames.receive(sock, deadline=deadline, expected=ANSWERS)
+        except DeadlinePassed:
             step = self._step(self._channel.progress())
             self.end()
             where = f" in {step.what}" if step else ""
             raise ProgramFault("timeout", f"did not end in time{where}", step=step) from None
-        except (PeerEnded, MessageError) as error:
+        except (PeerGone, FrameError) as error:
             self.end()
             raise ExecutorGone(f"{kind.name}: {error}") from error
-        if answer.kind is Message.DONE:
+        if answer.kind is Kind.DONE:
             return answer.body
         text = str(answer.body.get("message"))[:2000]
-        if answer.kind is Message.REFUSED:
+        if answer.kind is Kind.REFUSED:
             reason, line = str(answer.body.get("reason"))[:50], answer.body.get("line")
             raise ProgramRefused(reason, text, line=line if type(line) is int else 0)
         step = self._step(self._channel.progress()) if answer.body.get("step") else None
         self.end()
-        if answer.kind is Message.FAULT:
-            raise ProgramFault("gpu_fault", text, step=step)
-        raise ExecutorGone(f"{answer.kind.name} is no answer")
+        raise ProgramFault("gpu_fault", text, step=step)
 
     def _step(self, number: int) -> NamedStep | None:
         return self._steps[number - 1] if 0 < number <= len(self._steps) else None

@@ -28,9 +28,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from forge.errors import Stalled
-from forge.evalpool.judge.execute import messages
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import DeadlinePassed, FrameError, Kind, PeerGone
 from forge.evalpool.judge.execute.executor import START_TIMEOUT_S, Executor, ExecutorGone
-from forge.evalpool.judge.execute.messages import Message, MessageError, PeerEnded, Silent
 from forge.evalpool.judge.execute.steps import PROGRESS
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class Nursery:
                 if self._sock is None:
                     self._open()
                 executor = Executor(self._forked())
-            except (PeerEnded, MessageError, Silent, OSError) as error:
+            except (PeerGone, FrameError, DeadlinePassed, OSError) as error:
                 self._end()
                 raise ExecutorGone(f"no process: {error}") from error
         executor.wait_ready()
@@ -243,7 +243,7 @@ class Nursery:
             self._process = subprocess.Popen(
                 command, pass_fds=(theirs.fileno(),), env=self._env, stdin=subprocess.DEVNULL
             )
-        self._receive(Message.READY, IMPORT_TIMEOUT_S)
+        self._receive(Kind.READY, IMPORT_TIMEOUT_S)
 
     def _forked(self) -> Forked:
         assert self._sock is not None
@@ -252,7 +252,7 @@ class Nursery:
         try:
             os.ftruncate(progress_fd, mmap.PAGESIZE)
             memory = mmap.mmap(progress_fd, mmap.PAGESIZE)
-            messages.send(self._sock, Message.FORK, {}, fds=(theirs.fileno(), progress_fd))
+            frames.send(self._sock, Kind.FORK, {}, fds=(theirs.fileno(), progress_fd))
         except BaseException:
             ours.close()
             raise
@@ -260,18 +260,19 @@ class Nursery:
             theirs.close()
             os.close(progress_fd)
         try:
-            (pidfd,) = self._receive(Message.FORKED, FORK_TIMEOUT_S)
+            (pidfd,) = self._receive(Kind.FORKED, FORK_TIMEOUT_S)
         except BaseException:
             ours.close()
             raise
         return Forked(ours, memory, pidfd)
 
-    def _receive(self, kind: Message, timeout_s: float) -> tuple[int, ...]:
+    def _receive(self, kind: Kind, timeout_s: float) -> tuple[int, ...]:
         """Descriptors of the expected message."""
         assert self._sock is not None
-        found = messages.receive(self._sock, deadline=time.monotonic() + timeout_s)
-        if found.kind is not kind or len(found.fds) != (kind is Message.FORKED):
+        deadline, is_forked = time.monotonic() + timeout_s, kind is Kind.FORKED
+        found = frames.receive(self._sock, deadline=deadline, expected=(kind,), takes_fds=is_forked)
+        if len(found.fds) != is_forked:
             for fd in found.fds:
                 os.close(fd)
-            raise MessageError(f"{found.kind.name} in place of {kind.name}")
+            raise FrameError(f"{len(found.fds)} descriptors with {kind.name}")
         return found.fds

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.channel import frames, heap
-from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import (
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
 Tree = list[Any]
-IDLE_S = 1e9
-"""Wait for the judge: no limit, since an oracle ends when the judge closes the socket."""
 LARGE_BYTES = 8 << 20
 """Tensors of a draw behind which free memory goes back to the system, and for which it has several
 threads."""

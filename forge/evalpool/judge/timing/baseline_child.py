@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.channel import frames
-from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.numbers.called import leaves, replaced
 from forge.evalpool.judge.reference.reports import describe
 from forge.evalpool.judge.reference.subject import Subject
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import socket
     from contextlib import AbstractContextManager
 
-IDLE_S = 1e9
-"""The child waits for its judge; the judge's end of the socket ends it."""
 NUM_WARM_UPS = 3
 MIN_FLUSH_BYTES = 256 << 20
 FLUSHES_PER_L2 = 4

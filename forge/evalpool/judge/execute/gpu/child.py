@@ -21,12 +21,14 @@ import mmap
 import os
 import resource
 import socket
+import time
 from typing import Any
 
 import torch
 
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import IDLE_S, Frame, Kind, PeerGone
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind, parse_binary
-from forge.evalpool.judge.execute import messages
 from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.gpu.arena import Placement, Sealed
 from forge.evalpool.judge.execute.gpu.card import Card
@@ -36,11 +38,11 @@ from forge.evalpool.judge.execute.gpu.exchange import Exchange
 from forge.evalpool.judge.execute.gpu.places import BadResult
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Progress, failed
 from forge.evalpool.judge.execute.gpu.timing import Timer
-from forge.evalpool.judge.execute.messages import MAX_BLOB_BYTES, Message, PeerEnded, Received
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Section
 from forge.evalpool.judge.sandbox import linux
 
+REQUESTS = (Kind.LOAD, Kind.RUN, Kind.TIME, Kind.NODES, Kind.TUNE, Kind.UNLOAD)
 FAULT_STATUS, CRASH_STATUS = 3, 70
 """Exit statuses after a program's fault, and after one of ours."""
 
@@ -48,9 +50,10 @@ FAULT_STATUS, CRASH_STATUS = 3, 70
 class Session:
     """One program from its LOAD to its UNLOAD."""
 
-    def __init__(self, asked: Received, *, card: Card, progress: Progress) -> None:
+    def __init__(self, asked: Frame, *, card: Card, progress: Progress) -> None:
         """Raises CannotRun, with nothing left loaded."""
-        body, blob = asked.body, memoryview(asked.blob)
+        program_fd, *rest = asked.fds
+        body, blob = asked.body, memoryview(os.pread(program_fd, os.fstat(program_fd).st_size, 0))
         end = int(body["program_bytes"])
         program = wire.loads(bytes(blob[:end]))
         binaries: list[Binary | Failure] = []
@@ -68,12 +71,11 @@ class Session:
             binaries,
             card=card,
             progress=progress,
-            is_trusted=bool(body["trusted"]),
         )
         try:
             block = None
-            if asked.fds:
-                block = Sealed(card.pool, num_bytes=int(body["block_bytes"]), fd=asked.fds[0])
+            if rest:
+                block = Sealed(card.pool, num_bytes=int(body["block_bytes"]), fd=rest[0])
             self._exchange = Exchange(loaded=self._loaded, block=block)
         except BaseException:
             self._loaded.close()
@@ -180,52 +182,51 @@ class Executing:
         self._session: Session | None = None
 
     def serve(self) -> None:
-        """Raises PeerEnded when the judge hangs up, ContextLost after a fault."""
-        messages.send(self._sock, Message.READY, self._facts(), timeout_s=None)
+        """Raises PeerGone when the judge hangs up, ContextLost after a fault."""
+        deadline = time.monotonic() + IDLE_S
+        self._answer(Kind.READY, self._facts())
         while True:
-            asked = messages.receive(self._sock, max_blob_bytes=MAX_BLOB_BYTES)
+            asked = frames.receive(self._sock, deadline=deadline, expected=REQUESTS, takes_fds=True)
             try:
                 answer = self._do(asked)
             except CannotRun as error:
                 body = {"reason": error.reason, "message": str(error)[:2000], "line": error.line}
-                self._answer(Message.REFUSED, body)
+                self._answer(Kind.REFUSED, body)
             except BadResult as error:
                 body = {"reason": "operation", "message": str(error)[:2000], "line": 0}
-                self._answer(Message.REFUSED, body)
+                self._answer(Kind.REFUSED, body)
             except torch.OutOfMemoryError as error:
                 body = {"reason": "out_of_memory", "message": str(error)[:2000], "line": 0}
-                self._answer(Message.REFUSED, body)
+                self._answer(Kind.REFUSED, body)
             except (Faulted, DriverError) as error:
                 step = error.step.says() if isinstance(error, Faulted) and error.step else None
-                self._answer(Message.FAULT, {"message": str(error)[:2000], "step": step})
+                self._answer(Kind.FAULT, {"message": str(error)[:2000], "step": step})
                 raise ContextLost from error
             else:
-                self._answer(Message.DONE, answer)
+                self._answer(Kind.DONE, answer)
             finally:
                 for fd in asked.fds:
                     os.close(fd)
 
-    def _do(self, asked: Received) -> dict[str, Any]:
-        if asked.kind is Message.LOAD:
+    def _do(self, asked: Frame) -> dict[str, Any]:
+        if asked.kind is Kind.LOAD:
             self._unload()
             self._session = self._loaded(asked)
             return {}
-        if asked.kind is Message.UNLOAD:
+        if asked.kind is Kind.UNLOAD:
             self._unload()
             return {}
         if self._session is None:
             raise CannotRun("request", "no program is loaded")
-        if asked.kind is Message.RUN:
+        if asked.kind is Kind.RUN:
             return self._session.run(asked.body)
-        if asked.kind is Message.TIME:
+        if asked.kind is Kind.TIME:
             return self._session.time(asked.body)
-        if asked.kind is Message.NODES:
+        if asked.kind is Kind.NODES:
             return self._session.nodes(asked.body)
-        if asked.kind is Message.TUNE:
-            return self._session.tune(asked.body)
-        raise CannotRun("request", f"{asked.kind.name} is no request")
+        return self._session.tune(asked.body)
 
-    def _loaded(self, asked: Received) -> Session:
+    def _loaded(self, asked: Frame) -> Session:
         try:
             return Session(asked, card=self._card, progress=self._progress)
         except DriverError as error:
@@ -239,8 +240,8 @@ class Executing:
         del session
         self._card.free()
 
-    def _answer(self, kind: Message, body: dict[str, Any]) -> None:
-        messages.send(self._sock, kind, body, timeout_s=None)
+    def _answer(self, kind: Kind, body: dict[str, Any]) -> None:
+        frames.send(self._sock, kind, body, timeout_s=IDLE_S)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -258,7 +259,7 @@ def serve(sock_fd: int, progress_fd: int) -> None:
     with socket.socket(fileno=sock_fd) as sock:
         try:
             Executing(sock, Card(), progress).serve()
-        except PeerEnded:
+        except PeerGone:
             os._exit(0)
         except ContextLost:
             os._exit(FAULT_STATUS)

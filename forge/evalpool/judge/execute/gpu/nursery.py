@@ -11,11 +11,12 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from contextlib import suppress
 
-from forge.evalpool.judge.execute import messages
-from forge.evalpool.judge.execute.messages import Message, PeerEnded
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import IDLE_S, Kind, PeerGone
 from forge.process.lease import collector_paused, die_with_parent
 
 with collector_paused():
@@ -30,13 +31,16 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     with socket.socket(fileno=sock_fd) as sock:
-        messages.send(sock, Message.READY, {}, timeout_s=None)
+        deadline = time.monotonic() + IDLE_S
+        frames.send(sock, Kind.READY, {}, timeout_s=IDLE_S)
         try:
             while True:
-                fds = messages.receive(sock).fds
+                asked = frames.receive(
+                    sock, deadline=deadline, expected=(Kind.FORK,), takes_fds=True
+                )
                 _reap()
-                _fork(sock, fds)
-        except PeerEnded:
+                _fork(sock, asked.fds)
+        except PeerGone:
             os._exit(0)
 
 
@@ -63,7 +67,7 @@ def _fork(sock: socket.socket, fds: tuple[int, ...]) -> None:
     pidfd = os.pidfd_open(pid)
     for fd in fds:
         os.close(fd)
-    messages.send(sock, Message.FORKED, {}, fds=(pidfd,), timeout_s=None)
+    frames.send(sock, Kind.FORKED, {}, fds=(pidfd,), timeout_s=IDLE_S)
     os.close(pidfd)
 
 

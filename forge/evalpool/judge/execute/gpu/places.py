@@ -39,29 +39,17 @@ class Places:
         *,
         card: Card,
         scratch: Sequence[int] = (),
-        is_guarded: bool,
     ) -> None:
-        """Maps a buffer for each storage and for each scratch buffer (in bytes).
-
-        Args:
-            is_guarded: floating storages have buffers, too. Else their operations' results serve.
-
-        Raises:
-            DriverError: there is no room.
-        """
+        """Maps a buffer for each storage and for each scratch buffer (in bytes). Raises DriverError
+        where there is no room."""
         self._program = program
         self._residency = residency
         self._card, self._driver = card, card.driver
-        self.is_guarded = is_guarded
-        absent = frozenset[int]() if is_guarded else residency.floating
-        sizes = [
-            0 if number in absent else storage.num_bytes
-            for number, storage in enumerate(program.storages)
-        ]
+        sizes = [storage.num_bytes for storage in program.storages]
         self._num_storages, self._num_buffers = len(sizes), len(sizes) + len(scratch)
         self.arena = Arena(card.pool, [*sizes, *scratch])
         self.placement = Placement.START
-        self.is_direct = not is_guarded
+        self.is_direct = False
         self._fixed: dict[tuple[Placement, int], torch.Tensor] = {}
         self._bound: dict[int, tuple[torch.Tensor, int]] = {}
         """Floating storages: the result and its storage offset in bytes."""
@@ -69,7 +57,7 @@ class Places:
     def place(self, placement: Placement, *, is_direct: bool) -> None:
         """Sets where buffers lie in their mappings, and if floating storages float."""
         self.placement = placement
-        self.is_direct = is_direct or not self.is_guarded
+        self.is_direct = is_direct
         self._bound.clear()
 
     def buffer(self, storage: int) -> Buffer:

@@ -102,19 +102,9 @@ class Loaded:
         *,
         card: Card,
         progress: Progress | None = None,
-        is_trusted: bool = False,
     ) -> None:
-        """Loads modules and maps buffers.
-
-        Args:
-            is_trusted: a reference's program: it may have operations outside the table, and their
-                results are never copied into guarded buffers.
-
-        Raises:
-            CannotRun: nothing is left loaded.
-        """
+        """Loads modules and maps buffers. Raises CannotRun, with nothing left loaded."""
         self.program = program
-        self._is_trusted = is_trusted
         self.card = card
         self.driver = card.driver
         self.progress = progress or Progress()
@@ -133,13 +123,7 @@ class Loaded:
             self._kernels = [self._loaded(one) for one in binaries]
             self.init = self._steps(program.init)
             self.forward = self._steps(program.forward)
-            self._places = Places(
-                program,
-                self.residency,
-                card=card,
-                scratch=self._scratch,
-                is_guarded=not is_trusted,
-            )
+            self._places = Places(program, self.residency, card=card, scratch=self._scratch)
         except DriverError as error:
             self.close()
             reason = "out_of_memory" if error.code == 2 else "driver"
@@ -326,7 +310,7 @@ class Loaded:
         if isinstance(node, Choice):
             step.chosen = node.chosen
             step.alternatives = [self._steps(one.nodes) for one in node.alternatives]
-        wrong = None if self._is_trusted or not isinstance(node, Op) else ops.misuse(node)
+        wrong = ops.misuse(node) if isinstance(node, Op) else None
         if wrong is not None:
             raise CannotRun("operation", wrong, line=node.line)
         if isinstance(node, Launch):

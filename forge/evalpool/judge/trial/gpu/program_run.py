@@ -79,8 +79,6 @@ class ProgramRun:
     deadline: float
     """For all checked calls together, monotonic."""
     tf32: Tf32
-    is_trusted: bool = False
-    """True for a reference's own program: only operations, which need no guards."""
     synchronize: Callable[[], None]
     """Waits for the judge's own work on the card."""
     draw: secrets.SystemRandom = field(default_factory=secrets.SystemRandom)
@@ -101,7 +99,6 @@ class ProgramRun:
                 deadline=deadline,
                 block_fd=self.memory.block.fd,
                 block_bytes=self.memory.block.num_bytes,
-                is_trusted=self.is_trusted,
                 tf32=self.tf32.request,
             ),
         )
