@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from forge.evalpool.judge.execute.gpu import operations
+from forge.evalpool.judge.execute import operations
 from forge.evalpool.judge.execute.gpu.arena import Pool
 from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge.evalpool.judge.execute.gpu import operations
+from forge.evalpool.judge.execute.gpu import places
 from forge.evalpool.judge.execute.steps import named_steps
 from forge.evalpool.judge.program.format import (
     Alternative,
@@ -51,33 +51,35 @@ def program(*forward: Node, init: tuple[Node, ...] = (), outputs: tuple[int, ...
 
 
 def test_results_of_operations_float_until_their_last_use() -> None:
-    found = operations.find(program(op(1, 0), op(2, 1), launch(1, 3), op(4, 3, 2), outputs=(4,)))
+    found = places.find_residency(
+        program(op(1, 0), op(2, 1), launch(1, 3), op(4, 3, 2), outputs=(4,))
+    )
     assert found.floating == {1, 2, 4}
     assert found.ends == {2: (1,), 3: (2,)}
 
 
 def test_a_buffer_that_a_kernel_wrote_first_stays() -> None:
-    assert operations.find(program(launch(1), op(1, 0))).floating == frozenset()
+    assert places.find_residency(program(launch(1), op(1, 0))).floating == frozenset()
 
 
 def test_an_operation_in_place_makes_no_storage() -> None:
-    assert operations.find(program(op(1, 1))).floating == frozenset()
+    assert places.find_residency(program(op(1, 1))).floating == frozenset()
 
 
 def test_storages_of_init_and_inputs_stay() -> None:
-    assert operations.find(program(op(0, 1), init=(op(9),))).floating == frozenset()
+    assert places.find_residency(program(op(0, 1), init=(op(9),))).floating == frozenset()
 
 
 def test_results_inside_of_a_choice_stay() -> None:
     choice = Choice(alternatives=(Alternative(label="", nodes=(op(1, 0),)),))
-    found = operations.find(program(op(2, 0), choice, op(3, 1, 2)))
+    found = places.find_residency(program(op(2, 0), choice, op(3, 1, 2)))
     assert found.floating == {2, 3}
     assert found.ends == {2: (2, 3)}
 
 
 def test_a_use_inside_of_a_choice_is_a_use() -> None:
     alternatives = (Alternative(label="", nodes=(launch(2, 1),)),)
-    found = operations.find(program(op(2, 0), Choice(alternatives=alternatives)))
+    found = places.find_residency(program(op(2, 0), Choice(alternatives=alternatives)))
     assert found.ends == {1: (2,)}
 
 

@@ -133,7 +133,7 @@ class Launches:
 
 def run_operation(node: Op, tensors: Tensors) -> list[Suspicion]:
     """Runs an operation. Returns what may be wrong with it."""
-    from forge.evalpool.judge.execute import torch_nodes
+    from forge.evalpool.judge.execute.cpu import torch_nodes
 
     reads_poison = any(tensors.is_partly_unwritten(number) for number in _read_by(node))
     torch_nodes.run(node, tensors.torch)

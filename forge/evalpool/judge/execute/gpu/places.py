@@ -1,24 +1,28 @@
 """A program's tensors in the executor: over buffers of the arena, or over results of operations.
 
-Used by `run.py`. Knows addresses and views; runs nothing.
+Used by `run.py`. Knows addresses and views; runs nothing. Most storages have a buffer of the arena,
+at one address for the program's life. A storage that an operation of `forward` creates may float:
+it is then the operation's own result, as in torch, so that timing pays for no copy. A floating
+storage ends with its last use.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from forge.evalpool.judge.execute.gpu.arena import Arena, Buffer, Placement
-from forge.evalpool.judge.program.format import Origin, Program, Section
+from forge.evalpool.judge.program.format import Choice, Node, Op, Origin, Program, Section
+from forge.evalpool.judge.program.walk import tensors_in, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from forge.evalpool.judge.execute.gpu.card import Card
-    from forge.evalpool.judge.execute.gpu.operations import Residency
 
 POISON = 0xFF
 """Byte in outputs and temporaries before a call without a seed: NaN in every floating type, -1 in
@@ -230,3 +234,64 @@ def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """True if the strides of all dimensions that have more than one element are these."""
     pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return tensor.numel() == 0 or all(own == other for n, own, other in pairs if n != 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """Storages by where they may lie."""
+
+    floating: frozenset[int]
+    """Storages that may be an operation's own result."""
+    ends: Mapping[int, tuple[int, ...]]
+    """Floating storages by the position in `forward` of the last node that uses them; without
+    those of outputs."""
+
+
+def find_residency(program: Program) -> Residency:
+    """Residency of a program's storages."""
+    floating = _born_of_operations(program)
+    outputs = {program.tensors[number].storage for number in program.outputs}
+    last_use: dict[int, int] = {}
+    for position, node in enumerate(program.forward):
+        for tensor in used_tensors(node):
+            storage = program.tensors[tensor].storage
+            if storage in floating and storage not in outputs:
+                last_use[storage] = position
+    ends: dict[int, tuple[int, ...]] = {}
+    for storage, position in last_use.items():
+        ends[position] = (*ends.get(position, ()), storage)
+    return Residency(floating=frozenset(floating), ends=ends)
+
+
+def used_tensors(node: Node) -> Iterator[int]:
+    """Tensors that a node reads or writes, results and the nodes of alternatives included."""
+    yield from tensors_of(node)
+    if isinstance(node, Choice):
+        for alternative in node.alternatives:
+            for inner in alternative.nodes:
+                yield from used_tensors(inner)
+
+
+def _born_of_operations(program: Program) -> set[int]:
+    """Allocations of `forward` whose first use is as a result of an operation that does not take
+    them as an argument. Those of a choice are not among them: its alternatives share them."""
+    seen: set[int] = set()
+    found: set[int] = set()
+    for node in program.nodes:
+        if isinstance(node, Op):
+            arguments = _arguments(node)
+            seen |= {program.tensors[tensor].storage for tensor in arguments}
+            results = {program.tensors[tensor].storage for tensor in node.results}
+            found |= results - seen
+        seen |= {program.tensors[tensor].storage for tensor in used_tensors(node)}
+    return {number for number in found if _may_float(program, number)}
+
+
+def _arguments(op: Op) -> Iterator[int]:
+    for literal in (*op.arguments, *op.keywords.values()):
+        yield from tensors_in(literal)
+
+
+def _may_float(program: Program, number: int) -> bool:
+    storage = program.storages[number]
+    return storage.origin is Origin.ALLOCATION and storage.section is Section.FORWARD

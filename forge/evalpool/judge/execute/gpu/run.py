@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.compiler.binary import Binary, Failure
-from forge.evalpool.judge.execute.default_type import default_float
-from forge.evalpool.judge.execute.gpu import arguments, operations
+from forge.evalpool.judge.execute import operations
+from forge.evalpool.judge.execute.gpu import arguments
 from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
 from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, LaunchConfig
 from forge.evalpool.judge.execute.gpu.driver.driver import launch_config
-from forge.evalpool.judge.execute.gpu.operations import UnknownOperation
-from forge.evalpool.judge.execute.gpu.places import BadResult, Places
+from forge.evalpool.judge.execute.gpu.places import BadResult, Places, find_residency
+from forge.evalpool.judge.execute.operations import UnknownOperation
 from forge.evalpool.judge.execute.steps import PROGRESS, what_of
 from forge.evalpool.judge.program import ops
 from forge.evalpool.judge.program.format import Choice, Launch, Node, Op, Program, Section, Value
@@ -108,7 +108,7 @@ class Loaded:
         self.card = card
         self.driver = card.driver
         self.progress = progress or Progress()
-        self.residency = operations.find(program)
+        self.residency = find_residency(program)
         self.values: list[Any] = []
         """Scalars that the last run read on the host, in order."""
         self.num_launches = 0
@@ -228,8 +228,9 @@ class Loaded:
                 self._launch(step)
             case Op() as op:
                 kinds = [getattr(torch, self.program.tensors[n].dtype) for n in op.results]
-                with default_float(kinds):
-                    results = operations.call(op, self.places.tensor, device=self.card.device)
+                results = operations.call(
+                    op, self.places.tensor, kinds=kinds, device=self.card.device
+                )
                 if len(results) < len(op.results):
                     words = f"{op.name} gives {len(results)} tensors, not {len(op.results)}"
                     raise CannotRun("result", words, line=step.line)
