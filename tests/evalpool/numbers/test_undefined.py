@@ -48,7 +48,7 @@ def levels(x: torch.Tensor) -> torch.Tensor:
 def test_an_order_of_nan_is_undefined() -> None:
     assert is_defined(levels, [torch.randn(4, 8)])
     assert not is_defined(levels, [torch.zeros(4, 8)])
-    for one in draw(levels, lambda: [torch.randn(16, 32)]).found.sets:
+    for one in draw(levels, lambda: [torch.randn(16, 32)]).sets:
         assert (one.inputs[0] != 0).any(-1).all()
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import call_on, copied, leaves
+from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.protocols import TOLERANCE
 
 if TYPE_CHECKING:
@@ -38,15 +39,12 @@ THRESHOLDS = {
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 STEPS = {"round", "floor", "ceil", "trunc", "frac", "div", "fmod", "remainder", "floor_divide"}
 """Operations that jump at multiples of 1, or of the number that they divide by."""
-REDUCTIONS = {
-    *("max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "median", "nanmedian", "norm"),
-    *("linalg_vector_norm", "std", "var", "std_mean", "var_mean", "sum", "mean", "any", "all"),
-    *("count_nonzero", "prod", "logsumexp", "_softmax", "_log_softmax"),
-}
 CASTS = ("_to_copy", "copy_")
 MIXING = ("softmax", "norm", "cum", "sort", "mm", "conv", "roll", "flip")
 """Parts of names of operations that keep a shape and are not elementwise."""
 HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+MAX_BOUND = 1e20
+"""Larger numbers stand for infinity."""
 EXACT = {
     *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "index", "index_select", "gather"),
     *("embedding", "constant_pad_nd", "repeat", "repeat_interleave", "roll", "flip", "where"),
@@ -125,16 +123,14 @@ class OpCounter(TorchDispatchMode):
         counts."""
         self.specials: set[float] = set()
         """NaN and infinities that operations look for in an input itself."""
+        self.is_bounded = False
+        """True if a finite number was beyond all that it was compared with."""
         self.is_comparing = False
         """True if two tensors with axes were compared."""
         self.is_truncating = False
         """True if floats were cast to integers, which is undefined for NaN."""
         self.halves: set[str] = set()
         """Half precisions that results were rounded to."""
-        self.whole: set[str] = set()
-        """Names of reductions of more than rows, or than what lies side by side."""
-        self.whole_inputs: set[int | None] = set()
-        """Numbers of the inputs that these reduce; None for one that is not known."""
         self.has_floats = False
         """True if an operation made floats."""
 
@@ -156,6 +152,7 @@ class OpCounter(TorchDispatchMode):
             self.is_comparing |= is_search or (name in COMPARISONS and len(_with_axes(args)) == 2)
             found = set(self._numbers([*args, *(kwargs or {}).values()]))
             self.constants |= found
+            self.is_bounded = self.is_bounded or _is_beyond(found, args[0])
             self.compared |= found if name in COMPARISONS else set()
             if not any(one.is_floating_point() or one.is_complex() for one in _tensors(args)):
                 steps = (0,) if name in ("eq", "ne", "isin") else (-1, 0, 1)
@@ -166,9 +163,6 @@ class OpCounter(TorchDispatchMode):
         self.specials |= self._looked_for(name, args, out)
         if name.rstrip("_") in STEPS:
             self.units |= self._units(name.rstrip("_"), args, kwargs or {})
-        if name in REDUCTIONS and _is_whole(func, args, kwargs or {}):
-            self.whole.add(name)
-            self.whole_inputs.add(self._alike.get(_address(args[0])))
         if not func.is_view and not _is_free(name):
             given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
             if name != "copy_" or not _is_same(*given[:2]):
@@ -227,16 +221,12 @@ class OpCounter(TorchDispatchMode):
                 yield float(value)
 
 
-def _is_whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True for a reduction of several axes or of one, unless they are the last ones of others."""
-    names = [one.name for one in func._schema.arguments]
-    at = names.index("dim") if "dim" in names else len(args)
-    dims = args[at] if at < len(args) else kwargs.get("dim")
-    num = args[0].ndim
-    chosen = {
-        one % max(1, num) for one in ([dims] if isinstance(dims, int) else dims or range(num))
-    }
-    return num > 0 and (len(chosen) == num or chosen != {*range(num - len(chosen), num)})
+def _is_beyond(numbers: set[float], value: Any) -> bool:
+    """True if a number exceeds all elements of a tensor, and no float."""
+    most = max((abs(one) for one in numbers if abs(one) < MAX_BOUND), default=0.0)
+    if not most or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return False
+    return bool(value.numel()) and bool((widened(value).abs() < most).all())
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -11,8 +11,8 @@ Where the reference looks for a maximum, what may be a bias is negative, or a ma
 with 0 would be right behind most products; where it looks for a minimum, positive.
 
 A buffer of one number moves where it is 0 or 1: any other may follow from the model's sizes, and a
-kernel may know it. A mask of ones gets zeros. Where the reference does not bear that, signs are
-kept, in the end everything moves by a tenth alone.
+kernel may know it. A constant mask gets some of the other value. Where the reference does not bear
+that, signs are kept, in the end everything moves by a tenth alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SLIGHT = 0.1
 NEGATED_SHARE, MIN_NEGATED = 8, 16
 """One element in so many gets the other sign, of a parameter of at least so many."""
 MASK_SHARE = 0.7
-"""Share of a mask that stays true."""
+"""Share of a mask that stays as it is."""
 MAXIMA = ("max", "sort", "topk", "median", "kthvalue", "sumexp")
 """Parts of names of operations that look for a maximum, or for any place in an order; softmax is
 one of them."""
@@ -107,8 +107,11 @@ def move(model: Any, *, far: Reach = Reach.SIGNS, sign: int = 0) -> bool:
                 if buffer.is_floating_point() and is_default:
                     _move_constant(buffer, constant)
                     has_constants = True
-                elif buffer.dtype is torch.bool and buffer.numel() > 1 and constant:
-                    buffer.logical_and_(torch.rand(buffer.shape, device=buffer.device) < MASK_SHARE)
+                elif buffer.dtype is torch.bool and buffer.numel() > 1:
+                    buffer.logical_xor_(torch.rand(buffer.shape, device=buffer.device) > MASK_SHARE)
+                    has_constants = True
+                elif buffer.dtype is not torch.bool and is_default and far is Reach.SIGNS:
+                    buffer.add_(torch.randint_like(buffer, 1, 8))
                     has_constants = True
     return has_constants
 

@@ -52,7 +52,7 @@ from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub, run_eagerly
 from forge.evalpool.judge.wide.plants import plant_state
-from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw, make_wide_sets
+from forge.evalpool.judge.wide.sets import ROUNDING, Draws, InputSet, WideDraw
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:
@@ -384,17 +384,16 @@ def _moved_and_drawn(
     def draw() -> WideDraw:
         if delivery is not None:
             delivery.restart()
-        return make_wide_sets(
+        draws = Draws(
             module,
             model,
-            num_sets=request["num_sets"],
             terms=terms,
             counted=counted,
             source=request["source"],
             construct=construct,
             is_wide=request.get("wide") is True,
-            **use,
         )
+        return draws.make(request["num_sets"], **use)
 
     if not request["moved"]:
         return draw()

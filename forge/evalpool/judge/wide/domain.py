@@ -65,6 +65,12 @@ class Domain:
             fixed=fixed if fixed is not None and bool(fixed.any()) else None,
         )
 
+    def is_alike(self, other: Domain) -> bool:
+        """True for the same form and, of two values, the same ones."""
+        is_two = self.form == "two"
+        ends = (self.low, self.high), (other.low, other.high)
+        return self.form == other.form and (not is_two or ends[0] == ends[1])
+
     def kept(self, value: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         """A tensor with plants in which the form holds again: other elements give way.
 

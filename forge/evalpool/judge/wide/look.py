@@ -212,7 +212,9 @@ class Plant:
     kind: str
 
 
-FAR = frozenset({"large", "beyond", "far constant", "burst", "lowered row", "raised row"})
+FAR = frozenset(
+    {"large", "beyond", "far constant", "large row", "grown row", "lowered row", "raised row"}
+)
 """Kinds of plants far beyond other values."""
 
 

@@ -2,9 +2,10 @@
 
 Called by sets.py. A set is the problem's own inputs with some of these, at places that no sample
 foresees: one at least in each block of BLOCK elements and in each row, the first and the last of an
-axis in some rows, and some whole rows, columns or slabs (or all of one but its head or its tail).
-A line of a table makes the values of one kind. Whatever holds of an input in every draw holds of a
-planted one, too (`domain.py`): rows stay sorted, sums stay one, a triangle stays one.
+axis in some rows, and some rows, columns or slabs, whole or in part. Half of the places are the
+same in all inputs of a shape. A line of a table makes the values of one kind. Whatever holds of an
+input in every draw holds of a planted one, too (`domain.py`): rows stay sorted, a triangle stays
+one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -34,13 +34,13 @@ MIN_PLANTS = 4
 """Least number of plants of each kind where there are so many places."""
 NUM_LINES = 8
 """Lines of each axis of which the first or last element is planted."""
-MAX_ROWS, ROW_SHARE, MAX_SLAB = 16, 3, 1 << 18
-"""Whole rows of a set: at most so many, one in so many, and elements of each."""
-WHOLE = 0.7
-"""Share of rows that are planted as a whole, not but for their head or tail; of each kind the first
-is."""
-MIN_NUMBERS, MAX_FIELD = 256, 256
-"""Integers that are no lengths; largest range that may be a field of bits."""
+MAX_ROWS, ROW_SHARE, MAX_SLAB = 24, 3, 1 << 18
+"""Rows of a set: at most so many, one in so many, and elements of each but those along the last
+axis."""
+MAX_FIELD = 256
+"""Largest range of integers that may be a field of bits."""
+MIN_NUMBERS = 256
+"""Integers that are no lengths."""
 MAX_VALUES = 12
 """Different values of a group that are tried one by one."""
 GROWN = 0.9
@@ -51,6 +51,9 @@ FAR_IN_SINGLE = 100.0
 """The same in float32, in which a variance in one pass has three digits left there."""
 FAR_CONSTANT = 64.0
 """Constants from so many times the rms on are loud."""
+LARGE = ((3.0, 45.0), (6.0, 12.0), (3.0, 6.0), (1.0, 3.0))
+"""Powers of two by which a large plant exceeds the rms, by step. The first is for references that
+compare something with numbers beyond all that they compute: others may have -1e6 for infinity."""
 
 Values = torch.Tensor
 Places = torch.Tensor
@@ -67,26 +70,42 @@ class Group:
     """[plants] flat indices."""
     values: Values
     """[plants] in the tensor's type."""
+    stays: tuple[tuple[int, Places], ...] = ()
+    """(tensor, flat indices) of the row, and of the one that it is a copy of: into them nothing
+    else goes."""
+
+
+class _Row(NamedTuple):
+    """One row that is to be planted."""
+
+    kind: str
+    line: Places
+    part: Places
+    """Indices within the line."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Ground:
     """A tensor of a set in which something is planted."""
 
+    number: int = 0
+    """The tensor's, among the leaves of the inputs."""
     value: torch.Tensor
     """Contiguous, with the plants so far."""
     domain: Domain
     looks: Looks
-    kin: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    """Other inputs of its type."""
-    shared: dict[Any, Places] = field(default_factory=dict[Any, Places])
-    """Places of constants, by shape: a reference may look for them in two tensors at once."""
+    kin: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    """Other inputs of its type, by number."""
+    shared: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """Places and rows that all inputs of a shape share."""
     taken: torch.Tensor | None = None
     """[elements] True where whole rows are planted, into which nothing else goes."""
     turn: int = 0
     """Number of the set, by which rows of another axis are planted."""
-    size: int = 0
-    """Steps by which plants have shrunk."""
+    size: int = 1
+    """Place in LARGE."""
+    counts: list[int] = field(default_factory=list[int])
+    """Numbers of one of two values in the next rows; -1 for any."""
     rms: float = 1.0
     """Root mean square before anything is planted."""
     is_rough: bool = False
@@ -98,9 +117,13 @@ class Ground:
         return self.value.view(-1)
 
     @property
-    def others(self) -> list[torch.Tensor]:
-        """Other inputs of its type and shape."""
-        return [one for one in self.kin if one.shape == self.value.shape]
+    def is_float(self) -> bool:
+        """True for floats."""
+        return self.value.is_floating_point()
+
+    def others(self) -> list[int]:
+        """Numbers of the other inputs of its type and shape."""
+        return [n for n, one in self.kin.items() if one.shape == self.value.shape]
 
     def movable(self, at: Places, *, is_loud: bool = False) -> Places:
         """The flat indices at which something may be planted, in random order; loud ones in whole
@@ -109,16 +132,22 @@ class Ground:
             at = at if mask is None else at[~mask[at]]
         return at[torch.randperm(len(at))]
 
+    def half_shared(self, kind: str, at: Places) -> Places:
+        """The places, of which half are where the kind is planted in another input of the shape."""
+        first = self.shared.setdefault((self.value.shape, kind), at)
+        if first is at:
+            return at
+        return self.movable(torch.cat([first[::2], at[: len(at) // 2 + 1]]).unique())
+
     def cast(self, values: Values) -> Values:
         """Values in the tensor's type, far from where it overflows."""
-        if self.value.is_floating_point():
+        if self.is_float:
             most = torch.finfo(self.value.dtype).max / 64
             inside = values.clamp(-most, most)
             return torch.where(values.isfinite(), inside, values).to(self.value.dtype)
         if self.value.dtype is not torch.bool:
-            values = values.clamp(
-                *(getattr(torch.iinfo(self.value.dtype), n) for n in ("min", "max"))
-            )
+            ends = torch.iinfo(self.value.dtype)
+            values = values.clamp(ends.min, ends.max)
         return values.to(self.value.dtype)
 
     def constants(self, *, far: bool) -> list[float]:
@@ -139,8 +168,28 @@ class Ground:
         return [n for n in beyond if any(abs(n - one) <= near for one in self.looks.compared)]
 
 
+def rms_of(value: torch.Tensor) -> float:
+    """Root mean square of the finite elements at the beginning; 1 for zeros."""
+    flat = value.reshape(-1)[: 1 << 16].double().nan_to_num(0.0, 0.0, 0.0)
+    return float(flat.square().mean().sqrt()) or 1.0
+
+
+# --- values of single elements
+
+
 def _signs(shape: torch.Size) -> Values:
     return (torch.rand(shape) < 0.5).double() * 2 - 1
+
+
+def _power_of_2(exponent: Values) -> Values:
+    """torch compiles `exp2` on a card when it is first called, which takes 0.2 s."""
+    return torch.pow(2.0, exponent)
+
+
+def _chosen(values: Sequence[float], old: Values) -> Values:
+    """Repeats the values in random order, each as often as another one."""
+    turns = (torch.randperm(old.numel()) + random.randrange(len(values))) % len(values)
+    return torch.tensor(values, dtype=torch.float64)[turns].view(old.shape)
 
 
 def _sign(ground: Ground, old: Values) -> Values:
@@ -148,10 +197,6 @@ def _sign(ground: Ground, old: Values) -> Values:
     turned = torch.where(old == 0, -ground.rms / 8 * (1 + torch.rand(old.shape)), -old)
     grown = turned * _signs(old.shape) * (3 * torch.rand(old.shape)).exp2()
     return torch.where(torch.rand(old.shape) < 0.5, turned, grown)
-
-
-LARGE = ((6.0, 12.0), (3.0, 6.0), (1.0, 3.0))
-"""Powers of two by which a large plant exceeds the rms, by step."""
 
 
 def _large(ground: Ground, old: Values) -> Values:
@@ -168,14 +213,9 @@ def _small(ground: Ground, old: Values) -> Values:
     return torch.where(old == 0, ground.rms, old) * _power_of_2(-power)
 
 
-def _power_of_2(exponent: Values) -> Values:
-    """torch compiles `exp2` on a card when it is first called, which takes 0.2 s."""
-    return torch.pow(2.0, exponent)
-
-
 def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
     """Constants that the reference compares with, and values on both sides of them."""
-    if not ground.value.is_floating_point():
+    if not ground.is_float:
         return _whole_constant(ground, old)
     if ground.domain.form in FEW:
         return _chosen(ground.constants(far=far), old)
@@ -184,29 +224,6 @@ def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
     side = _chosen([0.0, 0.0, 1.0, -1.0], old)
     apart = values * (1 + _signs(old.shape) * (0.05 + torch.rand(old.shape)))
     return torch.where(torch.rand(old.shape) < 0.6, values + step * side, apart)
-
-
-def rms_of(value: torch.Tensor) -> float:
-    """Root mean square of the finite elements at the beginning; 1 for zeros."""
-    flat = value.reshape(-1)[: 1 << 16].double().nan_to_num(0.0, 0.0, 0.0)
-    return float(flat.square().mean().sqrt()) or 1.0
-
-
-def _beyond(ground: Ground, old: Values) -> Values:
-    """Values of another sign, or beyond the range."""
-    power = 21 if ground.value.itemsize < 8 else 36
-    grown = old * _power_of_2(torch.randint(1, power, old.shape).double()) + torch.randint(
-        0, 2, old.shape
-    )
-    if ground.looks.has_indices and ground.domain.low >= 0:  # torch takes a negative index, too
-        return grown
-    return torch.where(torch.rand(old.shape) < 0.5, -old - 1, grown)
-
-
-def _chosen(values: Sequence[float], old: Values) -> Values:
-    """Repeats the values in random order, each as often as another one."""
-    turns = (torch.randperm(old.numel()) + random.randrange(len(values))) % len(values)
-    return torch.tensor(values, dtype=torch.float64)[turns].view(old.shape)
 
 
 def _whole_constant(ground: Ground, old: Values) -> Values:
@@ -221,6 +238,17 @@ def _whole_constant(ground: Ground, old: Values) -> Values:
     if ground.looks.has_indices and ground.domain.low >= 0:  # torch takes a negative index, too
         apart = apart.abs()
     return torch.where(torch.isin(made, bounds) & (torch.rand(old.shape) < 0.5), apart, made)
+
+
+def _beyond(ground: Ground, old: Values) -> Values:
+    """Values of another sign, or beyond the range."""
+    wide = 21 if ground.value.itemsize < 8 else 36
+    most = (wide, wide, 4, 2)[ground.size]
+    power = torch.randint(1, most, old.shape).double()
+    grown = old * _power_of_2(power) + torch.randint(0, 2, old.shape)
+    if ground.looks.has_indices and ground.domain.low >= 0:  # torch takes a negative index, too
+        return grown
+    return torch.where(torch.rand(old.shape) < 0.5, -old - 1, grown)
 
 
 def _edge(ground: Ground, old: Values) -> Values:
@@ -263,6 +291,9 @@ ELEMENTS: dict[str, Callable[[Ground, Values], Values]] = {
 """Values by kind, of single elements, in the order of planting: what hides others comes first."""
 
 
+# --- values of rows
+
+
 def _bound(ground: Ground, old: Values, side: float) -> Values:
     """A whole row above a constant that the reference compares with, below it, or next to it."""
     constant = random.choice(ground.constants(far=False) or [1.0])
@@ -282,18 +313,18 @@ def _scaled(ground: Ground, old: Values) -> Values:
     return old * 2.0 ** -random.randint(4, 12 if ground.value.itemsize < 4 else 40)
 
 
-def _burst(ground: Ground, old: Values) -> Values:
-    """A few neighbours that are large."""
-    length = random.randint(2, 16)
-    start = random.randrange(max(1, len(old) - length))
-    made = old.clone()
-    made[start : start + length] = _large(ground, made[start : start + length])
-    return made
+def _grown(ground: Ground, old: Values) -> Values:
+    """A whole row of another size."""
+    most = 4.0 if ground.value.itemsize < 4 else LARGE[ground.size][1]
+    return old * 2.0 ** random.uniform(1, most)
 
 
 def _moved(ground: Ground, old: Values, sign: float) -> Values:
+    """A whole row or input far below 0 or above it; in the last step of that sign alone."""
+    if ground.size == len(LARGE) - 1:
+        return sign * _positive(ground, old)
     is_small = ground.value.dtype is torch.float16
-    far = random.choice((FAR / 4, 5 * FAR)) if is_small else FAR
+    far = random.choice((FAR / 4, 5 * FAR)) if is_small else (FAR, FAR, FAR / 4)[ground.size]
     if ground.is_rough:
         far = FAR / 4 if is_small else FAR_IN_SINGLE
     return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
@@ -301,31 +332,14 @@ def _moved(ground: Ground, old: Values, sign: float) -> Values:
 
 def _equal(ground: Ground, old: Values) -> Values:
     """Equal values; of floats powers of two, whose sums are exact: a deviation in one pass is 0."""
-    value = float(random.choice(ground.flat))
-    if ground.value.is_floating_point() and value and math.isfinite(value):
+    value = float(random.choice(old))
+    if ground.is_float and value and math.isfinite(value) and random.random() < 0.5:
         value = math.copysign(2.0 ** round(math.log2(abs(value))), value)
     return torch.full_like(old, value)
 
 
-COUNTED = " in a row"
-"""After a number, a kind of whole rows of two values, in which one occurs so often."""
-AGREEING = ("same row", "same head")
-"""Rows that are as one of another input, or as the row before."""
-BY_ROW = ("norms", "sums", "ordered")
-"""Forms of which a row is a thing by itself, as a unit vector."""
-
-
-def is_row(kind: str) -> bool:
-    """True for kinds of whole rows."""
-    return kind in ROWS or kind.endswith(COUNTED)
-
-
-def _counted(ground: Ground, old: Values, num: int) -> Values:
-    """A row of two values in which one occurs so often."""
-    low, high = ground.domain.low, ground.domain.high
-    made = torch.full_like(old, 0.0 if low == high else low)
-    made[torch.randperm(len(old))[:num]] = high or 1.0
-    return made
+def _positive(ground: Ground, old: Values) -> Values:
+    return torch.where(old == 0, ground.rms / 8, old).abs()
 
 
 def _largest(ground: Ground, old: Values) -> Values:
@@ -348,44 +362,71 @@ def _occurring(ground: Ground, old: Values) -> Values:
     return torch.full_like(old, random.choice(found if len(found) else old.view(-1)).item())
 
 
+def _counted(ground: Ground, old: Values) -> Values:
+    """A row of two values in which one occurs any number of times."""
+    low, high, length = ground.domain.low, ground.domain.high, len(old)
+    if not ground.counts:
+        marks = {0, 1, 2, length - 1, length, *ground.looks.integers}
+        marks -= {0} if ground.domain.is_filled else set()
+        few = [n for n in marks if 0 <= n <= length]
+        ground.counts = [-1] * 2 * len(few) + random.sample(few, len(few))
+    num = ground.counts.pop()
+    chosen = _part(length) if num < 0 else torch.randperm(length)[:num]
+    return torch.full_like(old, 0.0 if low == high else low).index_fill_(0, chosen, high or 1.0)
+
+
 ROWS: dict[str, Callable[[Ground, Values], Values]] = {
     "zero row": lambda _, old: torch.zeros_like(old),
     "equal row": _equal,
-    "negative row": lambda ground, old: -torch.where(old == 0, ground.rms / 8, old).abs(),
-    "positive row": lambda ground, old: torch.where(old == 0, ground.rms / 8, old).abs(),
+    "negative row": lambda ground, old: -_positive(ground, old),
+    "positive row": _positive,
     "lowered row": lambda ground, old: _moved(ground, old, -1.0),
     "raised row": lambda ground, old: _moved(ground, old, 1.0),
     "scaled row": _scaled,
+    "grown row": _grown,
+    "large row": _large,
     "row above": lambda ground, old: _bound(ground, old, 1.0),
     "row below": lambda ground, old: _bound(ground, old, -1.0),
     "row near": lambda ground, old: _bound(ground, old, 0.0),
-    "same row": lambda _, old: old,  # as another one, which `_same` takes
-    "same head": lambda _, old: old,
+    "same row": lambda _, old: old,  # as another one, which `_copied` takes
+    "opposite row": lambda _, old: -old,
+    "twin row": lambda _, old: old,
+    "turned row": lambda _, old: old.flip(0),
     "rising row": lambda _, old: old.sort().values,
+    "falling row": lambda _, old: old.sort(descending=True).values,
+    "mirrored row": lambda _, old: torch.cat(
+        [old[: len(old) // 2], old[: -(-len(old) // 2)].flip(0)]
+    ),
     "alternating row": lambda _, old: old.abs() * (1 - 2 * (torch.arange(len(old)) % 2)),
-    "burst": _burst,
-    "special row": lambda ground, old: _chosen(ground.looks.special, old),
+    "special row": lambda ground, old: _chosen(
+        random.choice((ground.looks.special, [random.choice(ground.looks.special)])), old
+    ),
     "largest row": _largest,
     "permuted row": lambda _, old: old[torch.randperm(len(old))],
     "other row": _other_row,
+    "counted row": _counted,
+    "full row": lambda ground, old: torch.full_like(old, ground.domain.high or 1.0),
+    "empty row": lambda ground, old: torch.full_like(old, ground.domain.low),
+    "constant row": _occurring,
 }
-"""Values by kind, of whole rows, columns and slabs."""
-TENSORS: dict[str, Callable[[Ground, Values], Values]] = {
-    "scaled tensor": _scaled,
-    "zero tensor": lambda _, old: torch.zeros_like(old),
-    "lowered tensor": lambda ground, old: old - (FAR, FAR / 4, 4.0)[ground.size] * ground.rms,
-    "positive tensor": lambda ground, old: torch.where(old == 0, ground.rms / 8, old).abs(),
-    "full tensor": lambda ground, old: torch.full_like(old, ground.domain.high or 1.0),
-    "empty tensor": lambda ground, old: torch.full_like(old, ground.domain.low),
-    "constant tensor": _occurring,
-}
-"""Values by kind, of a whole input."""
+"""Values by kind, of rows, columns and slabs, and of whole inputs."""
 LOUD = {*FAR_KINDS, "special", "special row"}
 """Kinds beside which others do not show: they have sets of their own."""
+ALONE = FAR_KINDS - {"far constant", "beyond"}
+"""Kinds of one float of a set."""
 
 
+# --- which kinds a tensor can have
+
+
+TWINS = ("twin row", "turned row")
+COPIES = ("same row", "opposite row", *TWINS)
+"""Kinds of rows that are as another one: a distance is 0, an angle is 0 or pi. Twins are anywhere,
+others at the same place of another input or side by side."""
 FEW = ("two", "distinct")
 """Forms that no other value keeps: they have constants that are looked for beyond their range."""
+BY_ROW = ("norms", "sums", "ordered")
+"""Forms of which a row is a thing by itself, as a unit vector."""
 
 
 def elements_for(ground: Ground) -> list[str]:
@@ -393,10 +434,11 @@ def elements_for(ground: Ground) -> list[str]:
     looks, form, low, high = ground.looks, ground.domain.form, ground.domain.low, ground.domain.high
     if form in ("none", "hot", "ordered", "single"):
         return ["single"] if form == "single" else []
-    is_sorted, is_any, is_equal = form == "sorted", form not in FEW, low == high
-    is_whole = not ground.value.is_floating_point()
     if _is_strict(ground):
         return ["between"]
+    is_sorted, is_any, is_equal, is_whole = (
+        form == "sorted", form not in FEW, low == high, not ground.is_float,
+    )  # fmt: skip
     sought = ground.possible(looks.integers) if is_whole else ground.constants(far=False)
     has = dict.fromkeys(ELEMENTS, is_any and not is_whole) | {
         "between": is_sorted and is_whole,
@@ -408,7 +450,8 @@ def elements_for(ground: Ground) -> list[str]:
         "ignored": is_whole and ground.possible(looks.ignored),
         "within": is_any and is_whole and is_equal,
         "single": False,
-        "tie": is_any and not is_equal,  # where all are equal, it only takes plants back
+        "tie": (form == "distinct" and looks.is_accumulating)
+        or (is_any and not is_equal),  # of equal ones, takes plants back
         "other": is_any and looks.is_comparing and ground.kin,
     }
     return [kind for kind in ("between", *ELEMENTS, "tie", "other") if has[kind]]
@@ -416,59 +459,67 @@ def elements_for(ground: Ground) -> list[str]:
 
 def _is_strict(ground: Ground) -> bool:
     """True for sorted integers that are all different, as offsets, compared with no number."""
-    is_whole = not ground.value.is_floating_point() and ground.domain.form == "sorted"
+    is_whole = not ground.is_float and ground.domain.form == "sorted"
     return is_whole and not ground.looks.integers and bool((ground.value.diff(dim=-1) > 0).all())
 
 
 def _may_exceed(ground: Ground) -> bool:
     """True for integers that are no lengths or fields of bits, and no sizes of memory: of both
-    signs, or many. The reference refuses an index."""
-    value, domain = ground.value, ground.domain
+    signs, or many, or compared with nothing. The reference refuses an index."""
+    value, domain, looks = ground.value, ground.domain, ground.looks
     most = domain.high + 1
     is_field = domain.low == 0 and most <= MAX_FIELD and math.log2(most).is_integer()
     is_long = value.numel() >= MIN_NUMBERS or (value.itemsize == 1 and value.ndim > 1)
-    return not ground.looks.has_sizes and (domain.low < 0 or (is_long and not is_field))
+    is_none = (is_long or not looks.is_comparing) and not (is_field and looks.has_bits)
+    return not looks.has_sizes and (domain.low < 0 or is_none)
 
 
 def rows_for(ground: Ground) -> list[str]:
-    """Kinds of whole rows that can be planted."""
+    """Kinds of rows that can be planted."""
     looks, form, value = ground.looks, ground.domain.form, ground.value
     if form in ("none", "single") or value.numel() < 2 or _is_strict(ground):
         return []
-    if form in ("two", "hot"):
-        length = value.shape[-1] if value.ndim else 1
-        counts = {0, 1, 2, length - 1, length, *looks.integers} if form == "two" else {0}
-        counts -= {0} if ground.domain.is_filled else set()
-        is_borne = ground.turn % 2 == 0 if form == "two" else 0.0 in looks.compared
-        found = [f"{n}{COUNTED}" for n in counts if 0 <= n <= length and is_borne]
-        return [*found, *(["permuted row"] if form == "hot" else [])]
-    is_any = value.is_floating_point() and form not in (*BY_ROW, "distinct", "whole")
+    is_any = ground.is_float and form not in (*BY_ROW, *FEW, "hot", "whole")
     is_agreeing = is_any or form in ("free", "sorted", "whole")
-    is_short = value.itemsize < 8 and not value.is_floating_point()
+    is_short = value.itemsize < 8 and not ground.is_float
+    is_two = form == "two" and ground.turn % 2 == 0  # else a mask has few other elements alone
+    is_ordering = is_agreeing and looks.is_comparing and form != "sorted"
+    is_copying = (ground.others() and form not in FEW) or (looks.is_comparing and is_agreeing)
+    is_copying = is_copying or (is_two and bool(ground.others() or looks.is_comparing))
     has = dict.fromkeys(ROWS, is_any) | {
+        "zero row": is_any or (form == "hot" and 0.0 in looks.compared)
+        or (form == "free" and not looks.has_sizes and not looks.is_wrapping),
         "equal row": is_any or (is_agreeing and ground.domain.low != ground.domain.high),
-        "same row": (form != "distinct" and ground.others) or (is_agreeing and looks.is_comparing),
-        "same head": is_agreeing and looks.is_comparing,
-        "rising row": is_any and looks.is_comparing,
+        "same row": is_copying,
+        "opposite row": is_copying and form in ("free", "norms") and ground.domain.low < 0,
+        "twin row": is_copying,
+        "turned row": is_copying and looks.is_comparing,
+        "rising row": is_ordering,
+        "falling row": is_ordering,
+        "mirrored row": is_ordering,
         "alternating row": is_any and looks.is_comparing,
         "special row": is_any and looks.special and form != "sorted",
         "largest row": is_short and is_agreeing and looks.is_adding and not looks.has_sizes,
-        "permuted row": form == "distinct",
+        "permuted row": form in ("distinct", "hot"),
         "other row": form == "ordered",
-    }
+        "counted row": is_two,
+        "full row": False,
+        "empty row": False,
+        "constant row": False,
+    }  # fmt: skip
     return [kind for kind in ROWS if has[kind]]
 
 
 def tensors_for(ground: Ground) -> list[str]:
-    """Kinds of whole inputs that can be planted, the last ones where there is room."""
+    """Kinds of rows that a whole input can be, the last ones where there is room."""
     form = ground.domain.form
-    if form == "two":
-        return [*([] if ground.domain.is_filled else ["empty tensor"]), "full tensor"]
-    if form != "free":
+    if form not in ("free", "two") or ground.value.numel() == 1:
         return []
-    if ground.value.is_floating_point():
-        return ["scaled tensor", "zero tensor", "lowered tensor", "positive tensor"]
-    return ["constant tensor", "empty tensor"]
+    if form == "two":
+        return [*([] if ground.domain.is_filled else ["empty row"]), "full row"]
+    if ground.is_float:
+        return ["scaled row", "zero row", "lowered row", "positive row"]
+    return ["constant row", "empty row"]
 
 
 def parts_of(group: Group) -> list[Group]:
@@ -481,44 +532,100 @@ def parts_of(group: Group) -> list[Group]:
     ]
 
 
-def make_rows(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
-    """Whole rows of different kinds."""
+# --- places of rows
+
+
+def make_rows(ground: Ground, kinds: Sequence[str]) -> list[Group]:
+    """Rows of different kinds, the first of each whole, the copies last."""
     if not kinds:
         return []
-    turn = ground.turn % len(kinds)
-    left = [*kinds[turn:], *kinds[:turn]]
     is_any = ground.domain.form in ("free", "two", "whole")
-    lines = _lines(ground.value, ground.turn if is_any else 0)
-    if "zero row" in left and lines:  # where another input has one, too
-        left = ["zero row", *(kind for kind in left if kind != "zero row")]
-        lines[0] = ground.shared.setdefault((ground.value.shape, "zero row"), lines[0])
-    groups: list[Group] = []
-    for number, line in enumerate(lines):
-        kind = left[number % len(left)]
-        is_head = kind == "same head"
-        at, part = line, max(1, len(line) >> random.randint(1, 8))
-        if is_head or (
-            is_any and number >= len(left) and random.random() > WHOLE and part < len(line)
-        ):
-            at = line[part:] if random.random() < 0.5 and not is_head else line[: len(line) - part]
-        at = at if ground.domain.fixed is None else at[~ground.domain.fixed[at]]
+    found = _planned(ground, kinds, _lines(ground.value, ground.turn if is_any else 0))
+    taken = torch.zeros(ground.value.numel(), dtype=torch.bool)
+    for row in found:
+        taken[row.line] = True
+    made, groups = ground.flat.clone(), list[Group]()
+    for row in sorted(found, key=lambda one: one.kind in COPIES):
+        values, stays = made[row.line].double(), [(ground.number, row.line)]
+        if row.kind in COPIES:
+            values, source = _copied(ground, made, row, taken)
+            stays.append(source)
+        values = ground.cast(ROWS[row.kind](ground, values))[row.part]
+        at = row.line[row.part]
+        if ground.domain.fixed is not None:
+            is_free = ~ground.domain.fixed[at]
+            at, values = at[is_free], values[is_free]
+        made[at] = values
         if len(at):
-            at, old = _same(ground, at, len(line)) if kind in AGREEING else (at, ground.flat[at])
-            make = ROWS.get(kind) or partial(_counted, num=int(kind.removesuffix(COUNTED)))
-            values = ground.cast(make(ground, old.double()))
-            groups.append(Group(tensor=tensor, kind=kind, at=at, values=values))
-    return sorted(groups, key=lambda one: (one.kind == "zero row", one.kind in AGREEING))
+            own = Group(tensor=ground.number, kind=row.kind, at=at, values=values)
+            groups.append(replace(own, stays=tuple(stays)))
+    return groups
 
 
-def _same(ground: Ground, at: Places, length: int) -> tuple[Places, Values]:
-    """The same row of another input, or its opposite: a distance is 0, an angle is 0 or pi. Where
-    there is no such input, the row before, both of which stay so."""
-    if not ground.others:
-        before = (at - length) % ground.value.numel()
-        return torch.cat([at, before]), ground.flat[before].repeat(2)
-    row = random.choice(ground.others).view(-1)[at]
-    is_signed = ground.domain.form in ("free", "norms") and ground.domain.low < 0
-    return at, -row if is_signed and random.random() < 1 / 3 else row
+def make_tensor(ground: Ground, kind: str) -> Group:
+    """A whole input as one row."""
+    at = torch.arange(ground.value.numel())
+    at = at if ground.domain.fixed is None else at[~ground.domain.fixed]
+    values = ground.cast(ROWS[kind](ground, ground.flat.double()))[at]
+    return Group(tensor=ground.number, kind=kind, at=at, values=values)
+
+
+def _planned(ground: Ground, kinds: Sequence[str], lines: Sequence[Places]) -> list[_Row]:
+    """Rows that do not meet: half of another input's of the shape, then own ones."""
+    key, turn = (ground.value.shape, "rows"), ground.turn % len(kinds)
+    left = [*kinds[turn:], *kinds[:turn]]
+    found = [one for one in ground.shared.get(key, ()) if one.kind in kinds]
+    is_any = ground.domain.form in ("free", "whole", "sorted")
+    taken = torch.zeros(ground.value.numel(), dtype=torch.bool)
+    for one in found:
+        taken[one.line] = True
+    for line in lines:
+        if not taken[line].any():
+            kind, length = left[len(found) % len(left)], len(line)
+            is_whole = not is_any or kind not in {one.kind for one in found}
+            part = torch.arange(length) if is_whole else _part(length, is_near=kind in COPIES)
+            if kind == "large row":  # neighbours, of which more are in a block than elsewhere
+                start = random.randrange(length)
+                part = torch.arange(start, min(length, start + random.randint(2, 16)))
+            found.append(_Row(kind, line, part))
+    ground.shared.setdefault(key, [*{one.kind: one for one in reversed(found)}.values()])
+    return found
+
+
+def _part(length: int, *, is_near: bool = False) -> Places:
+    """Indices of a part of a row: all of them, a head, a tail, neighbours, or any; as many as the
+    row has, or few, or all but few, or all but very few."""
+    few = _few(length)
+    num = random.choice((length, few, length - few, random.randint(1, length)))
+    num = max(1, length - _few(few) if is_near else num)
+    if random.random() < 0.5:
+        return torch.randperm(length)[:num]
+    start = random.choice((0, length - num, random.randint(0, length - num)))
+    return torch.arange(start, start + num)
+
+
+def _few(length: int) -> int:
+    """Any number up to a length, each power of two as often as another one."""
+    return int(2 ** random.uniform(0, math.log2(length)))
+
+
+def _copied(
+    ground: Ground, made: torch.Tensor, row: _Row, taken: torch.Tensor
+) -> tuple[Values, tuple[int, Places]]:
+    """The row at the same place of another input of its shape, or before it; for a twin, at any
+    place of either."""
+    line, size, length, number, flat = row.line, len(made), len(row.line), ground.number, made
+    step = length if length > 1 and int(line[1] - line[0]) == 1 else 1
+    others, is_twin = ground.others(), row.kind in TWINS
+    tries = [(line + step * random.randrange(1, max(2, size // length))) % size for _ in range(4)]
+    tries = tries if is_twin else [(line - step) % size]
+    source = next((one for one in tries if not taken[one].any()), tries[0])
+    if others and not (is_twin and random.random() < 0.5):
+        number = random.choice(others)
+        source, flat = (source if is_twin else line), ground.kin[number].view(-1)
+    else:
+        taken[source] = True
+    return flat[source].double(), (number, source)
 
 
 def _lines(value: torch.Tensor, turn: int) -> list[Places]:
@@ -540,7 +647,9 @@ def _blocks(value: torch.Tensor) -> list[Places]:
     for axis in range(1, value.ndim):
         count, length = math.prod(shape[:axis]), math.prod(shape[axis:])
         is_last = axis == value.ndim - 1
-        if count < (2 if is_last else ROW_SHARE) or not 1 < length <= MAX_SLAB:
+        if count < (2 if is_last else ROW_SHARE) or not 1 < length <= (
+            value.numel() if is_last else MAX_SLAB
+        ):
             continue
         blocks = taken.view(count, -1)
         share = 2 if count <= MAX_ROWS else ROW_SHARE
@@ -575,7 +684,10 @@ def _across(value: torch.Tensor, turn: int) -> list[Places]:
     return found
 
 
-def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Group]:
+# --- places of single elements
+
+
+def make_elements(ground: Ground, kinds: Sequence[str]) -> list[Group]:
     """Plants of several kinds in one tensor, each at places of its own."""
     at = _places(ground, num_kinds=len(kinds))
     groups: list[Group] = []
@@ -583,34 +695,42 @@ def make_elements(ground: Ground, tensor: int, kinds: Sequence[str]) -> list[Gro
         if kind == "between":
             own, values = _between(ground)
         else:
-            own = at[number :: len(kinds)]
-            if len(own) < MIN_PLANTS:
-                more = torch.randint(ground.value.numel(), (2 * MIN_PLANTS,))
-                own = torch.cat([own, ground.movable(more)[:MIN_PLANTS]]).unique()
-            if ground.domain.form == "two" and ground.turn % 2:  # so few that no sample has one
-                own = own[torch.randperm(len(own))[: MIN_PLANTS // 2]]
-            elif kind in ("large", "edge", "beyond"):
-                is_loud = kind == "large" and ground.turn % 2 == 1  # else whole rows stay
-                own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
-            if kind.endswith("constant"):
-                is_float, size = ground.value.is_floating_point(), ground.value.numel()
-                sought = ground.looks.constants if is_float else ground.looks.integers
-                num = min(6 * len(sought), size // (MAX_SHARE if is_float else 4))
-                own = torch.cat([own, torch.randint(size, (num,))]).unique()
-                own = ground.movable(ground.shared.setdefault(ground.value.shape, own))
-            if ground.domain.form == "distinct":  # each value once
-                own = own[torch.randperm(len(own))[: len(ground.possible(ground.looks.integers))]]
+            own = _places_of(ground, kind, at[number :: len(kinds)])
             values = _values(ground, kind, own)
             if kind == "large":
                 values = _with_loud_ends(ground, own, values)
         if len(own):
-            groups.append(Group(tensor=tensor, kind=kind, at=own, values=ground.cast(values)))
+            values = ground.cast(values)
+            groups.append(Group(tensor=ground.number, kind=kind, at=own, values=values))
     return groups
+
+
+def _places_of(ground: Ground, kind: str, own: Places) -> Places:
+    """The places of one kind: of a few at least, and where that kind is looked for."""
+    size, form = ground.value.numel(), ground.domain.form
+    if len(own) < MIN_PLANTS:
+        more = torch.randint(size, (2 * MIN_PLANTS,))
+        own = torch.cat([own, ground.movable(more)[:MIN_PLANTS]]).unique()
+    if form == "two" and ground.turn % 2:  # so few that no sample has one
+        return own[torch.randperm(len(own))[: MIN_PLANTS // 2]]
+    if kind in ("large", "edge", "beyond"):
+        is_loud = kind == "large" and ground.turn % 2 == 1  # else whole rows stay
+        own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
+    if kind.endswith("constant"):
+        sought = ground.looks.constants if ground.is_float else ground.looks.integers
+        num = min(24 * len(sought), size // (MAX_SHARE if ground.is_float else 4))
+        own = torch.cat([own, torch.randint(size, (num,))]).unique()
+        own = ground.movable(ground.shared.setdefault((ground.value.shape, "constant"), own))
+    elif form != "two":
+        own = ground.half_shared(kind, own)
+    if form == "distinct" and kind != "tie":  # each value once
+        own = own[torch.randperm(len(own))[: len(ground.possible(ground.looks.integers))]]
+    return own
 
 
 def _values(ground: Ground, kind: str, at: Places) -> Values:
     if kind == "other":
-        flat = random.choice(ground.kin).view(-1)
+        flat = random.choice([*ground.kin.values()]).view(-1)
         size = ground.value.numel()
         at = at if len(flat) == size else torch.randint(len(flat), at.shape)
         return flat[at].double()
@@ -693,13 +813,17 @@ def _between(ground: Ground) -> tuple[Places, Values]:
 
 
 def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
-    """Plants into parameters and saved floats of a model, in place: a few zeros, ties, other signs
+    """Plants into parameters and saved buffers of a model, in place: a few zeros, ties, other signs
     and sizes; of a few elements all grow. Some that were constant `before` they were moved get that
-    back in a part. Vectors of one sign stay so: biases below a maximum."""
+    back in a part. Vectors of one sign stay so: biases below a maximum. A matrix gets a row and a
+    column of zeros, and quantised numbers are anything."""
     trained = {one.data_ptr() for one in model.parameters()}
     has_defaults, is_head = random.random() < 0.5, random.random() < 0.7
     for name, value in model.state_dict().items():
         size = value.numel()
+        if value.dtype is torch.int8 and value.ndim > 1:  # quantised: of any value
+            chosen = torch.rand(value.shape) < 1 / MAX_SHARE
+            value.copy_(torch.where(chosen, torch.randint(-128, 128, value.shape), value))
         if not value.is_floating_point() or not value.is_contiguous():
             continue
         if size < MIN_ROW:
@@ -713,7 +837,7 @@ def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> N
         if has_defaults and bool((default == default[0]).all()):
             part = torch.arange(size) < random.randint(size // 8, size - 1)
             flat.copy_(torch.where(part if is_head else ~part, default, flat))
-        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value), size=1)
+        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value), size=2)
         has_sign = size == max(value.shape) and domain.low * domain.high > 0
         kinds = ["tie"] if has_sign else ["zero", "tie", "small"]
         kinds += ["large"]  # a bound of a scale, a bias or a matrix
@@ -723,3 +847,6 @@ def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> N
             own = at[number :: len(kinds)]
             own = own if kind != "large" or size == max(value.shape) else own[:MIN_PLANTS]
             flat[own] = ground.cast(_values(ground, kind, own))
+        if size > max(value.shape) and min(value.shape[0], value.shape[-1]) >= MIN_ROW:
+            value[random.randrange(value.shape[0])] = 0
+            value[..., random.randrange(value.shape[-1])] = 0

@@ -13,6 +13,7 @@ else the group is left out. A tensor of which no group matters in any set is ins
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import random
@@ -92,12 +93,15 @@ MAX_COUNT = 1 << 16
 """Magnitude of an int argument that may be a seed."""
 MAX_NOTED = 64
 """Plants that a set names."""
-GROWTH = (0, 1, 2)
-"""Steps by which large plants that the reference does not bear are made anew."""
 LARGE_BYTES = 4 << 20
 """Inputs and outputs above which all groups are planted together: a call costs more."""
+VAST = {"large", "large row", "grown row"}
+"""Kinds whose cubes and sums may overflow in the problem's own types."""
 SPLIT = ("constant", "edge", "beyond", "sign", "special")
 """Kinds whose values are tried apart where not all are borne."""
+NUM_MOVED, LOUD_ELEMENT, MOST = 4, 8.0, 0.5
+"""Elements that are tried, their size in those of the largest one, and the share of an output that
+they move if it depends on the whole of an input."""
 LEAST_SHAKE = 0.1
 """Least change of a parameter."""
 NUM_TENSORS = 4
@@ -169,41 +173,6 @@ class WideDraw:
     """True if no input matters."""
 
 
-def make_wide_sets(
-    module: Any,
-    model: Any,
-    *,
-    num_sets: int,
-    terms: Terms,
-    counted: OpCounter | None,
-    source: str,
-    construct: Callable[[], Any] | None = None,
-    is_wide: bool = True,
-    use: Callable[[InputSet], None] = lambda _: None,
-) -> WideDraw:
-    """The sets of one draw, with one state of the model. Raises Unjudgeable.
-
-    Args:
-        counted: operations of one call (`count_work`), None if unknown.
-        construct: makes another model.
-        is_wide: False where results in float64 have no room.
-        use: called with each set once its inputs and outputs are final.
-    """
-    draws = Draws(module, model, terms=terms, counted=counted, source=source, construct=construct)
-    draws.has_room = is_wide
-    sets: list[InputSet] = []
-    for one in draws.sets(num_sets):
-        use(one)
-        sets.append(one)
-    return WideDraw(
-        sets=sets,
-        kinds=draws.kinds,
-        why=draws.why,
-        insensitive=draws.insensitive(),
-        is_constant=draws.is_constant(),
-    )
-
-
 @dataclass(slots=True)
 class _Tried:
     """Inputs that the reference bears, and what comes of them."""
@@ -219,11 +188,42 @@ class _Tried:
 class _Plan:
     """Plan of one set."""
 
-    kinds: Collection[str]
-    """Kinds of single elements; LOUD for whole rows that are loud, too."""
-    has_arguments: bool = False
+    turn: int = 0
+    """Number of the set among quiet or loud ones."""
+    kinds: Collection[str] = ()
+    """Kinds of single elements."""
+    is_loud: bool = False
     is_rough: bool = False
     """True for a loud one that is asked for in the problem's own types, too."""
+    has_arguments: bool = False
+    chosen: int = -1
+    """The floats of a loud set that have far values: of two, a product would be beyond all other
+    results, and beyond what a kernel has for infinity."""
+    first_size: int = 1
+    """Place in LARGE of the first size of the chosen tensor's."""
+    whole: str = ""
+    """Kind of the chosen tensor as a whole, which nothing else is planted beside."""
+
+    def allows(self, tensor: int, kind: str) -> bool:
+        """True if a tensor may have such plants."""
+        is_alone = kind in plants.ALONE and tensor != self.chosen
+        return (kind in plants.LOUD) is self.is_loud and not (self.is_loud and is_alone)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """A set at work."""
+
+    plan: _Plan
+    start: _Tried
+    now: _Tried
+    lost: float = 0.0
+    """The difference that other roundings make (`_lost`)."""
+    groups: list[Group] = field(default_factory=list[Group])
+    shared: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """As of `Ground`."""
+    taken: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    """Elements where rows are planted, by tensor."""
 
 
 class Draws:
@@ -237,8 +237,15 @@ class Draws:
         terms: Terms,
         counted: OpCounter | None,
         source: str,
-        construct: Callable[[], Any] | None,
+        construct: Callable[[], Any] | None = None,
+        is_wide: bool = True,
     ) -> None:
+        """
+        Args:
+            counted: operations of one call (`count_work`), None if unknown.
+            construct: makes another model.
+            is_wide: False where results in float64 have no room.
+        """
         self._module, self._model, self._terms = module, model, terms
         self._counted, self._source, self._construct = counted, source, construct
         modules = model.modules() if isinstance(model, torch.nn.Module) else ()
@@ -265,14 +272,10 @@ class Draws:
         """The reference in float64 where a rounding decides on integers of it."""
         self.kinds: frozenset[str] = frozenset()
         self.why = ""
-        self.has_room = True
-        self._dealt: list[_Plan] = []
-        self._whole: list[tuple[int, str]] = []
-        """(tensor, kind) of inputs that are still to be planted as a whole."""
+        self._has_room = is_wide
+        self._defaults = [] if terms.is_plain else _defaults(model, len(self._first))
         self._arguments: dict[int, list[Any]] = {}
         """Other values of an argument, by its number, that no set has yet."""
-        self._turns = [random.randrange(64), random.randrange(64)]
-        """Numbers of the next quiet set and of the next loud one, which turns follow."""
         self._bad: set[tuple[int, str]] = set()
         """(tensor, kind) of rows that the reference does not bear."""
         self._borne: set[int] = set()
@@ -280,6 +283,12 @@ class Draws:
         """Tensors of which some group was borne, of which one mattered."""
         self._varies = False
         """True if outputs of two draws of given inputs differ."""
+
+    @property
+    def _known(self) -> _Tried:
+        """The given set."""
+        assert self._given is not None
+        return self._given
 
     def _on_device(self, make: Callable[Given, Made], *of: Given.args, **by: Given.kwargs) -> Made:
         """The result of a function whose new tensors are where the inputs are."""
@@ -293,6 +302,24 @@ class Draws:
         given = draw_inputs(self._module, self._terms)
         return replaced(list(given), lambda _, one: one.detach())
 
+    def make(self, num_sets: int, *, use: Callable[[InputSet], None] = lambda _: None) -> WideDraw:
+        """All of it. Raises Unjudgeable.
+
+        Args:
+            use: called with each set once its inputs and outputs are final.
+        """
+        sets: list[InputSet] = []
+        for one in self.sets(num_sets):
+            use(one)
+            sets.append(one)
+        return WideDraw(
+            sets=sets,
+            kinds=self.kinds,
+            why=self.why,
+            insensitive=self.insensitive(),
+            is_constant=self.is_constant(),
+        )
+
     def sets(self, num_sets: int) -> Iterator[InputSet]:
         """The sets of a draw, as many as there is room for. Raises Unjudgeable."""
         first = self.given()
@@ -302,11 +329,12 @@ class Draws:
         if self._terms.is_plain:
             yield from (self.given() for _ in range(min(num_sets, num_fit) - 1))
             return
-        self._deal(min(max(num_sets, NUM_SETS), num_fit) - 1)
-        num_fit -= 1 + len(self._dealt)
-        while self._dealt:
-            yield self._planted()
-        yield from itertools.islice(self._planted_whole(), min(NUM_TENSORS, max(0, num_fit)))
+        plans = self._plans(min(max(num_sets, NUM_SETS), num_fit) - 1)
+        for plan in plans:
+            yield self._planted(plan) or self.given()
+        room = min(NUM_TENSORS, num_fit - 1 - len(plans))
+        whole = map(self._planted, self._whole_plans() if room else ())
+        yield from itertools.islice(filter(None, whole), room)
 
     def given(self) -> InputSet:
         """The inputs as the problem gives them. Raises Unjudgeable."""
@@ -338,11 +366,10 @@ class Draws:
 
     def _free_copied(self) -> None:
         """Takes domains from inputs that are outputs, too: they hide what is computed."""
-        assert self._given is not None
-        for tensor, one in enumerate(leaves(self._given.inputs)[: len(self._domains)]):
+        for tensor, one in enumerate(leaves(self._known.inputs)[: len(self._domains)]):
             if self._domains[tensor].form in ("sorted", "symmetric", "sums", "norms") and any(
                 output.shape == one.shape and _distance(output, one) <= SAME
-                for output in self._given.outputs
+                for output in self._known.outputs
             ):
                 self._domains[tensor] = replace(self._domains[tensor], form="free", fixed=None)
 
@@ -405,7 +432,7 @@ class Draws:
         try:
             if self._terms.is_plain:
                 raise CannotWiden("inputs that are not as given end its process")
-            if not self.has_room:
+            if not self._has_room:
                 raise CannotWiden("no room for results in float64")
             self.kinds = kinds_of(self._model, inputs, outputs, halves, has_floats=has_floats)
         except CannotWiden as error:
@@ -473,65 +500,95 @@ class Draws:
         pairs = [*zip(outputs, found, strict=True)]
         return [one if one.is_floating_point() else other for one, other in pairs]
 
-    def _deal(self, num_sets: int) -> None:
-        """Plans the kinds of each of `num_sets` sets: every kind of single elements in one. Loud
-        ones are apart; the same kinds of all tensors go together, for branches that ask for
-        several."""
-        assert self._given is not None
-        grounds = [self._ground(_Work(self._given), n) for n in range(len(self._domains))]
-        every = [kind for one in grounds for kind in self._on_device(plants.elements_for, one)]
+    def _plans(self, num_sets: int) -> list[_Plan]:
+        """Plans of `num_sets` sets: every kind of single elements in one. Loud ones are apart; the
+        same kinds of all tensors go together, for branches that ask for several."""
+        every = [kind for one in self._grounds() for kind in plants.elements_for(one)]
         quiet = [one for one in dict.fromkeys(every) if one not in plants.LOUD]
         random.shuffle(quiet)
         num_quiet = (num_sets + random.randrange(2)) // 2
-        parts = [quiet[number::num_quiet] for number in range(num_quiet)]
-        self._dealt = [_Plan(kinds=set(one)) for one in parts]
-        num_loud = num_sets - num_quiet
-        self._dealt += [_Plan(kinds=plants.LOUD, is_rough=not n) for n in range(num_loud)]
-        random.shuffle(self._dealt)
-        for one in self._dealt[: max(1, num_sets - 1)]:
+        turn, other = random.randrange(64), random.randrange(64)
+        found = [_Plan(turn=turn + n, kinds=quiet[n::num_quiet]) for n in range(num_quiet)]
+        tensors = leaves(self._known.inputs)
+        floats = [n for n, one in enumerate(tensors) if one.is_floating_point()] or [-1]
+        for n in range(num_sets - num_quiet):
+            plan = _Plan(turn=other + n, kinds=plants.LOUD, is_loud=True, is_rough=not n)
+            plan.chosen = floats[plan.turn % len(floats)]
+            plan.first_size = 1 if plan.is_rough or not self._looks.is_bounded else 0
+            found.append(plan)
+        random.shuffle(found)
+        for one in found[: max(1, num_sets - 1)]:
             one.has_arguments = True
-        if num_sets > MIN_SETS and self._looks.is_global:
-            whole = self._looks.whole
-            read = [n for n in range(len(grounds)) if None in whole or n in whole]
-            first, step = random.randrange(NUM_TENSORS), max(1, NUM_TENSORS // max(1, len(read)))
-            turns = [  # of several tensors, kinds that differ come first
-                ((place - first - step * turn) % len(kinds), turn, n, kind)
-                for turn, n in enumerate(random.sample(read, len(read)))
-                for kinds in [self._on_device(plants.tensors_for, grounds[n])]
-                for place, kind in enumerate(kinds)
-            ]
-            self._whole = [(n, kind) for *_, n, kind in sorted(turns, reverse=True)]
+        return found
 
-    def _planted(self) -> InputSet:
-        """Makes the next set, with the groups that matter and are borne."""
-        plan = self._dealt.pop()
-        is_loud = plan.kinds is plants.LOUD
-        self._turns[is_loud] += 1
+    def _whole_plans(self) -> list[_Plan]:
+        """Plans of inputs that outputs depend on as a whole; of several tensors, kinds that differ
+        come first."""
+        grounds = self._grounds()
+        kinds = {n: plants.tensors_for(one) for n, one in enumerate(grounds)}
+        read = [n for n in kinds if kinds[n] and self._moves_all(grounds[n])]
+        first, step = random.randrange(NUM_TENSORS), max(1, NUM_TENSORS // max(1, len(read)))
+        turns = [
+            ((place - first - step * turn) % len(kinds[n]), turn, n, kind)
+            for turn, n in enumerate(random.sample(read, len(read)))
+            for place, kind in enumerate(kinds[n])
+        ]
+        return [_Plan(chosen=n, whole=kind) for *_, n, kind in sorted(turns)]
+
+    def _grounds(self) -> list[Ground]:
+        """The tensors of the given set."""
+        work = _Work(plan=_Plan(), start=self._known, now=self._known)
+        return [self._ground(work, n) for n in range(len(self._domains))]
+
+    def _moves_all(self, ground: Ground) -> bool:
+        """True if a few elements of one row of an input move most of an output, or if it has no
+        other rows and some output has less elements."""
+        length, device = ground.value.shape[-1], ground.value.device
+        row = random.randrange(ground.value.numel() // length)
+        at = row * length + torch.randint(length, (NUM_MOVED,), device=device)
+        old = ground.flat[at].double()
+        low, high = (old.new_tensor(one) for one in (ground.domain.low, ground.domain.high))
+        if ground.is_float and ground.domain.form == "free":
+            low, high = LOUD_ELEMENT * low, LOUD_ELEMENT * high
+        turns = torch.arange(NUM_MOVED, device=device) % 2 == 0
+        values = torch.where((old == low) | (turns & (old != high)), high, low)
+        group = Group(tensor=ground.number, kind="", at=at, values=ground.cast(values))
+        found = self._tried(self._with(self._known.inputs, [group]))
+        if found is None:
+            return False
+        return any(
+            (ground.value.ndim == 1 and 2 * one.numel() < ground.value.numel())
+            or (one.shape == other.shape and float((one != other).double().mean()) > MOST)
+            for one, other in zip(self._known.outputs, found.outputs, strict=True)
+            if one.numel()
+        )
+
+    def _planted(self, plan: _Plan) -> InputSet | None:
+        """A set with the groups that matter and are borne; None if the reference bears nothing."""
         drawn = self._draw()
         start = self._tried(drawn)
         if start is None and self._has_other_shapes:  # as given: they depend on data
             self._is_ragged = True
             start = self._tried(drawn)
         if start is None:
-            return self.given()
-        assert self._given is not None
-        self._varies = self._varies or self._matters(self._given.outputs, start.outputs)
-        work = _Work(start, turn=self._turns[is_loud], is_rough=plan.is_rough)
+            return None
+        self._varies = self._varies or self._matters(self._known.outputs, start.outputs)
+        work = _Work(plan=plan, start=start, now=start)
         if plan.has_arguments:
             self._plant_arguments(work)
-        is_large = sum(one.nbytes for one in [*leaves(start.inputs), *start.outputs]) > LARGE_BYTES
+        if plan.whole:
+            return self._planted_whole(work)
         tensors = random.sample(range(len(self._domains)), len(self._domains))
-        floats = [n for n, one in enumerate(leaves(start.inputs)) if one.is_floating_point()]
-        if is_loud:  # of two, a product would be beyond all other results
-            tensors = [
-                n for n in tensors if n not in floats or n == floats[work.turn % len(floats)]
-            ]
         for tensor in tensors:
-            self._plant_rows(work, tensor, is_loud=is_loud)
+            self._plant_rows(work, tensor)
+        is_large = sum(one.nbytes for one in [*leaves(drawn), *work.now.outputs]) > LARGE_BYTES
         for tensor in tensors:
-            found = self._on_device(plants.elements_for, self._ground(work, tensor))
-            own = [kind for kind in found if kind in plan.kinds] or found[:1]
-            for part in [own] if is_large else [[kind] for kind in own]:
+            ground = self._ground(work, tensor)
+            found = plants.elements_for(ground)
+            own = [one for one in found if one in plan.kinds and plan.allows(tensor, one)]
+            if not own and not (plan.is_loud and ground.is_float):
+                own = found[:1]
+            for part in [own] if is_large and own else [[kind] for kind in own]:
                 self._plant_elements(work, tensor, part)
         work.lost = self._lost(work.now)  # what loses little is stable, too
         if work.groups and work.lost > MAX_REAL_ERROR and not self._is_stable(work.now):
@@ -541,33 +598,35 @@ class Draws:
 
     def _ground(self, work: _Work, tensor: int) -> Ground:
         values = [*map(opened, leaves(work.now.inputs))]
-        one, form = values[tensor], self._domains[tensor].form
+        one, own = values[tensor], self._domains[tensor]
         return Ground(
+            number=tensor,
+            size=work.plan.first_size if tensor == work.plan.chosen else 1,
             value=one.contiguous(),
-            domain=self._domains[tensor],
+            domain=own,
             looks=self._looks,
-            kin=[
-                other.contiguous()
+            kin={
+                number: other.contiguous()
                 for number, other in enumerate(values)
                 if (number != tensor and other.dtype == one.dtype and other.numel())
-                and (form not in plants.BY_ROW or self._domains[number].form == form)
-            ],
+                and (own.form in ("free", "sorted") or self._domains[number].is_alike(own))
+            },
             shared=work.shared,
             taken=work.taken.get(tensor),
-            turn=work.turn,
+            turn=work.plan.turn,
             rms=plants.rms_of(opened(leaves(work.start.inputs)[tensor])),
-            is_rough=work.is_rough,
+            is_rough=work.plan.is_rough,
         )
 
-    def _plant_rows(self, work: _Work, tensor: int, *, is_loud: bool) -> None:
+    def _plant_rows(self, work: _Work, tensor: int) -> None:
         """Whole rows: all kinds together, or one after another where not all are borne."""
         ground = self._ground(work, tensor)
         kinds = [
             kind
-            for kind in self._on_device(plants.rows_for, ground)
-            if (kind in plants.LOUD) is is_loud and (tensor, kind) not in self._bad
+            for kind in plants.rows_for(ground)
+            if work.plan.allows(tensor, kind) and (tensor, kind) not in self._bad
         ]
-        groups = self._on_device(plants.make_rows, ground, tensor, kinds)
+        groups = self._on_device(plants.make_rows, ground, kinds)
         if not groups or self._accepts(work, groups) is not None:
             return
         for kind in dict.fromkeys(one.kind for one in groups):
@@ -575,11 +634,12 @@ class Draws:
                 self._bad.add((tensor, kind))
 
     def _plant_elements(self, work: _Work, tensor: int, kinds: Sequence[str]) -> None:
-        for size in GROWTH if "large" in kinds else GROWTH[:1]:
-            ground = self._ground(work, tensor)
+        is_sized = not {"large", "beyond"}.isdisjoint(kinds)
+        ground = self._ground(work, tensor)
+        for size in range(ground.size, len(plants.LARGE) if is_sized else 2):
             ground.size = size
-            groups = self._on_device(plants.make_elements, ground, tensor, kinds)
-            found = self._accepts(work, groups) if groups else False
+            groups = self._on_device(plants.make_elements, ground, kinds)
+            found = self._accepts(work, groups, is_stable=size == 0) if groups else False
             if found:
                 return
             if found is None and len(kinds) > 1:  # one of them is to blame
@@ -590,53 +650,47 @@ class Draws:
                 for part in self._on_device(plants.parts_of, groups[0]):
                     self._accepts(work, [part])
 
-    def _planted_whole(self) -> Iterator[InputSet]:
-        """Makes sets in which one whole input is planted and the reference bears it."""
-        while self._whole:
-            tensor, kind = self._whole.pop()
-            given = self._draw()
-            ground = self._ground(_Work(_Tried(given, [])), tensor)
-            alike = [tensor]
-            if kind == "zero tensor":  # all at once: a sum of theirs may be 0
-                types = [(one.shape, one.dtype) for one in leaves(given)]
-                alike = [n for n, one in enumerate(types) if one == types[tensor]]
-            for size in GROWTH if kind == "lowered tensor" else GROWTH[:1]:
-                ground.size = size
-                at = torch.arange(ground.value.numel(), device=ground.value.device)
-                at = at if ground.domain.fixed is None else at[~ground.domain.fixed]
-                made = self._on_device(plants.TENSORS[kind], ground, ground.flat.double())
-                values = ground.cast(made)[at]
-                groups = [Group(tensor=n, kind=kind, at=at, values=values) for n in alike]
-                tried = self._tried(self._with(given, groups))
-                if tried is None or not self._is_stable(tried):
-                    continue
-                work = _Work(tried)
-                work.whole = [(tensor, 0, kind)]
-                if (found := self._final(work)).plants:
-                    yield found
-                    break
+    def _planted_whole(self, work: _Work) -> InputSet | None:
+        """A set with one input as a whole; of zeros all of its shape: a sum of theirs may be 0."""
+        kind, ground = work.plan.whole, self._ground(work, work.plan.chosen)
+        alike = [work.plan.chosen, *(ground.others() if kind == "zero row" else ())]
+        for size in range(1, len(plants.LARGE) if kind == "lowered row" else 2):
+            ground.size = size
+            group = self._on_device(plants.make_tensor, ground, kind)
+            work.groups = [replace(group, tensor=n) for n in alike]
+            found = self._tried(self._with(work.start.inputs, work.groups))
+            if found is not None and self._is_stable(found):
+                work.now = found
+                if (made := self._final(work)) and made.plants:
+                    made.asks_real = False  # next to 0 a kernel's formula may lose all of it
+                    return made
+        return None
 
     def _plant_arguments(self, work: _Work) -> None:
-        """Other numbers and flags among the arguments."""
-        for at, value in enumerate(work.now.inputs):
+        """Other numbers and flags among the arguments, given ones and those with defaults."""
+        given = [*work.now.inputs, *self._defaults]
+        for at, value in enumerate(given):
             others = self._arguments.setdefault(at, _other_arguments(value))
             while others:
                 other = others.pop()
-                inputs = [other if n == at else one for n, one in enumerate(work.now.inputs)]
+                inputs = [other if n == at else one for n, one in enumerate(given)]
                 if (found := self._tried(inputs)) is not None:
                     work.start = work.now = found  # whichever plants are left out later
+                    given = inputs
                     break
 
-    def _accepts(self, work: _Work, groups: list[Group]) -> bool | None:
-        """Plants groups of one tensor if they matter. None if the reference does not bear them.
-        Whole rows need not matter: to lower one changes no softmax, but one that begins with 0."""
+    def _accepts(self, work: _Work, groups: list[Group], *, is_stable: bool = False) -> bool | None:
+        """Plants groups of one tensor if they matter. None if the reference does not bear them, or
+        if roundings decide where they must not. Whole rows need not matter: to lower one changes no
+        softmax, but one that begins with 0."""
         tensor = groups[0].tensor
         found = self._tried(self._with(work.now.inputs, groups))
-        if found is None:
+        if found is None or (is_stable and not self._is_stable(found)):
             return None
         self._borne.add(tensor)
         matters = self._matters(work.now.outputs, found.outputs)
-        if not matters and not plants.is_row(groups[0].kind):
+        is_row = groups[0].kind in plants.ROWS
+        if not matters and not is_row:
             return False
         if matters:
             self._mattering.add(tensor)
@@ -644,12 +698,8 @@ class Draws:
         work.start.outputs, work.start.called = [], None  # needed no more
         work.groups += groups
         sizes = [opened(one).numel() for one in leaves(found.inputs)]
-        for one in groups:
-            is_both = one.kind in plants.AGREEING  # another input has the row, too
-            for n, size in enumerate(sizes if plants.is_row(one.kind) else ()):
-                if n == tensor or (is_both and size == sizes[tensor]):
-                    new = one.at.new_zeros(size, dtype=torch.bool)
-                    work.taken.setdefault(n, new)[one.at] = True
+        for n, at in (each for one in groups for each in one.stays):
+            work.taken.setdefault(n, at.new_zeros(sizes[n], dtype=torch.bool))[at] = True
         return True
 
     def _plant_stable(self, work: _Work) -> None:
@@ -679,9 +729,9 @@ class Draws:
 
         return replaced(inputs, put)
 
-    def _final(self, work: _Work) -> InputSet:
+    def _final(self, work: _Work) -> InputSet | None:
         """The set with all groups that eager bears: of some, large values may overflow there."""
-        for left_out in (set[str](), plants.LOUD, {one.kind for one in work.groups}):
+        for left_out in (set[str](), VAST, plants.LOUD, {one.kind for one in work.groups}):
             groups = [one for one in work.groups if one.kind not in left_out]
             tried: _Tried | None = work.now
             if len(groups) < len(work.groups):
@@ -709,15 +759,15 @@ class Draws:
                 for at in one.at[:share].tolist()
                 if not leaves(inputs)[one.tensor].is_complex()
             ]
-            made.plants = work.whole or noted[:MAX_NOTED]
+            made.plants = noted[:MAX_NOTED]
             made.slack = max(1.0, max(work.lost, made.real_error) / MAX_REAL_ERROR)
             made.is_open = made.slack > 1.0
             most = made.slack * max(self._close, default=0.0)
             made.asks_real = bool(groups) and most <= MAX_SLACK
             is_far = any(one.kind in FAR for one in groups)
-            made.is_rough = made.asks_real and work.is_rough and is_far
+            made.is_rough = made.asks_real and work.plan.is_rough and is_far
             return made
-        return self.given()
+        return None
 
     def _tried(self, inputs: list[Any]) -> _Tried | None:
         """Results on inputs; None where the reference does not bear them."""
@@ -736,8 +786,7 @@ class Draws:
     def _is_like_given(self, outputs: Outputs, inputs: list[Any]) -> bool:
         """True for outputs of the given shapes that are finite where all given ones are, and not
         all next to 0; that are numbers, where given inputs have infinities."""
-        assert self._given is not None
-        given = self._given.outputs
+        given = self._known.outputs
         if [one.shape for one in outputs] != [one.shape for one in given]:
             self._has_other_shapes = [one.ndim for one in outputs] == [one.ndim for one in given]
             if not (self._is_ragged and self._has_other_shapes):
@@ -807,15 +856,14 @@ class Draws:
 
     def insensitive(self) -> list[str]:
         """Inputs none of whose plants matters, nor other values of another draw."""
-        assert self._given is not None
         found: list[str] = []
         for tensor in sorted(self._borne - self._mattering):
             other = leaves(self._draw())[tensor]
             inputs = replaced(
-                self._given.inputs, lambda n, one, at=tensor, new=other: new if n == at else one
+                self._known.inputs, lambda n, one, at=tensor, new=other: new if n == at else one
             )
             tried = self._tried(inputs)
-            if tried is not None and self._matters(self._given.outputs, tried.outputs):
+            if tried is not None and self._matters(self._known.outputs, tried.outputs):
                 self._mattering.add(tensor)
             else:
                 found.append(f"input {tensor}")
@@ -823,17 +871,16 @@ class Draws:
 
     def parameter_matters(self, name: str) -> bool:
         """True if other values of a parameter, off by about their own size, matter."""
-        assert self._given is not None
         model = self._model if self._wide is None else self._wide.model
         parameter = dict(model.named_parameters())[name].data
         kept = parameter.clone()
         noise = torch.randn_like(parameter)
         parameter.add_(noise.mul_(parameter.float().square().mean().sqrt() + LEAST_SHAKE))
         try:
-            tried = self._tried(self._given.inputs)
+            tried = self._tried(self._known.inputs)
         finally:
             parameter.copy_(kept)
-        return tried is None or self._matters(self._given.outputs, tried.outputs)
+        return tried is None or self._matters(self._known.outputs, tried.outputs)
 
     def copied_input(self, sets: Sequence[InputSet]) -> int | None:
         """Number of the input that all outputs are in all sets, whatever its shape."""
@@ -846,23 +893,6 @@ class Draws:
     def is_constant(self) -> bool:
         """True if no input matters."""
         return bool(self._borne) and not self._mattering and not self._varies
-
-
-class _Work:
-    """A set at work."""
-
-    def __init__(self, start: _Tried, *, turn: int = 0, is_rough: bool = False) -> None:
-        self.start = self.now = start
-        self.turn = turn
-        self.is_rough = is_rough
-        self.whole: list[tuple[int, int, str]] = []
-        """(tensor, 0, kind) of an input that is planted as a whole, for `InputSet.plants`."""
-        self.lost = 0.0
-        """The difference that other roundings make (`_lost`)."""
-        self.groups: list[Group] = []
-        self.shared: dict[Any, torch.Tensor] = {}
-        self.taken: dict[int, torch.Tensor] = {}
-        """Elements where whole rows are planted, by tensor."""
 
 
 def _ill_conditioned(error: float) -> Unjudgeable:
@@ -878,12 +908,19 @@ def _largest(tensor: torch.Tensor) -> float:
     return max(-low, high)
 
 
+def _defaults(model: Any, num_given: int) -> list[Any]:
+    """Numbers and flags that the signature of forward has for arguments behind the given ones."""
+    every = [*inspect.signature(model.forward).parameters.values()][num_given:]
+    values = (one.default for one in every)
+    return [*itertools.takewhile(lambda one: type(one) in (bool, int, float), values)]
+
+
 def _other_arguments(value: Any) -> list[Any]:
-    """Other numbers or flags, of which each set takes one that is borne; none for what is neither.
+    """Other numbers and flags, of which each set takes one that is borne; none for what is neither.
     Of an int that is no seed also 0, one of the other sign and one that exceeds an axis; of a float
     that is no epsilon also one of the other sign and a larger one."""
     if type(value) is bool:
-        return [not value]
+        return random.sample([value, not value, not value], 3)  # several together, or not
     found: list[Any] = []
     if type(value) is float and math.isfinite(value) and value:
         near = value * random.randrange(32, 64) / 64

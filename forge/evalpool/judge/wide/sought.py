@@ -32,8 +32,8 @@ WRAPPING = {"index", "index_put", "index_put_", "take", "put", "put_"}
 """Operations that count a negative index from the end."""
 SIZING = ("one_hot", "bincount", "repeat_interleave", "ctc_loss", "_local_scalar_dense", "histc")
 """Parts of names of operations of whose results integers are the sizes, or that fail badly."""
-SUMS = {"sum", "mean", "any", "all"}
-"""Reductions that are linear or of truth values: alone, they have no other case for a whole."""
+ADDING = {"index_add", "index_add_", "scatter_add", "scatter_add_", "bincount"}
+"""Operations that add to places that an index names."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
 PERMUTES = re.compile(r"randperm|argsort|topk|multinomial|sample\(")
 """In a source whose indices may all be different by design, though it could be chance."""
@@ -63,10 +63,12 @@ class Looks:
     """True if torch may leave its results open (wide/reference.py)."""
     is_comparing: bool = True
     """True if it compares two tensors: elements are hardly ever equal by chance."""
-    is_global: bool = True
-    """True if an output may depend on an input as a whole, by more than a sum."""
-    whole: frozenset[int | None] = frozenset({None})
-    """Numbers of these inputs; None where they are not known."""
+    has_bits: bool = True
+    """True if it computes with the bits of integers."""
+    is_bounded: bool = False
+    """True if it compares something with numbers beyond all that it computes on given inputs."""
+    is_accumulating: bool = True
+    """True if it adds to places that an index names."""
     is_adding: bool = True
     """True if it adds elements."""
     permutes: bool = True
@@ -104,9 +106,9 @@ class Looks:
             or ".tolist(" in source,
             may_be_undefined=counted.is_truncating or not (PUTS | ORDERS).isdisjoint(counted.names),
             is_comparing=counted.is_comparing,
-            is_global=bool(counted.whole - SUMS)
-            or (bool(counted.whole) and (counted.is_comparing or bool(counted.constants))),
-            whole=frozenset(counted.whole_inputs),
+            has_bits=any("bitwise" in name or "shift" in name for name in counted.names),
+            is_bounded=counted.is_bounded,
+            is_accumulating=not ADDING.isdisjoint(counted.names),
             is_adding=any(name.endswith(("sum", "mm", "mean")) for name in counted.names),
             permutes=permutes,
         )
