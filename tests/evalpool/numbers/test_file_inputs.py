@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, on_device
-from forge.evalpool.judge.numbers.file_inputs import (
+from forge.evalpool.judge.numbers.given import (
     call,
     constructor_arguments,
     list_sets,

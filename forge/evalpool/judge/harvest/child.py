@@ -26,7 +26,7 @@ from forge.data.harvest.records import Answered, AnswerTask, Unanswered
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import flatten, leaves
-from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, make_inputs, run_source
+from forge.evalpool.judge.numbers.given import constructor_arguments, make_inputs, run_source
 from forge.evalpool.judge.reference.construct import construct
 from forge.evalpool.judge.reference.reports import describe
 from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly

@@ -1,17 +1,186 @@
-"""Inputs as a problem gives them, on its device and in its precision.
+# pyright: strict
+"""Inputs and constructor arguments as a problem gives them, on its device and in its precision.
 
-Called by the oracle and by wide/sets.py.
+Inputs are those of `get_inputs()`, or one set of `get_input_sets()`.
+
+Called in the children that run a problem's file. A set in the list that `get_input_sets()` returns
+is one of
+
+    [x, y]                      the arguments of one call of forward
+    lambda: [x, y]              a function that returns them: tensors of one set are made at a time
+    {"n": 1024, "m": 100}       keyword arguments of get_inputs
+
+`get_init_inputs()` returns `[16, 32]` in KernelBench's files and `[[16], {"dim": 32}]` in
+KernelBook's: positional and named arguments. A candidate gets what was decided for its reference: a
+list of positional arguments, or a dict with the keys ARGS and KWARGS.
 """
 
 from __future__ import annotations
 
+import inspect
+import linecache
+import types
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from forge.evalpool.judge.numbers.called import on_device
-from forge.evalpool.judge.numbers.file_inputs import make_inputs
+from forge.evalpool.judge.numbers.called import (
+    Unjudgeable,
+    dtype_name,
+    on_device,
+    replaced,
+)
+from forge.records.problem import CHOSEN_SET, MAX_SHAPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+ALLOWED = "a list of arguments, a function that returns one, or a dict of arguments of get_inputs"
+MAX_ARGUMENTS = 4
+"""Arguments in the name of a set."""
+MAX_NAME = 120
+"""Characters of the name of a set."""
+
+
+def make_inputs(module: Any) -> list[Any]:
+    """New arguments of one call: of the selected set, or of `get_inputs()` if none is selected.
+    Raises Unjudgeable, and what the file raises."""
+    number = module.__dict__.get(CHOSEN_SET)
+    if number is None:
+        return list(module.get_inputs())
+    return _arguments(module, _sets(module)[number], number=number)
+
+
+def list_sets(source: str, *, file: str) -> list[str]:
+    """Names of the sets of a file, in their order: keyword arguments, or types and shapes.
+
+    Tensors are made on torch's `meta` device; if the file cannot run there, on the CPU. Raises
+    Unjudgeable, and what the file raises.
+    """
+    try:
+        with torch.device("meta"):
+            return _names(_loaded(source, file=file))
+    except Unjudgeable:
+        raise
+    except (Exception, SystemExit):
+        return _names(_loaded(source, file=file))
+
+
+def _loaded(source: str, *, file: str) -> types.ModuleType:
+    module = types.ModuleType("problem")
+    run_source(source, module, file=file)
+    return module
+
+
+def run_source(source: str, module: types.ModuleType, *, file: str = "problem.py") -> None:
+    """Runs a problem's source in a module, as where it is imported: without the future statements
+    of this file, and with lines that `torch.jit.script` finds."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
+
+
+def _names(module: Any) -> list[str]:
+    sets = _sets(module)
+    for number, one in enumerate(sets):
+        if _is_keywords(one) and one in sets[:number]:
+            raise Unjudgeable(f"get_input_sets() has {_keywords(one)} twice; each set once")
+    return [
+        _keywords(one) if _is_keywords(one) else _types(module, one, number=number)
+        for number, one in enumerate(sets)
+    ]
+
+
+def _is_keywords(one: object) -> TypeGuard[Mapping[str, object]]:
+    """True for keyword arguments of `get_inputs`."""
+    return isinstance(one, Mapping)
+
+
+def _types(module: Any, one: object, *, number: int) -> str:
+    """`float32[1024, 100], 3`: types and shapes of tensors, and other arguments."""
+    arguments = _arguments(module, one, number=number)
+    named = [_describe(each) for each in arguments[:MAX_ARGUMENTS]]
+    more = len(arguments) - MAX_ARGUMENTS
+    return _cut(", ".join([*named, *([f"and {more} more"] if more > 0 else [])]) or "no arguments")
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{dtype_name(value)}{list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_describe(item) for item in typing.cast('list[object]', value))}]"
+    return repr(value)
+
+
+def _keywords(one: Mapping[str, object]) -> str:
+    """`n=1024, m=100`."""
+    return _cut(", ".join(f"{name}={_describe(value)}" for name, value in one.items()))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"
+
+
+def _sets(module: Any) -> Sequence[object]:
+    """What `get_input_sets()` returns. Raises Unjudgeable if it is no list of 1 to 16 sets."""
+    found: object = module.get_input_sets()
+    if not isinstance(found, list | tuple):
+        raise Unjudgeable(f"get_input_sets() returns a {type(found).__name__}; a list is needed")
+    sets = typing.cast("list[object]", found)
+    if not 1 <= len(sets) <= MAX_SHAPES:
+        raise Unjudgeable(f"get_input_sets() returns {len(sets)} sets; 1 to {MAX_SHAPES} allowed")
+    return sets
+
+
+def _arguments(module: Any, one: object, *, number: int) -> list[Any]:
+    if _is_keywords(one):
+        made: object = module.get_inputs(**one)
+    else:
+        made = one() if callable(one) else one
+    if not isinstance(made, list | tuple):
+        found = type(made).__name__
+        raise Unjudgeable(f"set {number} of get_input_sets() gives a {found}; {ALLOWED}")
+    return list(typing.cast("list[Any]", made))
+
+
+ARGS, KWARGS = "args", "kwargs"
+
+Arguments = list[Any] | dict[str, Any]
+"""Positional arguments, or a dict of both kinds."""
+
+
+def constructor_arguments(module: Any, entry_point: str) -> Arguments:
+    """Constructor arguments of a problem; none without `get_init_inputs()`."""
+    found: list[Any] = [*getattr(module, "get_init_inputs", list)()]
+    if _is_pair(found) and _accepts(getattr(module, entry_point), *found):
+        return {ARGS: list(found[0]), KWARGS: dict(found[1])}
+    return found
+
+
+def call(entry_point: Callable[..., Any], arguments: Arguments) -> Any:
+    """Calls an entry point with its constructor arguments."""
+    if isinstance(arguments, dict):
+        return entry_point(*arguments[ARGS], **arguments[KWARGS])
+    return entry_point(*arguments)
+
+
+def _is_pair(found: list[Any]) -> bool:
+    return len(found) == 2 and isinstance(found[0], list | tuple) and isinstance(found[1], dict)
+
+
+def _accepts(entry_point: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:
+    """True unless the signature shows that a list and a dict are the arguments themselves."""
+    try:
+        inspect.signature(entry_point).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # no signature, as of some classes written in C
+        return True
+    return True
+
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -48,13 +217,7 @@ def draw_inputs(module: Any, terms: Terms) -> list[Any]:
 
 def placed(value: Any, terms: Terms) -> Any:
     """The same with every tensor on the device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(terms.device)
-    if isinstance(value, list | tuple):
-        return type(value)(placed(item, terms) for item in value)
-    if isinstance(value, dict):
-        return {key: placed(item, terms) for key, item in value.items()}
-    return value
+    return replaced(value, lambda _, one: one.to(terms.device))
 
 
 def cast(value: Any, precision: str) -> Any:

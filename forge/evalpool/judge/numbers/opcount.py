@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forge.evalpool.judge.numbers.blocks import widened
 from forge.evalpool.judge.numbers.called import call_on, copied, leaves
-from forge.evalpool.judge.numbers.finite import widened
 from forge.evalpool.judge.numbers.protocols import TOLERANCE
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from forge.evalpool.judge.numbers.file_inputs import (
+from forge.evalpool.judge.numbers.given import (
     call,
     constructor_arguments,
     make_inputs,

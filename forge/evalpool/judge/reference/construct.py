@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.evalpool.judge.numbers.called import leaves
-from forge.evalpool.judge.numbers.file_inputs import call
-from forge.evalpool.judge.numbers.held import held_tensors, saved_tensors
+from forge.evalpool.judge.numbers.called import held_tensors, leaves, saved_tensors
+from forge.evalpool.judge.numbers.given import call
 from forge.evalpool.judge.numbers.seeds import unseeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from forge.evalpool.judge.numbers.file_inputs import Arguments
+    from forge.evalpool.judge.numbers.given import Arguments
 
 DIGITS = 16
 """Length of the digest of a draw."""

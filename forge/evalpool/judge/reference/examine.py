@@ -25,9 +25,9 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import ITEM_BYTES
+from forge.evalpool.judge.numbers.blocks import widened
 from forge.evalpool.judge.numbers.called import CLOCK, Unjudgeable, dtype_name, leaves
-from forge.evalpool.judge.numbers.file_inputs import list_sets
-from forge.evalpool.judge.numbers.finite import widened
+from forge.evalpool.judge.numbers.given import list_sets
 from forge.evalpool.judge.reference.oracle import Describer
 from forge.evalpool.judge.reference.reports import describe
 from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly

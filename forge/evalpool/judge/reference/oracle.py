@@ -28,6 +28,7 @@ from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
 from forge.evalpool.judge.numbers import parameters
+from forge.evalpool.judge.numbers.blocks import are_finite
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     call_on,
@@ -35,9 +36,14 @@ from forge.evalpool.judge.numbers.called import (
     memory_order,
     on_device,
 )
-from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, run_source
-from forge.evalpool.judge.numbers.finite import are_finite
-from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs, placed
+from forge.evalpool.judge.numbers.given import (
+    Terms,
+    cast,
+    constructor_arguments,
+    draw_inputs,
+    placed,
+    run_source,
+)
 from forge.evalpool.judge.numbers.opcount import count_work, has_products, rounding_of
 from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.numbers.sizes import require_room
@@ -59,7 +65,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from forge.evalpool.judge.numbers.file_inputs import Arguments
+    from forge.evalpool.judge.numbers.given import Arguments
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
 Tree = list[Any]

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.numbers import parameters
-from forge.evalpool.judge.numbers.called import Unjudgeable, call, on_device
-from forge.evalpool.judge.numbers.file_inputs import constructor_arguments, run_source
-from forge.evalpool.judge.numbers.given import cast, draw_inputs
-from forge.evalpool.judge.numbers.held import held_tensors
+from forge.evalpool.judge.numbers.called import Unjudgeable, call, held_tensors, on_device
+from forge.evalpool.judge.numbers.given import cast, constructor_arguments, draw_inputs, run_source
 from forge.evalpool.judge.numbers.opcount import count_work
 from forge.evalpool.judge.reference.construct import construct
 from forge.evalpool.judge.reference.oracle import Describer, rounded_terms, terms_of

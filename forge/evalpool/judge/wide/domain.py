@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from forge.evalpool.judge.numbers.blocks import widened
 from forge.evalpool.judge.numbers.called import rows_of
-from forge.evalpool.judge.numbers.finite import widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,10 +18,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.evalpool.judge.numbers.blocks import CHUNK, blocks
-from forge.evalpool.judge.numbers.called import Called, call_on, copied, dtype_name, replaced
-from forge.evalpool.judge.numbers.finite import are_finite
-from forge.evalpool.judge.numbers.held import held_tensors
+from forge.evalpool.judge.numbers.blocks import CHUNK, are_finite, blocks
+from forge.evalpool.judge.numbers.called import (
+    Called,
+    call_on,
+    copied,
+    dtype_name,
+    held_tensors,
+    replaced,
+)
 from forge.evalpool.judge.numbers.opcount import EXACT
 from forge.evalpool.judge.numbers.seeds import unseeded
 

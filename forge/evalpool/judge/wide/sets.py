@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
-from forge.evalpool.judge.numbers.blocks import CHUNK
+from forge.evalpool.judge.numbers.blocks import CHUNK, is_any_finite, widened
 from forge.evalpool.judge.numbers.called import (
     Called,
     Unjudgeable,
@@ -36,7 +36,6 @@ from forge.evalpool.judge.numbers.called import (
     memory_order,
     replaced,
 )
-from forge.evalpool.judge.numbers.finite import is_any_finite, widened
 from forge.evalpool.judge.numbers.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.wide import plants
