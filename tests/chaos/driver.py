@@ -111,7 +111,7 @@ def play(cell: Cell, taught: Taught) -> Result:
 def conclude(result: Result, record_property: Callable[[str, object], None]) -> None:
     """Pass, fail or skip the test of a cell."""
     for name in ("seen", "said", "resumed", "cpu_s"):
-        record_property(name, getattr(result, name))
+        record_property(name, str(getattr(result, name)))  # which xdist sends as text
     if result.skipped:
         pytest.skip(result.skipped)
     assert not result.faults, "\n".join(result.faults)

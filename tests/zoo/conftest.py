@@ -85,7 +85,8 @@ def leftovers(bench: Any) -> set[int]:
 
 
 def _left(bench: Any) -> set[int]:
-    draws = [bench.references, getattr(bench.trials, "given", None)]  # ours, other protocols'
+    names = ("references", "given", "sketches")  # draws of ours and of other protocols, and shapes
+    draws = [getattr(bench.trials, name, None) for name in names]
     oracles = [one._oracles for one in draws if one]
     oracles += [one._small._oracles for one in draws if getattr(one, "_small", None)]
     if baselines := getattr(bench.trials, "baselines", None):
