@@ -107,6 +107,7 @@ def test_the_share_is_stored_with_a_correct_verdict(bench: Any) -> None:
 # --- the same answer each time ------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("free_host_code")
 def test_the_first_calls_are_not_the_judged_one(bench: Any) -> None:
     code = RELU_KERNEL.replace(
         "        return y\n",

@@ -204,6 +204,7 @@ raise Answer("started")
 """
     assert bench.explore(code) == "Answer: started"
     bench.references.end_idle()
+    bench.trials.sketches.close()
     bench.trials.evaluators.close()
     bench.trials.captures.close()
     launcher = bench.spawner._process.pid

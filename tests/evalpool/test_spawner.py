@@ -383,16 +383,17 @@ async def test_a_candidate_whose_process_is_killed_each_time_is_scored_for_it(
     """As far as a judge can tell it may have seen to that itself."""
     verdicts: list[Verdict] = []
 
-    async def ask() -> None:
-        verdicts.append(await pool.judge(PROBLEM, CANDIDATES["capture"] + "# twice"))
+    async def kill_always() -> None:
+        while True:
+            found = await busy_chain(observer.alive())
+            os.kill(found[CHILD], signal.SIGKILL)
+            await wait_until_gone({found[CHILD]})
 
     with anyio.fail_after(90):
         async with anyio.create_task_group() as tg:
-            tg.start_soon(ask)
-            for _ in range(2):
-                found = await busy_chain(observer.alive())
-                os.kill(found[CHILD], signal.SIGKILL)
-                await wait_until_gone({found[CHILD]})
+            tg.start_soon(kill_always)
+            verdicts.append(await pool.judge(PROBLEM, CANDIDATES["capture"] + "# twice"))
+            tg.cancel_scope.cancel()
     assert (verdicts[0].status, verdicts[0].reason) == (Status.RUNTIME_ERROR, "killed")
 
 
@@ -404,6 +405,7 @@ async def test_a_candidate_whose_process_is_killed_each_time_is_scored_for_it(
         ("setrlimit(RLIMIT_CPU, (1, 1)); spin()", Status.INFRA_ERROR, "runner_killed"),
     ],
 )
+@pytest.mark.usefixtures("free_host_code")
 def test_what_a_candidate_can_do_to_its_own_process(
     bench: Any, statement: str, status: Status, reason: str
 ) -> None:

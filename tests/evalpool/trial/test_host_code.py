@@ -104,7 +104,7 @@ NAMES = [
     "torch.cuda.memory_allocated()", "torch.cuda.device_count()", "torch.cuda.current_stream()",
     "torch.distributed.is_initialized()", "torch.autograd._profiler_enabled()", "torch.__version__",
     "torch.nn.modules.module._global_forward_hooks", "torch.random.initial_seed()", "torch.hub",
-    "torch.manual_seed(1)", "torch.get_rng_state()", "torch.utils.data.get_worker_info()",
+    "torch.get_rng_state()", "torch.utils.data.get_worker_info()",
     "torch.Generator()",
     "torch.nn.functional.importlib", "F.torch.initial_seed()", "torch", "getattr(torch, 'hub')",
     "triton.__version__", "triton.runtime.driver", "tl.core.os", "math.__loader__", "triton.knobs",
@@ -311,6 +311,7 @@ def test_every_attribute_of_torchs_and_tritons_objects_is_known() -> None:
     known = host_names.COMPUTED | host_names.TELLING | host_names.BUILDING | host_names.ASKED
     known |= {f"{name}_" for name in host_names.COMPUTED} | host_names.METHODS
     known |= {*HARMLESS.split()}
+    known |= {"smart_apply"}  # which transformers adds to modules, where a test has imported it
     assert sorted(found - known) == []
     modules = {n for n, one in vars(triton.language).items() if inspect.ismodule(one)}
     assert modules <= host_names.INNER

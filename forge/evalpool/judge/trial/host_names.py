@@ -49,6 +49,7 @@ TORCH = _words(
     "set_grad_enabled is_grad_enabled autocast broadcast_shapes broadcast_tensors promote_types "
     "result_type can_cast meshgrid hstack vstack dstack column_stack row_stack concat concatenate "
     "atleast_1d atleast_2d atleast_3d cartesian_prod combinations vander chain_matmul compile "
+    "manual_seed "
     "autograd.Function autograd.function.once_differentiable amp.autocast amp.custom_fwd "
     "amp.custom_bwd utils.checkpoint.checkpoint cuda.device cuda.device_of cuda.current_device "
     "cuda.is_available cuda.get_device_properties cuda.get_device_capability version.hip "
