@@ -13,7 +13,8 @@ their feedback, as the earlier turns of a rollout. The strategies differ in the 
                 answer repairs its newest failure or begins anew. The best answers migrate
 
 A search ends when nothing is to be gained: a share of the roofline is reached, `patience` answers
-in a row were no better, or the best answer is correct and nobody measures times.
+in a row were no better, or the best answer is correct and nobody measures times. It ends, too, if
+the problem cannot be judged, or the machine failed at `MAX_UNSCORED` answers in a row.
 
 Several searches share a budget: the next answer goes to the search with the largest expected gain,
 
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from forge.data.prompts.prompt_set import Exchange
+from forge.records import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,6 +49,8 @@ MIGRATE_EVERY = 16
 SHARE_FRESH, SHARE_REPAIRED, SHARE_INSPIRED = 0.2, 0.5, 0.3
 """Probability of an answer without parents; of a repair, on an island where nothing is correct; and
 of a second answer in the prompt."""
+MAX_UNSCORED = 4
+"""Answers in a row that the machine could not judge, after which the search ends."""
 PRIOR_GAIN = math.log(2.0) / 2
 """Gain that is expected of the first answer after a correct one."""
 
@@ -100,6 +104,7 @@ class Search:
     best: JudgedAnswer | None = None
     """The best correct answer."""
     _gains: list[float] = field(default_factory=list[float])
+    _unscored: int = 0
     _solved_at: int = 0
     _improved_at: int = 0
     _leaves: list[JudgedAnswer] = field(default_factory=list[JudgedAnswer])
@@ -119,17 +124,24 @@ class Search:
             return island, self._parents(island, random.Random(f"{self.seed} {number}"))
         return 0, []
 
-    def drop(self) -> None:
-        """Takes back one answer that was begun and will not come."""
-        self.num_started -= 1
+    def restore(self, turn: Turn, *, parents: Sequence[str]) -> None:
+        """Takes an answer that was judged before an interruption. What continues it, and has no
+        verdict yet, is asked for again."""
+        island = self.num_started % NUM_ISLANDS if self.strategy == "evolve" else 0
+        self.num_started += 1
+        self._leaves = [leaf for leaf in self._leaves if leaf.turn_id not in parents]
+        self.add(attempt_of(turn, parents=parents, island=island))
 
     def add(self, attempt: JudgedAnswer) -> float:
         """Takes a judged answer. Returns its gain, ln(s / s before); 1 for the first correct
         one."""
         verdict = attempt.verdict
         if not verdict.status.is_scored:
-            self.ending = f"{verdict.status}: {verdict.reason}"
+            self._unscored += 1
+            if verdict.status == Status.UNJUDGEABLE or self._unscored >= MAX_UNSCORED:
+                self.ending = f"{verdict.status}: {verdict.reason}"
             return 0.0
+        self._unscored = 0
         known = {each.turn_id: each for each in self.attempts}
         chain = [known[name] for name in attempt.parents if name in known]
         self.attempts.append(attempt)

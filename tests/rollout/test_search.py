@@ -144,6 +144,8 @@ def test_evolution_finds_faster_kernels_than_independent_answers() -> None:
         ([*[WRONG] * 20], ""),
         ([verdict(1.5), *[WRONG] * 5, verdict(1.6), *[WRONG] * 5], ""),
         ([verdict(status=Status.UNJUDGEABLE)], "unjudgeable: ok"),
+        ([*[verdict(status=Status.INFRA_ERROR)] * 3, WRONG] * 5, ""),
+        ([verdict(status=Status.INFRA_ERROR)] * 4, "infra_error: ok"),
     ],
 )
 def test_a_search_ends_where_nothing_is_to_be_gained(given: list[Verdict], ending: str) -> None:

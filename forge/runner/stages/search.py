@@ -92,9 +92,7 @@ class Searching:
         for row in rows:
             search = self.searches.get(row["problem_id"])
             if search is not None:
-                island = search.begin()[0]
-                parents = json.loads(row["parents"])
-                search.add(attempt_of(read_turn(row), parents=parents, island=island))
+                search.restore(read_turn(row), parents=json.loads(row["parents"]))
                 self.num_tokens += row["num_completion_tokens"]
         if rows:
             self.run.console.say(f"search-{self.stage}: {len(rows)} answers are kept")

@@ -152,6 +152,19 @@ async def test_an_interrupted_stage_keeps_its_answers_and_goes_on_behind_them(
     assert any("3 answers are kept" in line for line in run.console.said)
 
 
+async def test_every_chain_of_an_interrupted_stage_goes_on(tmp_path: Path) -> None:
+    root = tmp_path / "toy-1"
+    judged = [
+        searched(0, "hard", WRONG), searched(1, "hard", WRONG),
+        searched(2, "hard", WRONG, "g0.r0.t0"), searched(3, "hard", WRONG, "g1.r0.t0"),
+    ]  # fmt: skip
+    await write_run(root, [attempt(), PROBLEMS[1], *judged])
+    run = run_of(root, lambda seed, i, length: 2, attempt=2, slots=2, budget="6", depth=3)
+    run.problems_of = lambda split: PROBLEMS[1:]
+    shown = {each.parents for each in await played(run)}
+    assert shown == {("g0.r0.t0", "g2.r0.t0"), ("g1.r0.t0", "g3.r0.t0")}
+
+
 def test_a_search_is_read_by_problem_and_by_number_of_answers(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     anyio.run(write_run, root, FIRST)
