@@ -130,6 +130,9 @@ FACTS = [
     "len([1 for _ in range(x.stride(0) - 64)]) > 0", "torch.empty(x.stride(0)).shape[0] > 64",
     "(lambda s: s > 64)(x.stride(0))", "max(x.stride()) > 64", "x.stride() == (64, 1)",
     "x.requires_grad", "self.weight.requires_grad", "torch.is_grad_enabled() or x.requires_grad",
+    "''.join([f'{x}']) == ''", "list(map(str, [x]))[0] == ''",
+    "[*map(lambda v: v.stride(0), [x])][0] > 64",
+    "min([1, 2], key=lambda v: abs(v - x.stride(0))) > 1",
     "x.stride.__self__", "getattr(x, 'stride')(0) > 64", "[x.stride][0](0) > 64",
 ]  # fmt: skip
 
@@ -182,6 +185,23 @@ STATE = [
     "try: x.fill_(1)\nexcept RuntimeError: cheap = True",
     "self.weight.hidden = 1",
     "kernel.seen = 1",
+    "model = self\ncheap = model.a is not None\nself.a = True",
+    "model = [self][0]\ncheap = model.a is not None\nself.a = True",
+    "def ask(model): return model.a is not None\ncheap = ask(self)\nself.a = True",
+    "self = x\ncheap = self.stride(0) > 64",
+    "def ask(self): return self.is_contiguous()\ncheap = ask(x)",
+    "ask = lambda self: self._base is None\ncheap = ask(x)",
+    "def range(one): return [one]\nfor one in range(x): cheap = 'grad' in f'{one}'",
+    "def getattr(a, b, c): return c.stride(0)\ncheap = getattr(self, 'w', x) > 64",
+    "add = self.log.append\nadd(1)\ncheap = len(self.log) > 200",
+    "x = [*map(self.log.append, [1])]\ncheap = len(self.log) > 200",
+    "getattr(self.log, 'append')(1)\ncheap = len(self.log) > 200",
+    "change = self.train\nchange(False)",
+    "nn.Module.train(self.other, False)",
+    "change = nn.Module.train\nchange(self.other, False)",
+    "x = [*map(list.append, [self.log], [1])]\ncheap = len(self.log) > 200",
+    "if self.a is None: self.a = [0]\nself.a[0] += 1\ncheap = self.a[0] > 200",
+    "if self.a is None: self.a = [0]\nlog = self.a\nlog[0] = log[0] + 1\ncheap = log[0] > 200",
     "yield x",
 ]
 
@@ -212,6 +232,8 @@ def test_what_a_call_keeps_is_a_cache(lines: str) -> None:
         "a, b = (torch.empty((), device=x.device) for _ in range(2))",
         "w = {f'b{i}': i for i in range(3)}[f'b{1}']",
         "x = helper(x)",
+        "if self.a is None: self.a = {}\nif 1 not in self.a: self.a[1] = x * 2\ny = self.a[1]",
+        "for (i,) in enumerate(()): pass\nfor i, (a, b) in enumerate(()): cheap = a == b",
     ],
 )
 def test_caches_and_what_puts_a_tensor_right_are_judged(lines: str) -> None:
@@ -245,6 +267,11 @@ def test_caches_and_what_puts_a_tensor_right_are_judged(lines: str) -> None:
 def test_no_other_place_keeps_a_count_or_names_more(init: str, helper: str, before: str) -> None:
     found = read("x = helper(x)", init=init or "pass", helper=helper or "pass", before=before)
     assert found.fault.startswith("cannot be judged: ")
+
+
+def test_a_constant_that_python_cannot_write_hides_nothing() -> None:
+    code = f"import os\nBIG = 0x{'f' * 4000}\n"
+    assert read("cheap = os.environ", before=code).fault.startswith("cannot be judged: ")
 
 
 METHODS = [

@@ -31,7 +31,7 @@ from forge.evalpool.judge.trial.host_flow import Flow
 from forge.evalpool.judge.trial.host_parts import Parts, Refused, bound_names, parts_of, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Set
 
     from forge.evalpool.judge.trial.host_parts import Definition
 
@@ -88,7 +88,11 @@ class HostCode:
 def host_code(code: str, *, entry_point: str) -> HostCode:
     """Reads a candidate's source, which must parse."""
     try:
-        parts = parts_of(ast.parse(code), entry_point)
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return HostCode()  # of a reference: it says so where it runs
+    try:
+        parts = parts_of(tree, entry_point)
         names = Names(parts, entry_point)
         names.check()
         flow = Flow(parts)
@@ -96,8 +100,8 @@ def host_code(code: str, *, entry_point: str) -> HostCode:
     except Refused as refused:
         start = "" if refused.is_whole else "cannot be judged: "
         return HostCode(fault=f"{start}{refused}", line=refused.line)
-    except (SyntaxError, ValueError):
-        return HostCode()  # of a reference: it says so where it runs
+    except ValueError:  # of `ast.unparse`
+        return HostCode(fault="cannot be judged: host code has a constant that cannot be written")
     except RecursionError:
         return HostCode(fault="cannot be judged: host code is nested too deeply")
     is_short = len(code) <= MAX_SHARED_BYTES and not ODD_TEXT.search(code)
@@ -121,12 +125,17 @@ class Names:
     """True if `training` may be that of a part of the model."""
     _class_name: str = ""
     _scopes: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
+    _methods: set[ast.FunctionDef] = field(default_factory=set[ast.FunctionDef])
+    _owners: set[ast.expr] = field(default_factory=set[ast.expr])
+    """Where `self` is named as the owner of an attribute, or asked for one."""
     _is_kernel: bool = False
     _is_said: bool = False
     """True within an error's text."""
 
     def check(self) -> None:
         """Raises Refused."""
+        for one in self.parts.functions:
+            self._require_free_names(one, {one.name})
         for path, node in self.parts.imports:
             self.is_alone |= path.split(".")[0] not in lists.PLAIN_MODULES
             if path.endswith("*"):
@@ -157,6 +166,8 @@ class Names:
             raise refusal(node, "a metaclass")
         for one in (*node.bases, *node.decorator_list, *node.body):
             if isinstance(one, ast.FunctionDef):
+                if not any("static" in ast.unparse(each) for each in one.decorator_list):
+                    self._methods.add(one)
                 is_odd = one.name.startswith("__") and one.name not in lists.DUNDERS
                 if is_odd or one.name in lists.METHODS or one.name in lists.OF_MODULES:
                     raise refusal(one, f"{one.name} as its method", "torch or Python calls it")
@@ -170,11 +181,24 @@ class Names:
         if node.returns is not None:
             self._annotation(node.returns)
         before, self._is_kernel = self._is_kernel, self.parts.is_kernel(node)
-        self._scopes.append(bound_names(node))
+        self._enter(node)
         for statement in node.body:
             self._see(statement, depth + 1)
         self._scopes.pop()
         self._is_kernel = before
+
+    def _enter(self, node: ast.AST) -> None:
+        """Opens a scope. `self` is a method's first argument, and nothing else."""
+        bound = bound_names(node)
+        own = ""
+        if isinstance(node, ast.FunctionDef) and node in self._methods:
+            own = next((one.arg for one in (*node.args.posonlyargs, *node.args.args)), "")
+        self._require_free_names(node, bound - ({own} & {"self", "cls"}))
+        self._scopes.append(bound)
+
+    def _require_free_names(self, node: ast.AST, bound: Set[str]) -> None:
+        for name in sorted(bound & lists.RESERVED):
+            raise refusal(node, f"{name} anew")
 
     def _arguments(self, node: ast.arguments) -> None:
         everything = [*node.posonlyargs, *node.args, *node.kwonlyargs, node.vararg, node.kwarg]
@@ -217,7 +241,7 @@ class Names:
             case ast.Lambda() | ast.GeneratorExp() | ast.ListComp() | ast.DictComp():
                 if isinstance(node, ast.Lambda):
                     self._arguments(node.args)
-                self._scopes.append(bound_names(node))
+                self._enter(node)
                 self._below(node, depth)
                 self._scopes.pop()
             case ast.Call():
@@ -274,13 +298,18 @@ class Names:
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=given), attr=name):
                 if name not in ("__init__", "forward", "extra_repr", "reset_parameters"):
                     raise refusal(node, f"super().{name}")
+                self._owners.update(given)
                 for one in (*given, *node.args, *node.keywords):
                     self._see(one, depth + 1)
                 return
             case ast.Name(id="getattr" | "hasattr" | "setattr"):
                 self._by_name(node)
+                self._owners.update(node.args[:1])
             case ast.Name(id="isinstance" | "issubclass") if len(node.args) == 2:
                 self._require_classes(node.args[1])
+                self._owners.update(node.args[:1])
+            case ast.Name(id="self" | "cls") | ast.Attribute():
+                self._owners.add(node.func)
             case ast.Name(id="super"):
                 raise refusal(node, "super() without a method")
             case _:
@@ -319,6 +348,10 @@ class Names:
 
     def _name(self, node: ast.Name) -> None:
         name = node.id
+        if name in ("self", "cls") and (
+            node not in self._owners or not isinstance(node.ctx, ast.Load)
+        ):
+            raise refusal(node, f"{name} as a value", "name its attributes")
         if name.startswith("__"):
             raise refusal(node, name)
         if isinstance(node.ctx, ast.Store | ast.Del) or self._is_local(name):
@@ -346,6 +379,9 @@ class Names:
             self.is_of_part |= not is_model
         if not self._may_have(node):
             raise refusal(node, ast.unparse(node))
+        if node.attr in lists.CHANGING | lists.BUILDING and node not in self._owners:
+            self._require_own(node)
+        self._owners.add(node.value)
         self._see(node.value, depth + 1)
 
     def _may_have(self, node: ast.Attribute) -> bool:
@@ -364,6 +400,13 @@ class Names:
         is_own = owner in ("self", "cls") or owner in self.parts.class_names
         is_own = is_own and (name in self.parts.attributes or name not in lists.TELLING)
         return is_own or (name not in lists.TELLING and (name[0] != "_" or name == "_replace"))
+
+    def _require_own(self, node: ast.Attribute) -> None:
+        """A method that changes what it belongs to is called where it is named."""
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        is_attribute = owner in ("self", "cls") and node.attr in self.parts.attributes
+        if not is_attribute and (node.attr != "apply" or owner not in self.parts.class_names):
+            raise refusal(node, f"{ast.unparse(node)} as a value", "call it")
 
     def _is_switch(self, node: ast.Attribute) -> bool:
         is_switch = not lists.SWITCHES.isdisjoint(self._paths(node))
@@ -392,7 +435,8 @@ class Names:
             ):
                 is_strange |= name_of not in lists.TORCH  # `torch.random` is a module, too
             is_listed = not is_strange and _is_listed(owner)
-            if is_listed and not any(o[0] == "_" or o in lists.TELLING for o in whole[end:]):
+            others = lists.TELLING | lists.BUILDING | lists.CHANGING
+            if is_listed and not any(o[0] == "_" or o in others for o in whole[end:]):
                 self.is_alone |= not lists.ALONE.isdisjoint(whole)
                 return
         if "cpp_extension" in whole:

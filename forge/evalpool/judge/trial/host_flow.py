@@ -41,6 +41,8 @@ FIRST = ("__init__", "__post_init__", "load_reference")
 """Methods that are called once."""
 MOVES = frozenset({"contiguous", "clone", "to", "cuda"})
 """Methods that put a tensor right."""
+TEXTS = ("type", "str", "repr", "format")
+"""Functions that tell what surrounds a tensor."""
 SPECIFIC = frozenset({"device", "dtype", "memory_format"})
 """Keywords that decide where and how a result lies alone."""
 FACTS_WORDS = "host code may pass it on, or put the tensor right: x = x.contiguous()"
@@ -129,6 +131,10 @@ class Flow:
         """True within a constructor."""
         self._is_lax = False
         """True within a backward pass, which no judge runs."""
+        self._parts = set[str]()
+        """Places that some call changes."""
+        self._caches = set[str]()
+        """Places that a branch has filled, if no earlier call has."""
         self._known: dict[Any, tuple[Seen, set[str]]] = {}
         """Results of functions by their arguments, with what they have filled."""
         self._has_arrays = any("numpy" in path for path, _ in parts.imports)
@@ -140,14 +146,14 @@ class Flow:
         """Raises Refused."""
         known = None
         self._seek()
-        while known != self.changed:
-            known = set(self.changed)
+        while known != self.changed | self._parts:
+            known = self.changed | self._parts
             self._count = 0
             self._known.clear()
             try:
                 self._pass()
             except Refused:
-                if known == self.changed:
+                if known == self.changed | self._parts:
                     raise  # else it may be a cache that was not known as one
 
     def _seek(self) -> None:
@@ -394,6 +400,7 @@ class Flow:
         if not ends or not isinstance(made[-1], ast.Raise):
             self._require_filled(node, places)
         self.filled |= places
+        self._caches |= places
         for name in bound_names(ast.Module([*made], [])) & {*self._frame.names}:
             if name not in taken and not names.get(name, NOTHING).places & places:
                 self._frame.names[name] = Seen(of=f"{name}, which a first call makes", is_fact=True)
@@ -456,7 +463,16 @@ class Flow:
                 return None
 
     def _is_filled(self, place: str) -> bool:
-        return any(place == one or place.startswith(f"{one}[") for one in self.filled)
+        """True if this call has set it. Of a cache that may be an earlier call's, parts that some
+        call sets are not what they were at first."""
+        return any(
+            place == one
+            or (place.startswith(f"{one}[") and not (one in self._caches and self._has_parts(one)))
+            for one in self.filled
+        )
+
+    def _has_parts(self, place: str) -> bool:
+        return any(one.startswith(f"{place}[") for one in self._parts)
 
     def _is_lasting(self, place: str) -> bool:
         """True if calls may change what is there. A tensor in it is seen by the judge."""
@@ -488,6 +504,7 @@ class Flow:
         if value.of:
             raise Refused(node, f"host code keeps {value.of} in {place}; {KEPT_WORDS}")
         self.changed.add(root)
+        self._parts.add(place)
         self.filled.add(place)
         for name, one in self._frame.names.items():
             if place in one.places:  # what it was before
@@ -574,10 +591,14 @@ class Flow:
         match source:
             case ast.Call(func=ast.Name(id="range")):
                 value = replace(value, is_plain=not value.of)
-            case ast.Call(func=ast.Name(id="enumerate")) if isinstance(target, ast.Tuple):
-                self._store(target.elts[0], PLAIN)
-                self._store(target.elts[1], value)
-                return
+            case ast.Call(func=ast.Name(id="enumerate")):
+                match target:
+                    case ast.Tuple(elts=[number, one]):
+                        self._store(number, PLAIN)
+                        self._store(one, value)
+                        return
+                    case _:
+                        pass
             case _:
                 pass
         self._store(target, value)
@@ -642,6 +663,8 @@ class Flow:
             case ast.Name(id=name):
                 found = self._frame.find(name)
                 function = self.functions.get(name)
+                if found is None and function is None and name in TEXTS:
+                    return Seen(of=name, is_fact=True)
                 return found or Seen(function=None if function is None else (function, None))
             case ast.Attribute():
                 return self._attribute(node)
@@ -784,10 +807,21 @@ class Flow:
     def _passed(self, node: ast.Call) -> list[Seen]:
         """The arguments of a call, but those that say where a result lies alone."""
         named = [(one.arg, self._value(one.value)) for one in node.keywords]
-        return [
+        given = [
             *(self._value(one) for one in node.args),
             *(one for name, one in named if name not in SPECIFIC),
         ]
+        return [one if one.function is None else self._handed(one.function) for one in given]
+
+    def _handed(self, function: Closure) -> Seen:
+        """The result of a function that another one calls."""
+        node, outer = function
+        if isinstance(node, ast.FunctionDef) and self.parts.is_kernel(node):
+            return NOTHING
+        filled = set(self.filled)
+        found = self._called(node, {}, outer)
+        self.filled = filled
+        return replace(found, places=frozenset(), is_new=False, is_list=False, function=None)
 
     def _arguments(self, node: ast.Call) -> Seen:
         return Seen().joined(self._passed(node))
@@ -804,7 +838,7 @@ class Flow:
             return Seen(of=ast.unparse(node))
         if name in self.parts.aliases or name in self.parts.class_names:
             return replace(given, places=frozenset(), is_new=True)
-        if name in ("type", "str", "repr", "format"):
+        if name in TEXTS:
             return Seen(of=ast.unparse(node), is_fact=True)
         if name in ("bool", "any", "all") and given.of:
             return self._decided(node, [given])
@@ -823,7 +857,7 @@ class Flow:
     def _call_attribute(self, node: ast.Call, func: ast.Attribute) -> Seen:
         name, owner = func.attr, func.value
         is_module = isinstance(owner, ast.Name | ast.Attribute) and self._is_module(owner)
-        if is_module:
+        if is_module and name not in BUILDING:
             given = self._arguments(node)
             if name == "device":
                 return NOTHING
@@ -861,7 +895,8 @@ class Flow:
         if name in ("to", "cuda", "type"):
             return replace(found, is_new=False)
         if name in ("format", "join"):
-            return Seen(of="a text that is made", is_fact=True) if name == "format" else NOTHING
+            made = Seen(of="a text that is made", is_fact=True)
+            return made if name == "format" else replace(self._arguments(node), places=frozenset())
         owned = self._value(owner)
         made = Seen(of=owned.of, is_fact=owned.is_fact).joined(given)
         is_view = name in VIEWS or name in ("values", "items", "keys", "copy")

@@ -129,6 +129,8 @@ BUILTINS = _words(
     "ImportError ModuleNotFoundError KeyError IndexError AttributeError ArithmeticError "
     "ZeroDivisionError OverflowError NotImplemented UserWarning RuntimeWarning"
 )
+RESERVED = _words("getattr hasattr setattr range enumerate super self cls")
+"""Names that no function, class or argument may have, but `self` and `cls` of a method."""
 ITERATORS = _words("zip enumerate reversed map filter product repeat chain accumulate pairwise")
 """Functions whose result is another one each time that it is read."""
 CONSUMERS = ITERATORS | _words(
