@@ -269,6 +269,21 @@ def test_no_other_place_keeps_a_count_or_names_more(init: str, helper: str, befo
     assert found.fault.startswith("cannot be judged: ")
 
 
+@pytest.mark.parametrize(
+    "last",
+    ["return x.contiguous()", "else:\n        return x.contiguous()", "return x.clone() * 2"],
+)
+def test_a_function_may_put_a_tensor_right(last: str) -> None:
+    code = f"def right(x):\n    if x.is_contiguous():\n        return x\n    {last}\n"
+    assert bool(read("x = right(x)", before=code).fault) == ("* 2" in last)
+
+
+def test_a_module_has_titles() -> None:
+    assert read(before="__all__ = ['ModelNew']\n__version__ = '1'\n").fault == ""
+    assert "__all__" in read("cheap = __all__", before="__all__ = ['ModelNew']\n").fault
+    assert "__file__" in read(before="__file__ = ''\n").fault
+
+
 def test_a_constant_that_python_cannot_write_hides_nothing() -> None:
     code = f"import os\nBIG = 0x{'f' * 4000}\n"
     assert read("cheap = os.environ", before=code).fault.startswith("cannot be judged: ")

@@ -352,7 +352,7 @@ class Names:
             node not in self._owners or not isinstance(node.ctx, ast.Load)
         ):
             raise refusal(node, f"{name} as a value", "name its attributes")
-        if name.startswith("__"):
+        if name.startswith("__") and not (name in lists.TITLES and isinstance(node.ctx, ast.Store)):
             raise refusal(node, name)
         if isinstance(node.ctx, ast.Store | ast.Del) or self._is_local(name):
             if not self._scopes and (name in self.parts.aliases or hasattr(builtins, name)):

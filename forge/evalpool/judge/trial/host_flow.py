@@ -273,6 +273,12 @@ class Flow:
     # Statements: true if a block ends its function
 
     def _block(self, body: Sequence[ast.stmt]) -> bool:
+        match body:
+            case [*before, ast.If(body=[ast.Return()], orelse=[]) as one, ast.Return() as last]:
+                whole = ast.If(one.test, one.body, [last])
+                body = [*before, ast.copy_location(whole, one)]
+            case _:
+                pass
         ends = [self._statement(one) for one in body]  # every one is followed
         return any(ends)
 
@@ -363,7 +369,7 @@ class Flow:
         places, facts = self._test(node.test)
         if places:
             return self._fill(node, places)
-        if facts and not (_is_right(node.body) and _is_right(node.orelse)):
+        if facts and not (_are_one(node) or (_is_right(node.body) and _is_right(node.orelse))):
             self._require_free(node, places, self._facts(node.test, facts))
         names, filled = dict(self._frame.names), set(self.filled)
         ends = self._block(node.body)
@@ -955,6 +961,15 @@ def _bare(node: ast.expr) -> str:
             return _bare(one)
         case _:
             return ast.unparse(node)
+
+
+def _are_one(node: ast.If) -> bool:
+    """True if both sides return the same value, one of them put right."""
+    match node.body, node.orelse:
+        case [ast.Return(value=ast.expr() as one)], [ast.Return(value=ast.expr() as other)]:
+            return _bare(one) == _bare(other)
+        case _:
+            return False
 
 
 def _is_right(body: Sequence[ast.stmt]) -> bool:

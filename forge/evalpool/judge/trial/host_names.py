@@ -129,6 +129,8 @@ BUILTINS = _words(
     "ImportError ModuleNotFoundError KeyError IndexError AttributeError ArithmeticError "
     "ZeroDivisionError OverflowError NotImplemented UserWarning RuntimeWarning"
 )
+TITLES = _words("__all__ __version__ __author__")
+"""Hidden names that a module may set: it cannot read them."""
 RESERVED = _words("getattr hasattr setattr range enumerate super self cls")
 """Names that no function, class or argument may have, but `self` and `cls` of a method."""
 ITERATORS = _words("zip enumerate reversed map filter product repeat chain accumulate pairwise")
