@@ -180,7 +180,8 @@ def solve(
 
     asked = EvalRequest(
         source=model, policy=policy, baseline=baseline, device=device, model_name=model_name,
-        api_key_env=api_key_env, overrides=tuple(overrides or ()), store=Path(store),
+        model_name_option="--model-name", api_key_env=api_key_env,
+        overrides=tuple(overrides or ()), store=Path(store),
     )  # fmt: skip
     request = search.SolveRequest(
         problems=problems, model=asked, budget=budget, strategy=strategy, inputs=inputs, out=out

@@ -114,14 +114,20 @@ def export_kernels(
         raise ConfigError(
             f"--license {license}: an identifier of the hub, such as apache-2.0, mit or other"
         )
-    target = (out or Path(f"{paths.name}-kernels")).expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"--out {target}: is not empty; a new or an empty directory")
+    target = empty_directory(out or Path(f"{paths.name}-kernels"))
     with open_run(paths) as reader:
         kernels, origin = load_best(reader), load_origin(reader, license=license)
     write = hub_files if layout == KernelLayout.HUB else plain_files
     _write(write(kernels, origin), target)
     return ExportedKernels(path=target, kernels=kernels)
+
+
+def empty_directory(out: Path) -> Path:
+    """The directory of `--out`, absolute. Raises ConfigError if it is a file or has content."""
+    target = out.expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"--out {target}: is not empty; a new or an empty directory")
+    return target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import tomli_w
 
 from forge.adapters.subjects import read_source
-from forge.commands.kernels import KernelLayout, export_kernels
-from forge.commands.suite import EvalRequest, Suite, experiment_of, find_source
+from forge.commands.kernels import KernelLayout, empty_directory, export_kernels
+from forge.commands.suite import EvalRequest, Suite, check_options, experiment_of, find_source
 from forge.config.schema import Budget, SearchStage
 from forge.data.harvest.installed import class_problem
 from forge.data.problem_files import find_files
 from forge.data.problems import from_source
-from forge.errors import ConfigError
+from forge.errors import ConfigError, unwritable
 from forge.runner.run import run_experiment
 from forge.store.reader import open_run
 from forge.views.search import load_curve, load_searches, render_searches
@@ -106,7 +106,8 @@ def solve(request: SolveRequest, *, quiet: bool, wait_s: float | None = None) ->
 
 def solve_experiment(request: SolveRequest) -> str:
     """The experiment as TOML. Raises ConfigError: a problem, a model or an option that cannot be
-    used; MachineError: no server answers."""
+    used; MachineError: no server answers, or the store cannot be written."""
+    check_options(request.model)
     try:
         Budget.parse(request.budget)
     except ValueError as error:
@@ -114,6 +115,8 @@ def solve_experiment(request: SolveRequest) -> str:
     allowed = get_args(SearchStage.model_fields["strategy"].annotation)
     if request.strategy is not None and request.strategy not in allowed:
         raise ConfigError(f"--strategy {request.strategy}: one of {', '.join(allowed)}")
+    if request.out is not None:
+        empty_directory(request.out)
     folder = _kept(request)
     files = find_files(folder, include=[])
     problems = {"source": "dir", "path": str(folder), "num_heldout": len(files)}
@@ -136,10 +139,13 @@ def _kept(request: SolveRequest) -> Path:
             texts[name] = text
     digest = sha256(repr(sorted(texts.items())).encode()).hexdigest()[:12]
     folder = request.model.store.expanduser().absolute() / FOLDER / digest
-    for name, text in texts.items():
-        path = folder / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    try:
+        for name, text in texts.items():
+            path = folder / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unwritable(f"--store {request.model.store}", error) from error
     return folder
 
 

@@ -101,6 +101,8 @@ class EvalRequest:
     """Maximum number of problems, at even distances in the suite; None for all."""
     model_name: str | None = None
     """Model of the server; None for the only one there."""
+    model_name_option: str = "--model"
+    """Option that names it, for messages."""
     api_key_env: str | None = None
     overrides: Sequence[str] = ()
     """`--set` of the experiment that is made."""
@@ -114,7 +116,7 @@ def make_experiment(request: EvalRequest) -> str:
         ConfigError: a model, a suite or an option that cannot be used.
         MachineError: no server answers, or this machine does not have the device.
     """
-    _check(request)
+    check_options(request)
     source = find_source(request)
     if request.suite is None and source.base is None:
         raise ConfigError(
@@ -155,7 +157,8 @@ def experiment_of(
     return values
 
 
-def _check(request: EvalRequest) -> None:
+def check_options(request: EvalRequest) -> None:
+    """Raises ConfigError: a protocol, policy or baseline that is none."""
     baselines = (*get_args(JudgeTable.model_fields["baseline"].annotation), BOTH)
     for option, value, allowed in (
         ("protocol", request.protocol, get_args(ProtocolName)),
@@ -369,7 +372,7 @@ async def _ask_for_model(request: EvalRequest) -> str:
             there = [each["id"] for each in await client.models()]
         except (ChildDied, Stalled) as error:
             raise MachineError(f"no server answers: {error}") from error
-    return choose_model(url, there, request.model_name, setting="--model")
+    return choose_model(url, there, request.model_name, setting=request.model_name_option)
 
 
 def _local(path: Path, *, label: str, model: dict[str, Any]) -> ModelSource:

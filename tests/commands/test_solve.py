@@ -25,11 +25,14 @@ def get_init_inputs():
 """
 
 
-def experiment(folder: Path, *problems: str, budget: str = "8", **options: Any) -> dict[str, Any]:
-    model = folder / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text('{"max_position_embeddings": 4096}')
-    asked = EvalRequest(source=str(model), device="cpu", store=folder / "runs")
+def experiment(
+    folder: Path, *problems: str, budget: str = "8", model: Any = None, **options: Any
+) -> dict[str, Any]:
+    source = folder / "model"
+    source.mkdir(exist_ok=True)
+    (source / "config.json").write_text('{"max_position_embeddings": 4096}')
+    settings = {"source": str(source), "device": "cpu", "store": folder / "runs", **(model or {})}
+    asked = EvalRequest(**settings)
     request = SolveRequest(problems=problems, model=asked, budget=budget, **options)
     return tomllib.loads(solve_experiment(request))
 
@@ -86,6 +89,18 @@ def same_names(folder: Path) -> dict[str, Any]:
     return experiment(folder, str(folder / "a" / "x.py"), str(folder / "b" / "x.py"))
 
 
+def file_as_store(folder: Path) -> dict[str, Any]:
+    file = folder / "runs"
+    file.write_text("")
+    return experiment(folder, RMS_NORM)
+
+
+def full_out(folder: Path) -> dict[str, Any]:
+    (folder / "out").mkdir()
+    (folder / "out" / "x").write_text("")
+    return experiment(folder, RMS_NORM, out=folder / "out")
+
+
 def wrong_inputs(folder: Path) -> dict[str, Any]:
     file = folder / "inputs.py"
     file.write_text("def inputs(): ...\n")
@@ -104,6 +119,12 @@ def wrong_inputs(folder: Path) -> dict[str, Any]:
         (no_python, "x:1: no Python"),
         (same_names, "x is the name of two problems"),
         (wrong_inputs, "get_inputs is needed"),
+        (file_as_store, "--store .*runs: cannot be written"),
+        (full_out, "--out .*out: is not empty"),
+        (
+            lambda folder: experiment(folder, RMS_NORM, model={"baseline": "x"}),
+            "--baseline x: one of eager, compile, both",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_line(
