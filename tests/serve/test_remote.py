@@ -145,7 +145,16 @@ def test_thinking_that_a_chat_server_sends_apart_gets_its_tag(name: str) -> None
 
 @pytest.mark.parametrize(
     ("usage", "num_tokens"),
-    [({"completion_tokens": 7}, 7), (None, 3), ({"completion_tokens": "many"}, 3), ({}, 3)],
+    [
+        ({"completion_tokens": 7}, 7),
+        (None, 3),
+        ({"completion_tokens": "many"}, 3),
+        ({}, 3),
+        ([7], 3),
+        ("7", 3),
+        ({"completion_tokens": -1}, 3),
+        ({"completion_tokens": 10**30}, 3),
+    ],
 )
 def test_the_tokens_of_an_answer_are_those_that_its_server_counts(
     usage: Any, num_tokens: int

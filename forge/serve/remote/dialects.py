@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 MODEL_NAME = "serve.model_name"
 SEED_LIMIT = 1 << 31
 """Seeds are taken modulo this: some servers accept signed 32 bits only."""
+MAX_COUNTED = 1 << 31
+"""A server's count of an answer's tokens is believed below this."""
 REASONING = ("reasoning_content", "reasoning")
 """Fields of a chat message with the thinking: DeepSeek, SGLang and older vLLM; OpenRouter and newer
 vLLM. The first that is not empty counts."""
@@ -133,9 +135,8 @@ def read_answer(
             answer = parse_json(content)
             choices = sorted(answer["choices"], key=lambda choice: choice.get("index", 0))
             found = [_from_chat(choice, encode, thinking) for choice in choices]
-            counted = (answer.get("usage") or {}).get("completion_tokens")
-            if len(found) == 1 and isinstance(counted, int) and counted >= 0:
-                found = [replace(found[0], counted=counted)]
+            if len(found) == 1:
+                found = [replace(found[0], counted=_counted(answer.get("usage")))]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         shown = content[:200].decode("utf-8", "replace")
         raise MachineError(
@@ -144,6 +145,12 @@ def read_answer(
     if len(found) != n:
         raise MachineError(f"it gave {len(found)} samples; requested were {n}")
     return found if has_versions else [replace(one, min_version=0, max_version=0) for one in found]
+
+
+def _counted(usage: object) -> int | None:
+    """Tokens by the server's count; None if it has no count that can be."""
+    counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return counted if isinstance(counted, int) and 0 <= counted < MAX_COUNTED else None
 
 
 def _from_chat(
