@@ -15,6 +15,7 @@ The texts of the problems are kept below the store, where a resumed run finds th
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def solve_experiment(request: SolveRequest) -> str:
 
 
 def _kept(request: SolveRequest) -> Path:
-    """The folder with the texts of the problems, which is made if it is new."""
+    """The folder with the texts of the problems, named by their digest; files that are there stay
+    as they are."""
     texts: dict[str, str] = {}
     for given in request.problems:
         for name, text in _read(given, request.inputs):
@@ -142,8 +144,12 @@ def _kept(request: SolveRequest) -> Path:
     try:
         for name, text in texts.items():
             path = folder / f"{name}.py"
+            if path.is_file():
+                continue  # a run may be reading it
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            spare = path.with_name(f".{path.name}.{os.getpid()}")
+            spare.write_text(text, encoding="utf-8")
+            spare.replace(path)
     except OSError as error:
         raise unwritable(f"--store {request.model.store}", error) from error
     return folder

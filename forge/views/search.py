@@ -1,6 +1,6 @@
 """Results of searches: answers, tokens and the best kernel of each problem, and best@n by answers.
 
-Read by `forge solve` and `forge show`; from the store alone.
+Read by `forge solve`; from the store alone.
 """
 
 from __future__ import annotations

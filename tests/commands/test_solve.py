@@ -55,6 +55,17 @@ def test_a_function_becomes_a_problem_below_the_store(tmp_path: Path) -> None:
     assert made["stage"] == [{"kind": "search", "budget": "8", "strategy": "evolve"}]
 
 
+def test_a_second_search_leaves_the_problems_of_the_first_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "scaled.py"
+    file.write_text(FUNCTION)
+    states = []
+    for _ in range(2):
+        root = Path(experiment(tmp_path, str(file))["problems"]["path"])
+        (kept,) = (each.stat() for each in root.iterdir())
+        states.append((kept.st_ino, kept.st_mtime_ns, kept.st_size > 0))
+    assert states[0] == states[1]
+
+
 def test_a_directory_gives_all_its_problems(tmp_path: Path) -> None:
     for name in ("level1/1_a.py", "level2/2_b.py"):
         path = tmp_path / "problems" / name
