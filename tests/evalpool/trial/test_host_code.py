@@ -240,6 +240,36 @@ def test_caches_and_what_puts_a_tensor_right_are_judged(lines: str) -> None:
     assert read(lines).fault == ""
 
 
+BIT = """
+class Bit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bit = False
+
+    def flip(self, value):
+        self.bit = value
+
+    def forward(self, x):
+        return x
+
+
+TOP = Bit()
+"""
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["self.part", "TOP", "[one for one in self.children()][0]", "self.get_submodule('part')"],
+)
+def test_what_a_call_keeps_on_a_part_is_read_by_its_own_methods(part: str) -> None:
+    lines = f"cheap = {part}.bit\nself.part.flip(not cheap)"
+    assert ".bit" in read(lines, init="self.part = Bit()", before=BIT).fault
+    lines = f"cheap = hasattr({part}, 'bit')\nself.part.flip(True)"
+    assert ".bit" in read(lines, init="self.part = Bit()", before=BIT).fault
+    assert read(f"cheap = {part}.bit", init="self.part = Bit()", before=BIT).fault == ""
+    assert read("self.part.flip(True)", init="self.part = Bit()", before=BIT).fault == ""
+
+
 @pytest.mark.parametrize(
     ("init", "helper", "before"),
     [

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from forge.evalpool.judge.trial.host_names import ASKED, BUILDING, CHANGING, VIEWS
+from forge.evalpool.judge.trial.host_names import ASKED, BUILDING, CHANGING, OF_TENSORS, VIEWS
 from forge.evalpool.judge.trial.host_parts import Refused, bound_names
 
 if TYPE_CHECKING:
@@ -500,6 +500,13 @@ class Flow:
             return
         raise Refused(node, f"host code reads {place}, which an earlier call set; {KEPT_WORDS}")
 
+    def _require_unkept(self, node: ast.Attribute, place: str) -> None:
+        """Refuses an attribute of another object than `self` that a call sets: there may be several
+        such objects. Methods of its class may read it."""
+        if place.removeprefix("self.") not in self.parts.tensors:
+            name = ast.unparse(node)
+            raise Refused(node, f"host code reads {name}, which an earlier call set; {KEPT_WORDS}")
+
     def _set(self, node: ast.AST, place: str, value: Seen) -> None:
         root = _root(place)
         if root.removeprefix("self.") in self.parts.tensors and place != root:
@@ -757,6 +764,10 @@ class Flow:
 
     def _attribute(self, node: ast.Attribute) -> Seen:
         found = self._value(node.value)
+        place = f"self.{node.attr}"
+        is_tensors = node.attr in OF_TENSORS and not found.places
+        if place in self.changed and not (is_tensors or self._is_made(place)):
+            self._require_unkept(node, place)
         is_own = bool(found.places) or node.attr in self.parts.attributes
         if node.attr in ASKED or (node.attr == "stride" and not is_own):
             return Seen(of=ast.unparse(node), is_fact=node.attr != "stride")
@@ -848,12 +859,14 @@ class Flow:
             return Seen(of=ast.unparse(node), is_fact=True)
         if name in ("bool", "any", "all") and given.of:
             return self._decided(node, [given])
-        if name in ("isinstance", "hasattr"):
+        if name == "isinstance":
             return NOTHING
-        if name == "getattr":
+        if name in ("getattr", "hasattr"):
             owner, key = node.args[:2]
             text = key.value if isinstance(key, ast.Constant) else "weight"
-            return self._attribute(ast.Attribute(owner, str(text), ast.Load()))
+            made = ast.Attribute(owner, str(text), ast.Load())
+            found = self._attribute(ast.copy_location(made, node))
+            return found if name == "getattr" else NOTHING
         if name == "setattr" and not self._is_first:
             raise Refused(node, f"host code calls setattr in a call; {KEPT_WORDS}")
         if name in ("list", "dict", "set", "sorted", "tuple"):

@@ -40,6 +40,8 @@ COMPUTED = (
     )
 )
 """Operations that a program may have, and functions that are made of some."""
+OF_TENSORS = COMPUTED | _words("shape dtype device ndim is_cuda layout itemsize nbytes")
+"""Attributes of tensors that tell what they are."""
 TORCH = _words(
     "Tensor Size device dtype finfo iinfo as_tensor tensor empty empty_like empty_strided "
     "empty_permuted asarray from_numpy is_tensor float16 bfloat16 float32 float64 float half "
