@@ -20,6 +20,7 @@ import re
 import tempfile
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -62,7 +63,7 @@ class SolveRequest:
     inputs: Path | None = None
     """File with get_inputs and get_init_inputs, for classes."""
     out: Path | None = None
-    """Directory of the kernels; None for `RUN-kernels`."""
+    """Directory of the kernels; None for `RUN-kernels`, or `RUN-kernels-2` if that is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +101,17 @@ def solve(request: SolveRequest, *, quiet: bool, wait_s: float | None = None) ->
         rows, curve = load_searches(reader), load_curve(reader)
     kernels = None
     if any(row["best"] for row in rows):
-        written = export_kernels(paths, layout=KernelLayout.FILES, out=request.out, license="other")
+        out = request.out or new_directory(f"{paths.name}-kernels")
+        written = export_kernels(paths, layout=KernelLayout.FILES, out=out, license="other")
         kernels = written.path
     return Solved(paths=paths, rows=rows, curve=curve, kernels=kernels)
+
+
+def new_directory(name: str) -> Path:
+    """A path in the working directory that does not exist: a run of another store may have the same
+    name."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(path for path in map(Path, names) if not path.exists())
 
 
 def solve_experiment(request: SolveRequest) -> str:

@@ -29,7 +29,7 @@ from forge.config.schema.serving import SERVE_URL
 from forge.data.problem_files import find_files
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.records import split_step
-from forge.records.rules import PolicyName
+from forge.records.rules import POLICIES, PolicyName
 from forge.runner.run import run_experiment
 from forge.runner.weights.resume import find_weights
 from forge.serve.remote.url_client import choose_model, open_server
@@ -148,6 +148,10 @@ def experiment_of(
     if request.device != "auto":
         values["devices"] = _devices(gpus, is_remote=source.is_remote)
     values["judge"] = _judge(request, values.get("judge", {}), suite)
+    judge, reward = values["judge"], values.get("reward", {})
+    policy = judge.get("policy") or POLICIES[judge.get("protocol", "forge")]
+    if policy == "own" and reward.get("own_share"):
+        values["reward"] = {**reward, "own_share": 0.0}  # own kernels do all work
     values["eval"] = {
         "seed": seed,
         **values.get("eval", {}),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forge.commands.solve import SolveRequest, solve_experiment
+from forge.commands.solve import SolveRequest, new_directory, solve_experiment
 from forge.commands.suite import EvalRequest
 from forge.data.problem_files import find_files
 from forge.errors import ConfigError
@@ -144,3 +144,13 @@ def test_bad_input_is_one_clear_line(
     with pytest.raises(ConfigError, match=said) as found:
         ask(tmp_path)
     assert "\n" not in str(found.value)
+
+
+def test_kernels_of_a_run_of_the_same_name_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert new_directory("x-1-kernels") == Path("x-1-kernels")
+    for name in ("x-1-kernels", "x-1-kernels-2"):
+        Path(name).mkdir()
+    assert new_directory("x-1-kernels") == Path("x-1-kernels-3")

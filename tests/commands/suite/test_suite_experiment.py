@@ -184,6 +184,14 @@ def test_the_policy_follows_the_protocol_that_is_asked_for(
     assert load_experiment(Path("made.toml")).judge.rules == rules
 
 
+def test_a_run_that_rewards_its_own_share_can_be_evaluated_without_torch(here: Path) -> None:
+    file = here / "runs" / "toy-1" / "experiment.toml"
+    file.write_text(RUN + "[reward]\nown_share = 0.1\n")
+    assert made("toy-1")["reward"]["own_share"] == 0.1
+    for options in ({"policy": "own"}, {"protocol": "forge"}):
+        assert made("toy-1", **options)["reward"]["own_share"] == 0.0
+
+
 def test_an_experiment_file_gives_its_problems_judge_and_prompts(here: Path) -> None:
     Path("suite.toml").write_text(RUN.replace("seed = 5", "seed = 8"))
     values = made("model", "suite.toml")
