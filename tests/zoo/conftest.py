@@ -86,7 +86,7 @@ def leftovers(bench: Any) -> set[int]:
 
 def _left(bench: Any) -> set[int]:
     names = ("references", "given", "sketches")  # draws of ours and of other protocols, and shapes
-    draws = [getattr(bench.trials, name, None) for name in names]
+    draws: list[Any] = [getattr(bench.trials, name, None) for name in names]
     oracles = [one._oracles for one in draws if one]
     oracles += [one._small._oracles for one in draws if getattr(one, "_small", None)]
     if baselines := getattr(bench.trials, "baselines", None):
