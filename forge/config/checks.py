@@ -529,6 +529,10 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
                 *("stage", index, "kind"),
             )
         if isinstance(stage, SearchStage):
+            for key in ("samples", "greedy", "max_turns"):
+                if (value := getattr(stage, key)) is not None:
+                    text = f"found {show(value)} in a search, whose answers its budget counts"
+                    yield mistake(f"{text}; remove it", "stage", index, key)
             tokens = Budget.parse(stage.budget).tokens
             longest = experiment.rollout.max_completion_tokens
             if tokens is not None and tokens < longest:

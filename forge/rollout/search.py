@@ -152,7 +152,7 @@ class Search:
         if len(self.attempts) % MIGRATE_EVERY == 0:
             self._migrate()
         gain = self._gain(attempt)
-        self._end(attempt)
+        self._end()
         return gain
 
     @property
@@ -175,7 +175,7 @@ class Search:
         self._gains.append(gain)
         return gain
 
-    def _end(self, attempt: JudgedAnswer) -> None:
+    def _end(self) -> None:
         if self.best is None:
             return
         timing = self.best.verdict.timing
