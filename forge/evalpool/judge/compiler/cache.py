@@ -1,5 +1,5 @@
 # pyright: strict
-"""Compiled kernels by content: in memory, and on disk below `~/.cache/forge/kernels`.
+"""Compiled kernels by content, on disk below `~/.cache/forge/kernels`.
 
 The key is the SHA-256 of everything that a binary depends on, so an entry is never wrong for its
 key. Only the judge writes: candidates and compiler children see no path. A file holds the hash of
@@ -13,11 +13,11 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import stat
 import struct
 import tempfile
-import threading
-from collections import OrderedDict
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """Version of key and file: raised when `Binary`, the closed list or a stage's options change."""
 MAX_DISK_BYTES = 2 << 30
 """About 50,000 kernels."""
-MAX_MEMORY_BYTES = 256 << 20
 KEPT_SHARE = 0.8
 """Share of the bound that remains when the oldest files are removed."""
 _LENGTH = struct.Struct("<I")
@@ -64,61 +63,21 @@ def key_of(kernel: Kernel, *, target: str, version: str) -> str:
 class Cache:
     """Binaries by key. Safe to use from several threads, and from several judges on one folder."""
 
-    def __init__(
-        self,
-        folder: Path | None,
-        *,
-        max_disk_bytes: int = MAX_DISK_BYTES,
-        max_memory_bytes: int = MAX_MEMORY_BYTES,
-    ) -> None:
+    def __init__(self, folder: Path | None, *, max_disk_bytes: int = MAX_DISK_BYTES) -> None:
         """
         Args:
-            folder: made if missing; None for memory only.
+            folder: made if missing; None for one that ends with this object, as where it is not
+                ours alone.
         """
-        self._folder = _open_folder(folder)
+        if folder is None or not _is_own(folder):
+            folder = Path(tempfile.mkdtemp(prefix="forge-kernels-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._folder = folder
         self._max_disk_bytes = max_disk_bytes
-        self._max_memory_bytes = max_memory_bytes
-        self._lock = threading.Lock()
-        self._memory: OrderedDict[str, Binary] = OrderedDict()
-        self._memory_bytes = 0
         self._disk_bytes = sum(size for _, size, _ in self._files())
 
     def get(self, key: str) -> Binary | None:
-        """Returns the binary of a key from memory or disk, and makes it the youngest."""
-        with self._lock:
-            if key in self._memory:
-                self._memory.move_to_end(key)
-                return self._memory[key]
-        binary = self._load(key)
-        if binary is not None:
-            self._remember(binary)
-        return binary
-
-    def put(self, binary: Binary) -> None:
-        """Keeps a binary that the judge has checked. A disk that refuses is logged, no error."""
-        self._remember(binary)
-        if self._folder is None:
-            return
-        try:
-            self._disk_bytes += _write(self._path(binary.key), _pack(binary))
-        except OSError as error:
-            logger.warning("the kernel cache cannot be written: %s", error)
-            return
-        if self._disk_bytes > self._max_disk_bytes:
-            self._remove_oldest()
-
-    def _remember(self, binary: Binary) -> None:
-        with self._lock:
-            known = self._memory.pop(binary.key, None)
-            self._memory[binary.key] = binary
-            self._memory_bytes += len(binary.code) - (len(known.code) if known else 0)
-            while self._memory_bytes > self._max_memory_bytes:
-                _, oldest = self._memory.popitem(last=False)
-                self._memory_bytes -= len(oldest.code)
-
-    def _load(self, key: str) -> Binary | None:
-        if self._folder is None:
-            return None
+        """The binary of a key, which becomes the youngest."""
         path = self._path(key)
         try:
             binary = _unpack(path.read_bytes())
@@ -130,14 +89,21 @@ class Cache:
             return None
         return binary if binary.key == key else None
 
+    def put(self, binary: Binary) -> None:
+        """Keeps a binary that the judge has checked. A disk that refuses is logged, no error."""
+        try:
+            self._disk_bytes += _write(self._path(binary.key), _pack(binary))
+        except OSError as error:
+            logger.warning("the kernel cache cannot be written: %s", error)
+            return
+        if self._disk_bytes > self._max_disk_bytes:
+            self._remove_oldest()
+
     def _path(self, key: str) -> Path:
-        assert self._folder is not None
         return self._folder / key[:2] / key[2:]
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Age, size and path of each entry, oldest first."""
-        if self._folder is None:
-            return []
         found: list[tuple[float, int, Path]] = []
         for path in self._folder.glob("??/*"):
             try:
@@ -158,20 +124,18 @@ class Cache:
         self._disk_bytes = left
 
 
-def _open_folder(folder: Path | None) -> Path | None:
-    """A folder of ours that no other user can write to; None, with a warning, where it is not."""
-    if folder is None:
-        return None
+def _is_own(folder: Path) -> bool:
+    """True for a folder of ours that no other user can write to; made if missing. Warns else."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
     except OSError as error:
         logger.warning("no kernel cache at %s: %s", folder, error)
-        return None
+        return False
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         logger.warning("no kernel cache at %s: others can write to it", folder)
-        return None
-    return folder
+        return False
+    return True
 
 
 def _pack(binary: Binary) -> bytes:
