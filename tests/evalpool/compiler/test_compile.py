@@ -16,11 +16,8 @@ from forge.evalpool.judge.compiler.binary import (
     Failure,
     FailureKind,
     InvalidBinary,
-    InvalidElf,
-    check_code,
     over_limits,
     parse_binary,
-    read_elf,
 )
 from forge.evalpool.judge.compiler.cache import Cache, key_of
 from forge.evalpool.judge.compiler.compile import Compiler
@@ -46,7 +43,6 @@ def test_a_kernel_becomes_a_binary(binary: Binary) -> None:
     assert (binary.name, binary.target, binary.num_warps) == ("double", TARGET, 4)
     assert 0 < binary.num_registers < 64
     assert binary.num_spills == 0
-    assert read_elf(binary.code).num_registers == binary.num_registers
 
 
 def test_equal_kernels_are_compiled_once(compiler: Compiler, server: ForkServer) -> None:
@@ -159,41 +155,8 @@ def test_a_header_is_not_believed(binary: Binary, name: str, value: object) -> N
 
 
 def test_fields_that_nobody_knows_are_refused(binary: Binary) -> None:
-    with pytest.raises(InvalidBinary, match="fields"):
+    with pytest.raises(InvalidBinary, match="more"):
         parse_binary(binary.header() | {"more": 1}, binary.code)
-
-
-def test_a_binary_holds_its_entry_alone(binary: Binary) -> None:
-    check_code(binary.code, name="double", backend="cuda")
-    with pytest.raises(InvalidElf, match="entries"):
-        check_code(binary.code, name="other", backend="cuda")
-    with pytest.raises(InvalidElf, match="machine"):
-        check_code(binary.code, name="double", backend="hip")
-
-
-def test_damaged_binaries_are_refused_or_read(binary: Binary) -> None:
-    """Each truncation and each changed byte of the headers is an InvalidElf, or still an ELF."""
-    code = binary.code
-    damaged = [code[:size] for size in range(0, len(code), 97)]
-    places = (*range(64), *range(len(code) - 640, len(code)))
-    damaged += [code[:at] + bytes([code[at] ^ 0xFF]) + code[at + 1 :] for at in places]
-    num_refused = 0
-    for one in damaged:
-        try:
-            read_elf(one)
-        except InvalidElf:
-            num_refused += 1
-    assert num_refused > len(damaged) / 8
-
-
-def test_a_binary_with_global_data_is_refused(binary: Binary) -> None:
-    renamed = binary.code.replace(b".nv.shared.reserved.0", b".nv.global.reserved.0")
-    assert renamed != binary.code
-    with pytest.raises(InvalidElf, match="global data"):
-        check_code(renamed, name="double", backend="cuda")
-    called = binary.code.replace(b"\0double\0", b"\0dou\0le\0")
-    with pytest.raises(InvalidElf, match="entries"):
-        check_code(called, name="double", backend="cuda")
 
 
 def test_a_launch_over_the_cards_limits_is_named(binary: Binary) -> None:
@@ -259,17 +222,12 @@ class TestCache:
         assert sum(path.stat().st_size for path in tmp_path.glob("??/*")) <= 4 * size
         assert fresh.get(keys[0]) is None
 
-    def test_memory_is_bounded(self, binary: Binary) -> None:
-        cache = Cache(None, max_memory_bytes=2 * len(binary.code))
-        keys = [f"{number:064x}" for number in range(3)]
-        for key in keys:
-            cache.put(dataclasses.replace(binary, key=key))
-        assert [cache.get(key) is not None for key in keys] == [False, True, True]
-
     def test_a_folder_of_others_is_not_used(self, tmp_path: Path, binary: Binary) -> None:
         tmp_path.chmod(0o777)
-        Cache(tmp_path).put(binary)
+        cache = Cache(tmp_path)
+        cache.put(binary)
         assert list(tmp_path.iterdir()) == []
+        assert cache.get(binary.key) == binary
 
 
 def test_many_threads_share_a_compiler(compiler: Compiler) -> None:

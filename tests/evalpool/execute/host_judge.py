@@ -44,8 +44,8 @@ def binary(**facts: Any) -> Binary:
     """A binary of one small kernel, but for some facts."""
     usual: dict[str, Any] = {
         "key": "0" * 64, "target": "cuda:90:32", "code": b"", "num_warps": 4,
-        "global_scratch_bytes": 0, "global_scratch_alignment": 1,
-        "profile_scratch_bytes": 0, "profile_scratch_alignment": 1, "tensor_maps": (),
+        "global_scratch_bytes": 0,
+        "tensor_maps": (),
         "tensor_memory": 0, "num_registers": 0, "num_spills": 0,
     }  # fmt: skip
     return Binary(**usual | facts)

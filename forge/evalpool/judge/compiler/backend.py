@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +22,10 @@ from triton._C.libtriton import ir, nvidia, passes
 from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
 
-from forge.evalpool.judge.compiler.binary import Binary, TensorMap, read_elf
+from forge.evalpool.judge.compiler.binary import Binary, TensorMap
 from forge.evalpool.judge.compiler.text import Refused, check_text, operations, without
 from forge.evalpool.judge.program import dialect
+from forge.evalpool.judge.program.signature import ByValue, Described, Pointer, parse_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -160,7 +162,7 @@ def _staged(
 
 
 def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, key: str) -> Binary:
-    elf = read_elf(code)
+    num_registers, stack_bytes = usage_of(code) if target.gpu.backend == "cuda" else (0, 0)
     return Binary(
         key=key,
         target=target.name,
@@ -169,13 +171,10 @@ def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, 
         shared_bytes=facts.get("shared") or 0,
         num_warps=facts["num_warps"],
         global_scratch_bytes=facts.get("global_scratch_size") or 0,
-        global_scratch_alignment=facts.get("global_scratch_align") or 1,
-        profile_scratch_bytes=facts.get("profile_scratch_size") or 0,
-        profile_scratch_alignment=facts.get("profile_scratch_align") or 1,
         tensor_maps=tuple(_tensor_map(one) for one in facts.get("tensordesc_meta") or ()),
         tensor_memory=facts.get("tmem_size") or 0,
-        num_registers=elf.num_registers,
-        num_spills=elf.num_spills,
+        num_registers=num_registers,
+        num_spills=stack_bytes // 4,
     )
 
 
@@ -190,6 +189,31 @@ def _tensor_map(facts: dict[str, Any]) -> TensorMap:
         )
     except KeyError as error:
         raise CompileFailed(f"a tensor map of another kind: no {error}") from error
+
+
+SECTION = struct.Struct("<IIQQQQIIQQ")
+REGCOUNT, FRAME_SIZE = 0x2F, 0x11
+"""Attributes of a cubin's section `.nv.info`, whose values are (symbol, value) pairs."""
+
+
+def usage_of(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread and bytes of its stack, the most of all functions. Reads ptxas's own
+    output, so nothing is checked."""
+    (start,) = struct.unpack_from("<Q", cubin, 40)
+    count, names = struct.unpack_from("<HH", cubin, 60)
+    sections = [SECTION.unpack_from(cubin, start + at * SECTION.size) for at in range(count)]
+    found = {REGCOUNT: 0, FRAME_SIZE: 0}
+    for name, _, _, _, at, size, *_ in sections:
+        if not cubin.startswith(b".nv.info\0", sections[names][4] + name):
+            continue
+        end = at + size
+        while at + 4 <= end:
+            form, attribute, length = struct.unpack_from("<BBH", cubin, at)
+            if form == 4 and attribute in found:
+                (value,) = struct.unpack_from("<I", cubin, at + 8)
+                found[attribute] = max(found[attribute], value)
+            at += 4 + (length if form == 4 else 0)
+    return found[REGCOUNT], found[FRAME_SIZE]
 
 
 # --- the closed list
@@ -365,17 +389,16 @@ def first_line(kernel: Kernel, refusal: Refused) -> int:
 
 
 ELEMENTS = {
-    **{"fp16": "f16", "bf16": "bf16", "fp32": "f32", "f32": "f32", "fp64": "f64"},
+    **{"fp16": "f16", "bf16": "bf16", "fp32": "f32", "fp64": "f64"},
     **{f"{sign}{bits}": f"i{bits}" for sign in "iu" for bits in (1, 8, 16, 32, 64)},
     **{"fp8e4nv": "f8E4M3FN", "fp8e5": "f8E5M2", "fp8e4b8": "f8E4M3FNUZ", "fp8e5b16": "f8E5M2FNUZ"},
-    **{"fp8e4b15": "i8", "B": "i1"},
+    "fp8e4b15": "i8",
 }
 """Triton's name of an element type to MLIR's."""
-_DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\]>")
 
 
 def takes(found: Sequence[str], parameters: Sequence[Parameter]) -> bool:
-    """Returns whether a function takes the parameters, one after the other.
+    """True if a function takes the parameters, one after the other.
 
     Args:
         found: MLIR types of its arguments, pointers as `*f32`.
@@ -390,25 +413,23 @@ def takes(found: Sequence[str], parameters: Sequence[Parameter]) -> bool:
     return not rest
 
 
-def _forms(signature: str) -> list[list[str]]:
-    """The sequences of MLIR types that one parameter may become; empty for an unknown type."""
-    if signature == "nvTmaDesc":
-        return [["*i8"]]
-    if signature.startswith("*"):
-        element = ELEMENTS.get(signature.removeprefix("*").removeprefix("k"))
-        return [[f"*{element}"]] if element else []
-    descriptor = _DESCRIPTOR.fullmatch(signature)
-    if descriptor:
-        return _descriptor_forms(ELEMENTS.get(descriptor[1], ""), descriptor[2].split(","))
-    element = ELEMENTS.get(signature)
-    return [[element]] if element else []
+def _forms(type: str) -> list[list[str]]:
+    """The sequences of MLIR types that one parameter may become; empty for an unknown type.
 
-
-def _descriptor_forms(element: str, block: list[str]) -> list[list[str]]:
-    """A descriptor; or, where the target has no tensor maps, a pointer with shape, strides and
+    A descriptor may be, where the target has no tensor maps, a pointer with shape, strides and
     flags (one flag until Triton 3.6, then two). Shape and strides that follow it in either form
-    are parameters of their own."""
-    box = "x".join([*(size.strip() for size in block), element])
-    plain = [f"*{element}", *["i64"] * (2 * len(block))]
-    described = [[f"!tt.tensordesc<{box}>"], [f"!tt.tensordesc<tensor<{box}>>"]]
-    return [*described, [*plain, "i1", "i1"], [*plain, "i1"]]
+    are parameters of their own.
+    """
+    match parse_type(type):
+        case Pointer(element=element):
+            return [[f"*{ELEMENTS[element]}"]]
+        case ByValue(type=name):
+            return [[ELEMENTS[name]]]
+        case Described(element=name, block_shape=shape):
+            element = ELEMENTS[name]
+            box = "x".join([*map(str, shape), element])
+            plain = [f"*{element}", *["i64"] * (2 * len(shape))]
+            described = [[f"!tt.tensordesc<{box}>"], [f"!tt.tensordesc<tensor<{box}>>"]]
+            return [*described, [*plain, "i1", "i1"], [*plain, "i1"]]
+        case None:
+            return []

@@ -1,10 +1,10 @@
 """The judge's compiler: kernels in, binaries out, each compiled in a sandboxed child of its own.
 
-    threads ─▶ cache? ─▶ words of the text ─▶ child (zygote's fork) ─▶ fields, ELF ─▶ cache
+    threads ─▶ cache? ─▶ words of the text ─▶ child (zygote's fork) ─▶ fields ─▶ cache
 
-Promise: what is returned was checked here, field by field and byte by byte, whatever the child
-became; a kernel that crashes the compiler is that kernel's `compile_error`. Equal kernels that are
-asked for at the same time are compiled once. Imports neither torch nor Triton.
+Promise: the fields of what is returned were checked here, whatever the child became; a kernel that
+crashes the compiler is that kernel's `compile_error`. Equal kernels that are asked for at the same
+time are compiled once. Imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from forge.evalpool.judge.compiler.binary import (
     Failure,
     FailureKind,
     InvalidBinary,
-    InvalidElf,
-    check_code,
     over_limit,
     over_limits,
     parse_binary,
@@ -277,7 +275,7 @@ class Compiler:
             message = f"not compiled within {self._deadline_s:g} s"
         except frames.PeerGone:
             has_hung_up = True
-        except (frames.FrameError, InvalidBinary, InvalidElf) as error:
+        except (frames.FrameError, InvalidBinary) as error:
             message = f"the compiler's output is unusable: {error}"
         finally:
             if not has_hung_up:
@@ -300,19 +298,13 @@ def _shared(body: dict[str, Any], _room: bytes, _job: Job) -> int:
 
 
 def _binary(body: dict[str, Any], room: bytes, job: Job) -> Binary | Failure:
-    """The child's answer, checked. Raises InvalidBinary or InvalidElf."""
+    """The child's answer, checked. Raises InvalidBinary."""
     size, header = body.get("code_bytes"), body.get("header")
     if type(size) is not int or not 0 <= size <= len(room) or not isinstance(header, dict):
         raise InvalidBinary("no header, or no size")
     binary = parse_binary(cast("dict[str, Any]", header), room[:size])
     if (binary.key, binary.target, binary.name) != (job.key, job.target, job.kernel.name):
         raise InvalidBinary(f"{binary.name} for {binary.target}, expected {job.kernel.name}")
-    elf = check_code(binary.code, name=job.kernel.name, backend=job.target.split(":")[0])
-    if job.target.startswith("cuda") and (elf.num_registers, elf.num_spills) != (
-        binary.num_registers,
-        binary.num_spills,
-    ):
-        raise InvalidBinary("registers that are not the binary's")
     message = over_limits(binary)
     return Failure(kind=FailureKind.OUT_OF_RESOURCES, message=message) if message else binary
 
