@@ -68,11 +68,12 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.trial", "evalpool.judge.trial.gpu", "evalpool.judge.harvest",
     },
     "evalpool.judge.channel": set(),
+    "evalpool.judge.driver": set(),
     "evalpool.judge.sandbox": {"evalpool", "evalpool.judge.channel", "process"},
     "evalpool.judge.children": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.capture",
         "evalpool.judge.compiler", "evalpool.judge.execute", "evalpool.judge.reference",
-        "evalpool.judge.timing", "evalpool.judge.harvest",
+        "evalpool.judge.timing", "evalpool.judge.harvest", "evalpool.judge.driver",
     },
     "evalpool.judge.harvest": {
         "evalpool.judge.channel", "evalpool.judge.children", "evalpool.judge.numbers",
@@ -80,6 +81,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.reference": {
         "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.wide",
+        "evalpool.judge.driver",
     },
     "evalpool.judge.trial": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.sandbox",
@@ -93,7 +95,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.wide",
     },
     "evalpool.judge.trial.gpu": {
-        "config.schema", "process", "evalpool", "evalpool.judge.channel",
+        "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.driver",
         "evalpool.judge.children", "evalpool.judge.program",
         "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.execute", "evalpool.judge.timing", "evalpool.judge.trial",
@@ -136,10 +138,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",
-        "evalpool.judge.compiler", "evalpool.judge.execute",
-        "evalpool.judge.execute.gpu.driver",
+        "evalpool.judge.compiler", "evalpool.judge.execute", "evalpool.judge.driver",
     },
-    "evalpool.judge.execute.gpu.driver": {"evalpool.judge.channel"},
     "evalpool.judge.wide": {
         "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.program",
         "evalpool.judge.ttir", "evalpool.judge.ttir.semantics",
@@ -234,7 +234,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "forge/commands/doctor/examine.py": {"evalpool.judge.sandbox"},
     # Its child processes try what a judge does.
     "forge/commands/doctor/probes.py": {
-        "evalpool.judge.execute.gpu.driver",
+        "evalpool.judge.driver",
         "evalpool.judge.sandbox",
         "evalpool.judge.capture",
         "evalpool.judge.execute.cpu",

@@ -1,4 +1,4 @@
-"""A driver's refusals leave nothing behind and are named. The driver is ours: no GPU."""
+"""A driver's refusals leave nothing behind and are named. The library is ours: no GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from forge.evalpool.judge.channel import gpu_memory
-from forge.evalpool.judge.channel.gpu_memory import OUT_OF_MEMORY, ROOM_BYTES, Block, GpuMemoryError
+from forge.evalpool.judge.driver import gpu_memory
+from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY, Driver, DriverError
+from forge.evalpool.judge.driver.gpu_memory import ROOM_BYTES, Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 GRANULARITY = 2 << 20
 
 
-class Driver:
+class Library:
     """Says what it was asked for, in order; fails where asked to."""
 
     def __init__(self) -> None:
@@ -46,9 +47,9 @@ class Driver:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr(gpu_memory, "_library", lambda: made)
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    made = Library()
+    monkeypatch.setattr(gpu_memory, "torch_driver", lambda: Driver("cuda", made))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (64 << 30, 80 << 30))
@@ -56,14 +57,14 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return made
 
 
-def test_pending_work_ends_before_its_memory_does(driver: Driver) -> None:
+def test_pending_work_ends_before_its_memory_does(library: Library) -> None:
     block = gpu_memory.create_block(1)
-    assert (block.num_bytes, block.fd) == (GRANULARITY, driver.fd)
-    driver.asked.clear()
+    assert (block.num_bytes, block.fd) == (GRANULARITY, library.fd)
+    library.asked.clear()
     block.close()
     block.close()
-    assert driver.asked == ["synchronize", "MemUnmap", "MemAddressFree", "MemRelease"]
-    assert not Path(f"/proc/self/fd/{driver.fd}").exists()
+    assert library.asked == ["synchronize", "MemUnmap", "MemAddressFree", "MemRelease"]
+    assert not Path(f"/proc/self/fd/{library.fd}").exists()
 
 
 @pytest.mark.parametrize(
@@ -75,27 +76,27 @@ def test_pending_work_ends_before_its_memory_does(driver: Driver) -> None:
     ],
 )
 def test_a_block_that_cannot_be_mapped_is_given_back(
-    failing: str, undone: list[str], driver: Driver
+    failing: str, undone: list[str], library: Library
 ) -> None:
-    driver.codes[failing] = OUT_OF_MEMORY
-    with pytest.raises(GpuMemoryError):
+    library.codes[failing] = OUT_OF_MEMORY
+    with pytest.raises(DriverError):
         gpu_memory.create_block(1)
-    assert driver.asked[driver.asked.index(failing) + 1 :] == undone
-    assert not Path(f"/proc/self/fd/{driver.fd}").exists()
+    assert library.asked[library.asked.index(failing) + 1 :] == undone
+    assert not Path(f"/proc/self/fd/{library.fd}").exists()
 
 
 @pytest.mark.parametrize(("code", "is_out_of_memory"), [(OUT_OF_MEMORY, True), (719, False)])
 def test_a_full_card_is_told_from_a_broken_context(
-    code: int, is_out_of_memory: bool, driver: Driver
+    code: int, is_out_of_memory: bool, library: Library
 ) -> None:
-    driver.codes["MemCreate"] = code
-    with pytest.raises(GpuMemoryError) as raised:
+    library.codes["MemCreate"] = code
+    with pytest.raises(DriverError) as raised:
         gpu_memory.create_block(1)
-    assert raised.value.is_out_of_memory == is_out_of_memory
+    assert (raised.value.code == OUT_OF_MEMORY) == is_out_of_memory
 
 
 def test_a_block_waits_for_room_and_no_longer_than_it_may(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
+    library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([0, 0, 0, ROOM_BYTES + 100])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(free), 80 << 30))
@@ -104,6 +105,6 @@ def test_a_block_waits_for_room_and_no_longer_than_it_may(
     assert isinstance(gpu_memory.create_block(100), Block)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 80 << 30))
     monkeypatch.setattr(gpu_memory, "ROOM_TIMEOUT_S", 0.0)
-    with pytest.raises(GpuMemoryError, match="0 MB free where 1024 MB are needed") as raised:
+    with pytest.raises(DriverError, match="0 MB free where 1024 MB are needed") as raised:
         gpu_memory.create_block(100)
-    assert raised.value.is_out_of_memory
+    assert raised.value.code == OUT_OF_MEMORY

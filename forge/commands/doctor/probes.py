@@ -130,9 +130,9 @@ def run_kernel(config: Mapping[str, Any], answer: AnswerFile) -> None:
         if gpus:
             answer.begin("starting the GPU's driver")
             torch.cuda.init()
-            from forge.evalpool.judge.execute.gpu.driver.calls import Calls
+            from forge.evalpool.judge.driver.driver import Driver
 
-            Calls("hip" if torch.version.hip else "cuda").require_calls()
+            Driver("hip" if torch.version.hip else "cuda").require_calls()
             answer.begin("compiling and running a kernel")
             multiply = _multiply_on_gpu
         else:

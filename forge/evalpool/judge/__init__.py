@@ -17,6 +17,7 @@ in its order:
     children   launcher, zygote and spawner: the processes that run code of others
     sandbox    what such a process may see and do, and the proof of it
     channel    frames, shared memory and texts between them and the judge
+    driver     calls of the card's driver, and memory on the card that processes share
 
 `app` is the judge's own process.
 """

@@ -19,9 +19,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute import operations
 from forge.evalpool.judge.execute.gpu.arena import Pool
-from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
 
 UNIT = 64 << 10
 SHARED_BYTES = 232_448
@@ -86,7 +86,7 @@ def where_poisoned(x: int, out: int, memo: int, n: int) -> None:
 
 
 def fault() -> None:
-    raise DriverError("cuStreamSynchronize", 700, "ILLEGAL_ADDRESS")
+    raise DriverError("cuStreamSynchronize: ILLEGAL_ADDRESS (700)", 700)
 
 
 def slow(out: int) -> None:
@@ -209,7 +209,7 @@ class HostDriver:
 
     def synchronize(self, stream: int) -> None:
         if self.lost:
-            raise DriverError("cuStreamSynchronize", 700, self.lost)
+            raise DriverError(self.lost, 700)
 
     def reset_persisting(self) -> None:
         pass
@@ -232,7 +232,7 @@ class HostDriver:
 
     def allow_shared(self, function: int, num_bytes: int) -> None:
         if num_bytes > SHARED_BYTES:
-            raise DriverError("cuFuncSetAttribute", 1, "INVALID_VALUE")
+            raise DriverError("cuFuncSetAttribute: INVALID_VALUE (1)", 1)
 
     def launch(self, function: int, config: Any, pointers: Any) -> None:
         work, types = _kernel(self.functions[function - 1])
@@ -244,7 +244,7 @@ class HostDriver:
             try:
                 work(*values)
             except DriverError as error:
-                self.lost = error.name
+                self.lost = str(error)
 
         if self.captured is None:
             launched()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY, DriverError, Unsupported
 from forge.evalpool.judge.execute.gpu.arena import (
     ALIGNMENT_BYTES,
     KEPT_BYTES,
@@ -17,7 +18,6 @@ from forge.evalpool.judge.execute.gpu.arena import (
     Sealed,
     plan,
 )
-from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, Unsupported
 
 UNIT = 4096
 GUARD = 16 * UNIT
@@ -66,7 +66,7 @@ class Card:
 
     def create_memory(self, num_bytes: int, *, device: int) -> int:
         if sum(self.memory.values()) + num_bytes > self.room:
-            raise DriverError("cuMemCreate", 2, "OUT_OF_MEMORY")
+            raise DriverError("cuMemCreate", OUT_OF_MEMORY)
         self.num_created += 1
         self.memory[self.num_created] = num_bytes
         return self.num_created
@@ -92,7 +92,7 @@ class Card:
 
     def map(self, address: int, num_bytes: int, handle: int, *, device: int) -> None:
         if len(self.mapped) == self.broken_at:
-            raise DriverError("cuMemMap", 1, "INVALID_VALUE")
+            raise DriverError("cuMemMap", 1)
         assert self.memory[handle] == num_bytes
         self.mapped[address] = (handle, num_bytes)
 

@@ -155,11 +155,13 @@ def test_without_maps_a_descriptor_is_its_base_with_shape_and_strides() -> None:
 def test_scratch_is_for_each_instance() -> None:
     binary = replace(BINARY, global_scratch_bytes=128)
     one = launch(grid=(3, 5, 1))
-    geometry = arguments.geometry(one, binary)
-    assert (geometry.grid, geometry.num_threads, geometry.shared_bytes) == ((3, 5, 1), 256, 1024)
     assert arguments.scratch_bytes(one, binary) == 3 * 5 * 128
 
 
-def test_a_warp_of_an_amd_card_has_64_threads() -> None:
-    binary = replace(BINARY, target="hip:gfx942:64")
-    assert arguments.geometry(launch(), binary).num_threads == 512
+@pytest.mark.parametrize(("target", "num_threads"), [("cuda:90:32", 256), ("hip:gfx942:64", 512)])
+def test_a_launch_has_its_geometry_and_no_attributes(target: str, num_threads: int) -> None:
+    one, binary = launch(grid=(3, 5, 1)), replace(BINARY, target=target)
+    config = arguments.launch_config(one, binary, stream=5)
+    assert (list(config.grid), list(config.block)) == ([3, 5, 1], [num_threads, 1, 1])
+    assert (config.shared_bytes, config.stream) == (1024, 5)
+    assert (config.attributes, config.num_attributes) == (None, 0)

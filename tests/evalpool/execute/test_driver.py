@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.evalpool.judge.channel import gpu_library
-from forge.evalpool.judge.channel.gpu_library import MIN_ROCM
-from forge.evalpool.judge.execute.gpu.driver.calls import (
+from forge.evalpool.judge.driver import driver as module
+from forge.evalpool.judge.driver.driver import (
+    MIN_ROCM,
     NAMES,
-    DriverError,
-    Unsupported,
-)
-from forge.evalpool.judge.execute.gpu.driver.driver import (
     Driver,
-    Geometry,
+    DriverError,
+    LaunchConfig,
     MapSpec,
+    Unsupported,
     aligned_map,
-    launch_config,
 )
 
 if TYPE_CHECKING:
@@ -68,13 +65,13 @@ def rocm(*lacking: str, **codes: int) -> tuple[Driver, Library]:
 
 
 GRID, BLOCK, SHARED, STREAM, FUNCTION = (2, 3, 4), (128, 1, 1), 99, 5, 7
+CONFIG = LaunchConfig(GRID, BLOCK, SHARED, STREAM)
 
 
 def test_hip_launches_by_its_plain_call() -> None:
     driver, library = rocm()
     driver.require_virtual_memory(0)
-    shape = Geometry(grid=GRID, num_threads=128, shared_bytes=SHARED)
-    driver.launch(FUNCTION, launch_config(shape, stream=STREAM), "arguments")
+    driver.launch(FUNCTION, CONFIG, "arguments")
     ((asked, arguments),) = library.asked
     assert asked == "hipModuleLaunchKernel"
     given = [getattr(one, "value", one) for one in arguments]
@@ -97,10 +94,10 @@ def test_the_hip_library_is_the_one_that_torch_has_loaded(
         f"7f00-7f10 r-xp 00000000 fe:00 77 /lib/libc.so.6\n7f20-7f30 r 0 fe:0 7 {loaded}\n"
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda path: path)
-    monkeypatch.setattr(gpu_library, "MAPS", str(maps))
-    assert gpu_library.open_library("hip") == loaded
+    monkeypatch.setattr(module, "MAPS", str(maps))
+    assert module.open_library("hip") == loaded
     maps.unlink()
-    assert gpu_library.open_library("hip") == "libamdhip64.so"
+    assert module.open_library("hip") == "libamdhip64.so"
 
 
 def test_what_hip_lacks_is_unsupported_or_left_out() -> None:
@@ -163,15 +160,10 @@ def test_nothing_is_filled_or_copied_for_an_empty_range() -> None:
     assert library.asked == []
 
 
-def test_a_launch_has_its_geometry_and_no_attributes() -> None:
+def test_cuda_launches_by_its_structure() -> None:
     driver, library = cuda()
-    plain = Geometry(grid=(2, 3, 4), num_threads=128, shared_bytes=99)
-    config = launch_config(plain, stream=5)
-    assert (list(config.grid), list(config.block)) == ([2, 3, 4], [128, 1, 1])
-    assert (config.shared_bytes, config.stream) == (99, 5)
-    assert (config.attributes, config.num_attributes) == (None, 0)
-    assert ctypes.sizeof(config) == 56
-    driver.launch(FUNCTION, config, None)
+    assert ctypes.sizeof(CONFIG) == 56
+    driver.launch(FUNCTION, CONFIG, None)
     assert [name for name, _ in library.asked] == ["cuLaunchKernelEx"]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.channel import gpu_memory
+from forge.evalpool.judge.driver import gpu_memory
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
 from forge.evalpool.judge.program.format import Origin
 from tests.evalpool.execute.made_programs import data_of

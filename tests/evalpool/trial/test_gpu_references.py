@@ -16,9 +16,10 @@ import torch
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.gpu_memory import Block, GpuMemoryError
 from forge.evalpool.judge.channel.shm import LayoutError
 from forge.evalpool.judge.children.spawner import SandboxedChild
+from forge.evalpool.judge.driver.driver import DriverError
+from forge.evalpool.judge.driver.gpu_memory import Block
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.trial.draws.build import Builder
@@ -483,9 +484,9 @@ def test_a_reference_that_took_all_its_time_is_not_asked_again(
 
 def test_a_full_card_is_not_the_references_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(num_bytes: int) -> Block:
-        raise GpuMemoryError("full")
+        raise DriverError("full")
 
     references = open_references(Oracles([answer()]), monkeypatch)
     monkeypatch.setattr(module, "create_block", refuse)
-    with pytest.raises(GpuMemoryError):
+    with pytest.raises(DriverError):
         held(references)

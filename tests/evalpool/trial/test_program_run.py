@@ -16,8 +16,8 @@ import torch
 
 from forge.config.schema import JudgeTable
 from forge.errors import Stalled
-from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
+from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.executor import Executor, ProgramRefused
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import (
@@ -778,7 +778,8 @@ def test_a_candidate_is_judged_and_timed_beside_its_baseline(
     [
         (RuntimeError("CUDA error: unspecified launch failure\nmore"), "gpu_lost", True),
         (torch.OutOfMemoryError("CUDA out of memory"), "gpu_memory", False),
-        (GpuMemoryError("cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY (2)"), "gpu_memory", False),
+        (DriverError("cuMemCreate: OUT_OF_MEMORY (2)"), "gpu_memory", False),
+        (DriverError("cuMemMap: ILLEGAL_ADDRESS (700)", 700), "gpu_lost", True),
         (Stalled("not free"), "gpu_busy", False),
         (RuntimeError("a mistake of ours"), "judge_bug", False),
     ],

@@ -2,8 +2,8 @@
 """Shared buffers: sealed memfds owned by the judge, where tensors lie in one, and their elements.
 
 A layout is a list of `TensorSpec` (dtype, shape); both sides compute the same offsets from it. On
-a GPU the buffer is a block of device memory (`gpu_memory.py`). Elements are numpy arrays; numpy
-lacks some of torch's types, which are read from their bits.
+a GPU the buffer is a block of device memory (`driver/gpu_memory.py`). Elements are numpy arrays;
+numpy lacks some of torch's types, which are read from their bits.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def _import_for_gpu() -> Children:
     from triton.runtime import driver
 
     torch.set_num_threads(1)
-    from forge.evalpool.judge.channel import gpu_memory
+    from forge.evalpool.judge.driver import gpu_memory
     from forge.evalpool.judge.reference import examine, oracle
     from forge.evalpool.judge.timing import baseline_child
 

@@ -465,7 +465,7 @@ def _describe(
 
 def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor]) -> None:
     """Writes the tensors into GPU memory of the judge."""
-    from forge.evalpool.judge.channel import gpu_memory
+    from forge.evalpool.judge.driver import gpu_memory
 
     specs = [TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in tensors]
     starts, _ = offsets(specs)

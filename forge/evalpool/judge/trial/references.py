@@ -99,7 +99,7 @@ class References(ABC, Generic[C]):
                 turn.
 
         Raises:
-            ReferenceFailed, ZygoteGone; on a card GpuMemoryError, Stalled.
+            ReferenceFailed, ZygoteGone; on a card DriverError, Stalled.
         """
         key = _key(problem)
         with self._lock:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.execute.gpu.driver.calls import OUT_OF_MEMORY, DriverError
+from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY, DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from forge.evalpool.judge.execute.gpu.driver.driver import Driver
+    from forge.evalpool.judge.driver.driver import Driver
 
 ALIGNMENT_BYTES = 16
 """Alignment that an address of a captured program promises; more must not be relied on."""

@@ -12,7 +12,7 @@ import ctypes
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.execute.gpu.driver.driver import Driver, Geometry, MapSpec, aligned_map
+from forge.evalpool.judge.driver.driver import Driver, LaunchConfig, MapSpec, aligned_map
 from forge.evalpool.judge.program import signature
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.compiler.binary import TensorMap as MapFacts
-    from forge.evalpool.judge.execute.gpu.driver.calls import TensorMap
+    from forge.evalpool.judge.driver.driver import TensorMap
 
 HOST_TYPES = {8: 10, 9: 8, 10: 9}
 """Triton numbers the element types of a tensor map otherwise on the device than the driver does."""
@@ -117,18 +117,15 @@ def finish(packed: Packed, sizes: Sequence[int] | None) -> None:
     packed.pointers = (ctypes.c_void_p * max(len(at), 1))(*at)
 
 
-def geometry(launch: Launch, binary: Binary) -> Geometry:
-    """Geometry of a launch."""
-    return Geometry(
-        grid=launch.grid,
-        num_threads=binary.num_warps * warp_size(binary.target),
+def launch_config(launch: Launch, binary: Binary, *, stream: int) -> LaunchConfig:
+    """The driver's structure for a launch without attributes."""
+    warp_size = int(binary.target.rsplit(":", 1)[1])  # 32 of `cuda:90:32`
+    return LaunchConfig(
+        grid=(ctypes.c_uint * 3)(*launch.grid),
+        block=(ctypes.c_uint * 3)(binary.num_warps * warp_size, 1, 1),
         shared_bytes=binary.shared_bytes,
+        stream=stream,
     )
-
-
-def warp_size(target: str) -> int:
-    """Threads of a warp of a target: 32 for `cuda:90:32`."""
-    return int(target.rsplit(":", 1)[1])
 
 
 def scratch_bytes(launch: Launch, binary: Binary) -> int:

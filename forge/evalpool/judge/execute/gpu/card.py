@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.channel.gpu_memory import DeviceBytes
+from forge.evalpool.judge.driver.gpu_memory import DeviceBytes, torch_driver
 from forge.evalpool.judge.execute.gpu.arena import Pool
-from forge.evalpool.judge.execute.gpu.driver.driver import Driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +88,7 @@ class Card:
         stream = torch.cuda.Stream()
         torch.cuda.set_stream(stream)
         self.stream: int = stream.cuda_stream
-        self.driver = Driver("hip" if torch.version.hip else "cuda")
+        self.driver = torch_driver()
         self.pool = Pool(self.driver, device=torch.cuda.current_device())
         self.driver.shrink_buffers()
         self._flush: torch.Tensor | None = None

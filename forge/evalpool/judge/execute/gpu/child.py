@@ -29,11 +29,11 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Frame, Kind, PeerGone
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind, parse_binary
+from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.gpu.arena import Placement, Sealed
 from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.choices import Tuner
-from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
 from forge.evalpool.judge.execute.gpu.exchange import Exchange
 from forge.evalpool.judge.execute.gpu.places import BadResult
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Progress, failed

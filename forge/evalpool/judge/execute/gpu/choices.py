@@ -10,7 +10,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
+from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed, reason_of
 from forge.evalpool.judge.program.format import Choice, Section
 

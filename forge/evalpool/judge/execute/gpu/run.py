@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.compiler.binary import Binary, Failure
+from forge.evalpool.judge.driver.driver import DriverError, LaunchConfig
 from forge.evalpool.judge.execute import operations
 from forge.evalpool.judge.execute.gpu import arguments
 from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
-from forge.evalpool.judge.execute.gpu.driver.calls import DriverError, LaunchConfig
-from forge.evalpool.judge.execute.gpu.driver.driver import launch_config
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places, find_residency
 from forge.evalpool.judge.execute.operations import UnknownOperation
 from forge.evalpool.judge.execute.steps import PROGRESS, what_of
@@ -328,7 +327,7 @@ class Loaded:
             return
         step.packed = arguments.pack(self.program, launch, binary)
         arguments.finish(step.packed, self.driver.parameter_sizes(step.function))
-        step.config = launch_config(arguments.geometry(launch, binary), stream=self.card.stream)
+        step.config = arguments.launch_config(launch, binary, stream=self.card.stream)
         if num_bytes := arguments.scratch_bytes(launch, binary):
             step.scratch = len(self._scratch)
             self._scratch.append(num_bytes)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES, Graph
-from forge.evalpool.judge.execute.gpu.driver.calls import DriverError
 from forge.evalpool.judge.execute.gpu.places import POISON
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed
 from forge.evalpool.judge.program.format import Section

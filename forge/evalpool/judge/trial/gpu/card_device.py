@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.errors import Stalled
-from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.compiler.binary import Failure
+from forge.evalpool.judge.driver.gpu_memory import create_block
 from forge.evalpool.judge.execute.steps import named_choices
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.program import wire

@@ -19,7 +19,7 @@ from forge.evalpool.judge.wide.card import CardWanted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.evalpool.judge.channel.gpu_memory import Block
+    from forge.evalpool.judge.driver.gpu_memory import Block
     from forge.evalpool.judge.trial.draws.draw import Draw
     from forge.evalpool.judge.trial.draws.host import HostDraw
     from forge.evalpool.judge.wide.compare import Mask, Question

@@ -127,7 +127,7 @@ class ProgramMemory:
 
         Raises:
             InvalidProgram: the program has other inputs or parameters than the reference.
-            GpuMemoryError: there is no room.
+            DriverError: there is no room.
         """
         self._draw, self._tensors = content.draw, content.tensors
         self.is_small = content.host is not None

@@ -15,8 +15,8 @@ import torch
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.gpu_memory import create_block
 from forge.evalpool.judge.channel.shm import LayoutError, offsets
+from forge.evalpool.judge.driver.gpu_memory import create_block
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.trial.draws.build import Builder, parse_specs
 from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
@@ -190,7 +190,7 @@ class CardReferences(References[CardDraw]):
 
 
 def _put(found: Delivered, problem: ReferenceModule, shared: Turn) -> CardDraw:
-    """A draw of the CPU's, which is on the card, too. Raises GpuMemoryError or LayoutError."""
+    """A draw of the CPU's, which is on the card, too. Raises DriverError or LayoutError."""
     host = HostDraw(found.draw(problem), found.parts)
     data = torch.frombuffer(bytearray(found.data) or bytearray(1), dtype=torch.uint8)
     with shared():

@@ -29,10 +29,11 @@ from forge.evalpool.capacity import (
     num_oracles,
     num_spares,
 )
-from forge.evalpool.judge.channel.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
+from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY as NO_ROOM
+from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.executor import ExecutorGone
 from forge.evalpool.judge.execute.executors import Executors, Nursery
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
@@ -185,11 +186,12 @@ class GpuTrials(Trials):
         except ExecutorGone as error:
             detail = str(error)
             return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_UNAVAILABLE, detail=detail)
-        except (GpuMemoryError, RuntimeError) as error:
+        except (DriverError, RuntimeError) as error:
             if _is_out_of_memory(error):  # judged once more
                 detail = str(error)
                 return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_MEMORY, detail=detail)
-            if not any(mark in str(error) for mark in FAULT_MARKS):
+            marks = (mark in str(error) for mark in FAULT_MARKS)
+            if not (isinstance(error, DriverError) or any(marks)):
                 raise
             # Our own context: no call in it will work again. The pool starts another judge.
             logger.error("the card failed the judge: %s", error)
@@ -355,9 +357,9 @@ LAUNCH = "launch of "
 """Beginning of a launch's name among the nodes."""
 
 
-def _is_out_of_memory(error: GpuMemoryError | RuntimeError) -> bool:
-    if isinstance(error, GpuMemoryError):
-        return error.is_out_of_memory
+def _is_out_of_memory(error: DriverError | RuntimeError) -> bool:
+    if isinstance(error, DriverError):
+        return error.code == NO_ROOM
     return isinstance(error, torch.OutOfMemoryError)
 
 
