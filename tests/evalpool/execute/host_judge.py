@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.channel.frames import PeerGone
 from forge.evalpool.judge.compiler.binary import Binary
-from forge.evalpool.judge.execute.executor import Executor, RunReport
+from forge.evalpool.judge.execute.executor import Executor
 from forge.evalpool.judge.execute.gpu.child import ContextLost, Executing
 from forge.evalpool.judge.execute.gpu.run import Progress
 from forge.evalpool.judge.program.format import Kernel, Node, Options, Parameter
@@ -19,7 +19,7 @@ from tests.evalpool.execute.host_card import KERNELS, Block, HostCard
 from tests.evalpool.execute.made_programs import Made, data_of
 
 if TYPE_CHECKING:
-    from forge.evalpool.judge.execute.call import Call
+    from forge.evalpool.judge.execute.call import Call, RunReport
     from forge.evalpool.judge.execute.gpu.card import Card
 
 TYPES = {"x": "*fp32", "out": "*fp32", "factor": "fp32", "n": "i64", "by": "i64", "memo": "*fp32"}
@@ -107,9 +107,6 @@ class Judge:
             block_bytes=self.block.num_bytes,
         )
 
-    def run(self, call: Call, *, placement: str = "start", **options: Any) -> Any:
-        (report,) = self.runs([replace(call, placement=placement)], **options)
+    def run(self, call: Call, *, placement: str = "start") -> RunReport:
+        (report,) = self.executor.run([replace(call, placement=placement)], deadline=soon())
         return report
-
-    def runs(self, calls: list[Call], **options: Any) -> list[RunReport]:
-        return self.executor.run(calls, deadline=soon(), **options)

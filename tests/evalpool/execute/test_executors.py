@@ -20,7 +20,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Frame, Kind, PeerGone
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.execute import executors
-from forge.evalpool.judge.execute.call import Call
+from forge.evalpool.judge.execute.call import Call, parsed
 from forge.evalpool.judge.execute.executor import (
     Executor,
     ExecutorGone,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Answer = tuple[Kind, dict[str, Any]] | None
 """None: silence."""
 REPORT = {"values": [2.5], "changed": [], "written": [1], "num_launches": 2}
-RAN = (Kind.DONE, {"calls": [REPORT]})
+RAN = (Kind.DONE, {"answer": [REPORT]})
 LAUNCH = Launch(kernel=0, grid=(1, 1, 1), arguments=(), line=7)
 PROGRAM = Program(
     target="cuda:90:32",
@@ -125,7 +125,7 @@ def test_a_run_reports_what_the_process_found() -> None:
     loaded, ran = channel.asked
     assert loaded.body["binaries"] == [[None, "too large"]]
     assert channel.contents == [b"bytes"]
-    assert [Call.parse(one) for one in ran.body["calls"]] == [call]
+    assert parsed(list[Call], ran.body["calls"]) == [call]
     made.end()
 
 
@@ -181,9 +181,9 @@ def test_a_step_that_does_not_exist_is_no_step() -> None:
     "body",
     [
         {},
-        {"calls": [{**REPORT, "written": ["x"]}]},
-        {"calls": [{**REPORT, "num_launches": None}]},
-        {"calls": [{**REPORT, "changed": 3}]},
+        {"answer": [{**REPORT, "written": ["x"]}]},
+        {"answer": [{**REPORT, "num_launches": None}]},
+        {"answer": [{**REPORT, "changed": 3}]},
     ],
 )
 def test_a_malformed_answer_is_the_executors_fault(body: dict[str, Any]) -> None:
@@ -196,15 +196,15 @@ def test_a_malformed_answer_is_the_executors_fault(body: dict[str, Any]) -> None
 @pytest.mark.parametrize("us", [-1.0, float("nan"), float("inf"), None, "x"])
 def test_a_time_that_is_none_is_the_executors_fault(us: Any) -> None:
     call = {"gpu_us": us, "wall_us": 1.0, "changed": []}
-    made, _ = executor((Kind.DONE, {"calls": [call], "no_graph": ""}))
+    made, _ = executor((Kind.DONE, {"answer": {"calls": [call], "no_graph": ""}}))
     with pytest.raises(ExecutorGone):
         made.time([Call()], warm_up=Call(), deadline=soon())
     made.end()
 
 
 def test_fewer_times_than_calls_are_the_executors_fault() -> None:
-    made, _ = executor((Kind.DONE, {"calls": [], "no_graph": ""}))
-    with pytest.raises(ExecutorGone, match="0 times for 1 calls"):
+    made, _ = executor((Kind.DONE, {"answer": {"calls": [], "no_graph": ""}}))
+    with pytest.raises(ExecutorGone, match="0 reports for 1 calls"):
         made.time([Call()], warm_up=Call(), deadline=soon())
     made.end()
 
@@ -291,7 +291,7 @@ def test_a_process_that_cannot_be_made_is_reported_and_tried_again() -> None:
         with pytest.raises(ExecutorGone, match="no card"), executors.taken(timeout_s=5):
             pass
         end = soon()
-        while executors._error is None and time.monotonic() < end:
+        while not executors._spares[0].done() and time.monotonic() < end:
             time.sleep(0.001)
         is_broken = False  # the next attempt succeeds; the last one failed while nobody waited
         with executors.taken(timeout_s=5) as one:
@@ -311,7 +311,7 @@ def test_siblings_that_fault_together_find_as_many_spares() -> None:
         with ExitStack() as held:
             siblings = [held.enter_context(executors.taken(timeout_s=5)) for _ in range(3)]
             end = soon()
-            while len(executors._ready) < 3 and time.monotonic() < end:
+            while not all(one.done() for one in executors._spares) and time.monotonic() < end:
                 time.sleep(0.001)
             may_start.clear()
             for one in siblings:

@@ -16,7 +16,8 @@ from tests.evalpool.execute.made_programs import data_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.evalpool.judge.execute.executor import Executor, RunReport
+    from forge.evalpool.judge.execute.call import RunReport
+    from forge.evalpool.judge.execute.executor import Executor
     from tests.evalpool.execute.cases import Case
 
 

@@ -1,10 +1,16 @@
-"""One call of a program as the judge asks the executor for it. Pure; both ends use it."""
+"""Calls of a program as the judge asks an executor for them, and the answers. Both ends use it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, TypeAlias, TypeVar
 
+from pydantic import Field, TypeAdapter
+
+T = TypeVar("T")
+Us: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A time in microseconds."""
 BLOCK_ALIGNMENT_BYTES = 256
 """Alignment of everything in the block that the judge and the executor share."""
 
@@ -35,37 +41,66 @@ class Call:
     choices: tuple[tuple[int, int], ...] = ()
     """Pairs of a choice's step and the alternative that runs in place of the winner."""
 
-    def body(self) -> dict[str, Any]:
-        """The call as a message has it."""
-        return {
-            "fills": self.fills,
-            "takes": self.takes,
-            "copies": self.copies,
-            "intact": self.intact,
-            "seed": self.seed,
-            "slack": self.slack,
-            "poison": self.poison,
-            "kept": self.is_kept,
-            "placement": self.placement,
-            "choices": self.choices,
-        }
 
-    @classmethod
-    def parse(cls, body: dict[str, Any]) -> Call:
-        """Inverse of `body`, lists in place of tuples. Raises KeyError, TypeError or ValueError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """Outcome of one call."""
 
-        def pairs(name: str) -> tuple[tuple[int, int], ...]:
-            return tuple((int(number), int(offset)) for number, offset in body[name])
+    values: tuple[Any, ...]
+    """Scalars that the program read on the host, in order."""
+    changed: tuple[int, ...]
+    """Storages that should be intact and are not."""
+    written: tuple[int, ...]
+    """Storages beside which the program wrote."""
+    num_launches: int
 
-        return cls(
-            fills=pairs("fills"),
-            takes=pairs("takes"),
-            copies=pairs("copies"),
-            intact=pairs("intact"),
-            seed=int(body["seed"]),
-            slack=int(body["slack"]) & 0xFF,
-            poison=int(body["poison"]),
-            is_kept=bool(body["kept"]),
-            placement=str(body["placement"]),
-            choices=pairs("choices"),
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCall:
+    """One timed call, by the card's events and by the host's clock."""
+
+    gpu_us: Us
+    wall_us: Us
+    changed: tuple[int, ...]
+    """Storages that should be intact and are not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeReport:
+    """Outcome of timed calls."""
+
+    calls: tuple[TimedCall, ...]
+    no_graph: str
+    """Reason why the stream was timed; empty if a graph was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTime:
+    """GPU time of one node of `forward`."""
+
+    what: str
+    line: int
+    us: Us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceReport:
+    """Outcome of one choice."""
+
+    step: int
+    chosen: int
+    times_us: tuple[Us | None, ...]
+    """Median of each alternative; None where it was skipped."""
+    reasons: tuple[str, ...]
+    """Reason of each that was skipped; empty for the others."""
+
+
+def parsed(kind: type[T], body: Any) -> T:
+    """Records as a message has them, which `pydantic_core.to_jsonable_python` made. Raises
+    ValueError for another form."""
+    return _reader(kind).validate_python(body)
+
+
+@cache
+def _reader(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)

@@ -6,25 +6,33 @@ process; `executors.py` has those that work and their spares.
 
 from __future__ import annotations
 
-import math
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from pydantic_core import to_jsonable_python
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import DeadlinePassed, FrameError, Kind, PeerGone
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.compiler.binary import Binary, Failure
+from forge.evalpool.judge.execute.call import (
+    Call,
+    ChoiceReport,
+    NodeTime,
+    RunReport,
+    TimeReport,
+    parsed,
+)
 from forge.evalpool.judge.execute.steps import NamedStep, named_steps
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Sized
 
-    from forge.evalpool.judge.execute.call import Call
     from forge.evalpool.judge.program.format import Program
 
+T = TypeVar("T")
+S = TypeVar("S", bound="Sized")
 ANSWERS = (Kind.DONE, Kind.REFUSED, Kind.FAULT)
 START_TIMEOUT_S = 120.0
 """Maximum time to make a context; under a second where the host is idle."""
@@ -65,56 +73,6 @@ class Channel(Protocol):
     def end(self) -> None:
         """Kills the process and waits for its end."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport:
-    """Outcome of one call."""
-
-    values: tuple[Any, ...]
-    """Scalars that the program read on the host, in order."""
-    changed: tuple[int, ...]
-    """Storages that should be intact and are not."""
-    written: tuple[int, ...]
-    """Storages beside which the program wrote."""
-    num_launches: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedCall:
-    """One timed call, by the card's events and by the host's clock, in us."""
-
-    gpu_us: float
-    wall_us: float
-    changed: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeReport:
-    """Outcome of timed calls."""
-
-    calls: tuple[TimedCall, ...]
-    no_graph: str
-    """Reason why the stream was timed; empty if a graph was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTime:
-    """GPU time of one node of `forward`."""
-
-    what: str
-    line: int
-    us: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceReport:
-    """Outcome of one choice."""
-
-    step: int
-    chosen: int
-    times_us: tuple[float | None, ...]
-    reasons: tuple[str, ...]
 
 
 class Executor:
@@ -180,81 +138,25 @@ class Executor:
             fds = (fd,) if block_fd is None else (fd, block_fd)
             self._ask(Kind.LOAD, body, deadline=deadline, fds=fds)
 
-    def run(
-        self,
-        calls: Sequence[Call],
-        *,
-        deadline: float,
-        is_checked: bool = True,
-        is_direct: bool = False,
-    ) -> list[RunReport]:
-        """Runs calls, one after the other.
+    def run(self, calls: Sequence[Call], *, deadline: float) -> list[RunReport]:
+        """Runs calls, one after the other; waits after each step, by which a fault names it."""
+        found = self._answer(list[RunReport], Kind.RUN, calls, deadline=deadline)
+        return _as_many(found, calls)
 
-        Args:
-            is_checked: waits after each step, so that a fault names its step.
-            is_direct: results of operations stay where torch puts them, as in timed calls.
-        """
-        body = {
-            "calls": [one.body() for one in calls],
-            "checked": is_checked,
-            "direct": is_direct,
-        }
-        answer = self._ask(Kind.RUN, body, deadline=deadline)
-        with _checked_answer():
-            found = [
-                RunReport(
-                    values=tuple(one["values"]),
-                    changed=_numbers(one["changed"]),
-                    written=_numbers(one["written"]),
-                    num_launches=int(one["num_launches"]),
-                )
-                for one in answer["calls"]
-            ]
-            if len(found) != len(calls):
-                raise ExecutorGone(f"{len(found)} reports for {len(calls)} calls")
-            return found
-
-    def tune(self, call: Call, *, deadline: float) -> tuple[ChoiceReport, ...]:
+    def tune(self, call: Call, *, deadline: float) -> list[ChoiceReport]:
         """Times the alternatives of all choices and fixes the winners. Alone on the card."""
-        answer = self._ask(Kind.TUNE, {"call": call.body()}, deadline=deadline)
-        with _checked_answer():
-            return tuple(
-                ChoiceReport(
-                    step=int(one["step"]),
-                    chosen=int(one["chosen"]),
-                    times_us=tuple(None if us is None else _time(us) for us in one["times_us"]),
-                    reasons=tuple(str(reason)[:500] for reason in one["reasons"]),
-                )
-                for one in answer["choices"]
-            )
+        return self._answer(list[ChoiceReport], Kind.TUNE, [call], deadline=deadline)
 
     def time(self, calls: Sequence[Call], *, warm_up: Call, deadline: float) -> TimeReport:
         """Times each call once, after warm-ups whose contents are in no other call. The caller is
         alone on the card."""
-        body = {"calls": [one.body() for one in calls], "warm_up": warm_up.body()}
-        answer = self._ask(Kind.TIME, body, deadline=deadline)
-        with _checked_answer():
-            found = tuple(
-                TimedCall(
-                    gpu_us=_time(one["gpu_us"]),
-                    wall_us=_time(one["wall_us"]),
-                    changed=_numbers(one["changed"]),
-                )
-                for one in answer["calls"]
-            )
-            if len(found) != len(calls):
-                raise ExecutorGone(f"{len(found)} times for {len(calls)} calls")
-            return TimeReport(calls=found, no_graph=str(answer["no_graph"])[:500])
+        found = self._answer(TimeReport, Kind.TIME, [warm_up, *calls], deadline=deadline)
+        _as_many(found.calls, calls)
+        return found
 
-    def nodes(self, call: Call, *, deadline: float, num_runs: int = 5) -> tuple[NodeTime, ...]:
+    def nodes(self, call: Call, *, deadline: float) -> list[NodeTime]:
         """GPU time of each node. The caller is alone on the card."""
-        body = {"call": call.body(), "num_runs": num_runs}
-        answer = self._ask(Kind.NODES, body, deadline=deadline)
-        with _checked_answer():
-            return tuple(
-                NodeTime(what=str(one["what"])[:200], line=int(one["line"]), us=_time(one["us"]))
-                for one in answer["nodes"]
-            )
+        return self._answer(list[NodeTime], Kind.NODES, [call], deadline=deadline)
 
     def unload(self, *, deadline: float) -> None:
         """Leaves nothing of the program on the card."""
@@ -265,6 +167,14 @@ class Executor:
         if self.is_alive:
             self.is_alive = False
             self._channel.end()
+
+    def _answer(self, answer: type[T], kind: Kind, calls: Sequence[Call], *, deadline: float) -> T:
+        """The answer of a type to a request for calls."""
+        found = self._ask(kind, {"calls": to_jsonable_python(calls)}, deadline=deadline)
+        try:
+            return parsed(answer, found.get("answer"))
+        except ValueError as error:
+            raise ExecutorGone(f"a malformed answer: {error!r}"[:300]) from error
 
     def _ask(
         self,
@@ -303,22 +213,8 @@ class Executor:
         return self._steps[number - 1] if 0 < number <= len(self._steps) else None
 
 
-@contextmanager
-def _checked_answer() -> Generator[None]:
-    """Raises ExecutorGone for an answer of another form."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ExecutorGone(f"a malformed answer: {error!r}"[:300]) from error
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(int(one) for one in value)
-
-
-def _time(value: Any) -> float:
-    """A time in us. Raises ValueError for what is no time."""
-    found = float(value)
-    if not 0 <= found < math.inf:
-        raise ValueError(f"{found} is no time")
-    return found
+def _as_many(reports: S, calls: Sequence[Call]) -> S:
+    """The reports, if there is one for each call."""
+    if len(reports) != len(calls):
+        raise ExecutorGone(f"{len(reports)} reports for {len(calls)} calls")
+    return reports

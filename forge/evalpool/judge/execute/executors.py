@@ -24,17 +24,18 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from forge.errors import Stalled
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import DeadlinePassed, FrameError, Kind, PeerGone
-from forge.evalpool.judge.execute.executor import START_TIMEOUT_S, Executor, ExecutorGone
+from forge.evalpool.judge.execute.executor import Executor, ExecutorGone
 from forge.evalpool.judge.execute.steps import PROGRESS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator
 
 logger = logging.getLogger(__name__)
 
@@ -56,20 +57,14 @@ class Executors:
         self._free = threading.Semaphore(num)
         self._all = threading.Lock()
         """Held by the thread that takes every executor."""
-        self._changed = threading.Condition()
-        self._ready: list[Executor] = []
-        self._error: Exception | None = None
+        self._lock = threading.Lock()
         self._is_closed = False
         self._num_taken = 0
-        self._num_making = 0
         self._idle: list[Executor] = []
         """Executors that have worked and have no program now."""
-        self._makers = [
-            threading.Thread(target=self._make, name="executors", daemon=True)
-            for _ in range(min(MAX_MAKERS, num_spares))
-        ]
-        for one in self._makers:
-            one.start()
+        self._makers = ThreadPoolExecutor(min(MAX_MAKERS, num_spares), "executors")
+        self._spares: list[Future[Executor]] = []
+        self._refill()
 
     @contextmanager
     def taken(self, *, timeout_s: float, is_alone: bool = False) -> Generator[Executor]:
@@ -100,71 +95,63 @@ class Executors:
 
     def close(self) -> None:
         """Ends the processes and the threads that make them."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
-        for maker in self._makers:
-            maker.join(START_TIMEOUT_S)
-        for one in (*self._ready, *self._idle):
+        self._makers.shutdown(cancel_futures=True)
+        made = [one for one in self._spares if not one.cancelled() and not one.exception()]
+        for one in (*(spare.result() for spare in made), *self._idle):
             one.end()
 
     def _give_back(self, executor: Executor) -> None:
-        with self._changed:
+        with self._lock:
             self._num_taken -= 1
             if executor.is_alive:
                 self._idle.append(executor)
 
     def _take(self, deadline: float) -> Executor:
-        with self._changed:
-            while self._idle:
-                found = self._idle.pop()
-                if found.is_alive:
-                    self._num_taken += 1
-                    return found
-            if self._error is not None:  # older than this wait: another attempt may succeed
-                self._error = None
-                self._changed.notify_all()
-            while not self._ready:
-                if self._error is not None:
-                    error, self._error = self._error, None
-                    self._changed.notify_all()
-                    raise ExecutorGone(str(error)) from error
-                left_s = deadline - time.monotonic()
-                if self._is_closed or left_s <= 0:
-                    raise Stalled("no executor was made in time")
-                self._changed.wait(left_s)
-            found = self._ready.pop()
+        with self._lock:
+            self._idle = [one for one in self._idle if one.is_alive]
+            if self._idle:
+                self._num_taken += 1
+                return self._idle.pop()
+            spare = self._next_spare()
+        try:
+            found = spare.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            with self._lock:
+                self._spares.append(spare)
+            raise Stalled("no executor was made in time") from None
+        except (ExecutorGone, OSError) as error:
+            raise ExecutorGone(str(error)) from error
+        with self._lock:
             self._num_taken += 1
-            self._changed.notify_all()
-            return found
+        return found
 
-    def _make(self) -> None:
-        """Keeps the spares, until closed. Processes end with this thread (death signal)."""
-        while True:
-            with self._changed:
-                while not (self._is_closed or self._is_spare_wanted):
-                    self._changed.wait()
-                if self._is_closed:
-                    break
-                self._num_making += 1
-            made, error = None, None
-            try:
-                made = self._start()
-            except (ExecutorGone, OSError) as found:
-                if not self._is_closed:  # else it ended with the other maker's processes
-                    logger.warning("no executor: %s", found)
-                error = found
-            with self._changed:
-                self._num_making -= 1
-                self._error = error
-                if made is not None:
-                    self._ready.append(made)
-                self._changed.notify_all()
+    def _next_spare(self) -> Future[Executor]:
+        """A spare that is made, or will be; another one takes its place. Those that failed before
+        anybody waited for them are made again: another attempt may succeed."""
+        if self._is_closed:
+            raise Stalled("the judge ends")
+        self._spares = [one for one in self._spares if not (one.done() and one.exception())]
+        self._refill()
+        spare = next((one for one in self._spares if one.done()), self._spares[0])
+        self._spares.remove(spare)
+        self._refill()
+        return spare
 
-    @property
-    def _is_spare_wanted(self) -> bool:
-        """True if one more may be made: not after a failure that was not reported yet."""
-        return self._error is None and len(self._ready) + self._num_making < self._num_spares
+    def _refill(self) -> None:
+        """Keeps the number of spares. Processes end with the threads that make them (death
+        signal)."""
+        while len(self._spares) < self._num_spares:
+            self._spares.append(self._makers.submit(self._made))
+
+    def _made(self) -> Executor:
+        try:
+            return self._start()
+        except (ExecutorGone, OSError) as error:
+            if not self._is_closed:  # else it ended with the other maker's processes
+                logger.warning("no executor: %s", error)
+            raise
 
 
 MODULE = "forge.evalpool.judge.execute.gpu.nursery"
@@ -201,9 +188,7 @@ class Forked:
 class Nursery:
     """Starts executors on the first visible card. Safe to call from several threads."""
 
-    def __init__(self, *, env: Mapping[str, str] | None = None) -> None:
-        """`env` is the processes' environment; by default ours."""
-        self._env = dict(os.environ if env is None else env)
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         """Held while the nursery is asked for a process, or ended."""
         self._sock: socket.socket | None = None
@@ -241,7 +226,7 @@ class Nursery:
         command = [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid())]
         with theirs:
             self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), env=self._env, stdin=subprocess.DEVNULL
+                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
             )
         self._receive(Kind.READY, IMPORT_TIMEOUT_S)
 

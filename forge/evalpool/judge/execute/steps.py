@@ -21,7 +21,6 @@ PROGRESS = struct.Struct("=q")
 class NamedStep:
     """One node for a verdict."""
 
-    number: int
     what: str
     line: int
     """Line of the candidate's source; 0 where unknown."""
@@ -33,8 +32,7 @@ def named_steps(program: Program) -> tuple[NamedStep, ...]:
     for placed in places(program):
         node = placed.node
         kernel = program.kernels[node.kernel].name if isinstance(node, Launch) else ""
-        named = NamedStep(number=len(found) + 1, what=what_of(node, kernel=kernel), line=node.line)
-        found.append(named)
+        found.append(NamedStep(what=what_of(node, kernel=kernel), line=node.line))
     return tuple(found)
 
 

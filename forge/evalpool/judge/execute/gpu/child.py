@@ -22,15 +22,23 @@ import os
 import resource
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic_core import to_jsonable_python
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Frame, Kind, PeerGone
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind, parse_binary
 from forge.evalpool.judge.driver.driver import DriverError
-from forge.evalpool.judge.execute.call import Call
+from forge.evalpool.judge.execute.call import (
+    Call,
+    ChoiceReport,
+    NodeTime,
+    RunReport,
+    TimeReport,
+    parsed,
+)
 from forge.evalpool.judge.execute.gpu.arena import Placement, Sealed
 from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.choices import Tuner
@@ -41,6 +49,9 @@ from forge.evalpool.judge.execute.gpu.timing import Timer
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Section
 from forge.evalpool.judge.sandbox import linux
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 REQUESTS = (Kind.LOAD, Kind.RUN, Kind.TIME, Kind.NODES, Kind.TUNE, Kind.UNLOAD)
 FAULT_STATUS, CRASH_STATUS = 3, 70
@@ -66,12 +77,7 @@ class Session:
             binaries.append(parse_binary(header, bytes(blob[start:end])))
         torch.backends.cuda.matmul.allow_tf32 = bool(body["tf32_products"])
         torch.backends.cudnn.allow_tf32 = bool(body["tf32"])
-        self._loaded = Loaded(
-            program,
-            binaries,
-            card=card,
-            progress=progress,
-        )
+        self._loaded = Loaded(program, binaries, card=card, progress=progress)
         try:
             block = None
             if rest:
@@ -82,58 +88,47 @@ class Session:
             raise
         self._card = card
         self._timer: Timer | None = None
-        self._is_placed = False
 
-    def run(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Runs calls; the reports as a message has them. Raises CannotRun or Faulted, as all
-        below."""
+    def run(self, calls: Sequence[Call]) -> list[RunReport]:
+        """Runs calls, and waits after each step. Raises CannotRun or Faulted, as all below."""
         loaded, exchange = self._loaded, self._exchange
-        is_checked, is_direct = bool(body["checked"]), bool(body["direct"])
         ran: list[tuple[Call, dict[str, Any], Any, Any]] = []
-        for call in map(Call.parse, body["calls"]):
-            self._place(Placement(call.placement), is_direct=is_direct)
+        for call in calls:
+            self._place(Placement(call.placement), is_direct=False)
             with loaded.chosen(call.choices):
-                exchange.prepare(call, is_checked=is_checked)
-                loaded.run(Section.FORWARD, is_checked=is_checked)
+                exchange.prepare(call, is_checked=True)
+                loaded.run(Section.FORWARD, is_checked=True)
             self._synchronize()
-            facts = {"values": loaded.values, "num_launches": loaded.num_launches}
+            facts = {"values": tuple(loaded.values), "num_launches": loaded.num_launches}
             flags = exchange.collect(call)
             ran.append((call, facts, flags, loaded.places.slack_flags(call.slack)))
-        return {
-            "calls": [
-                {
-                    **facts,
-                    "changed": exchange.changed(call, flags),
-                    "written": loaded.places.written_slack(slack),
-                }
-                for call, facts, flags, slack in ran
-            ]
-        }
+        return [
+            RunReport(
+                **facts,
+                changed=exchange.changed(call, flags),
+                written=loaded.places.written_slack(slack),
+            )
+            for call, facts, flags, slack in ran
+        ]
 
-    def time(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Times calls; the report as a message has it."""
-        timer = self._timed()
-        timed = timer.calls(
-            [Call.parse(one) for one in body["calls"]], warm_up=Call.parse(body["warm_up"])
-        )
-        return {
-            "calls": [one.body() for one in timed],
-            "no_graph": timer.no_graph,
-        }
+    def time(self, calls: Sequence[Call], *, warm_up: Call) -> TimeReport:
+        """Times calls."""
+        return self._timed().calls(calls, warm_up=warm_up)
 
-    def nodes(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Times each node of a call; the report as a message has it."""
-        timer = self._timed()
-        times = timer.by_node(Call.parse(body["call"]), num_runs=int(body["num_runs"]))
-        steps = [step.says() for step in self._loaded.forward]
-        return {"nodes": [{**one, "us": us} for one, us in zip(steps, times, strict=True)]}
+    def nodes(self, call: Call) -> list[NodeTime]:
+        """Times each node of a call."""
+        times = self._timed().by_node(call)
+        return [
+            NodeTime(what=step.what, line=step.line, us=us)
+            for step, us in zip(self._loaded.forward, times, strict=True)
+        ]
 
-    def tune(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Times the alternatives of every open choice; the report as a message has it."""
+    def tune(self, call: Call) -> list[ChoiceReport]:
+        """Times the alternatives of every open choice, and fixes the winners."""
         self._place(Placement.START, is_direct=True)
-        tuned = Tuner(self._loaded, self._exchange).tune(Call.parse(body["call"]))
+        tuned = Tuner(self._loaded, self._exchange).tune(call)
         self._synchronize()
-        return {"choices": [one.body() for one in tuned]}
+        return tuned
 
     def close(self) -> None:
         """Waits for the card, then destroys the graph, the buffers and the modules, in this order.
@@ -154,14 +149,12 @@ class Session:
 
     def _place(self, placement: Placement, *, is_direct: bool) -> None:
         places = self._loaded.places
-        is_same = placement is places.placement and is_direct == places.is_direct
-        if is_same and self._is_placed:
+        if placement is places.placement and is_direct == places.is_direct:
             return
         if self._timer is not None:
             self._timer.close()
             self._timer = None
         places.place(placement, is_direct=is_direct)
-        self._is_placed = True
 
     def _synchronize(self) -> None:
         try:
@@ -189,46 +182,41 @@ class Executing:
             asked = frames.receive(self._sock, deadline=deadline, expected=REQUESTS, takes_fds=True)
             try:
                 answer = self._do(asked)
-            except CannotRun as error:
-                body = {"reason": error.reason, "message": str(error)[:2000], "line": error.line}
-                self._answer(Kind.REFUSED, body)
-            except BadResult as error:
-                body = {"reason": "operation", "message": str(error)[:2000], "line": 0}
-                self._answer(Kind.REFUSED, body)
-            except torch.OutOfMemoryError as error:
-                body = {"reason": "out_of_memory", "message": str(error)[:2000], "line": 0}
-                self._answer(Kind.REFUSED, body)
+            except (CannotRun, BadResult, torch.OutOfMemoryError) as error:
+                self._answer(Kind.REFUSED, _refusal(error))
             except (Faulted, DriverError) as error:
-                step = error.step.says() if isinstance(error, Faulted) and error.step else None
-                self._answer(Kind.FAULT, {"message": str(error)[:2000], "step": step})
+                has_step = isinstance(error, Faulted) and error.step is not None
+                self._answer(Kind.FAULT, {"message": str(error)[:2000], "step": has_step})
                 raise ContextLost from error
             else:
-                self._answer(Kind.DONE, answer)
+                self._answer(Kind.DONE, {"answer": to_jsonable_python(answer)})
             finally:
                 for fd in asked.fds:
                     os.close(fd)
 
-    def _do(self, asked: Frame) -> dict[str, Any]:
-        if asked.kind is Kind.LOAD:
+    def _do(self, asked: Frame) -> Any:
+        """The answer to a request; None to one that only loads or unloads."""
+        if asked.kind in (Kind.LOAD, Kind.UNLOAD):
             self._unload()
-            self._session = self._loaded(asked)
-            return {}
-        if asked.kind is Kind.UNLOAD:
-            self._unload()
-            return {}
+            if asked.kind is Kind.LOAD:
+                self._load(asked)
+            return None
         if self._session is None:
             raise CannotRun("request", "no program is loaded")
-        if asked.kind is Kind.RUN:
-            return self._session.run(asked.body)
-        if asked.kind is Kind.TIME:
-            return self._session.time(asked.body)
-        if asked.kind is Kind.NODES:
-            return self._session.nodes(asked.body)
-        return self._session.tune(asked.body)
+        first, *others = parsed(list[Call], asked.body["calls"])
+        match asked.kind:
+            case Kind.RUN:
+                return self._session.run([first, *others])
+            case Kind.TIME:
+                return self._session.time(others, warm_up=first)
+            case Kind.NODES:
+                return self._session.nodes(first)
+            case _:
+                return self._session.tune(first)
 
-    def _loaded(self, asked: Frame) -> Session:
+    def _load(self, asked: Frame) -> None:
         try:
-            return Session(asked, card=self._card, progress=self._progress)
+            self._session = Session(asked, card=self._card, progress=self._progress)
         except DriverError as error:
             raise failed(error, None) from error
 
@@ -249,6 +237,14 @@ class Executing:
             "unit_bytes": self._card.pool.unit_bytes,
             "pid": os.getpid(),
         }
+
+
+def _refusal(error: CannotRun | BadResult | torch.OutOfMemoryError) -> dict[str, Any]:
+    reason = "operation" if isinstance(error, BadResult) else "out_of_memory"
+    if isinstance(error, CannotRun):
+        reason = error.reason
+    line = error.line if isinstance(error, CannotRun) else 0
+    return {"reason": reason, "message": str(error)[:2000], "line": line}
 
 
 def serve(sock_fd: int, progress_fd: int) -> None:

@@ -7,10 +7,10 @@ not compile, load or launch is skipped with its reason, as Triton's autotuner sk
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.driver.driver import DriverError
+from forge.evalpool.judge.execute.call import ChoiceReport
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed, reason_of
 from forge.evalpool.judge.program.format import Choice, Section
 
@@ -22,27 +22,7 @@ if TYPE_CHECKING:
 
 NUM_RUNS = 5
 """Timed runs of each alternative, after one that is not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """Outcome of one choice."""
-
-    step: int
-    chosen: int
-    times_us: list[float | None]
-    """Median of each alternative; None where it was skipped."""
-    reasons: list[str]
-    """Reason of each that was skipped; empty for the others."""
-
-    def body(self) -> dict[str, Any]:
-        """The choice as a message has it."""
-        return {
-            "step": self.step,
-            "chosen": self.chosen,
-            "times_us": self.times_us,
-            "reasons": self.reasons,
-        }
+MAX_REASON = 500
 
 
 class Tuner:
@@ -50,9 +30,9 @@ class Tuner:
 
     def __init__(self, loaded: Loaded, exchange: Exchange) -> None:
         self._loaded, self._exchange = loaded, exchange
-        self._found: list[Tuned] = []
+        self._found: list[ChoiceReport] = []
 
-    def tune(self, call: Call) -> list[Tuned]:
+    def tune(self, call: Call) -> list[ChoiceReport]:
         """Fixes every choice of the program, in its order; one that the program fixed stays.
 
         Raises CannotRun where no alternative of a choice runs; else as `Loaded.run`.
@@ -85,15 +65,15 @@ class Tuner:
                 try:
                     times[-1] = self._timed(steps, alternative.restored)
                 except CannotRun as error:
-                    reason = str(error)
+                    reason = str(error)[:MAX_REASON]
             reasons.append(reason)
         able = {number: us for number, us in enumerate(times) if us is not None}
         if not able:
             words = f"no configuration runs: {'; '.join(reasons[:3])}"
             raise CannotRun("out_of_resources", words, line=step.line)
         step.chosen = min(able, key=lambda number: able[number])
-        found = Tuned(step=step.number, chosen=step.chosen, times_us=times, reasons=reasons)
-        self._found.append(found)
+        facts = {"times_us": tuple(times), "reasons": tuple(reasons)}
+        self._found.append(ChoiceReport(step=step.number, chosen=step.chosen, **facts))
 
     def _timed(self, steps: Sequence[Step], restored: Sequence[int]) -> float:
         loaded, card = self._loaded, self._loaded.card

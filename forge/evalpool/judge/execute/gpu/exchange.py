@@ -77,12 +77,12 @@ class Exchange:
             self._begin(following)
         return flags
 
-    def changed(self, call: Call, flags: torch.Tensor | None) -> list[int]:
+    def changed(self, call: Call, flags: torch.Tensor | None) -> tuple[int, ...]:
         """Storages of a call that are not intact. Waits for the card."""
         if flags is None:
-            return []
+            return ()
         pairs = zip(self._watched(call), flags.tolist(), strict=True)
-        return [storage for (storage, _), is_changed in pairs if is_changed]
+        return tuple(storage for (storage, _), is_changed in pairs if is_changed)
 
     def close(self) -> None:
         """Closes the blocks of the judge and of constants."""

@@ -159,13 +159,13 @@ class Places:
                     flags.append((self._card.bytes_at(address, num_bytes) != value).any())
         return found, torch.stack(flags) if flags else None
 
-    def written_slack(self, found: tuple[list[int], torch.Tensor | None]) -> list[int]:
+    def written_slack(self, found: tuple[list[int], torch.Tensor | None]) -> tuple[int, ...]:
         """Storages whose slack has lost its pattern, from `slack_flags`. Waits for the card."""
         numbers, flags = found
         if flags is None:
-            return []
+            return ()
         pairs = zip(numbers, flags.tolist(), strict=True)
-        return sorted({number for number, is_written in pairs if is_written})
+        return tuple(sorted({number for number, is_written in pairs if is_written}))
 
     def _allocations(self, section: Section) -> Iterator[int]:
         for number, storage in enumerate(self._program.storages):

@@ -70,25 +70,21 @@ class Step:
         """Line of the candidate's source; 0 if unknown."""
         return self.node.line
 
-    def says(self) -> dict[str, Any]:
-        """The step in words, for a verdict."""
-        return {
-            "step": self.number,
-            "what": what_of(self.node, kernel=self.kernel),
-            "line": self.line,
-        }
+    @property
+    def what(self) -> str:
+        """The step in words."""
+        return what_of(self.node, kernel=self.kernel)
 
 
 class Progress:
     """Writes the number of the step that runs where the judge can read it."""
 
-    def __init__(self, memory: mmap.mmap | None = None) -> None:
+    def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
 
     def note(self, number: int) -> None:
         """Writes the number of the step that runs, where the judge can read it."""
-        if self._memory is not None:
-            PROGRESS.pack_into(self._memory, 0, number)
+        PROGRESS.pack_into(self._memory, 0, number)
 
 
 class Loaded:
@@ -100,13 +96,13 @@ class Loaded:
         binaries: Sequence[Binary | Failure],
         *,
         card: Card,
-        progress: Progress | None = None,
+        progress: Progress,
     ) -> None:
         """Loads modules and maps buffers. Raises CannotRun, with nothing left loaded."""
         self.program = program
         self.card = card
         self.driver = card.driver
-        self.progress = progress or Progress()
+        self.progress = progress
         self.residency = find_residency(program)
         self.values: list[Any] = []
         """Scalars that the last run read on the host, in order."""
@@ -218,8 +214,7 @@ class Loaded:
             return CannotRun("out_of_memory", message, line=step.line)
         if loss := self.card.loss():
             return Faulted(loss, step=step)
-        what = what_of(step.node, kernel=step.kernel)
-        return CannotRun("operation", f"{what}: {message}", line=step.line)
+        return CannotRun("operation", f"{step.what}: {message}", line=step.line)
 
     def _do(self, step: Step, *, is_checked: bool) -> None:
         match step.node:

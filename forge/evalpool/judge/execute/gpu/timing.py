@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from forge.evalpool.judge.driver.driver import DriverError
+from forge.evalpool.judge.execute.call import TimedCall, TimeReport
 from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES, Graph
 from forge.evalpool.judge.execute.gpu.places import POISON
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed
@@ -30,20 +30,8 @@ if TYPE_CHECKING:
 
 NUM_WARM_UPS = 1
 """Runs before the graph is captured, and replays of it before the first timed one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """One timed call."""
-
-    gpu_us: float
-    wall_us: float
-    changed: list[int]
-    """Storages that should be intact and are not."""
-
-    def body(self) -> dict[str, Any]:
-        """The time as a message has it: `gpu_us` and `wall_us` in microseconds."""
-        return {"gpu_us": self.gpu_us, "wall_us": self.wall_us, "changed": self.changed}
+NUM_RUNS = 5
+"""Runs of which a node's time is the median."""
 
 
 class Timer:
@@ -54,12 +42,12 @@ class Timer:
         self._card = loaded.card
         self._graph: Graph | None = None
         self._graph_ranges: list[tuple[int, int]] = []
-        self.no_graph = ""
+        self._no_graph = ""
         """Reason why the stream is timed; empty if a graph is."""
         self._is_ready = False
         self._bindings: dict[int, tuple[torch.Tensor, int]] = {}
 
-    def calls(self, calls: Sequence[Call], *, warm_up: Call) -> list[Timed]:
+    def calls(self, calls: Sequence[Call], *, warm_up: Call) -> TimeReport:
         """Times each call once, at first after warm-ups on a call of its own. Raises as
         `Loaded.run`."""
         if not self._is_ready:
@@ -70,15 +58,16 @@ class Timer:
         for call, following in zip(calls, [*calls[1:], None], strict=True):
             times.append(self._clocked(self._replay))
             flags.append(self._exchange.turn(call, following))
-        return [
-            Timed(gpu_us=gpu_us, wall_us=wall_us, changed=self._exchange.changed(call, flag))
+        timed = tuple(
+            TimedCall(gpu_us=gpu_us, wall_us=wall_us, changed=self._exchange.changed(call, flag))
             for call, (gpu_us, wall_us), flag in zip(calls, times, flags, strict=True)
-        ]
+        )
+        return TimeReport(calls=timed, no_graph=self._no_graph)
 
-    def by_node(self, call: Call, *, num_runs: int) -> list[float]:
+    def by_node(self, call: Call) -> list[float]:
         """Median GPU time of each node of `forward` in us, behind a card that is kept busy."""
         rows: list[list[float]] = []
-        for _ in range(num_runs):
+        for _ in range(NUM_RUNS):
             self._exchange.prepare(call)
             self._card.flush()
             self._card.keep_busy(RUN_CYCLES)
@@ -119,7 +108,7 @@ class Timer:
         except (CannotRun, RuntimeError) as error:
             if isinstance(error, CannotRun) and error.reason == "out_of_memory":
                 raise
-            self.no_graph = str(error).split("\n")[0][:300]
+            self._no_graph = str(error).split("\n")[0][:300]
         finally:
             loaded.is_capturing = False
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.compiler.binary import Binary
-    from forge.evalpool.judge.execute.executor import ChoiceReport, Executor, NodeTime
+    from forge.evalpool.judge.execute.call import ChoiceReport, NodeTime
+    from forge.evalpool.judge.execute.executor import Executor
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
@@ -267,7 +268,7 @@ class CardDevice:
 
     def timed(
         self, *, is_profiled: bool, before: Callable[[], None]
-    ) -> tuple[Time, tuple[NodeTime, ...]]:
+    ) -> tuple[Time, Sequence[NodeTime]]:
         """Times calls of which each one's outputs are compared.
 
         Args:

@@ -28,13 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
-    from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.executor import (
-        ChoiceReport,
-        Executor,
-        NodeTime,
-        TimeReport,
-    )
+    from forge.evalpool.judge.execute.call import Call, ChoiceReport, NodeTime, TimeReport
+    from forge.evalpool.judge.execute.executor import Executor
     from forge.evalpool.judge.numbers.protocols import Tf32
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.checks import Report
@@ -103,7 +98,7 @@ class ProgramRun:
             ),
         )
 
-    def tune(self) -> tuple[ChoiceReport, ...]:
+    def tune(self) -> list[ChoiceReport]:
         """Times every open choice. Alone on the card."""
         call = self._loaded_call(0, number=0)
         return self._ask(
@@ -244,7 +239,7 @@ class ProgramRun:
                         return measured
         raise AssertionError("the last batch of many calls is the last one")
 
-    def nodes(self, number: int) -> tuple[NodeTime, ...]:
+    def nodes(self, number: int) -> list[NodeTime]:
         """GPU time of each node on an input set. Alone on the card."""
         call = self._loaded_call(0, number=number)
         return self._ask(

@@ -62,7 +62,8 @@ if TYPE_CHECKING:
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.execute.executor import Executor, NodeTime
+    from forge.evalpool.judge.execute.call import NodeTime
+    from forge.evalpool.judge.execute.executor import Executor
     from forge.evalpool.judge.timing.baseline import Baseline
     from forge.evalpool.judge.timing.samples import Time
     from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
