@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage
+from forge.config.schema import TrainStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError, unwritable
 from forge.runner.merging import PROMPT, export_job, run_child
@@ -304,7 +304,7 @@ def _plain(value: object) -> str:
 def _stages(experiment: Experiment, *, last: int) -> Iterator[dict[str, Any]]:
     """Training stages up to the one that made the weights."""
     for index, stage in enumerate(experiment.stage[: last + 1]):
-        if isinstance(stage, EvalStage):
+        if not isinstance(stage, TrainStage):
             continue
         epochs = getattr(stage, "epochs", None)
         length = f"{stage.steps} steps" if epochs is None else f"{epochs:g} epochs"

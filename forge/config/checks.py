@@ -23,9 +23,9 @@ from forge.config.schema import (
     JUDGE_URL,
     SERVE_URL,
     Budget,
-    EvalStage,
     Experiment,
     GrpoStage,
+    PlayStage,
     SearchStage,
     SftStage,
     TrainStage,
@@ -146,7 +146,7 @@ def check_urls(experiment: Experiment) -> Iterator[Mistake]:
     for name in ("api_key_env", "model_name"):
         if getattr(serve, name) and not serve.url:
             yield mistake("set without serve.url; it applies to that server", "serve", name)
-    trained = [i for i, stage in enumerate(experiment.stage) if not isinstance(stage, EvalStage)]
+    trained = [i for i, stage in enumerate(experiment.stage) if isinstance(stage, TrainStage)]
     if serve.url and trained and not serve.api_key_env:
         yield mistake(
             "absent, with serve.url and a stage that trains; the variable with the token of forge "
@@ -529,10 +529,6 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
                 *("stage", index, "kind"),
             )
         if isinstance(stage, SearchStage):
-            for key in ("samples", "greedy", "max_turns"):
-                if (value := getattr(stage, key)) is not None:
-                    text = f"found {show(value)} in a search, whose answers its budget counts"
-                    yield mistake(f"{text}; remove it", "stage", index, key)
             tokens = Budget.parse(stage.budget).tokens
             longest = experiment.rollout.max_completion_tokens
             if tokens is not None and tokens < longest:
@@ -540,7 +536,7 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
                 text += f"rollout.max_completion_tokens = {longest}"
                 yield mistake(text, "stage", index, "budget")
         heldout = experiment.problems.num_reserved
-        wanted = stage.num_problems if isinstance(stage, EvalStage) else None
+        wanted = stage.num_problems if isinstance(stage, PlayStage) else None
         if not experiment.problems.has_others and wanted and wanted > heldout:
             text = f"found {wanted}; at most problems.num_heldout = {heldout}"
             yield mistake(text, "stage", index, "num_problems")
@@ -549,7 +545,7 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
 def check_training(experiment: Experiment) -> Iterator[Mistake]:
     """Steps, learning rates and parallelism of each training stage."""
     for index, stage in enumerate(experiment.stage):
-        if isinstance(stage, EvalStage):
+        if not isinstance(stage, TrainStage):
             continue
         yield from _check_steps(stage, index)
         yield from _check_learning_rate(stage, index)

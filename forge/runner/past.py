@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.config.load import dump_experiment, load_experiment
-from forge.config.schema import EvalStage, GrpoStage
+from forge.config.schema import GrpoStage, TrainStage
 from forge.data.template import text_of
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, split_step
@@ -112,7 +112,7 @@ def back_to_step(
     assert past.state is not None
     begun = [i for i in past.stage_weights or {} if i not in past.state.finished_stages]
     stage = max(begun, default=None)
-    if stage is None or isinstance(experiment.stage[stage], EvalStage):
+    if stage is None or not isinstance(experiment.stage[stage], TrainStage):
         raise ConfigError(
             f"{paths.name}: no training stage was interrupted, so --from has nothing to continue; "
             f'"forge run --fork {paths.name}:{step}" begins a new run after a step'
@@ -276,7 +276,7 @@ def fork_run(spec: str, *, store_dir: Path, overrides: Sequence[str] = ()) -> Ru
 def _stage_of(past: EarlierAttempts, parent: RunPaths, experiment: Experiment, step: int) -> int:
     """The last training stage with a whole checkpoint of this step."""
     begun = sorted(
-        (i for i in past.stage_weights or {} if not isinstance(experiment.stage[i], EvalStage)),
+        (i for i in past.stage_weights or {} if isinstance(experiment.stage[i], TrainStage)),
         reverse=True,
     )
     if not begun:
@@ -297,7 +297,7 @@ def _require_same_stages(experiment: Experiment, before: Experiment, stage: int,
             f"own: {', '.join(kinds[1])}"
         )
     own = experiment.stage[stage]
-    if not isinstance(own, EvalStage) and own.steps and own.steps < step:
+    if isinstance(own, TrainStage) and own.steps and own.steps < step:
         raise ConfigError(f"--set stage.{stage}.steps: found {own.steps}; at least {step}")
 
 

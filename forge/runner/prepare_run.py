@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
 
-from forge.config.schema import EvalStage, GrpoStage, SftStage
+from forge.config.schema import GrpoStage, PlayStage, SftStage
 from forge.data.chat import ChatTemplate
 from forge.data.problems import in_split
 from forge.data.server_chat import CHARACTERS_PER_TOKEN, PlainChat
@@ -120,7 +120,7 @@ def _require_room(run: RunContext) -> set[str]:
     a stage has no problem whose prompt fits."""
     found = set[str]()
     for stage in run.experiment.stage:
-        split = Split.HELDOUT if isinstance(stage, EvalStage) else Split.GRPO
+        split = Split.HELDOUT if isinstance(stage, PlayStage) else Split.GRPO
         problems = in_split(run.problems, split)
         # A server without a model here counts its own tokens.
         if problems and not isinstance(stage, SftStage) and not run.experiment.model.is_absent:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from forge.cluster.cluster import Cluster
-    from forge.config.schema import Experiment, JudgeTable, ServeTable
+    from forge.config.schema import Experiment, JudgeTable, ServeTable, Stage
     from forge.evalpool.pool import Pool
     from forge.records import Evaluation
     from forge.runner.past import EarlierAttempts
@@ -195,7 +195,7 @@ class Work:
             yield
             tasks.cancel_scope.cancel()
 
-    async def _run_stage(self, index: int, stage: EvalStage | SftStage | GrpoStage) -> None:
+    async def _run_stage(self, index: int, stage: Stage) -> None:
         """Run one stage between a start and an end event. A stop drops an evaluation; a trainer
         saves first."""
         run = self.run

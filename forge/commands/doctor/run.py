@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.commands.doctor.probe import Finding, can_run, error, to_json, warning
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage
+from forge.config.schema import TrainStage
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.runner.past import hold_rows, name_steps
 from forge.runner.weights.resume import find_starting_weights, load_stage_weights
@@ -222,7 +222,7 @@ def _next_work(reader: RunReader, experiment: Experiment, held: HeldRows) -> Nex
         return NextWork(
             stage=f"{stage.kind}-{index}",
             step=step,
-            num_steps=0 if isinstance(stage, EvalStage) else stage.steps,
+            num_steps=stage.steps if isinstance(stage, TrainStage) else 0,
             repeated=max(0, trained - step),
         )
     return None

@@ -161,13 +161,18 @@ class Budget:
         )
 
 
-class EvalStage(Table):
+class PlayStage(Table):
+    """Keys that both kinds of stage without training have."""
+
+    num_problems: Positive | None = None
+    """Number of problems; absent means all."""
+
+
+class EvalStage(PlayStage):
     """A `[[stage]]` that measures the current weights on the held-out problems."""
 
     kind: Literal["eval"]
     """Kind of the stage: evaluation."""
-    num_problems: Positive | None = None
-    """Number of held-out problems; absent means all."""
     samples: Positive | None = None
     """Replaces eval.samples in this stage."""
     greedy: bool | None = None
@@ -176,10 +181,10 @@ class EvalStage(Table):
     """Replaces eval.max_turns in this stage."""
 
 
-class SearchStage(EvalStage):
+class SearchStage(PlayStage):
     """A `[[stage]]` that searches for fast kernels with the current weights."""
 
-    kind: Literal["search"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    kind: Literal["search"]
     """Kind of the stage: search."""
     budget: Annotated[
         str,

@@ -23,9 +23,11 @@ from forge.config.schema import (
     EvalStage,
     Experiment,
     GrpoStage,
+    PlayStage,
     SearchStage,
     SftStage,
     Stage,
+    TrainStage,
 )
 from forge.data.pairs.generated import most_broken
 from forge.runner.plan.placement import needs_judges, needs_serving, num_ranks, turns_played
@@ -157,9 +159,9 @@ def predict_phases(
     yield PhasePlan(name="prepare", work=work, wall_s=prepared_s)
     for index, stage in enumerate(experiment.stage):
         name, work, wall_s = f"{stage.kind}-{index}", _work(experiment, stage), None
-        if shares and isinstance(stage, EvalStage):
+        if shares and isinstance(stage, PlayStage):
             work += ", shared with training"
-        if not isinstance(stage, EvalStage) and stage.compile and placement.train:
+        if isinstance(stage, TrainStage) and stage.compile and placement.train:
             work += f", the first step {COMPILE_S:.0f} s longer (compile)"
         try:
             wall_s, basis = costs.stage(stage)
@@ -202,7 +204,7 @@ class _Costs:
             basis = f"a roofline of its cards, answers of {tokens} tokens"
         if isinstance(stage, SearchStage) and (seconds := Budget.parse(stage.budget).seconds):
             return seconds, "its budget"
-        if isinstance(stage, EvalStage):
+        if isinstance(stage, PlayStage):
             num, each, most = eval_size(experiment, stage)
             turns = most if self.is_random else turns_of(most)
             played = self.generate(num * each, turns=turns, tokens=tokens)
@@ -323,7 +325,7 @@ def _num_pairs(experiment: Experiment) -> int:
 
 def num_items(experiment: Experiment, stage: Stage) -> float | None:
     """Rows or rollouts of a stage; None for epochs of rows that are not counted yet."""
-    if isinstance(stage, EvalStage):
+    if isinstance(stage, PlayStage):
         num, rollouts, _ = eval_size(experiment, stage)
         return num * rollouts
     if isinstance(stage, GrpoStage) or stage.epochs is None:
@@ -345,7 +347,7 @@ def turns_of(max_turns: int) -> float:
     return 1 + RETRY_SHARE * (max_turns - 1)
 
 
-def eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]:
+def eval_size(experiment: Experiment, stage: EvalStage | SearchStage) -> tuple[int, int, int]:
     """Numbers of problems, rollouts a problem (the greedy one included), maximum turns. Of a search
     its answers, each of one turn; 0 if its budget is a time."""
     if isinstance(stage, SearchStage):
@@ -366,7 +368,7 @@ def _work(experiment: Experiment, stage: Stage) -> str:
         size = count(min(stage.num_problems or num, num), "problem")
         unit = " answers" if stage.budget.isdigit() else ""
         return f"{stage.strategy} on {size}, {stage.budget}{unit}"
-    if isinstance(stage, EvalStage):
+    if isinstance(stage, PlayStage):
         num, rollouts, turns = eval_size(experiment, stage)
         size = f"{count(num, 'problem')} × {count(rollouts, 'rollout')}"
         return f"{size}, up to {count(turns, 'turn')}"
@@ -395,7 +397,7 @@ def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | N
     turns, most = 0.0, 0
     for stage in experiment.stage:
         items = num_items(experiment, stage) or 0
-        if isinstance(stage, EvalStage):
+        if isinstance(stage, PlayStage):
             turns += items * turns_of(eval_size(experiment, stage)[2])
             continue
         if isinstance(stage, GrpoStage):
@@ -483,7 +485,7 @@ def _record(paths: RunPaths, placement: Placement) -> None:
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, EvalStage) and (row := evaluated.get(index)):
             each = row["seconds"] / (row["num_problems"] * eval_size(experiment, stage)[1])
-        elif not isinstance(stage, EvalStage) and (row := steps.get(index)):
+        elif isinstance(stage, TrainStage) and (row := steps.get(index)):
             each = row["step_s"] / _step_items(experiment, stage)
         else:
             continue
@@ -512,7 +514,7 @@ def _key(experiment: Experiment, stage: Stage, placement: Placement) -> str:
     size = model.tiny.model_dump(mode="json") if model.init else model.path
     lora = model.lora and model.lora.model_dump(mode="json", include=_ADAPTER)
     parts: list[Any] = [stage.kind, size, lora, model.quantize is not None, model.dtype]
-    if not isinstance(stage, EvalStage):
+    if isinstance(stage, TrainStage):
         asked = stage.model_dump(mode="json", include=_TRAINING)
         parts += [asked, placement.parallel, placement.recomputes, experiment.cluster.train_nodes]
     if isinstance(stage, SftStage):

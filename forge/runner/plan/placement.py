@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from forge.config.schema import EvalStage, GrpoStage, LoraTable, QuantizeTable, SftStage
+from forge.config.schema import GrpoStage, LoraTable, QuantizeTable, SftStage, TrainStage
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Vendor, matching
 from forge.runner.plan.machine import CardBusy
@@ -75,7 +75,7 @@ def needs_serving(experiment: Experiment) -> bool:
 
 def needs_training(experiment: Experiment) -> bool:
     """True if any stage trains."""
-    return any(not isinstance(stage, EvalStage) for stage in experiment.stage)
+    return any(isinstance(stage, TrainStage) for stage in experiment.stage)
 
 
 def needs_pairs(experiment: Experiment) -> bool:
@@ -220,7 +220,7 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
 def _unpacked(experiment: Experiment, gpus: Sequence[Gpu]) -> Iterator[str]:
     """A message for each stage in which "auto" turns packing off."""
     for index, stage in enumerate(experiment.stage):
-        is_open = not isinstance(stage, EvalStage) and stage.packing == "auto"
+        is_open = isinstance(stage, TrainStage) and stage.packing == "auto"
         if is_open and (why := why_not_packed(experiment.model, gpus=gpus)):
             yield f"stage.{index}.packing = auto: false ({why})"
 
@@ -525,7 +525,7 @@ def _keeping_activations(
 
 
 def _trained(experiment: Experiment) -> list[SftStage | GrpoStage]:
-    return [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
+    return [stage for stage in experiment.stage if isinstance(stage, TrainStage)]
 
 
 def _with_parallel(experiment: Experiment, placed: Placement, shape: ModelShape) -> Placement:
@@ -633,7 +633,7 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
 
     def staged(**keys: Any) -> Experiment:
         stages = [
-            stage if isinstance(stage, EvalStage) else stage.model_copy(update=keys)
+            stage.model_copy(update=keys) if isinstance(stage, TrainStage) else stage
             for stage in experiment.stage
         ]
         return experiment.model_copy(update={"stage": stages})

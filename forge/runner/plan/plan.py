@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage
+from forge.config.schema import Experiment, GrpoStage, TrainStage
 from forge.config.schema.problems import SHARED
 from forge.data.problems import in_split
 from forge.records import Split
@@ -229,7 +229,7 @@ def _notes(
     if disk is not None and disk > room:
         yield f"needs about {gigabytes(disk)} of disk; {gigabytes(room)} are available"
     for index, stage in enumerate(experiment.stage):
-        busy = 0 if isinstance(stage, EvalStage) else stage.threads
+        busy = stage.threads if isinstance(stage, TrainStage) else 0
         busy += serve.replicas * serve.threads * isinstance(stage, GrpoStage)
         if busy > machine.cores and not devices.train:
             name = f"{stage.kind}-{index}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from forge.config.schema import EvalStage, SftStage, with_half_a_card
+from forge.config.schema import SftStage, TrainStage, with_half_a_card
 from forge.errors import MachineError
 from forge.runner.plan.machine import CORES_PER_CARD
 from forge.runner.plan.placement import (
@@ -83,7 +83,7 @@ def stages_of(experiment: Experiment) -> dict[str, str]:
     """Kinds of stages that need a role, by role."""
     played = [stage.kind for stage in experiment.stage if not isinstance(stage, SftStage)]
     judged = ["prepare", *played] if makes_pairs(experiment) else played
-    trained = [stage.kind for stage in experiment.stage if not isinstance(stage, EvalStage)]
+    trained = [stage.kind for stage in experiment.stage if isinstance(stage, TrainStage)]
     kinds = {"serve": played, "judge": judged, "train": trained}
     return {role: ", ".join(dict.fromkeys(found)) for role, found in kinds.items()}
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.config.schema import Experiment, GrpoStage, SftStage, TrainStage
 from forge.config.schema.problems import SHARED, is_hub_name
 from forge.config.schema.training import CHATML
 from forge.data.chat import ChatTemplate
@@ -105,7 +105,7 @@ def require_problems(experiment: Experiment, machine: Machine) -> Sequence[Probl
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, SftStage) and not experiment.data.has_generated:
             continue  # its rows come from elsewhere
-        split = Split(stage.kind) if not isinstance(stage, EvalStage) else Split.HELDOUT
+        split = Split(stage.kind) if isinstance(stage, TrainStage) else Split.HELDOUT
         is_evaluated = split is Split.HELDOUT or (split is Split.GRPO and experiment.eval.every)
         if is_evaluated and trains and not num_heldout and table.num_heldout != SHARED:
             raise ConfigError(
@@ -206,7 +206,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
     trained = [
         (index, stage)
         for index, stage in enumerate(experiment.stage)
-        if not isinstance(stage, EvalStage)
+        if isinstance(stage, TrainStage)
     ]
     lines = list[str]()
     for index, stage in trained:

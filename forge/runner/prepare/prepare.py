@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.config.schema import Experiment, GrpoStage, PlayStage, SftStage
 from forge.data.generator import is_generated
 from forge.data.pairs.generated import make_pairs
 from forge.data.problems import in_split
@@ -260,7 +260,7 @@ def _evaluates_after_sft(experiment: Experiment) -> bool:
     stages = experiment.stage
     first = next((i for i, stage in enumerate(stages) if isinstance(stage, SftStage)), None)
     return first is not None and any(
-        isinstance(stage, EvalStage) or (isinstance(stage, GrpoStage) and experiment.eval.every)
+        isinstance(stage, PlayStage) or (isinstance(stage, GrpoStage) and experiment.eval.every)
         for stage in stages[first + 1 :]
     )
 

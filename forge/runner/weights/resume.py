@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from forge.config.schema import EvalStage
+from forge.config.schema import TrainStage
 from forge.errors import ConfigError, MachineError
 from forge.serve.weights import Weights
 from forge.store.reader import open_run
@@ -74,7 +74,7 @@ def find_starting_weights(
 
     def keeps(policy: PolicyVersion) -> bool:
         stage = experiment.stage[policy.stage]
-        assert not isinstance(stage, EvalStage), "an evaluation publishes nothing"
+        assert isinstance(stage, TrainStage), "an evaluation publishes nothing"
         # A stage measured in epochs has steps = 0 here: sft keeps everything it publishes.
         return not stage.steps or is_kept(
             policy.step, steps=stage.steps, save_every=stage.save_every
