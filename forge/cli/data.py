@@ -39,7 +39,10 @@ def from_run(
         Path, typer.Option(metavar="FILE.jsonl", help="File to write, one row per line.")
     ] = ...,  # type: ignore[assignment]
     best_per_problem: Annotated[
-        int | None, typer.Option(metavar="N", help="Keep the N best per problem; absent: all.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Keep the N best rows of each kind per problem; absent: all."
+        ),
     ] = None,
     min_speedup: Annotated[float | None, typer.Option(help="Minimum speed-up.")] = None,
     includes_heldout: IncludesHeldout = False,
@@ -47,7 +50,8 @@ def from_run(
     as_json: Json = False,
 ) -> None:
     """Write a run's correct answers as SFT rows: [data] source = "file", format = "messages"."""
-    from forge.commands.rows_from_run import AnswerFilter, write_rows
+    from forge.commands.rows_from_run import write_rows
+    from forge.runner.prepare.own_answers import AnswerFilter
     from forge.store.reader import open_run
 
     wanted = AnswerFilter(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.adapters.subjects import STDIN, read_source
-from forge.commands.rows_from_run import read_problem
 from forge.config.load import load_experiment
 from forge.config.schema import JudgeTable, PromptTable
 from forge.data.answers import extract
@@ -31,6 +30,7 @@ from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import judge_cards
 from forge.runner.plan.shape import config_dir
 from forge.runner.prepare.hub import find_made
+from forge.runner.prepare.own_answers import read_problem
 from forge.runner.prepare.prompt_facts import prompts_of, prompts_of_run
 from forge.runner.weights.resume import find_weights
 from forge.store.reader import open_run

@@ -29,6 +29,7 @@ from forge.views.run_state import (
     load_seconds,
     load_stages,
     open_client,
+    stage_names,
 )
 from forge.views.text.numbers import (
     NONE,
@@ -129,8 +130,8 @@ def _took(reader: RunReader) -> str:
 def _results(reader: RunReader) -> list[str]:
     """Lines about a run that has ended; none of them without its numbers."""
     lines: list[str] = []
-    kinds = [str(stage.get("kind")) for stage in load_stages(reader)]
-    gains = load_gains(reader, reader.rows(IN_ORDER), kinds)
+    names = stage_names(load_stages(reader))
+    gains = load_gains(reader, reader.rows(IN_ORDER), names)
     if gains:
         listed = "; ".join(f"{' and '.join(gain.by)} {gain.points()}" for gain in gains)
         lines.append(f"gained, paired by problem: {listed}")

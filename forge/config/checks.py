@@ -42,7 +42,7 @@ from forge.config.schema.problems import (
 from forge.config.schema.training import CHATML, names_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Set
+    from collections.abc import Iterator
 
     from forge.config.schema import (
         DataTable,
@@ -512,10 +512,14 @@ def _check_prompt_files(prompt: PromptTable) -> Iterator[Mistake]:
 def check_order(experiment: Experiment) -> Iterator[Mistake]:
     """Stages that need answers, a model that can write kernels, or more problems."""
     is_random = experiment.model.init is not None and experiment.model.adapter is None
+    if not experiment.stage:
+        yield mistake("found none; one [[stage]] or more, or [[round]]", "stage")
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, SftStage):
             is_random = False
-            if not experiment.problems.has_generated and experiment.data.has_generated:
+            yield from _check_own_rows(experiment, index, stage)
+            needs_generated = stage.source == "data" and experiment.data.has_generated
+            if needs_generated and not experiment.problems.has_generated:
                 yield mistake(
                     'found "sft", which needs answers, and only generated problems have some; '
                     'set data.source = "file" for rows of a file, or use grpo or eval with a model '
@@ -540,6 +544,28 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
         if not experiment.problems.has_others and wanted and wanted > heldout:
             text = f"found {wanted}; at most problems.num_heldout = {heldout}"
             yield mistake(text, "stage", index, "num_problems")
+
+
+OWN_KEYS = ("best_per_problem", "min_speedup")
+"""Keys of an sft stage that trains on the run's own answers."""
+
+
+def _check_own_rows(experiment: Experiment, index: int, stage: SftStage) -> Iterator[Mistake]:
+    """An earlier stage whose answers are rows, and no key without an effect."""
+    if stage.source == "data":
+        for key in OWN_KEYS:
+            if (found := getattr(stage, key)) != type(stage).model_fields[key].default:
+                text = f'found {show(found)} with source = "data"; source = "search" or "rollouts"'
+                yield mistake(text, "stage", index, key)
+        return
+    before = experiment.stage[:index]
+    searched = any(isinstance(each, SearchStage) and each.problems == "train" for each in before)
+    if searched or (stage.source == "rollouts" and any(isinstance(e, GrpoStage) for e in before)):
+        return
+    needed = 'a [[stage]] with kind = "search" and problems = "train"'
+    needed += " or a grpo stage" if stage.source == "rollouts" else ""
+    text = f'found "{stage.source}", and no stage before it has such answers; {needed} before it'
+    yield mistake(text, "stage", index, "source")
 
 
 def check_training(experiment: Experiment) -> Iterator[Mistake]:
@@ -733,18 +759,12 @@ CHECKS = (
 )
 
 
-def check(
-    experiment: Experiment, *, mistaken: Set[KeyPath] = frozenset(), is_here: bool = True
-) -> list[Mistake]:
+def check(experiment: Experiment, *, is_here: bool = True) -> list[Mistake]:
     """All mistakes between keys.
 
     Args:
-        experiment: valid key by key.
-        mistaken: keys to skip, since their values here are only defaults.
+        experiment: valid key by key, without rounds.
         is_here: False if it will run on another machine, so missing files are not mistakes.
     """
-    return [
-        each
-        for each in chain.from_iterable(part(experiment) for part in CHECKS)
-        if each.path not in mistaken and (is_here or not each.is_about_here)
-    ]
+    found = chain.from_iterable(part(experiment) for part in CHECKS)
+    return [each for each in found if is_here or not each.is_about_here]

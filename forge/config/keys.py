@@ -40,7 +40,7 @@ STAGES: dict[str, type[BaseModel]] = {
 
 STAGE = "stage "
 """Start of the name of a stage's table: `stage grpo`."""
-ARRAYS = ("problems.sources",)
+ARRAYS = ("problems.sources", "round")
 """Arrays of tables, besides stages."""
 
 UNITS = {
@@ -171,8 +171,6 @@ def allowed(field: FieldInfo) -> str:
     if extra and "allowed" in extra:
         return extra["allowed"]
     annotation = field.annotation
-    if get_origin(annotation) is list and table_of(get_args(annotation)[0]):
-        return "one [[stage]] or more"
     return _describe(annotation, limits=field.metadata)
 
 
@@ -184,7 +182,9 @@ def schema_json() -> str:
         "description": "Experiment file that this one extends; relative to this file.",
     }
     # A file that extends another one may leave everything to it.
-    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]
+    needed = schema.pop("required")
+    schema["anyOf"] = [{"required": [*needed, "stage"]}, {"required": [*needed, "round"]}]
+    schema["anyOf"] += [{"required": ["extends"]}]
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -340,7 +340,7 @@ def _message(path: KeyPath, values: TomlTable, root: type[BaseModel]) -> str:
     model, field = _schema_at(path, values, root)
     name = str(path[-1]) if path else ""
     found = _at(values, path) if path else None
-    if len(path) == 2 and path[0] == "stage" and isinstance(found, dict):
+    if path[-2:-1] == ("stage",) and isinstance(found, dict):
         return _stage_message(found)
     if field is None and model is not None:
         known = [*model.model_fields, *(["extends"] if len(path) == 1 else [])]
@@ -384,8 +384,8 @@ def _schema_at(
     model: type[BaseModel] | None = root
     field: FieldInfo | None = None
     for index, part in enumerate(path):
-        if index == 1 and path[0] == "stage":
-            model = STAGES.get(str(_at(values, (*path[:2], "kind"))))
+        if index and path[index - 1] == "stage":
+            model = STAGES.get(str(_at(values, (*path[: index + 1], "kind"))))
             continue
         if model is None:
             return None, field

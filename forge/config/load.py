@@ -11,6 +11,7 @@ stays relative, and `output.dir` of a build is relative to the file, wherever th
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,9 +72,10 @@ def load_experiment(
     _locate_function(sources)
     experiment, mistakes = _validate(Experiment, sources.values)
     if experiment is not None:
-        mistakes += check(
-            experiment, mistaken={mistake.path for mistake in mistakes}, is_here=is_here
-        )
+        experiment, keys = experiment.unrolled()
+        known = {mistake.path for mistake in mistakes}
+        found = [_in_file(mistake, keys) for mistake in check(experiment, is_here=is_here)]
+        mistakes += [each for each in dict.fromkeys(found) if each.path not in known]
     return _whole(experiment, mistakes, sources)
 
 
@@ -111,6 +113,15 @@ def _validate(root: type[File], values: TomlTable) -> tuple[File | None, list[Mi
         return root.model_validate(without(values, mistakes)), mistakes
     except ValidationError:
         return None, mistakes
+
+
+def _in_file(mistake: Mistake, keys: Sequence[KeyPath]) -> Mistake:
+    """The mistake with the key in the file of a stage, which has the stages of rounds once."""
+    match mistake.path:
+        case ("stage", int(index), *rest):
+            return replace(mistake, path=(*keys[index], *rest))
+        case _:
+            return mistake
 
 
 def _whole(value: File | None, mistakes: list[Mistake], sources: Sources) -> File:

@@ -25,6 +25,7 @@ from forge.records.run import (
     ProcessStart,
     Rewind,
     split_step,
+    stage_label,
 )
 from forge.records.sample import PolicyVersion, Sample, SampleUse
 from forge.records.verdict import Judge, Timing, Verdict
@@ -61,4 +62,5 @@ __all__ = [
     "Turn",
     "Verdict",
     "split_step",
+    "stage_label",
 ]

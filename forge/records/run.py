@@ -20,6 +20,11 @@ def split_step(named: str) -> tuple[str, str]:
     return (run, step) if is_step else (named, "")
 
 
+def stage_label(kind: str, index: int, round_number: int | None = None) -> str:
+    """`grpo-3`, as in events, commands and evaluations; in a round `grpo-3 (round 2)`."""
+    return f"{kind}-{index}" + (f" (round {round_number})" if round_number else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One start of a run; each resume adds one."""

@@ -128,7 +128,7 @@ def back_to_step(
 def require_checkpoint(paths: RunPaths, experiment: Experiment, *, stage: int, step: int) -> None:
     """Raise ConfigError if there is no checkpoint of this step, MachineError if it is damaged."""
     work_dir = paths.checkpoints / f"stage-{stage}"
-    label = f"{experiment.stage[stage].kind}-{stage}"
+    label = experiment.stage[stage].label(stage)
     steps = ", ".join(map(str, checkpoints(work_dir))) or "none"
     if step not in checkpoints(work_dir):
         raise ConfigError(
@@ -337,7 +337,7 @@ async def _record(
 ) -> None:
     """Write the rows that a resume reads, and where the run comes from."""
     assert past.state is not None
-    now, label = time.time(), f"{experiment.stage[stage].kind}-{stage}"
+    now, label = time.time(), experiment.stage[stage].label(stage)
     message = f"forked from {parent.name} after step {step} of {label}"
     origin = {
         "parent": parent.name,
@@ -353,7 +353,7 @@ async def _record(
     ]
     for index in range(stage + 1):
         weights = (past.stage_weights or {}).get(index)
-        name = f"{experiment.stage[index].kind}-{index}"
+        name = experiment.stage[index].label(index)
         if weights is None:
             continue
         data = {"stage": index, "weights": weights.to_json(parent.record)}

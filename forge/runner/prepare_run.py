@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
 
-from forge.config.schema import GrpoStage, PlayStage, SftStage
+from forge.config.schema import GrpoStage, SftStage, split_of
 from forge.data.chat import ChatTemplate
 from forge.data.problems import in_split
 from forge.data.server_chat import CHARACTERS_PER_TOKEN, PlainChat
@@ -120,10 +120,10 @@ def _require_room(run: RunContext) -> set[str]:
     a stage has no problem whose prompt fits."""
     found = set[str]()
     for stage in run.experiment.stage:
-        split = Split.HELDOUT if isinstance(stage, PlayStage) else Split.GRPO
-        problems = in_split(run.problems, split)
-        # A server without a model here counts its own tokens.
-        if problems and not isinstance(stage, SftStage) and not run.experiment.model.is_absent:
+        if isinstance(stage, SftStage) or run.experiment.model.is_absent:
+            continue  # a server without a model here counts its own tokens
+        split = Split.GRPO if isinstance(stage, GrpoStage) else split_of(stage)
+        if problems := in_split(run.problems, split):
             turns = turns_trained(run.experiment) if isinstance(stage, GrpoStage) else 1
             found.add(run.prompter.require_room(problems, max_turns=turns))
     return found - {""}

@@ -203,7 +203,7 @@ class Work:
             raise run.stop.stopped()
         start = (self.past.stage_weights or {}).get(index, run.weights.current)
         back_to = dict([self.past.back_to] if self.past.back_to else []).get(index)
-        name = f"{stage.kind}-{index}"
+        name = stage.label(index)
         groups = run.experiment.rollout.groups_per_step if isinstance(stage, GrpoStage) else None
         weights = start.to_json(run.paths.record)
         await run.record("stage_start", name, stage=index, weights=weights, groups_per_step=groups)
@@ -247,10 +247,10 @@ class Work:
         size = "; ".join(filter(None, (size, judged_label(row), trained_label(row))))
         compiles = f"compiles {result.compile_rate:.1%}"
         self.run.console.say(
-            f"eval-{index}: pass@1 {result.pass_at_1:.1%} {interval}  {compiles}  ({size})"
+            f"{result.stage}: pass@1 {result.pass_at_1:.1%} {interval}  {compiles}  ({size})"
         )
         if parts := parts_label(row):
-            self.run.console.say(f"eval-{index}: pass@1 of {parts}")
+            self.run.console.say(f"{result.stage}: pass@1 of {parts}")
 
 
 def _without_key(experiment: Experiment) -> JudgeTable:

@@ -69,9 +69,9 @@ class Change:
     """A setting that differs."""
 
     key: str
-    """`rollout.group_size`; `stages`, and `stage.grpo.steps` or `stage.grpo[1].steps` for the
-    second of a kind; `code.commit`, `versions.torch`, `machine.cores` for the code and machine of a
-    run."""
+    """`rollout.group_size`; `stages`, and `stage.grpo.steps`, `stage.grpo[1].steps` for the second
+    of a kind, `stage.grpo (round 2).steps`; `code.commit`, `versions.torch`, `machine.cores` for
+    the code and machine of a run."""
     a: Any
     """None if a has no such key; the same for b."""
     b: Any
@@ -344,12 +344,16 @@ def _shown(key: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _experiment(tables: dict[str, Any]) -> dict[str, Any]:
-    """A flat experiment, with stages named by kind: stages of one kind are compared with each
-    other.
+    """A flat experiment, with stages named by kind and round: stages of one kind and round are
+    compared with each other.
     """
     stages = tables.pop("stage", [])
     out = dict(_flat(tables))
-    kinds = [str(stage.get("kind")) for stage in stages]
+    rounds = [stage.pop("round", None) for stage in stages]
+    kinds = [
+        str(stage.get("kind")) + (f" (round {number})" if number else "")
+        for stage, number in zip(stages, rounds, strict=True)
+    ]
     out["stages"] = " → ".join(kinds)
     for index, (kind, stage) in enumerate(zip(kinds, stages, strict=True)):
         before = kinds[:index].count(kind)

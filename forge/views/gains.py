@@ -75,20 +75,20 @@ def whole_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[
 
 
 def load_gains(
-    reader: RunReader, evaluations: Sequence[Mapping[str, Any]], kinds: Sequence[str]
+    reader: RunReader, evaluations: Sequence[Mapping[str, Any]], stages: Sequence[str]
 ) -> list[Gain]:
     """The gain of the training between each evaluation and the next one; none without training.
 
     Args:
         evaluations: rows of v_evaluations, oldest first.
-        kinds: kind of each stage.
+        stages: name of each stage.
     """
     found: list[Gain] = []
     chosen = whole_evaluations(evaluations)
     tallies = [load_tallies(reader, row) for row in chosen]
     for place in range(1, len(chosen)):
         before, after = chosen[place - 1], chosen[place]
-        by = trained_between(before, after, kinds)
+        by = trained_between(before, after, stages)
         estimate = compare_paired(tallies[place - 1], tallies[place])
         if by and estimate is not None:
             gain = Gain(before=before["stage"], after=after["stage"], by=by, estimate=estimate)
@@ -108,17 +108,14 @@ def load_tallies(reader: RunReader, row: Mapping[str, Any]) -> dict[str, Tally]:
 
 
 def trained_between(
-    before: Mapping[str, Any], after: Mapping[str, Any], kinds: Sequence[str]
+    before: Mapping[str, Any], after: Mapping[str, Any], stages: Sequence[str]
 ) -> tuple[str, ...]:
     """Names of the training stages from one evaluation to the other: `grpo-3`."""
     first, last = before["stage_index"], after["stage_index"]
     if first is None or last is None:
         return ()
-    return tuple(
-        f"{kinds[index]}-{index}"
-        for index in range(max(first, 0), min(last + 1, len(kinds)))
-        if kinds[index] != "eval"
-    )
+    between = stages[max(first, 0) : last + 1]
+    return tuple(each for each in between if not each.startswith(("eval-", "search-")))
 
 
 def _points(share: float) -> str:
@@ -151,13 +148,13 @@ class BeforeAfter:
 
 
 def load_before_after(
-    reader: RunReader, evaluations: Sequence[Mapping[str, Any]], kinds: Sequence[str]
+    reader: RunReader, evaluations: Sequence[Mapping[str, Any]], stages: Sequence[str]
 ) -> BeforeAfter | None:
     """The pair around the last training that has one; None if there is none."""
     chosen = whole_evaluations(evaluations)
     for place in range(len(chosen) - 1, 0, -1):
         before, after = chosen[place - 1], chosen[place]
-        by = trained_between(before, after, kinds)
+        by = trained_between(before, after, stages)
         found = _pair(reader, before, after) if by else None
         if found is not None:
             return BeforeAfter(by=" and ".join(by), before=found[0], after=found[1])

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli
 
+from forge.records import stage_label
 from forge.store.layout import is_owned, read_status
 from forge.views.text.numbers import number, percent
 from forge.views.text.terminal import printable
@@ -208,10 +209,15 @@ def load_stages(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def stage_name(stages: Sequence[Any], index: int) -> str:
-    """`grpo-2`, as in events, commands and evaluations."""
+    """`grpo-2`, `grpo-2 (round 1)`, as in events, commands and evaluations."""
     known = stages[index] if 0 <= index < len(stages) else None
-    kind = known.get("kind") if isinstance(known, dict) else None
-    return f"{kind or 'stage'}-{index}"
+    table: dict[str, Any] = known if isinstance(known, dict) else {}
+    return stage_label(table.get("kind") or "stage", index, table.get("round"))
+
+
+def stage_names(stages: Sequence[Any]) -> list[str]:
+    """The name of each stage."""
+    return [stage_name(stages, index) for index in range(len(stages))]
 
 
 def run_state(reader: RunReader) -> str:
@@ -582,10 +588,10 @@ def load_ladder(
             seconds[row["stage"]] = row["seconds"]
     evaluations = reader.rows(IN_ORDER)
     found: list[Rung] = []
-    for index, stage in enumerate(stages):
+    for index in range(len(stages)):
         of = [row for row in evaluations if row["stage_index"] == index]
         state = _state(index, begun, seconds, is_running=is_running)
-        found.append(_rung(reader, index, stage, state, seconds.get(index), of))
+        found.append(_rung(reader, index, stages, state, seconds.get(index), of))
         found += [_within(row) for row in of if "@" in row["stage"]][-MOST_WITHIN:]
     return found
 
@@ -601,17 +607,16 @@ def _state(index: int, begun: set[int], ended: Iterable[int], *, is_running: boo
 def _rung(
     reader: RunReader,
     index: int,
-    stage: Mapping[str, Any],
+    stages: Sequence[Mapping[str, Any]],
     state: RungState,
     seconds: float | None,
     evaluations: Sequence[Mapping[str, Any]],
 ) -> Rung:
-    kind = str(stage.get("kind") or "stage")
+    kind, steps = str(stages[index].get("kind") or "stage"), stages[index].get("steps") or None
     own = next((row for row in reversed(evaluations) if "@" not in row["stage"]), None)
-    steps = stage.get("steps") or None
     return Rung(
-        name=f"{kind}-{index}", kind=kind, state=state, seconds=seconds,
-        step=None if kind == "eval" else reader.value(_LAST_STEP, (index,)),
+        name=stage_name(stages, index), kind=kind, state=state, seconds=seconds,
+        step=None if kind in ("eval", "search") else reader.value(_LAST_STEP, (index,)),
         num_steps=steps if isinstance(steps, int) else None, **_measured(own),
     )  # fmt: skip
 

@@ -194,7 +194,7 @@ def render_show(data: dict[str, Any]) -> RichGroup:
         ),
         Text("verdicts: " + (", ".join(f"{k} {v}" for k, v in data["verdicts"].items()) or "none")),
     ]
-    parts += [Text(f"sft: {message}") for message in data["rows"]]
+    parts += [Text(message) for message in data["rows"]]
     for stage, shares in data["idle"].items():
         words = ", ".join(f"{role} {percent(share)}" for role, share in shares.items())
         parts.append(Text(f"idle in {stage}: {words}"))

@@ -11,10 +11,11 @@ import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.commands.rows_from_run import AnswerFilter, write_rows
+from forge.commands.rows_from_run import write_rows
 from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
 from forge.records import Finish, Purpose, Split, Status
+from forge.runner.prepare.own_answers import AnswerFilter
 from forge.store.reader import open_run
 from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
@@ -74,6 +75,8 @@ def test_rows_of_a_quickstart_are_read_by_the_loader_of_the_next_run(
     with open_run(canned_run) as reader:
         splits = dict(reader.query("SELECT problem_id, split FROM problems").rows)
         for pair, row in zip(pairs, rows, strict=True):
+            if row["id"].endswith(".best"):
+                continue
             origin = row["from"]
             assert splits[origin["problem_id"]] != "heldout"
             found = reader.one("SELECT * FROM v_turns WHERE turn_id = ?", (origin["turn_id"],))
@@ -111,11 +114,14 @@ def test_a_repaired_answer_is_a_conversation_with_the_judges_feedback(
     assert roles == ["system", "user", "assistant"], "the factory's prompt shows no attempt"
 
 
+THOUGHTS = "<think>The first one was wrong.</think>\n```python\nkernel\n```"
+
+
 def test_turns_that_the_prompt_no_longer_had_are_not_in_the_row(tmp_path: Path) -> None:
     first = turn(0, 0, 0, status=Status.WRONG)
     second = replace(turn(0, 0, 1, status=Status.WRONG), feedback="second words")
     prompt = "the problem\nassistant: ...\nuser: second words\nassistant:"
-    third = turn(0, 0, 2, prompt=prompt)
+    third = turn(0, 0, 2, prompt=prompt, completion=THOUGHTS)
     played = replace(group(0, [[Status.WRONG, Status.WRONG, Status.CORRECT]]), trajectories=())
     records = [attempt(), problem(0), played, first, second, third]
     anyio.run(write_run, tmp_path / "toy-1", records)
@@ -124,6 +130,48 @@ def test_turns_that_the_prompt_no_longer_had_are_not_in_the_row(tmp_path: Path) 
         "system", "user", "assistant", "user", "assistant"]  # fmt: skip
     assert row["messages"][2]["content"] == second.completion_text
     assert row["messages"][3]["content"] == "second words"
+
+
+def searched(group_id: int, *parents: int, speed: float = 0.0, text: str = "plain") -> list[Any]:
+    """A search's answer, correct if it has a speed-up; its prompt shows the parents' feedback."""
+    status = Status.CORRECT if speed else Status.WRONG
+    prompt = " ".join(f"words on {each}" for each in parents)
+    made = turn(
+        group_id, status=status, prompt=prompt, completion=text,
+        speed=timing(speed) if speed else None,
+    )  # fmt: skip
+    of = group(group_id, [[status]], purpose=Purpose.SEARCH, stage=0)
+    names = tuple(f"g{each}.r0.t0" for each in parents)
+    of = replace(of, parents=names, trajectories=())
+    return [of, replace(made, feedback=f"words on {group_id}")]
+
+
+def test_a_search_gives_its_best_answers_and_its_improvements(tmp_path: Path) -> None:
+    answers = [
+        searched(0), searched(1, 0, speed=1.0), searched(2, 0, 1, speed=2.0),
+        searched(3, 0, 1, speed=1.05), searched(4, speed=0.5),
+    ]  # fmt: skip
+    records = [attempt(), problem(0), *(each for pair in answers for each in pair)]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+    rows = rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl", best_per_problem=3)
+    assert [row["id"] for row in rows] == [
+        "toy-1/g2.r0.t0.best", "toy-1/g2.r0.t0", "toy-1/g3.r0.t0.best", "toy-1/g1.r0.t0.best",
+        "toy-1/g1.r0.t0",
+    ], "g3 is within the noise of its parent, and the fourth best is left out"  # fmt: skip
+    best, improved, *_ = (row["messages"] for row in rows)
+    assert best[-1]["content"] == "```python\n@triton.jit\ndef kernel_2_0_0(): ...\n```"
+    assert [each["content"] for each in improved[-4:-1:2]] == ["words on 0", "words on 1"]
+    for wanted in ({"before_stage": 0}, {"purpose": "train"}):
+        with pytest.raises(ConfigError, match="no correct answer to write"):
+            rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl", **wanted)
+
+
+def test_an_answer_that_thinks_about_earlier_ones_is_no_first_answer(tmp_path: Path) -> None:
+    answers = [*searched(0, speed=1.0), *searched(1, 0, speed=3.0, text=THOUGHTS)]
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(0), *answers])
+    rows = rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl")
+    assert [row["id"] for row in rows] == ["toy-1/g1.r0.t0", "toy-1/g0.r0.t0"]
+    assert rows[0]["messages"][-1]["content"] == THOUGHTS
 
 
 def test_the_best_answers_of_a_problem_are_kept_and_no_kernel_twice(

@@ -82,8 +82,8 @@ def test_a_wrong_value_gives_a_message_in_plain_english(tmp_path, line, expected
     [
         ('model.init = "tiny"\n[[stage]]\nkind = "eval"', "x.toml: name: missing; 1 to 64 letters"),
         ('name = "../x"\nmodel.init = "tiny"\n[[stage]]\nkind = "eval"', "x.toml:1: name: found"),
-        ('name = "x"\nmodel.init = "tiny"', "x.toml: stage: missing; one [[stage]] or more"),
-        ('name = "x"\nmodel.init = "tiny"\nstage = []', "x.toml:3: stage: found []; one [[stage]]"),
+        ('name = "x"\nmodel.init = "tiny"', "x.toml: stage: found none; one [["),
+        ('name = "x"\nmodel.init = "tiny"\nstage = []', "x.toml:3: stage: found none; one [["),
         ('name = "x"\nmodel = 3\n[[stage]]\nkind = "eval"', "x.toml:2: model: found 3; a table"),
         (f"{MINIMAL}[[stage]]\nsteps = 3", 'x.toml:5: stage.1: missing kind; one of "sft"'),
         (f'{MINIMAL}[[stage]]\nkind = "gpro"', "x.toml:5: stage.1: found kind = "),

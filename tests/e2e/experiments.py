@@ -115,7 +115,13 @@ LEARNED = {"model": ANSWERS, "loops": (ANSWERS[1], LOOP, LOOP), "stuck": (LOOP,)
 the groups of a stage that trains need two."""
 
 
-def teach(model_dir: Path, *, problems: list[Path], answers: tuple[str, ...] = ANSWERS) -> None:
+def teach(
+    model_dir: Path,
+    *,
+    problems: list[Path],
+    answers: tuple[str, ...] = ANSWERS,
+    sizes: TinyModel = SIZES,
+) -> None:
     """Trains a model directory that gives each of a few answers about equally often."""
     import torch
     from transformers import Qwen3ForCausalLM
@@ -125,7 +131,7 @@ def teach(model_dir: Path, *, problems: list[Path], answers: tuple[str, ...] = A
     prompts = [PROMPTS.first_messages(from_source(path.read_text())) for path in problems]
     texts = [message.content for prompt in prompts for message in prompt]
     texts += answers * len(prompts)
-    make_model(SIZES.model_dump(), texts=texts, model_dir=model_dir, seed=0)
+    make_model(sizes.model_dump(), texts=texts, model_dir=model_dir, seed=0)
     chat, model = ChatTemplate.load(model_dir), Qwen3ForCausalLM.from_pretrained(model_dir)
     rows = [
         chat.training_row((*prompt, Message(role="assistant", content=answer)))

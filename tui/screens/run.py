@@ -32,7 +32,7 @@ from forge.tui.widgets.run_lines import (
 )
 from forge.views.curves import Activity, Curve, Curves, load_activity
 from forge.views.gains import load_gains
-from forge.views.run_state import IN_ORDER, Rung, load_ladder, load_stages
+from forge.views.run_state import IN_ORDER, Rung, load_ladder, load_stages, stage_names
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -156,15 +156,15 @@ class RunScreen(AskingScreen[RunData]):
             activity=load_activity(reader, now=now),
             curves=curves,
             rungs=load_ladder(reader, stages, is_running=not is_ended),
-            gains=self._load_gains(reader, [str(stage.get("kind")) for stage in stages]),
+            gains=self._load_gains(reader, stage_names(stages)),
             kernels=reader.rows(BEST_KERNELS) if is_ended else [],
         )
 
-    def _load_gains(self, reader: RunReader, kinds: list[str]) -> dict[str, str]:
+    def _load_gains(self, reader: RunReader, names: list[str]) -> dict[str, str]:
         """Gains, read again only after another evaluation."""
         rows = reader.rows(IN_ORDER)
         if len(rows) != self._gains[0]:
-            found = load_gains(reader, rows, kinds)
+            found = load_gains(reader, rows, names)
             self._gains = len(rows), {gain.after: gain.short() for gain in found}
         return self._gains[1]
 

@@ -368,6 +368,8 @@ FIXED = 62
 NAMED_FROM = 50
 """Columns of the terminal from which a rate has its name."""
 STEPS_BAR = 8
+NAME = 10
+"""Least columns of a name."""
 
 
 def draw_ladder(rungs: Sequence[Rung], gains: Mapping[str, str], *, width: int) -> Text:
@@ -379,10 +381,11 @@ def draw_ladder(rungs: Sequence[Rung], gains: Mapping[str, str], *, width: int) 
     """
     scale = min(MOST_SCALE, width - FIXED)
     label = "pass@1 " if width >= NAMED_FROM else ""
+    names = max([NAME, *(len(rung.name) for rung in rungs)])
     lines = list[Text]()
     last = next((rung for rung in reversed(rungs) if rung.pass_at_1 is not None), None)
     for rung in rungs:
-        lines.append(_line(rung, gains.get(rung.name, ""), scale, label))
+        lines.append(_line(rung, gains.get(rung.name, ""), scale, label, names))
         parts = rung.parts if rung.has_sources or rung is last else ""
         about = "; ".join(filter(None, (parts, rung.trained_on)))
         lines += [Text(f"    {printable(about)}", style="dim")] * bool(about)
@@ -423,12 +426,12 @@ def draw_scale(rung: Rung, columns: int) -> Text:
     return text
 
 
-def _line(rung: Rung, gain: str, scale: int, label: str) -> Text:
+def _line(rung: Rung, gain: str, scale: int, label: str, names: int) -> Text:
     sign, style = RUNG_SIGNS[rung.state]
     is_within = rung.name.startswith("@")
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append("  " if is_within else f"{sign} ", style=style)
-    name = f"{printable(rung.name):<10}"
+    name = f"{printable(rung.name):<{names}}"
     line.append(name, style="dim" if rung.state is RungState.WAITING or is_within else "bold")
     if rung.pass_at_1 is None:
         return line.append_text(_training(rung))

@@ -29,6 +29,7 @@ from forge.config.schema.training import (
     Stage,
     TinyModel,
     TrainStage,
+    split_of,
 )
 
 __all__ = [
@@ -65,5 +66,6 @@ __all__ = [
     "TomlValue",
     "TrainStage",
     "dotted",
+    "split_of",
     "with_half_a_card",
 ]

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.schema.base import NAME_RULE, PathValue, Positive, Table
+from forge.config.schema.base import NAME_RULE, KeyPath, PathValue, Positive, Table
 from forge.config.schema.judge import JudgeTable
 from forge.config.schema.problems import DataTable, ProblemsTable
 from forge.config.schema.rollout import EvalTable, PromptTable, RewardTable, RolloutTable
 from forge.config.schema.serving import ClusterTable, DevicesTable, ServeTable
-from forge.config.schema.training import ModelTable, Stage
+from forge.config.schema.training import ModelTable, RoundTable, Stage
 
 WEBHOOK = r"^https?://[^\s/]+(/\S*)?$"
 """Pattern of a webhook's URL, in the file and in an environment variable."""
@@ -148,5 +148,25 @@ class Experiment(Table):
     """Messages to people."""
     sinks: SinksTable = SinksTable()
     """Other destinations of the metrics."""
-    stage: Annotated[list[Stage], Field(min_length=1)]
+    stage: list[Stage] = Field(
+        default_factory=list[Stage], json_schema_extra={"allowed": "one [[stage]] or more"}
+    )
     """Stages in order."""
+    round: list[RoundTable] = Field(
+        default_factory=list[RoundTable],
+        exclude=True,
+        json_schema_extra={"allowed": "one [[round]] or more"},
+    )
+    """Stages that are repeated after these. A run has each round's stages among its own."""
+
+    def unrolled(self) -> tuple[Experiment, list[KeyPath]]:
+        """The experiment with the stages of all rounds among its own, and the key of each stage in
+        the file."""
+        stages = list(self.stage)
+        keys: list[KeyPath] = [("stage", index) for index in range(len(stages))]
+        rounds = [at for at, table in enumerate(self.round) for _ in range(table.repeat)]
+        for number, at in enumerate(rounds, start=1):
+            for index, stage in enumerate(self.round[at].stage):
+                stages.append(stage.model_copy(update={"round": number}))
+                keys.append(("round", at, "stage", index))
+        return self.model_copy(update={"stage": stages, "round": []}), keys

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeGuard
 from pydantic import Field
 
 from forge.config.schema.base import PathValue, Positive, Share, Table
-from forge.records import split_step
+from forge.records import Split, split_step, stage_label
 
 
 class TinyModel(Table):
@@ -161,7 +161,19 @@ class Budget:
         )
 
 
-class PlayStage(Table):
+class StageTable(Table):
+    """Keys that all kinds of stage have."""
+
+    round: Positive | None = None
+    """Number of the round that the stage belongs to, which its name has. Set for the stages of a
+    [[round]]."""
+
+    def label(self, index: int) -> str:
+        """Its name: `grpo-3`, `grpo-3 (round 2)`."""
+        return stage_label(self.model_dump(include={"kind"})["kind"], index, self.round)
+
+
+class PlayStage(StageTable):
     """Keys that both kinds of stage without training have."""
 
     num_problems: Positive | None = None
@@ -201,9 +213,12 @@ class SearchStage(PlayStage):
     """Answers in a row without a gain that end the search on a solved problem."""
     roofline_share: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the roofline that ends the search on a problem."""
+    problems: Literal["heldout", "train"] = "heldout"
+    """Problems that are searched: those of evaluations, or those of GRPO, whose answers an sft
+    stage may train on."""
 
 
-class TrainStage(Table):
+class TrainStage(StageTable):
     """Keys that both kinds of training stage have."""
 
     steps: Positive
@@ -259,10 +274,20 @@ class TrainStage(Table):
 
 
 class SftStage(TrainStage):
-    """A `[[stage]]` of supervised fine-tuning on the rows of `[data]`."""
+    """A `[[stage]]` of supervised fine-tuning on the rows of `[data]`, or on the run's own best
+    answers."""
 
     kind: Literal["sft"]
     """Kind of the stage: supervised fine-tuning."""
+    source: Literal["data", "search", "rollouts"] = "data"
+    """Origin of the rows. data: [data]. search: correct answers of the run's searches so far: the
+    best ones, and those that improve on the answer before. rollouts: the same of all its rollouts,
+    GRPO's too (rejection sampling). No row is about a held-out problem."""
+    best_per_problem: Positive = 4
+    """Most rows of a problem that are best answers, and most that are improvements; the fastest are
+    taken. For source = "search" and "rollouts", as the next one."""
+    min_speedup: Annotated[float, Field(gt=0)] | None = None
+    """Minimum speed-up of an answer that becomes a row; absent: none."""
     steps: Annotated[int, Field(ge=0)] = 0
     """Number of optimizer steps. Exactly one of steps and epochs."""
     epochs: Annotated[float, Field(gt=0)] | None = None
@@ -309,4 +334,21 @@ class GrpoStage(TrainStage):
     """Weight of the KL term; with 0 no reference model is loaded."""
 
 
+def split_of(stage: EvalStage | SearchStage) -> Split:
+    """Split of the problems that a stage plays."""
+    is_trained = isinstance(stage, SearchStage) and stage.problems == "train"
+    return Split.GRPO if is_trained else Split.HELDOUT
+
+
 Stage = Annotated[EvalStage | SearchStage | SftStage | GrpoStage, Field(discriminator="kind")]
+
+
+class RoundTable(Table):
+    """A `[[round]]`: stages that are repeated, after those of `[[stage]]`."""
+
+    repeat: Annotated[int, Field(ge=1, le=64)]
+    """Number of rounds. Each begins with the weights that the one before ended with."""
+    stage: list[Stage] = Field(
+        min_length=1, json_schema_extra={"allowed": "one [[round.stage]] or more"}
+    )
+    """Stages of a round in order."""

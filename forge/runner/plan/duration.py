@@ -30,7 +30,13 @@ from forge.config.schema import (
     TrainStage,
 )
 from forge.data.pairs.generated import most_broken
-from forge.runner.plan.placement import needs_judges, needs_serving, num_ranks, turns_played
+from forge.runner.plan.placement import (
+    makes_pairs,
+    needs_judges,
+    needs_serving,
+    num_ranks,
+    turns_played,
+)
 from forge.runner.plan.shape import model_shape
 from forge.store.layout import write_file
 from forge.views.text.numbers import count, minutes
@@ -151,14 +157,14 @@ def predict_phases(
     """Phases in order: prepare, then the stages.
 
     Args:
-        rates: times of earlier runs, by `phase-index`.
+        rates: times of earlier runs, by the phase's name.
         shares: evaluations are of the problems that are trained on.
     """
     costs = _Costs(experiment, placement, machine, params=params)
     prepared_s, work = _prepare(costs)
     yield PhasePlan(name="prepare", work=work, wall_s=prepared_s)
     for index, stage in enumerate(experiment.stage):
-        name, work, wall_s = f"{stage.kind}-{index}", _work(experiment, stage), None
+        name, work, wall_s = stage.label(index), _work(experiment, stage), None
         if shares and isinstance(stage, PlayStage):
             work += ", shared with training"
         if isinstance(stage, TrainStage) and stage.compile and placement.train:
@@ -193,7 +199,8 @@ class _Costs:
             rows = num_items(experiment, stage)
             if rows is None:
                 raise Unknown("the number of rows is known when they are read")
-            mean = stage.max_length if experiment.data.has_files else ROW_TOKENS
+            is_long = experiment.data.has_files or stage.source != "data"
+            mean = stage.max_length if is_long else ROW_TOKENS
             on_card = f"a roofline of its cards, rows of {mean} tokens"
             return self.train(stage, rows * mean).wall_s, on_card if self.placement.train else ""
         tokens = rollout.max_completion_tokens
@@ -299,7 +306,7 @@ def _prepare(costs: _Costs) -> tuple[float, str]:
     """Starts of judges, verdicts on broken answers for repairs, making of tokenizer and model."""
     experiment, workers = costs.experiment, costs.experiment.judge.workers
     num_judged, most = 0, most_broken(turns_played(experiment))
-    if most and any(isinstance(stage, SftStage) for stage in experiment.stage):
+    if most and makes_pairs(experiment):
         repaired = _num_pairs(experiment) * experiment.data.repair_share
         num_judged = int(repaired * (1 + most) / 2)
     makes = experiment.model.init is not None
@@ -330,7 +337,7 @@ def num_items(experiment: Experiment, stage: Stage) -> float | None:
         return num * rollouts
     if isinstance(stage, GrpoStage) or stage.epochs is None:
         return stage.steps * _step_items(experiment, stage)
-    if experiment.data.has_files:
+    if experiment.data.has_files or stage.source != "data":
         return None
     return stage.epochs * _num_pairs(experiment) * (1 + experiment.data.repair_share)
 
@@ -364,8 +371,9 @@ def eval_size(experiment: Experiment, stage: EvalStage | SearchStage) -> tuple[i
 
 def _work(experiment: Experiment, stage: Stage) -> str:
     if isinstance(stage, SearchStage):
-        num = experiment.problems.num_reserved
-        size = count(min(stage.num_problems or num, num), "problem")
+        num = experiment.problems.num_reserved if stage.problems == "heldout" else None
+        most = [each for each in (stage.num_problems, num) if each]
+        size = count(min(most), "problem") if most else "all training problems"
         unit = " answers" if stage.budget.isdigit() else ""
         return f"{stage.strategy} on {size}, {stage.budget}{unit}"
     if isinstance(stage, PlayStage):
@@ -375,6 +383,8 @@ def _work(experiment: Experiment, stage: Stage) -> str:
     if isinstance(stage, SftStage):
         length = f"{stage.steps} steps" if stage.epochs is None else f"{stage.epochs:g} epochs"
         data = experiment.data
+        if stage.source != "data":
+            return f"{length} × {stage.batch_size} rows of the run's own {stage.source}"
         names = [
             data.origin_of(index) + (f" (weight {part.weight:g})" if part.weight else "")
             for index, part in enumerate(data.sources or ())
@@ -432,7 +442,8 @@ SELECT stage, max(value) AS peak FROM metrics WHERE key = 'train/peak_bytes/max'
 _EVALUATIONS = """
 SELECT json_extract(e.data, '$.stage') AS stage, v.num_problems,
     json_extract(e.data, '$.seconds') AS seconds
-FROM events e JOIN evaluations v ON v.stage = 'eval-' || json_extract(e.data, '$.stage')
+FROM events e JOIN evaluations v ON v.stage_index = json_extract(e.data, '$.stage')
+    AND v.stage LIKE 'eval-%'
 WHERE e.kind = 'stage_end' AND seconds IS NOT NULL AND v.num_problems > 0
 AND NOT EXISTS (SELECT 1 FROM events k WHERE k.kind = 'evaluation_continued'
     AND json_extract(k.data, '$.stage') = json_extract(e.data, '$.stage'))
@@ -452,13 +463,13 @@ class Rate:
 
 
 def load_rates(experiment: Experiment, placement: Placement) -> dict[str, Rate]:
-    """Rates of this experiment's stages on these cards, by `kind-index`. A damaged file has none:
-    the next run writes it again."""
+    """Rates of this experiment's stages on these cards, by name. A damaged file has none: the next
+    run writes it again."""
     known = _read(experiment.store.dir / RATES)
     found = dict[str, Rate]()
     for index, stage in enumerate(experiment.stage):
         with suppress(KeyError, TypeError):
-            found[f"{stage.kind}-{index}"] = Rate(**known[_key(experiment, stage, placement)])
+            found[stage.label(index)] = Rate(**known[_key(experiment, stage, placement)])
     return found
 
 
@@ -519,6 +530,7 @@ def _key(experiment: Experiment, stage: Stage, placement: Placement) -> str:
         parts += [asked, placement.parallel, placement.recomputes, experiment.cluster.train_nodes]
     if isinstance(stage, SftStage):
         sources = [(part.source, part.weight) for part in experiment.data.parts()]
+        sources = sources if stage.source == "data" else [(stage.source, None)]
         parts += [cards["train"], stage.max_length, stage.loss_turns, sources]
     else:
         parts += [cards, placement.engine, serve.slots, serve.replicas, serve.precision]

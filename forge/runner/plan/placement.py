@@ -80,7 +80,8 @@ def needs_training(experiment: Experiment) -> bool:
 
 def needs_pairs(experiment: Experiment) -> bool:
     """True if a stage trains on pairs, or a tokenizer is trained on their texts."""
-    is_sft = any(isinstance(stage, SftStage) for stage in experiment.stage)
+    stages = experiment.stage
+    is_sft = any(isinstance(stage, SftStage) and stage.source == "data" for stage in stages)
     return is_sft or experiment.model.init is not None
 
 

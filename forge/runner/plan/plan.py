@@ -232,7 +232,7 @@ def _notes(
         busy = stage.threads if isinstance(stage, TrainStage) else 0
         busy += serve.replicas * serve.threads * isinstance(stage, GrpoStage)
         if busy > machine.cores and not devices.train:
-            name = f"{stage.kind}-{index}"
+            name = stage.label(index)
             yield f"{name}: trainer and engine have {busy} threads for {machine.cores} cores"
     if ":" in experiment.judge.rules:
         yield f"judges: {rules_in_words(experiment.judge.rules)}"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.config.schema import Experiment, GrpoStage, SftStage, TrainStage
+from forge.config.schema import Experiment, GrpoStage, SftStage, TrainStage, split_of
 from forge.config.schema.problems import SHARED, is_hub_name
 from forge.config.schema.training import CHATML
 from forge.data.chat import ChatTemplate
@@ -103,9 +103,10 @@ def require_problems(experiment: Experiment, machine: Machine) -> Sequence[Probl
     num_heldout = sum(problem.split is Split.HELDOUT for problem in problems)
     trains = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
     for index, stage in enumerate(experiment.stage):
-        if isinstance(stage, SftStage) and not experiment.data.has_generated:
+        is_own = isinstance(stage, SftStage) and stage.source != "data"
+        if is_own or (isinstance(stage, SftStage) and not experiment.data.has_generated):
             continue  # its rows come from elsewhere
-        split = Split(stage.kind) if isinstance(stage, TrainStage) else Split.HELDOUT
+        split = Split(stage.kind) if isinstance(stage, TrainStage) else split_of(stage)
         is_evaluated = split is Split.HELDOUT or (split is Split.GRPO and experiment.eval.every)
         if is_evaluated and trains and not num_heldout and table.num_heldout != SHARED:
             raise ConfigError(

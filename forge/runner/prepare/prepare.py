@@ -258,7 +258,8 @@ def without_heldout(
 def _evaluates_after_sft(experiment: Experiment) -> bool:
     """True if rows are trained on, and held-out problems are played after that."""
     stages = experiment.stage
-    first = next((i for i, stage in enumerate(stages) if isinstance(stage, SftStage)), None)
+    kinds = [isinstance(each, SftStage) and each.source == "data" for each in stages]
+    first = kinds.index(True) if True in kinds else None
     return first is not None and any(
         isinstance(stage, PlayStage) or (isinstance(stage, GrpoStage) and experiment.eval.every)
         for stage in stages[first + 1 :]
@@ -271,9 +272,12 @@ ALLOW = "problems.allow_flagged = true"
 
 
 def is_examined(experiment: Experiment) -> bool:
-    """True if a run examines its problems before training."""
+    """True if a run examines its problems before it trains on answers to them."""
     table = experiment.problems
-    trains = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
+    trains = any(
+        isinstance(stage, GrpoStage) or (isinstance(stage, SftStage) and stage.source != "data")
+        for stage in experiment.stage
+    )
     return trains and table.has_others and not table.allow_flagged
 
 

@@ -60,7 +60,7 @@ class StageCheckpoints:
 
     def __init__(self, run: RunContext, stage: SftStage | GrpoStage, index: int) -> None:
         self._run, self._stage, self._index = run, stage, index
-        self._label = f"{stage.kind}-{index}"
+        self._label = stage.label(index)
         self._said: tuple[str, ...] = ()
         self.folder = run.paths.checkpoints / f"stage-{index}"
         self.trained_step = 0

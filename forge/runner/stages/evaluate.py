@@ -82,9 +82,13 @@ SELECT f.*, r.rollout, r.ended, NULL AS turn
 FROM finished f JOIN trajectories r USING (group_id) WHERE r.num_turns = 0
 """
 _PLAYED = """
-SELECT DISTINCT p.source_id FROM sample_uses u JOIN groups g USING (group_id)
+SELECT p.source_id FROM sample_uses u JOIN groups g USING (group_id)
 JOIN problems p ON p.problem_id = g.problem_id
+UNION SELECT p.source_id FROM events e, json_each(e.data, '$.problems') n
+JOIN problems p ON p.problem_id = n.value
+WHERE e.kind = 'sft_rows' AND json_extract(e.data, '$.stage') < :stage
 """
+"""Sources of problems whose rollouts were trained on, by GRPO or as rows."""
 _SAME = f"SELECT problem_id FROM problems WHERE source_id IN ({_PLAYED})"
 
 
@@ -243,7 +247,7 @@ async def run_eval_stage(run: RunContext, stage: EvalStage, index: int) -> Evalu
         run,
         problems,
         settings,
-        label=f"eval-{index}",
+        label=stage.label(index),
         stage=index,
         step=run.weights.step,
         show=True,
@@ -312,9 +316,10 @@ def count_trained(run: RunContext, problems: Sequence[Problem], *, stage: int) -
     """Number of these problems that stages up to `stage` trained on. Reads files and the store:
     call it in a thread."""
     with open_run(run.paths) as reader:
-        played = {name for (name,) in reader.query(_SAME).rows}
+        played = {name for (name,) in reader.query(_SAME, {"stage": stage}).rows}
     asked, digests = frozenset[str](), frozenset[str]()
-    if any(isinstance(each, SftStage) for each in run.experiment.stage[:stage]):
+    sources = {s.source for s in run.experiment.stage[:stage] if isinstance(s, SftStage)}
+    if "data" in sources:
         asked, digests = _read_asked(run.paths)
     digests |= {digest_of(each) for each in run.problems if each.problem_id in played}
     return sum(
@@ -341,9 +346,8 @@ EXCUSE_EVERY_S = 1.0
 def evaluated_steps(run: RunContext, stage: int) -> set[int]:
     """Steps of a stage with a stored evaluation. Reads the store: call it in a thread."""
     with open_run(run.paths) as reader:
-        found = reader.query(
-            "SELECT step FROM v_evaluations WHERE stage = ? || step", (f"grpo-{stage}@",)
-        )
+        sql = "SELECT step FROM v_evaluations WHERE stage_index = ? AND stage LIKE '%@%'"
+        found = reader.query(sql, (stage,))
     return {step for (step,) in found.rows}
 
 
@@ -380,7 +384,7 @@ class Midway:
         """Request an evaluation after the current step; returns a message for the user. Raises
         ConfigError during the last step."""
         desk, last = self._desk, self._stage.steps
-        label = f"grpo-{desk.stage}"
+        label = self._stage.label(desk.stage)
         if max(desk.trained_step, self._desk.published.step) + 1 >= last:
             raise ConfigError(
                 f"{label}: its last step runs, {last} of {last}; what comes out is evaluated by a "
@@ -412,7 +416,7 @@ class Midway:
                         self._run,
                         self._problems,
                         self._settings,
-                        label=f"grpo-{self._desk.stage}@{step}",
+                        label=f"{self._stage.label(self._desk.stage)}@{step}",
                         stage=self._desk.stage,
                         step=step,
                         show=False,

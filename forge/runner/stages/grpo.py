@@ -78,7 +78,8 @@ async def run_grpo_stage(
         published=-rollout.max_staleness - 1 if point.step else 0,
     )  # fmt: skip
     problems = run.problems_of(Split.GRPO)
-    weights, seed = run.experiment.problems.weights, run.experiment.seed
+    weights = run.experiment.problems.weights
+    seed = run.experiment.seed + (stage.round or 1) - 1  # each round begins with other problems
     sampler = make_sampler(rollout.sampler, problems, seed=seed, weights=weights)
     plan = _batch_plan(run, stage, index, first_step=shelf.last_step + 1)
     step_of = partial(_step_of, run, desk)
@@ -89,7 +90,7 @@ async def run_grpo_stage(
     midway = desk.evaluations = Midway(run, stage, desk, evaluated=evaluated)
     _set_turnover(run, start)
     run.progress.enter(
-        f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
+        stage.label(index), stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
     send, receive = anyio.create_memory_object_stream[Batch](0)
     producing = anyio.CancelScope()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from forge.config.schema import Budget, SearchStage
-from forge.records import Purpose, Split
+from forge.config.schema import Budget, SearchStage, split_of
+from forge.records import Purpose
 from forge.rollout.play import GroupPlace, play_group
 from forge.rollout.search import AfterParents, Search, attempt_of, next_search
 from forge.rollout.seeds import derive_seed, problem_place
@@ -50,8 +50,9 @@ SELECT coalesce(sum(s), 0.0) FROM (SELECT max(t.recorded_at) - min(g.recorded_at
 
 async def run_search_stage(run: RunContext, stage: SearchStage, index: int) -> None:
     """Run a `[[stage]]` of kind search."""
-    problems = run.problems_of(Split.HELDOUT)
-    problems = spread(problems, stage.num_problems or len(problems))
+    problems = run.problems_of(split_of(stage))
+    turn = (stage.round or 1) - 1  # so that each round searches others, if not all
+    problems = spread([*problems[turn:], *problems[:turn]], stage.num_problems or len(problems))
     searches = {problem.problem_id: _search(run, stage, problem) for problem in problems}
     budget = Budget.parse(stage.budget)
     searching = Searching(run=run, stage=index, budget=budget, searches=searches)
@@ -95,7 +96,7 @@ class Searching:
                 search.restore(read_turn(row), parents=json.loads(row["parents"]))
                 self.num_tokens += row["num_completion_tokens"]
         if rows:
-            self.run.console.say(f"search-{self.stage}: {len(rows)} answers are kept")
+            self.run.console.say(f"{self._label}: {len(rows)} answers are kept")
 
     def _read(self) -> tuple[list[dict[str, Any]], float]:
         with open_run(self.run.paths) as reader:
@@ -106,8 +107,9 @@ class Searching:
         """Asks for answers until the budget is spent or every search has ended."""
         run, serve = self.run, self.run.experiment.serve
         total = self.budget.answers or 0
-        label = f"search-{self.stage}"
-        run.progress.enter(label, stage=self.stage, total=total, unit="answers", busy=run.busy())
+        run.progress.enter(
+            self._label, stage=self.stage, total=total, unit="answers", busy=run.busy()
+        )
         run.progress.done = self.num_answers
         slots = anyio.Semaphore(self._width(groups_in_flight(serve, [1])))
         async with run.pinned_ports() as ports, anyio.create_task_group() as tasks:
@@ -118,6 +120,10 @@ class Searching:
                     break
                 tasks.start_soon(self._answer, search, *search.begin(), ports, slots)
         await self._say_end()
+
+    @property
+    def _label(self) -> str:
+        return self.run.experiment.stage[self.stage].label(self.stage)
 
     def _width(self, most: int) -> int:
         """Answers asked for at once. Where a strategy learns from earlier answers, at most as many
@@ -200,6 +206,6 @@ class Searching:
     async def _say_end(self) -> None:
         solved = sum(search.best is not None for search in self.searches.values())
         self.run.console.say(
-            f"search-{self.stage}: {solved} of {len(self.searches)} problems solved by "
+            f"{self._label}: {solved} of {len(self.searches)} problems solved by "
             f"{self.num_answers} answers with {self.num_tokens:,} tokens"
         )

@@ -1,19 +1,25 @@
-"""The sft stage: render the pairs to token ids once, train on them, publish the weights."""
+"""The sft stage: render pairs to token ids once, train on them, publish the weights. The pairs are
+those of `[data]`, or the run's own answers of earlier stages.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
 from forge.errors import ConfigError
+from forge.records import Pair
+from forge.runner.prepare.own_answers import AnswerFilter, describe_reasons, own_rows
 from forge.runner.prepare.prepare import data_dir, load_pairs, write_kept
 from forge.runner.stages.checkpoints import BatchShelf, StageCheckpoints
 from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.trainer import own_trainer
+from forge.store.reader import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
 
     from forge.config.schema import DataTable, SftStage
     from forge.data.chat import ChatTemplate, TrainingRow
-    from forge.records import Pair
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
 
@@ -35,15 +40,8 @@ async def run_sft_stage(
 ) -> None:
     """Run a `[[stage]]` of kind sft; from step `back_to` if given. Raises as `own_trainer`."""
     rows = data_dir(run.paths) / f"rows-{index}.jsonl"
-    if not rows.exists():
-        pairs, data = load_pairs(run.paths), run.experiment.data
-        counts = await anyio.to_thread.run_sync(
-            lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=rows, data=data)
-        )
-        message = _describe(counts, max_length=stage.max_length)
-        if len(counts) > 1 or counts[0].num_dropped:
-            run.console.say(f"sft-{index}: {message}")
-        await run.record("sft_rows", message, sources=[asdict(count) for count in counts])
+    if not rows.exists() and not await _make_rows(run, stage, index, rows):
+        return
     stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
     shelf = BatchShelf(run.paths.batches, stage=index)  # stays empty: the trainer has its rows
     checkpoints = StageCheckpoints(run, stage, index)
@@ -51,13 +49,65 @@ async def run_sft_stage(
         await checkpoints.go_back(back_to, shelf)
     point = await checkpoints.choose()
     run.progress.enter(
-        f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy(), roles=ROLES
+        stage.label(index),
+        stage=index,
+        total=stage.steps,
+        unit="steps",
+        busy=run.busy(),
+        roles=ROLES,
     )
     desk = TrainerDesk(
         run, shelf, checkpoints, stage=index, last_step=stage.steps, is_kept=lambda step: True
     )
     with run.training(desk):
         await own_trainer(run, stage, desk, point=point, start=start, rows_path=rows)
+
+
+async def _make_rows(run: RunContext, stage: SftStage, index: int, path: Path) -> bool:
+    """Write the rows of a stage and record their numbers. False if the run has no answer of its own
+    to train on: the stage is left out."""
+    data = run.experiment.data if stage.source == "data" else None
+    left_out = ""
+    if data is None:
+        await run.writer.flush()
+        pairs, left_out = await anyio.to_thread.run_sync(_own_pairs, run, stage, index)
+    else:
+        pairs = load_pairs(run.paths)
+    label, problems = stage.label(index), sorted({pair.problem_id for pair in pairs})
+    if not pairs:
+        message = f"{label}: no correct answer to train on ({left_out or 'none so far'}); left out"
+        await run.record("sft_rows", message, says=True, stage=index)
+        return False
+    counts = await anyio.to_thread.run_sync(
+        lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=path, data=data)
+    )
+    message = f"{label}: {_describe(counts, max_length=stage.max_length)}"
+    if data is None:
+        message += f", of {len(problems)} problems" + (left_out and f"; left out {left_out}")
+    if data is None or len(counts) > 1 or counts[0].num_dropped:
+        run.console.say(message)
+    own = problems if data is None else []
+    sources = [asdict(count) for count in counts]
+    await run.record("sft_rows", message, sources=sources, stage=index, problems=own)
+    return True
+
+
+def _own_pairs(run: RunContext, stage: SftStage, index: int) -> tuple[list[Pair], str]:
+    """The run's own answers of earlier stages as rows, and the numbers of those left out."""
+    wanted = AnswerFilter(
+        best_per_problem=stage.best_per_problem,
+        min_speedup=stage.min_speedup,
+        purpose="search" if stage.source == "search" else None,
+        before_stage=index,
+    )
+    left_out: Counter[str] = Counter()
+    with open_run(run.paths) as reader:
+        found = list(own_rows(reader, wanted, left_out))
+    pairs = [
+        Pair(problem_id=row.answer["problem_id"], messages=row.messages, num_turns=row.num_turns)
+        for row in found
+    ]
+    return pairs, describe_reasons(left_out)
 
 
 def with_steps(stage: SftStage, rows_path: Path) -> SftStage:
@@ -67,6 +117,8 @@ def with_steps(stage: SftStage, rows_path: Path) -> SftStage:
     with rows_path.open("rb") as file:
         num_rows = sum(1 for _ in file)
     steps = max(1, math.ceil(num_rows * stage.epochs / stage.batch_size))
+    if stage.source != "data":  # their number was not known before
+        stage = stage.model_copy(update={"warmup_steps": min(stage.warmup_steps, steps)})
     if stage.warmup_steps > steps:
         raise ConfigError(
             f"stage sft: warmup_steps = {stage.warmup_steps} is more than the {steps} steps of "
@@ -88,15 +140,25 @@ class SourceRows:
 
 
 def write_rows(
-    pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path, data: DataTable
+    pairs: Sequence[Pair],
+    chat: ChatTemplate,
+    *,
+    stage: SftStage,
+    path: Path,
+    data: DataTable | None,
 ) -> list[SourceRows]:
     """Render pairs to rows of token ids with the trained answers marked; returns the rows of each
-    source. Rows of weighted sources are written with `source` and `weight`.
+    source of `[data]`, or of the run's own answers for None. Rows of weighted sources are written
+    with `source` and `weight`.
 
     Prompts are rendered as in the rollout loop, so that both see the same tokens. Raises
     ConfigError if an answer does not continue its prompt, or no row of a source fits `max_length`.
     """
-    counts = [SourceRows(origin=data.origin_of(index)) for index in range(len(data.parts()))]
+    names, given = [str(stage.source)], dict[int, float]()
+    if data is not None:
+        names = [data.origin_of(index) for index in range(len(data.parts()))]
+        given = data.weights
+    counts = [SourceRows(origin=name) for name in names]
     rows: list[tuple[int, str]] = []
     for source, row in _rows(pairs, chat, loss_turns=stage.loss_turns):
         if len(row.input_ids) > stage.max_length:
@@ -107,16 +169,16 @@ def write_rows(
         rows.append((source, json.dumps(fields)))
     for index, count in enumerate(counts):
         if not count.num_rows:
-            where = "stage sft" if data.sources is None else f"data.sources.{index}"
+            where = "stage sft" if len(names) == 1 else f"data.sources.{index}"
             raise ConfigError(
                 f"{where}: all {count.num_dropped} rows are longer than max_length = "
                 f"{stage.max_length} tokens"
             )
-    weights = [data.weights.get(index, each.num_rows) for index, each in enumerate(counts)]
+    weights = [given.get(index, each.num_rows) for index, each in enumerate(counts)]
     for count, weight in zip(counts, weights, strict=True):
         count.share = weight / sum(weights)
     ends = [f', "source": {i}, "weight": {weight}}}' for i, weight in enumerate(weights)]
-    lines = [line[:-1] + (ends[source] if data.weights else "}") for source, line in rows]
+    lines = [line[:-1] + (ends[source] if given else "}") for source, line in rows]
     write_kept(path, "\n".join(lines) + "\n")
     return counts
 

@@ -119,7 +119,7 @@ async def own_trainer(
 
 
 def _doing(stage: SftStage | GrpoStage, desk: TrainerDesk) -> str:
-    return f"stage {stage.kind}-{desk.stage}, step {desk.trained_step} of {stage.steps}"
+    return f"stage {stage.label(desk.stage)}, step {desk.trained_step} of {stage.steps}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ from forge.views.run_state import (
     parts_label,
     run_state,
     stage_name,
+    stage_names,
     total_seconds,
     trained_label,
     trained_share,
@@ -176,9 +177,9 @@ class Contents:
             reader, f"{EVALUATIONS} ORDER BY at DESC, stage LIMIT {MOST_EVALUATIONS}"
         )[::-1]
         self.problems = ask(reader, PROBLEMS)
-        kinds = [str(each.get("kind")) for each in self.stages]
-        self.gains = load_gains(reader, self.evaluations, kinds)
-        self.before_after = load_before_after(reader, self.evaluations, kinds)
+        names = stage_names(self.stages)
+        self.gains = load_gains(reader, self.evaluations, names)
+        self.before_after = load_before_after(reader, self.evaluations, names)
         self.training = Training(reader, stages=self.stages, evaluations=self.evaluations)
         self.charts = {
             "measured": measured_charts(reader, self.evaluations),
