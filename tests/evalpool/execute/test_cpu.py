@@ -308,35 +308,3 @@ def test_poisons_differ_and_fill_any_number_of_bytes(poison: Poison) -> None:
     poison.fill(data)
     assert not (data == 7).all()
     assert len(np.unique(data)) > 100 or poison in (Poison.SAME, Poison.ZEROS)
-
-
-DISTANCE = """
-module {
-  tt.func public @copy(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
-    %a = tt.ptr_to_int %x : !tt.ptr<f32> -> i64
-    %b = tt.ptr_to_int %y : !tt.ptr<f32> -> i64
-    %far = arith.constant 4294967296 : i64
-    %zero = arith.constant 0 : i64
-    %d = arith.subi %a, %b : i64
-    %e = arith.maxsi %d, %zero : i64
-    %f = arith.subi %e, %d : i64
-    %g = arith.addi %f, %e : i64
-    %is_far = arith.cmpi sgt, VALUE, %far : i64
-    %v = arith.uitofp %is_far : i1 to f32
-    tt.store %y, %v : !tt.ptr<f32>
-    tt.return
-  }
-}
-"""
-"""Stores whether two tensors lie far from each other, or whether their distance is far from 0."""
-
-
-@pytest.mark.parametrize(("value", "kinds"), [("%g", ["address"]), ("%zero", [])])
-def test_an_address_counts_if_the_output_depends_on_it(value: str, kinds: list[str]) -> None:
-    kernel = replace(copy_kernel(), ttir=DISTANCE.replace("VALUE", value), lines=())
-    made = replace(program(launch(1, size=1), size=1), kernels=(kernel,))
-    one = CpuExecutor(made, [X[:1].view(np.uint8)], {})
-    one.init()
-    layout = one.sections.memory.layout
-    assert [fault.kind for fault in one.forward().faults] == kinds
-    assert one.sections.memory.layout is layout

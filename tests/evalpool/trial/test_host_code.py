@@ -133,6 +133,24 @@ FACTS = [
     "''.join([f'{x}']) == ''", "list(map(str, [x]))[0] == ''",
     "[*map(lambda v: v.stride(0), [x])][0] > 64",
     "min([1, 2], key=lambda v: abs(v - x.stride(0))) > 1",
+    "torch.zeros(1).dtype != torch.float32", "torch.eye(2).is_cuda", "torch.finfo().bits > 32",
+    "torch.full((1,), 1j).dtype == torch.complex64", "torch.ones(2, dtype=None).itemsize > 4",
+    "torch.zeros(1).sum().element_size() > 4", "(torch.arange(3) / 2).dtype == torch.float64",
+    "torch.result_type(x, torch.ones(1)) == torch.float64", "torch.empty(1).device.type == 'cpu'",
+    "torch.tensor(0.1).item() == 0.1", "bool(torch.tensor(1 / 3) == 1 / 3)", "SPARE.itemsize > 4",
+    "torch.Tensor.element_size(torch.Tensor([1.0])) > 4", "zeros(1).dtype != torch.float32",
+    "self.spare.dtype != torch.float32", "torch.zeros(2).view(torch.uint8).shape[0] > 8",
+    "nn.Linear(1, 1).weight.dtype != torch.float32", "[torch.zeros][0](1).dtype != torch.float32",
+    "torch.empty_like(torch.zeros(1)).dtype != torch.float32",
+    "(torch.ones(2, 2) @ torch.ones(2, 2)).element_size() == 2",
+    "torch.mm(*[torch.ones(2, 2, dtype=torch.float32, device='cpu')] * 2).dtype == torch.float16",
+    "torch.exp(x[0].half()).dtype == torch.float32", "(x[0].half() ** 2).dtype == torch.float32",
+    "torch.exp(x[0].half()).to(x.device).dtype == torch.float32",
+    "torch.zeros(1, dtype=torch.exp(x[0].half()).dtype).itemsize > 2",
+    "torch.cuda.get_device_properties(0).pci_bus_id == 3", "PROPERTIES.uuid == ''",
+    "getattr(torch.cuda.get_device_properties(0), 'pci_device_id', 0) == 3",
+    "do_bench(lambda: x.clone()) > 50", "triton.testing.do_bench(lambda: x.clone()) > 50",
+    "is_grad_enabled()", "torch.Tensor.is_contiguous(x)", "WORDS[-3] == 'a'", "self.words[3] == ''",
     "x.stride.__self__", "getattr(x, 'stride')(0) > 64", "[x.stride][0](0) > 64",
 ]  # fmt: skip
 
@@ -141,10 +159,41 @@ FACTS = [
 def test_what_tells_of_the_process_or_the_caller_decides_nothing(name: str) -> None:
     imports = "import os, sys, time, threading, gc, random, inspect\n"
     sized = "from functools import lru_cache\n@lru_cache\ndef sizes(n):\n    return n\n"
-    found = read(f"cheap = {name}", before=imports + sized)
+    init = "self.spare, self.words = torch.zeros(1), repr(self.other)"
+    found = read(f"cheap = {name}", init=init, before=imports + sized + TOP)
     assert found.fault.startswith("cannot be judged: ")
     assert found.line > 0
-    assert read("pass", before=imports + sized).fault == ""
+    assert read("pass", init=init, before=imports + sized + TOP).fault == ""
+
+
+TOP = """
+from torch import is_grad_enabled, zeros
+from triton.testing import do_bench
+SPARE, PROPERTIES, WORDS = torch.ones(2), torch.cuda.get_device_properties(0), repr(kernel)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "card"),
+    [
+        ("x = torch.zeros(8, device=x.device)\nx[torch.arange(8) < 4] = 1\nn = x.shape[0] > 4", ""),
+        ("w = torch.zeros(8, dtype=x.dtype, device=x.device)\ncheap = w.dtype == torch.half", ""),
+        ("x = F.linear(x, self.weight)\ncheap = x.dtype == torch.half", ""),
+        ("x = self.other(x)\ncheap = x.dtype == torch.half and self.weight.dtype == x.dtype", ""),
+        ("n = torch.tensor(x.shape).prod().item()\ncheap = n > 4", ""),
+        ("cheap = PROPERTIES.multi_processor_count < 80", "multi_processor_count"),
+        ("cheap = torch.cuda.get_device_capability()[0] < 8", "get_device_capability"),
+    ],
+)
+def test_types_that_the_caller_decides_and_the_card_may_decide(line: str, card: str) -> None:
+    found = read(line, before=TOP)
+    assert (found.fault, ", ".join(found.card)) == ("", card)
+
+
+def test_a_kernel_compares_no_type_that_the_process_gives() -> None:
+    asks = "@triton.jit\ndef odd(y):\n    if y.dtype.element_ty == tl.float64:\n        pass\n"
+    assert read("odd[(1,)](x)", before=asks).fault == ""
+    assert "dtype" in read("odd[(1,)](torch.empty(4, device=x.device))", before=asks).fault
 
 
 STATE = [

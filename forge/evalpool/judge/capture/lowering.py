@@ -35,6 +35,8 @@ REFUSED_LAUNCHES: dict[str, Any] = {
     "launch_pdl": False,
 }
 """Options of clusters, cooperative launches and launches that overlap, with their only value."""
+ADDRESS = "tt.ptr_to_int"
+"""The operation of `ptr.to(tl.int64)`, which no program may have."""
 SHOWN_OPTIONS = tuple(one.name for one in fields(Options))
 
 
@@ -151,8 +153,12 @@ class Lowering:
             raise Unsupported("Gluon kernels: write the kernel in Triton's language")
         module = stages["ttir"](module, {})
         _require_size(module, source.name, limits.MAX_OPERATIONS)
-        lines = operation_lines(str(module), self.file)
-        return module.str_nodebug(), tuple(lines), tuple(floats)[: limits.MAX_FLOATS]
+        lines, text = operation_lines(str(module), self.file), module.str_nodebug()
+        if ADDRESS in text:
+            raise Unsupported(
+                f"kernel {source.name}: a pointer as a number; index a tensor instead"
+            )
+        return text, tuple(lines), tuple(floats)[: limits.MAX_FLOATS]
 
     def _fresh_context(self) -> Any:
         """The MLIR context of this capture, with all dialects."""

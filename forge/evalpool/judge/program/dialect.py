@@ -23,8 +23,9 @@ def _qualified(dialect: str, names: str) -> frozenset[str]:
     return frozenset(f"{dialect}.{name}" for name in names.split())
 
 
-POINTERS = _qualified("tt", "addptr advance make_tensor_ptr ptr_to_int")
-"""Operations that compute or read addresses. `tt.int_to_ptr` is refused."""
+POINTERS = _qualified("tt", "addptr advance make_tensor_ptr")
+"""Operations that compute addresses. `tt.int_to_ptr` is refused, and so is `tt.ptr_to_int`: where a
+tensor lies decides nothing."""
 MEMORY = _qualified(
     "tt",
     "load store atomic_rmw atomic_cas atomic_load atomic_store atomic_poll make_tensor_descriptor "

@@ -41,8 +41,6 @@ MAX_DEPTH = 100
 """Nesting of a source: Python's own limits are far above."""
 ODD_TEXT = re.compile(r"[^\n\t -~]|\A(.*\n)?.*coding[:=]")
 """Characters that are not printable ASCII, and the name of an encoding in the first two lines."""
-TYPE = re.compile(r"torch\.(b?float|u?int|complex)\d*\w*|torch\.(half|double|long|short|bool)")
-"""A type of torch's: all that a kernel's body may name of it."""
 NODES = (
     *(ast.Module, ast.Expr, ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Slice),
     *(ast.Load, ast.Store, ast.Del, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Pass),
@@ -79,6 +77,8 @@ class HostCode:
     """The line that names `training`, where Model must do so, too: it may be that of a part."""
     is_keeping: bool = True
     """True if it may keep what it computed in a call: it is called with the same tensors again."""
+    card: tuple[str, ...] = ()
+    """Facts of the card that it compares."""
     modes: tuple[str, ...] = ()
     """Modes that it asks for and is captured in, too: "gradients", where inputs require them, and
     "eval", where the model alone says which it is."""
@@ -109,6 +109,7 @@ def host_code(code: str, *, entry_point: str) -> HostCode:
         is_shareable=is_short and not names.is_alone,
         is_keeping=bool(flow.changed) or names.is_alone,
         training_line=names.training_line if names.is_of_part else 0,
+        card=tuple(sorted(flow.card)),
         modes=(*["gradients"][: bool(parts.gradients)], *["eval"][: bool(names.training_line)]),
     )
 
@@ -423,7 +424,7 @@ class Names:
         whole = path.split(".")
         is_strange = self._is_kernel and not (
             whole[0] in ("triton", "math")
-            or TYPE.fullmatch(path)
+            or lists.TORCH_TYPE.fullmatch(path)
             or path.startswith("torch._inductor.")
         )
         for end in range(len(whole), 1, -1):

@@ -10,7 +10,9 @@ but fill it:
         self.packed = self.weight.t().contiguous()
 
 How the caller has laid out its tensors, where they are and which they are may be passed on, as
-strides are, and put right (`x = x.contiguous()`), and decides nothing else.
+strides are, and put right (`x = x.contiguous()`), and decides nothing else. The same holds for the
+type of what an operation gives, which autocast may choose, and for type, place and elements of a
+tensor that is made without them, since they are the process's.
 
 Host code is followed as it would run, call by call, with a `Seen` for each value.
 """
@@ -23,7 +25,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from forge.evalpool.judge.trial.host_names import ASKED, BUILDING, CHANGING, OF_TENSORS, VIEWS
+from forge.evalpool.judge.program.ops import KINDS, Kind
+from forge.evalpool.judge.trial.host_names import (
+    ASKED,
+    BUILDING,
+    CARD,
+    CASTS,
+    CHANGING,
+    COMPUTED,
+    FACTORIES,
+    KINDS_ASKED,
+    OF_CARD,
+    OF_TENSORS,
+    READS,
+    SIZES,
+    TORCH_TYPE,
+    VIEWS,
+    WHOLE,
+)
 from forge.evalpool.judge.trial.host_parts import Refused, bound_names
 
 if TYPE_CHECKING:
@@ -46,6 +65,10 @@ TEXTS = ("type", "str", "repr", "format")
 SPECIFIC = frozenset({"device", "dtype", "memory_format"})
 """Keywords that decide where and how a result lies alone."""
 FACTS_WORDS = "host code may pass it on, or put the tensor right: x = x.contiguous()"
+TYPES_WORDS = (
+    "a kernel compares types of its arguments, and one has that which this process gives it: "
+    "make each tensor with a dtype and a device"
+)
 KEPT_WORDS = (
     "what a call keeps is a cache, filled by arguments and parameters alone: "
     "if self.x is None: self.x = ..."
@@ -66,6 +89,7 @@ class Seen:
         is_list: True for a list that is made here.
         is_plain: True for what is made of constants.
         function: A function of the host, and the names that it sees.
+        marks: Those of MARKS, and facts of the card.
     """
 
     of: str = ""
@@ -75,6 +99,7 @@ class Seen:
     is_list: bool = False
     is_plain: bool = False
     function: Closure | None = None
+    marks: frozenset[str] = frozenset()
 
     def joined(self, others: Iterable[Seen]) -> Seen:
         """A value that is made of this one and of others."""
@@ -82,12 +107,37 @@ class Seen:
             of, is_fact = self.of or one.of, self.is_fact or one.is_fact
             places, is_plain = self.places | one.places, self.is_plain and one.is_plain
             self = replace(self, of=of, is_fact=is_fact, places=places, is_plain=is_plain)
+            self = self.marked(self.marks | one.marks)
         return self
+
+    def marked(self, marks: frozenset[str]) -> Seen:
+        """The same value with these marks alone."""
+        return self if marks == self.marks else replace(self, marks=marks)
+
+    @property
+    def is_rounded(self) -> bool:
+        """True for numbers that are rounded to the process's own type."""
+        return {FRESH, BROKEN} <= self.marks
 
 
 NOTHING = Seen()
 NEW = Seen(is_new=True)
 PLAIN = Seen(is_plain=True)
+OWN, FRESH, LAYER, MADE, TYPE, PLACE, BROKEN = MARKS = (
+    *("own", "fresh", "layer", "made", "type", "place", "broken"),
+)
+"""Marks: of a tensor that host code makes; of one without a type or a place; of a new parameter or
+layer; of what an operation gives, whose type may be the process's; of a type; of a place; of what
+may be no whole number."""
+CONSTANT = frozenset({OWN, FRESH, LAYER})
+"""Marks of what is made of no argument: operations on it may be no work to the judge."""
+UNTYPED = frozenset({FRESH, LAYER, MADE})
+"""Marks of what has no type that the caller or the source decides."""
+OF_TYPES = frozenset({"result_type", "promote_types", "can_cast", "finfo", "iinfo"})
+"""Functions of torch's that tell the types of their arguments."""
+TOLD = frozenset({"current_device", "is_grad_enabled"})
+"""Functions of torch's that tell of the process."""
+STREAMS = frozenset({"get_raw_stream", "_cuda_getCurrentRawStream"})
 Names: TypeAlias = "dict[str, Seen]"
 
 
@@ -123,12 +173,18 @@ class Flow:
                     self.methods.setdefault(node.name, []).append(node)
         self.changed = set[str]()
         """Roots of the places that some call changes."""
+        self.card = set[str]()
+        """Facts of the card that host code compares."""
+        self._held: Names = {}
+        """Values that constructors and statements at the top have kept, by the roots of places."""
         self.filled = set[str]()
         """Places that this call has filled."""
         self._asked: list[tuple[set[str], list[Seen]]] = []
         """Places and facts that a test asks for."""
         self._is_first = False
         """True within a constructor."""
+        self._is_top = False
+        """True for statements at the top."""
         self._is_lax = False
         """True within a backward pass, which no judge runs."""
         self._parts = set[str]()
@@ -137,6 +193,8 @@ class Flow:
         """Places that a branch has filled, if no earlier call has."""
         self._known: dict[Any, tuple[Seen, set[str]]] = {}
         """Results of functions by their arguments, with what they have filled."""
+        self._asks_types = any(map(_is_asking, filter(parts.is_kernel, parts.functions)))
+        """True if a kernel compares types of its arguments."""
         self._has_arrays = any("numpy" in path for path, _ in parts.imports)
         self._active: list[Function] = []
         self._count = 0
@@ -146,15 +204,19 @@ class Flow:
         """Raises Refused."""
         known = None
         self._seek()
-        while known != self.changed | self._parts:
-            known = self.changed | self._parts
+        while known != (found := self._found()):
+            known = found
             self._count = 0
             self._known.clear()
             try:
                 self._pass()
             except Refused:
-                if known == self.changed | self._parts:
+                if known == self._found():
                     raise  # else it may be a cache that was not known as one
+
+    def _found(self) -> tuple[set[str], Names]:
+        """The findings that a pass may add to."""
+        return self.changed | self._parts, dict(self._held)
 
     def _seek(self) -> None:
         """Finds what calls set, as far as it is written out: a cache is known before it is read."""
@@ -170,13 +232,37 @@ class Flow:
                         self.changed.add(_root(place))
 
     def _pass(self) -> None:
-        for name in sorted(self._called_names(), key=lambda one: one != "forward"):
+        self._at_the_top()
+        order = sorted(self._called_names(), key=lambda one: (one not in FIRST, one != "forward"))
+        for name in order:
             for node in self.methods.get(name, ()):
                 self._root(node)
             if name in self.functions and not self.parts.is_kernel(self.functions[name]):
                 self._root(self.functions[name])
         for node in (*self.parts.statements, *self.functions.values()):
             self._lambdas(node)
+
+    def _at_the_top(self) -> None:
+        """Follows the statements at the top, and those of classes."""
+        self.filled, self._frame = set[str](), Frame({}, shared={*self.parts.own})
+        self._is_first = self._is_top = True
+        self._block(self.parts.statements)
+        for one in (one for each in self.parts.classes for one in each.body):
+            match one:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)])
+                    | ast.AnnAssign(target=ast.Name(id=name))
+                ):
+                    if one.value is not None:
+                        self._hold(f"self.{name}", self._value(one.value))
+                case _:
+                    pass
+        self._is_first = self._is_top = False
+
+    def _hold(self, root: str, value: Seen) -> None:
+        """Notes a value that lasts."""
+        told = Seen(of=value.of, is_fact=value.is_fact, marks=value.marks)
+        self._held[root] = self._held.get(root, NOTHING).joined([told])
 
     def _called_names(self) -> set[str]:
         """Names of the functions and methods that a constructor or a call comes to."""
@@ -488,9 +574,10 @@ class Flow:
         return root in self.changed and not self._is_filled(place) and not self._is_made(root)
 
     def _is_made(self, root: str) -> bool:
-        """True for an attribute of the instance that this constructor makes."""
+        """True for an attribute of the instance that this constructor makes, and for a name that a
+        statement at the top binds."""
         is_own = root.startswith("self.") and root.removeprefix("self.") not in self.parts.shared
-        return self._is_first and is_own
+        return self._is_first and (is_own or self._is_top)
 
     def _read(self, node: ast.AST, place: str) -> None:
         if not self._is_lasting(place):
@@ -512,6 +599,7 @@ class Flow:
         if root.removeprefix("self.") in self.parts.tensors and place != root:
             return
         if self._is_made(root):
+            self._hold(root, value)
             self.filled.add(place)
             return
         if value.of:
@@ -571,6 +659,8 @@ class Flow:
                     self._change(target, owner)
             case _:
                 place = self._place(target)
+                if place is None and self._is_top:
+                    return  # a switch, or another name of what is defined
                 if place is None:
                     raise Refused(target, f"host code sets {ast.unparse(target)}; {KEPT_WORDS}")
                 self._set(target, place, value)
@@ -600,7 +690,7 @@ class Flow:
 
     def _loop(self, target: ast.expr, source: ast.expr) -> None:
         value = replace(self._value(source), is_new=False, is_list=False, function=None)
-        self._decided(source, [value])
+        self._decided(source, [value.marked(value.marks - {FRESH})])
         match source:
             case ast.Call(func=ast.Name(id="range")):
                 value = replace(value, is_plain=not value.of)
@@ -630,6 +720,7 @@ class Flow:
         """Places and facts that a test asks for."""
         with self._asking() as (places, facts):
             value = self._value(node)
+        value = self._as_number(node, value)
         if value.of:
             facts.append(value)
         return places, [] if self._is_lax else facts
@@ -656,12 +747,20 @@ class Flow:
 
     def _decided(self, node: ast.AST, parts: Iterable[Seen]) -> Seen:
         """The value of a comparison."""
-        facts = [one for one in parts if one.of]
+        facts = [one for one in (self._as_number(node, one) for one in parts) if one.of]
         if facts and self._asked:
             self._asked[-1][1].extend(facts)
         elif facts and not self._is_lax:
             self._require_free(node, set(), facts)
         return NOTHING
+
+    def _as_number(self, node: ast.AST, value: Seen) -> Seen:
+        """A value that the host asks for: numbers in a tensor that was made without a type are
+        rounded to the process's own."""
+        self.card |= value.marks.difference(MARKS)
+        if value.of or not value.is_rounded:
+            return value
+        return Seen(of=ast.unparse(node), is_fact=True, marks=value.marks)
 
     def _step(self, node: ast.AST) -> None:
         self._count += 1
@@ -678,6 +777,8 @@ class Flow:
                 function = self.functions.get(name)
                 if found is None and function is None and name in TEXTS:
                     return Seen(of=name, is_fact=True)
+                if found is None and name in self.parts.aliases:
+                    return Seen().joined(self._of_module(node, o) for o in self.parts.aliases[name])
                 return found or Seen(function=None if function is None else (function, None))
             case ast.Attribute():
                 return self._attribute(node)
@@ -698,7 +799,12 @@ class Flow:
                     isinstance(one, ast.Constant) and one.value is None for one in others
                 )
                 is_none = are_none and all(isinstance(one, ast.Is | ast.IsNot) for one in ops)
-                return NOTHING if is_none else self._decided(node, parts)
+                if is_none:
+                    parts = [Seen(marks=one.marks.difference(MARKS)) for one in parts]
+                if any(isinstance(one, ast.Is | ast.IsNot | ast.In | ast.NotIn) for one in ops):
+                    return self._decided(node, parts)
+                made = self._decided(node, [one.marked(one.marks - {FRESH}) for one in parts])
+                return made.marked(Seen().joined(parts).marks - {TYPE})  # it may be a tensor
             case ast.BoolOp(values=values):
                 parts = [self._value(one) for one in values]
                 self._decided(node, parts)
@@ -710,6 +816,10 @@ class Flow:
             case ast.Lambda():
                 self._aside(node)
                 return Seen(function=(node, self._frame))
+            case ast.Constant(value=float() | complex()):
+                return PLAIN.marked(frozenset({BROKEN}))
+            case ast.Constant(value=str()):
+                return PLAIN.marked(frozenset({PLACE}))
             case ast.Constant():
                 return PLAIN
             case ast.JoinedStr():
@@ -723,7 +833,14 @@ class Flow:
                 is_list = isinstance(node, ast.List | ast.Dict)
                 is_new = not isinstance(node, ast.Tuple)
                 made = Seen(is_new=is_new, is_list=is_list, is_plain=True).joined(parts)
-                return replace(made, places=frozenset()) if isinstance(node, ast.BinOp) else made
+                if not isinstance(node, ast.BinOp):
+                    return made
+                marks = _result(made.marks)
+                if isinstance(node.op, ast.Div) or BROKEN in marks:
+                    marks |= {MADE, BROKEN}
+                elif isinstance(node.op, ast.Pow):
+                    marks |= {MADE, *[BROKEN][: not isinstance(node.right, ast.Constant)]}
+                return replace(made, places=frozenset(), marks=marks)
             case _:
                 return replace(
                     Seen().joined([self._value(one) for one in _below(node)]), is_new=True
@@ -749,8 +866,16 @@ class Flow:
             self._decided(node, [index])
             parts = owner
         known = self._frame.find(parts.id) if isinstance(parts, ast.Name) else None
-        known = known or NOTHING
+        known = (known or NOTHING).joined([self._of_place(_root(place))])
         return replace(known, places=known.places | {place}, is_new=False)
+
+    def _of_place(self, root: str) -> Seen:
+        """A kept value, as its constructor left it. The caller decides on types of parameters."""
+        held = self._held.get(root, NOTHING)
+        if self._is_first:
+            return held
+        is_given = root.removeprefix("self.") in self.parts.tensors
+        return held.marked(held.marks.difference(MARKS if is_given else (LAYER,)))
 
     def _text(self, node: ast.expr) -> Seen:
         """A text that is made tells what surrounds a tensor in it."""
@@ -762,8 +887,39 @@ class Flow:
         )
         return PLAIN if is_plain else Seen(of="a text that is made", is_fact=True)
 
+    def _of_module(self, node: ast.AST, path: str) -> Seen:
+        """A module's attribute, by its whole name."""
+        name = path.rpartition(".")[2]
+        if TORCH_TYPE.fullmatch(path):
+            return Seen(marks=frozenset({TYPE}))
+        if name in FACTORIES:
+            return Seen(marks=frozenset({FRESH, BROKEN}))
+        if name in OF_CARD:
+            return Seen(marks=frozenset({name}))
+        is_method = path.startswith("torch.Tensor.")
+        is_told = name in (ASKED | KINDS_ASKED | {"stride"} if is_method else TOLD | STREAMS)
+        return Seen(of=path, is_fact=name not in STREAMS) if is_told else NOTHING
+
     def _attribute(self, node: ast.Attribute) -> Seen:
+        if self._is_module(node):
+            first, _, rest = ast.unparse(node).partition(".")
+            paths = self.parts.wholes(first, rest)
+            return Seen().joined(self._of_module(node, one) for one in paths)
         found = self._value(node.value)
+        if found.marks & OF_CARD:
+            if node.attr not in CARD:
+                words = "what is alike on each card of a kind is in the list of host code"
+                raise Refused(node, f"host code names {ast.unparse(node)}; {words}")
+            return replace(found, marks=frozenset({node.attr}))
+        marks = found.marks.difference(MARKS if node.attr in SIZES else ())
+        if node.attr in KINDS_ASKED:
+            is_place = node.attr in ("device", "is_cuda")
+            is_told = bool(marks & {FRESH, LAYER}) or (MADE in marks and not is_place)
+            kinds = {"dtype": {TYPE}, "device": {PLACE}}
+            marks = marks & {FRESH} | kinds.get(node.attr, set[str]())
+            if is_told:
+                return Seen(of=ast.unparse(node), is_fact=True, marks=marks | {MADE})
+        found = found.marked(marks)
         place = f"self.{node.attr}"
         is_tensors = node.attr in OF_TENSORS and not found.places
         if place in self.changed and not (is_tensors or self._is_made(place)):
@@ -772,9 +928,9 @@ class Flow:
         if node.attr in ASKED or (node.attr == "stride" and not is_own):
             return Seen(of=ast.unparse(node), is_fact=node.attr != "stride")
         if node.attr in ("device", "requires_grad"):
-            return Seen(of=ast.unparse(node), is_fact=True, places=found.places)
+            return replace(found, of=ast.unparse(node), is_fact=True)
         if node.attr == "type" and isinstance(node.value, ast.Attribute | ast.Name):
-            return replace(found, of="", is_fact=False)
+            return replace(found, of="", is_fact=False)  # of a device
         return replace(found, is_new=found.is_new and node.attr in VIEWS, function=None)
 
     def _chosen(self, node: ast.IfExp) -> Seen:
@@ -814,12 +970,16 @@ class Flow:
                 found = self._value(kernel)
                 given = [self._value(one) for one in _below(node)]
                 self._decided(node, [one for one in given if one.is_fact])
-                return Seen(of=found.of, is_fact=found.is_fact)
+                if self._asks_types and any(UNTYPED & one.marks for one in given):
+                    raise Refused(node, TYPES_WORDS)
+                marks = _result(found.joined(given).marks)  # it may be no kernel
+                return Seen(of=found.of, is_fact=found.is_fact, marks=marks)
             case _:
                 found = self._value(node.func)
                 if found.function is not None:
                     return self._own(node, [found.function], is_method=False)
-                return self._arguments(node).joined([found])
+                made = self._arguments(node).joined([found])
+                return made.marked(_result(made.marks))
 
     def _passed(self, node: ast.Call) -> list[Seen]:
         """The arguments of a call, but those that say where a result lies alone."""
@@ -850,13 +1010,16 @@ class Flow:
             return self._own(node, [own], is_method=False)
         given = self._arguments(node)
         if found is not None:
-            return given.joined([found])
-        if name == "get_raw_stream":
-            return Seen(of=ast.unparse(node))
-        if name in self.parts.aliases or name in self.parts.class_names:
+            return given.joined([found, Seen(marks=_result(given.marks | found.marks))])
+        if name in self.parts.aliases:
+            paths = self.parts.aliases[name]
+            return Seen(is_new=True).joined(self._called_module(node, one) for one in paths)
+        if name in self.parts.class_names:
             return replace(given, places=frozenset(), is_new=True)
-        if name in TEXTS:
+        if name in TEXTS or (name in READS and given.is_rounded):
             return Seen(of=ast.unparse(node), is_fact=True)
+        if name in SIZES:
+            given = given.marked(given.marks.difference(MARKS))
         if name in ("bool", "any", "all") and given.of:
             return self._decided(node, [given])
         if name == "isinstance":
@@ -877,17 +1040,10 @@ class Flow:
         name, owner = func.attr, func.value
         is_module = isinstance(owner, ast.Name | ast.Attribute) and self._is_module(owner)
         if is_module and name not in BUILDING:
-            given = self._arguments(node)
-            if name == "device":
-                return NOTHING
-            if name in ("current_device", "is_grad_enabled"):
-                return Seen(of=ast.unparse(node), is_fact=True)
-            if name in ("get_device_properties", "get_device_capability"):
-                return NOTHING
-            if name in ("get_raw_stream", "_cuda_getCurrentRawStream"):
-                return Seen(of=ast.unparse(node))
-            kept = given.places if name in VIEWS else frozenset[str]()
-            return replace(given, places=kept, is_new=name not in VIEWS)
+            first, _, rest = ast.unparse(func).partition(".")
+            paths = self.parts.wholes(first, rest)
+            found = Seen().joined(self._called_module(node, one) for one in paths)
+            return replace(found, is_new=name not in VIEWS)
         if name == "apply" and isinstance(owner, ast.Name) and owner.id in self.parts.class_names:
             return self._own(node, self._methods("forward"), is_method=True)
         if name in self.methods and name != "forward":
@@ -911,16 +1067,72 @@ class Flow:
         given = self._passed(node)
         if name in ("get", "index", "count", "__getitem__"):
             self._decided(node, given)
+        owned = self._value(owner)
+        if name in KINDS_ASKED and found.of and not given:
+            return found
+        is_part = isinstance(owner, ast.Name) and owner.id == "self"
+        marks = self._marks(node, "" if is_part else name, owned, given)
         if name in ("to", "cuda", "type"):
-            return replace(found, is_new=False)
+            return replace(owned, is_new=False, marks=marks)
+        if name in READS and owned.is_rounded and name not in CASTS:
+            return Seen(of=ast.unparse(node), is_fact=True)
         if name in ("format", "join"):
             made = Seen(of="a text that is made", is_fact=True)
             return made if name == "format" else replace(self._arguments(node), places=frozenset())
-        owned = self._value(owner)
         made = Seen(of=owned.of, is_fact=owned.is_fact).joined(given)
+        is_typed = name == "view" and any(TYPE in one.marks for one in given)
+        if is_typed and owned.marks & UNTYPED:
+            made = Seen(of=ast.unparse(node))  # its shape tells the type
         is_view = name in VIEWS or name in ("values", "items", "keys", "copy")
         places = owned.places if is_view else frozenset[str]()
-        return replace(made, places=places, is_new=not is_view or owned.is_new)
+        return replace(made, places=places, is_new=not is_view or owned.is_new, marks=marks)
+
+    def _called_module(self, node: ast.Call, path: str) -> Seen:
+        """The result of a module's function, by its whole name."""
+        name, given = path.rpartition(".")[2], self._passed(node)
+        known = self._of_module(node, path)
+        if known.of or name in OF_CARD:
+            return replace(known, of=known.of and ast.unparse(node))
+        if name in ("device", "get_active_torch_device"):
+            return Seen(marks=frozenset({PLACE}))
+        made, fact = Seen().joined(given), Seen(of=ast.unparse(node), is_fact=True)
+        made = replace(made, places=made.places if name in VIEWS else frozenset())
+        if path.startswith("torch.nn.") and name[0].isupper():
+            return made.marked(frozenset({LAYER}))
+        if name in OF_TYPES and (not given or made.marks & UNTYPED):
+            return fact
+        if path.startswith("torch."):
+            return made.marked(self._marks(node, name, [*given, NOTHING][0], given[1:]))
+        if not path.startswith(("math.", "numpy.")):
+            return made
+        return fact if FRESH in made.marks else made.marked(made.marks | {BROKEN})
+
+    def _marks(
+        self, node: ast.Call, name: str, own: Seen, others: Sequence[Seen]
+    ) -> frozenset[str]:
+        """Marks of the result of an operation on tensors."""
+        asked = {one.arg: self._value(one.value) for one in node.keywords if one.arg in SPECIFIC}
+        types = [one for one in (*others, *asked.values()) if TYPE in one.marks]
+        odd = {MADE} if any(one.of for one in types) else set[str]()
+        marks = own.marks - {TYPE}
+        given = Seen().joined(others).marks - {TYPE}
+        if name in FACTORIES:
+            is_whole = name in WHOLE and BROKEN not in marks | given
+            is_typed = TYPE in asked.get("dtype", NOTHING).marks
+            is_placed = PLACE in asked.get("device", NOTHING).marks
+            kept = OWN if is_typed and is_placed else FRESH
+            return frozenset({kept, *[BROKEN][: not is_whole]}) | odd
+        if name in CASTS and (types or name not in ("to", "type", "type_as")):
+            marks -= {MADE}
+        elif name in SIZES:
+            marks = marks.difference(MARKS)
+        elif name in COMPUTED - VIEWS and not name.startswith("new_") and name[-5:] != "_like":
+            is_light = KINDS.get(name, Kind.COMBINE) is Kind.COMBINE  # the policy lets pass a few
+            more = {MADE, *[BROKEN][: name not in WHOLE]} if is_light else set[str]()
+            marks = _result(marks | given) | more
+        elif name not in VIEWS | CASTS:
+            marks = _result(marks | given)
+        return marks | odd | ({OWN} if name == "cpu" else set[str]())
 
     def _is_module(self, node: ast.expr) -> bool:
         while isinstance(node, ast.Attribute):
@@ -943,6 +1155,18 @@ def _lasting(node: Function) -> Names:
         for one, made in pairs
         if any(isinstance(part, ast.List | ast.Dict) for part in ast.walk(made))
     }
+
+
+def _result(marks: frozenset[str]) -> frozenset[str]:
+    """Marks of what is computed of values with these."""
+    return marks | {MADE} if marks & CONSTANT else marks
+
+
+def _is_asking(kernel: ast.FunctionDef) -> bool:
+    """True for a kernel that compares types."""
+    tests = [node for node in ast.walk(kernel) if isinstance(node, ast.Compare)]
+    parts = [node for test in tests for node in ast.walk(test) if isinstance(node, ast.Attribute)]
+    return any(one.attr in ("dtype", "element_ty", "primitive_bitwidth") for one in parts)
 
 
 def _root(place: str) -> str:

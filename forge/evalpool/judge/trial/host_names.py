@@ -9,6 +9,8 @@ registers or seeds, and what hands out the inside of a function, a class or a mo
 
 from __future__ import annotations
 
+import re
+
 from forge.evalpool.judge.program.ops import KINDS
 
 
@@ -16,6 +18,10 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+TORCH_TYPE = re.compile(
+    r"torch\.(b?float|u?int|complex)\d*\w*|torch\.(half|double|long|short|bool)"
+)
+"""A type of torch's: all that a kernel's body may name of it."""
 VIEWS = _words(
     "T mT H view view_as reshape reshape_as permute transpose t squeeze unsqueeze expand expand_as "
     "flatten unflatten contiguous narrow select split chunk unbind unfold as_strided movedim "
@@ -40,6 +46,27 @@ COMPUTED = (
     )
 )
 """Operations that a program may have, and functions that are made of some."""
+FACTORIES = _words(
+    "empty zeros ones full tensor as_tensor asarray arange linspace logspace eye rand randn Tensor "
+    "randint randperm normal scalar_tensor from_numpy empty_strided empty_permuted tril_indices "
+    "triu_indices bartlett_window blackman_window hamming_window hann_window kaiser_window fftfreq "
+    "rfftfreq"
+)
+"""Functions that make a tensor; its type and place are the process's where they name none."""
+KINDS_ASKED = _words("dtype element_size itemsize nbytes is_cuda device type")
+"""Attributes of tensors that tell their type or place."""
+SIZES = _words("shape size numel nelement dim ndim ndimension len")
+"""Attributes of tensors that tell neither."""
+CASTS = _words("to type type_as float double half bfloat16 int long short bool")
+"""Methods of tensors that choose the type of what they give."""
+WHOLE = _words(
+    "zeros ones full tensor as_tensor asarray arange eye empty empty_strided empty_permuted prod "
+    "randint randperm tril_indices triu_indices scalar_tensor sum max min amax amin any all cumsum "
+    "abs"
+)
+"""Functions whose results are whole numbers if their arguments are."""
+READS = _words("float int bool complex min max sorted item tolist")
+"""Functions and methods that make a number of a tensor, or choose by it."""
 OF_TENSORS = COMPUTED | _words("shape dtype device ndim is_cuda layout itemsize nbytes")
 """Attributes of tensors that tell what they are."""
 TORCH = _words(
@@ -80,13 +107,23 @@ FUNCTIONAL = _words(
 NO_LAYERS = _words("DataParallel SyncBatchNorm Container")
 TRITON = _words(
     "jit cdiv next_power_of_2 autotune Config heuristics OutOfResources constexpr_function "
-    "testing.do_bench testing.do_bench_cudagraph "
     "set_allocator reinterpret tools.tensor_descriptor.TensorDescriptor "
     "runtime.autotuner.OutOfResources "
     "runtime.driver.active.get_current_target runtime.driver.active.get_active_torch_device "
     "runtime.driver.active.utils.get_device_properties runtime.driver.active.get_current_device"
 )
 """Names of Triton beside its language's."""
+OF_CARD = _words(
+    "is_bf16_supported get_device_capability get_device_properties get_current_target hip"
+)
+"""Names of torch and Triton that tell of the card."""
+CARD = _words(
+    "major minor multi_processor_count total_memory warp_size max_threads_per_multi_processor "
+    "max_threads_per_block regs_per_multiprocessor shared_memory_per_block L2_cache_size "
+    "shared_memory_per_block_optin shared_memory_per_multiprocessor arch backend "
+    "max_shared_mem max_num_regs multiprocessor_count warpSize get"
+)
+"""Fields of what these give that are alike on each card of a kind."""
 INNER = _words("core standard semantic random extra math target_info libdevice")
 """Modules in that of Triton's language: of its other names Triton says which there are."""
 LIBRARIES = _words(
@@ -205,6 +242,7 @@ TELLING = _words(
     "file_name fn func get_capture_scope hash is_gluon kernel keywords launch_metadata module "
     "noinline params parse pre_run_hooks preload prune_configs raw_src repr run signature src "
     "starting_line_number used_global_vals version warmup asm n_regs n_spills n_max_threads "
+    "pci_bus_id pci_device_id pci_domain_id uuid luid "
     "cache configs_timings bench_time nargs gi_frame gi_code cr_frame f_locals f_back "
     "f_globals tb_frame tb_next"
 )

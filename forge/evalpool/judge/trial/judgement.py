@@ -234,13 +234,18 @@ class Judgement(Generic[D]):
         return [*(number for number in asked if number not in planted), *rough, *chosen]
 
     def _open_words(self) -> str:
-        """Words for inputs that may be anything, and where nothing could be planted."""
+        """Words for inputs that may be anything, where nothing could be planted, and for facts of
+        the card that host code decides by: the judge has one card."""
+        candidate, words = self.programs.candidate, list[str]()
         if not any(one.is_planted for one in self._draw.sets):
-            return "Model bears no planted value: judged on inputs as given alone"
-        names = ", ".join(self._draw.insensitive)
-        return names and (
-            f"no output was seen to depend on {names}: what the kernel does there is open"
-        )
+            words.append("Model bears no planted value: judged on inputs as given alone")
+        elif names := ", ".join(self._draw.insensitive):
+            words.append(
+                f"no output was seen to depend on {names}: what the kernel does there is open"
+            )
+        if facts := host_code(candidate.code, entry_point=candidate.entry_point).card:
+            words.append(f"judged for this card alone: host code decides by {', '.join(facts)}")
+        return "\n".join(words)
 
     def _run_checks(
         self, numbers: Sequence[int], *, is_repeated: bool | None = None, **terms: Any
