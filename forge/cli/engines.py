@@ -46,6 +46,15 @@ Baseline = Annotated[
     str | None, typer.Option(help="Baseline of speed-ups: eager, compile or both.")
 ]
 Samples = Annotated[int | None, typer.Option(min=1, help="Answers to each problem, sampled.")]
+AnswerBudget = Annotated[
+    int | None,
+    typer.Option(
+        "--budget",
+        min=1,
+        metavar="N",
+        help="N answers to each problem instead of --samples, in rollouts with all turns: best@N.",
+    ),
+]
 Turns = Annotated[int | None, typer.Option(min=1, max=16, help="Turns of an answer.")]
 Greedy = Annotated[
     bool | None, typer.Option("--greedy/--no-greedy", help="One more answer at temperature 0.")
@@ -201,6 +210,7 @@ def evaluate(
     policy: JudgePolicy = None,
     baseline: Baseline = None,
     samples: Samples = None,
+    budget: AnswerBudget = None,
     turns: Turns = None,
     greedy: Greedy = None,
     device: Device = "auto",
@@ -213,14 +223,15 @@ def evaluate(
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a checkpoint or a server on a suite: pass@k, fast_p, speed-ups. "forge resume"
-    continues an interrupted one."""
+    """Evaluate a checkpoint or a server on a suite: pass@k, best@N, fast_p, speed-ups. "forge
+    resume" continues an interrupted one."""
     require_linux()
     from forge.commands.suite import EvalRequest, evaluate_suite
 
     request = EvalRequest(
         source=source, suite=suite, protocol=protocol, policy=policy, baseline=baseline,
-        samples=samples, turns=turns, greedy=greedy, device=device, seed=seed, limit=limit,
+        samples=samples, budget=budget, turns=turns, greedy=greedy, device=device, seed=seed,
+        limit=limit,
         model_name=model_name, api_key_env=api_key_env, overrides=tuple(overrides or ()),
         store=Path(store),
     )  # fmt: skip

@@ -22,7 +22,7 @@ import tomli_w
 
 from forge.adapters.settings import JudgeSettings
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage
+from forge.config.schema import EvalStage, EvalTable
 from forge.config.schema.judge import JudgeTable, ProtocolName
 from forge.config.schema.problems import is_hub_name
 from forge.config.schema.serving import SERVE_URL
@@ -93,6 +93,8 @@ class EvalRequest:
     baseline: str | None = None
     """eager, compile or both; None as in the judge's settings."""
     samples: int | None = None
+    budget: int | None = None
+    """Answers to each problem, of rollouts with all their turns; None as in samples."""
     turns: int | None = None
     greedy: bool | None = None
     device: str = "auto"
@@ -125,6 +127,8 @@ def make_experiment(request: EvalRequest) -> str:
         )
     suite = find_suite(request.suite) if request.suite else Suite(name="heldout")
     stage = {**_own_stage(request, source), **_stage(request), "kind": "eval"}
+    if request.budget is not None:
+        stage |= _budgeted(request, stage, source)
     values = experiment_of(request, source, suite, stage=stage)
     values["eval"] |= {"suite": suite.name, "label": source.label}
     return tomli_w.dumps(values)
@@ -233,6 +237,19 @@ def _stage(request: EvalRequest) -> dict[str, Any]:
         "num_problems": request.limit,
     }  # fmt: skip
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _budgeted(
+    request: EvalRequest, stage: Mapping[str, Any], source: ModelSource
+) -> dict[str, Any]:
+    """Keys of a stage whose rollouts have a budget of answers. Raises ConfigError."""
+    table = source.base.eval if source.base is not None else EvalTable()
+    turns, budget = stage.get("max_turns") or table.max_turns, request.budget or 0
+    if request.samples is not None:
+        raise ConfigError(f"--samples {request.samples} with --budget {budget}: one of them")
+    if budget < turns:
+        raise ConfigError(f"--budget {budget}: at least {turns}, the turns of a rollout (--turns)")
+    return {"samples": budget // turns, "greedy": bool(request.greedy)}
 
 
 def _name(kind: str, label: str, suite: str) -> str:

@@ -14,6 +14,11 @@ problems too, for two kinds of answers: those of one turn, and the best of a rol
 correct kernel without a time makes every figure of speed unknown (None): on a CPU only p = 0 has a
 value.
 
+best@N is the best of k rollouts of up to t turns each, N = k t answers at most. The largest of k of
+n values v_1 ≤ ... ≤ v_n, drawn without replacement, is Σ_i C(i−1, k−1) v_i / C(n, k) in the mean
+(max_g@k of arXiv 2505.15201): pass@k if the values are 0 and 1, and unbiased for the logarithm of
+the speed-up, too.
+
 A turn that was not judged, since its problem cannot be or the machinery failed, counts neither for
 nor against; a rollout that one ended counts only if it was solved before. A problem whose prompt
 does not fit the context counts as unsolved. The denominator of pass@k and of the other rates is
@@ -74,6 +79,7 @@ def evaluate_groups(
     tallies = _tallies(first)
     at_k = _pass_at_ks(tallies)
     multi = _solved_in_any_turn(sampled)
+    named = [(problem.problem_id, each) for problem, each in sampled]
     return Evaluation(
         stage=stage,
         step=step,
@@ -96,7 +102,8 @@ def evaluate_groups(
             "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
             "multi": multi,
             "compile_rate_ci": _interval_by_problem(first, _is_compiled),
-            "speed": measure_speed([(problem.problem_id, each) for problem, each in sampled]),
+            "speed": measure_speed(named),
+            "best_at": best_at(named),
             "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
             "num_judged_problems": len(judged),
             "unjudgeable": _unjudgeable(sampled + greedy, judged=judged),
@@ -304,6 +311,20 @@ def pass_at_k(tally: Tally, k: int) -> float:
     return 1.0 - math.comb(tally.num - tally.correct, k) / math.comb(tally.num, k)
 
 
+def best_of(values: Sequence[float], k: int) -> float:
+    """Mean of the largest of k values, drawn without replacement; see above.
+
+    Raises:
+        ValueError: k is less than 1 or more than the number of values.
+    """
+    if not 1 <= k <= len(values):
+        raise ValueError(f"the best of {k} of {len(values)} values")
+    total = math.comb(len(values), k)
+    return math.fsum(
+        math.comb(index, k - 1) / total * value for index, value in enumerate(sorted(values))
+    )
+
+
 def estimate_pass_at_k(tallies: Sequence[Tally], k: int, *, seed: int = 0) -> Estimate | None:
     """Mean pass@k of the problems with at least k samples; None if there are none."""
     return estimate_mean([pass_at_k(t, k) for t in tallies if t.num >= k], seed=seed)
@@ -426,6 +447,55 @@ def measure_speed(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
+def best_at(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
+    """best@N of sampled rollouts, as JSON: a row for each number of turns and each number of
+    rollouts (1, 2, 4, ... and all), over the problems that have so many.
+
+    Returns:
+        `turns`, `rollouts`; means of `answers` and `tokens` that they take on a problem; `solved`,
+        `fast_1`, `fast_1_2` and `speedup` as [value, low, high]. speedup is the geometric mean
+        with the floor. Figures of speed are None where a correct kernel has no time.
+    """
+    rows: list[dict[str, Any]] = []
+    for turn in range(max((len(trajectory.turns) for _, trajectory in rollouts), default=0)):
+        counted = _counted_until(rollouts, turn)
+        most = max(map(len, counted.values()), default=0)
+        for k in sorted({*(1 << power for power in range(most.bit_length())), most}):
+            of = {name: found for name, found in counted.items() if len(found) >= k > 0}
+            if of:
+                rows.append({"turns": turn + 1, "rollouts": k, **_best_row(of, k, turn)})
+    return rows
+
+
+def _best_row(
+    of: Mapping[str, Sequence[tuple[Speed, Trajectory]]], k: int, turn: int
+) -> dict[str, Any]:
+    def best(value: Callable[[Speed], float]) -> list[float]:
+        return [best_of([value(speed) for speed, _ in found], k) for found in of.values()]
+
+    def spent(cost: Callable[[Turn], int]) -> float:
+        means = [
+            _mean([sum(map(cost, trajectory.turns[: turn + 1])) for _, trajectory in found])
+            for found in of.values()
+        ]
+        return k * _mean(means)
+
+    is_known = not any(_is_untimed(speed) for found in of.values() for speed, _ in found)
+    fast = {
+        f"fast_{name}": _interval(estimate_mean(best(lambda s, p=p: float((s.speedup or 0.0) > p))))
+        for name, p in (("1", 1.0), ("1_2", 1.2))
+    }
+    logs = best(lambda speed: math.log(max(FLOOR, speed.speedup or 0.0)))
+    speeds = {name: [math.exp(value)] for name, value in zip(of, logs, strict=True)}
+    unknown = dict.fromkeys((*fast, "speedup"))
+    return {
+        "answers": spent(lambda turn: 1),
+        "tokens": spent(lambda turn: turn.completion.num_tokens),
+        "solved": _interval(estimate_mean(best(lambda speed: float(speed.is_correct)))),
+        **({**fast, "speedup": _interval(_geometric_mean(speeds))} if is_known else unknown),
+    }
+
+
 def _figures(answers: Answers) -> dict[str, Any]:
     """Numbers of answers and problems; `fast_p` by p, `geomean_correct`, `geomean_all` and
     `roofline` as [value, low, high], None where nothing is known; the numbers of kernels and
@@ -469,14 +539,22 @@ def _in_turn(rollouts: Iterable[Rollout], number: int) -> Answers:
 
 
 def _best_until(rollouts: Iterable[Rollout], number: int) -> Answers:
-    """The best answer up to a turn of each rollout that counts: that is all without those that a
+    """The best answer up to a turn of each rollout that counts."""
+    counted = _counted_until(rollouts, number)
+    return {name: [best for best, _ in found] for name, found in counted.items()}
+
+
+def _counted_until(
+    rollouts: Iterable[Rollout], number: int
+) -> dict[str, list[tuple[Speed, Trajectory]]]:
+    """The rollouts that count, each with its best answer up to a turn: all without those that a
     fault ended before a correct answer."""
-    found: dict[str, list[Speed]] = defaultdict(list)
+    found: dict[str, list[tuple[Speed, Trajectory]]] = defaultdict(list)
     for problem_id, trajectory in rollouts:
         seen = [_speed(turn.verdict) for turn in trajectory.turns[: number + 1]]
         best = max(seen, key=_rank, default=WRONG)
         if best.is_correct or not _is_cut(trajectory, number):
-            found[problem_id].append(best)
+            found[problem_id].append((best, trajectory))
     return found
 
 

@@ -12,8 +12,9 @@ import json
 import tomllib
 from typing import TYPE_CHECKING, Any
 
+from forge.store.read_only import RowTable
 from forge.views.show import load_evaluations
-from forge.views.text.numbers import NONE, percent
+from forge.views.text.numbers import NONE, percent, without_empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,8 @@ CUT = ("notify", "sinks", "store")
 METHODS = {
     "pass_at_k": "unbiased estimator 1 - C(n-c, k) / C(n, k), mean over problems "
     "(Chen et al., arXiv 2107.03374, eq. 1)",
+    "best_at": "unbiased mean of the best of k of n rollouts of up to t turns, sum of "
+    "C(i-1, k-1) v_i / C(n, k) over ascending v_i (Walder and Karkhanis, arXiv 2505.15201)",
     "fast_p": "share of answers that are correct and more than p times as fast as the baseline "
     "(Ouyang et al., arXiv 2502.10517), mean over problems; p = 0: correct",
     "geomean": "exp of the mean over problems of the mean log speed-up",
@@ -91,6 +94,7 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
         "other_baseline": row["detail"].get("speed_other"),
         "by_turn": row["detail"]["speed"]["by_turn"],
         "best_by_turn": row["detail"]["speed"]["best_by_turn"],
+        "best_at": row["detail"].get("best_at", []),
         "parts": {
             name: row["detail"].get(name, {}) for name in ("by_source", "by_level", "by_family")
         },
@@ -202,6 +206,8 @@ def _machine(reader: RunReader) -> dict[str, Any]:
     }
 
 
+BAR = 12
+"""Columns of a bar of 100 %."""
 LEADERBOARD = "leaderboard.md"
 """Name of the file in the run directory."""
 SHOWN = ("0", "1", "2")
@@ -221,7 +227,6 @@ def render_result(result: dict[str, Any]) -> RichGroup:
     from rich.console import Group as RichGroup
     from rich.text import Text
 
-    from forge.store.read_only import RowTable
     from forge.views.text.fitting import Fitting
 
     known = tuple((name, cell) for name, cell in _cells(result).items() if cell != NONE)
@@ -238,7 +243,25 @@ def render_result(result: dict[str, Any]) -> RichGroup:
     if len(shown) < len(of):  # without times there is one figure: a line for each turn is narrower
         lines = list(zip(*lines, strict=True))
     by_turn = RowTable(columns=lines[0], rows=tuple(lines[1:]))
-    return RichGroup(Fitting(figures), Fitting(by_turn), Text(_notes(result)))
+    parts = [Fitting(figures), Fitting(by_turn)]
+    if result["sampling"]["samples"] > 1 and result["best_at"]:
+        parts.append(Fitting(_best_at(result["best_at"])))
+    return RichGroup(*parts, Text(_notes(result)))
+
+
+def _best_at(rows: Sequence[dict[str, Any]]) -> RowTable:
+    """best@N by turns and rollouts, with the tokens of a problem, and the share solved as a bar."""
+    head = ["best@", "turns x rollouts", "tokens", "solved", "", "fast_1", "fast_1.2", "of all"]
+    cells = [
+        [
+            f"{row['answers']:.3g}", f"{row['turns']} x {row['rollouts']}", f"{row['tokens']:,.0f}",
+            _percent(row["solved"]), "█" * round(BAR * row["solved"][0]),
+            _percent(row["fast_1"]), _percent(row["fast_1_2"]), _times(row["speedup"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    columns, cells = without_empty(head, cells)
+    return RowTable(columns=columns, rows=cells)
 
 
 def _columns(result: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

@@ -20,6 +20,7 @@ from forge.views.report.charts import (
     make_line,
 )
 from forge.views.report.contents import Contents
+from forge.views.statistics import evaluate_groups
 from forge.views.text.numbers import grouped
 from tests.report.made_runs import make_run
 from tests.store.storefactory import attempt, evaluation, group, problem, small_run
@@ -158,3 +159,21 @@ def test_the_reward_has_a_band_over_the_groups_of_a_step(trained: Contents) -> N
 def test_without_a_later_correct_answer_there_is_no_pair(tmp_path: Path) -> None:
     contents = contents_of(tmp_path / "s-1", small_run())
     assert contents.before_after is None
+
+
+def test_the_best_of_n_is_a_curve_over_tokens_for_each_number_of_turns(tmp_path: Path) -> None:
+    right, wrong = Status.CORRECT, Status.WRONG
+    played = group(
+        0, [[wrong, right], [wrong, wrong], [right]], purpose=Purpose.EVAL, stage=0, step=0
+    )
+    result = evaluate_groups(
+        [played], [problem()], stage="eval-0", step=0, version=0, max_turns=2, at=1.0
+    )
+    paths = make_run(tmp_path / "t-1", [attempt(), problem(), played, result])
+    with open_run(paths) as reader:
+        charts = {each.name: each for each in Contents(reader).drawn}
+    one, two = charts["best-at"].lines
+    assert (one.label, two.label) == ("up to 1 turn", "up to 2 turns")
+    assert list(one.x) == [12.0, 24.0, 36.0]
+    assert list(one.y) == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert list(two.y) == pytest.approx([2 / 3, 1.0, 1.0])

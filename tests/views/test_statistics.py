@@ -21,6 +21,8 @@ from forge.views.statistics import (
     FLOOR,
     THRESHOLDS,
     Tally,
+    best_at,
+    best_of,
     compare_paired,
     estimate_mean,
     estimate_pass_at_k,
@@ -338,6 +340,39 @@ def test_without_times_only_correctness_is_known() -> None:
 
 
 outcomes = st.one_of(st.just(BAD), st.floats(0.01, 20.0))
+
+
+@given(st.lists(st.floats(-9.0, 9.0), min_size=1, max_size=8), st.integers(0, 9))
+def test_the_best_of_k_equals_brute_force(values: list[float], k: int) -> None:
+    if not 1 <= k <= len(values):
+        with pytest.raises(ValueError, match=f"the best of {k} of"):
+            best_of(values, k)
+        return
+    drawn = [max(each) for each in itertools.combinations(values, k)]
+    assert best_of(values, k) == pytest.approx(sum(drawn) / len(drawn), abs=1e-9)
+
+
+def test_best_at_n_is_by_turns_and_rollouts_with_their_tokens() -> None:
+    rows = best_at([
+        ("a", rollout(BAD, 2.0)), ("a", rollout(BAD, BAD)), ("a", rollout(1.1, end=End.CORRECT)),
+        ("b", rollout(BAD)), ("b", rollout(BAD)), ("b", rollout(INFRA, end=End.INFRA)),
+    ])  # fmt: skip
+    found = {(row["turns"], row["rollouts"]): row for row in rows}
+    assert list(found) == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+    assert found[1, 1]["solved"][0] == pytest.approx((1 / 3 + 0) / 2)
+    assert found[1, 2]["solved"][0] == pytest.approx((2 / 3 + 0) / 2)
+    assert found[2, 2]["solved"][0] == pytest.approx((1 + 0) / 2)
+    assert found[1, 3]["solved"][0] == 1.0, "b has no three rollouts that count"
+    assert found[2, 3]["fast_1_2"][0] == 1.0
+    assert found[1, 3]["fast_1_2"][0] == 0.0
+    assert found[2, 3]["speedup"][0] == pytest.approx(2.0)
+    assert found[2, 2]["answers"] == pytest.approx((2 * 5 / 3 + 2) / 2)
+    assert found[2, 2]["tokens"] == pytest.approx(12 * found[2, 2]["answers"])
+    untimed = best_at([("a", rollout(GOOD)), ("a", rollout(BAD))])
+    assert [(row["solved"][0], row["fast_1"], row["speedup"]) for row in untimed] == [
+        (0.5, None, None), (1.0, None, None),
+    ]  # fmt: skip
+    assert best_at([]) == []
 
 
 @given(st.lists(st.lists(outcomes, min_size=1, max_size=3), min_size=1, max_size=5))

@@ -151,6 +151,10 @@ def test_a_leaderboard_is_one_row_whatever_the_names_are(paths: RunPaths) -> Non
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "fast_1.2" in shown
     assert "best by 2" in shown
+    assert "2 x 2" in shown
+    assert [(row["turns"], row["rollouts"]) for row in result["best_at"]] == [
+        (1, 1), (1, 2), (2, 1), (2, 2),
+    ]  # fmt: skip
 
 
 def test_an_untimed_result_has_a_line_for_each_turn_and_no_figure_without_a_value(
@@ -162,6 +166,8 @@ def test_an_untimed_result_has_a_line_for_each_turn_and_no_figure_without_a_valu
     for of in [*result["by_turn"].values(), *result["best_by_turn"].values()]:
         of["fast_p"] = {p: value if p == "0" else None for p, value in of["fast_p"].items()}
         of |= {"geomean_correct": None, "geomean_all": None}
+    for row in result["best_at"]:
+        row |= {"fast_1": None, "fast_1_2": None, "speedup": None}
     result["metrics"] |= {"roofline": None, "geomean_correct": None, "geomean_all": None}
     console = Console(width=60, file=io.StringIO())
     console.print(render_result(result))

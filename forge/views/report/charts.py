@@ -541,6 +541,16 @@ def _read(reader: RunReader, sql: str) -> dict[str, Points]:
 
 
 PASS_AT_K = "SELECT stage, k AS x, pass_at_k AS y, ci_low AS low, ci_high AS high FROM v_pass_at_k"
+BEST_AT = """
+SELECT json_extract(b.value, '$.turns') AS turns, json_extract(b.value, '$.tokens') AS x,
+    json_extract(b.value, '$.solved[0]') AS y, json_extract(b.value, '$.solved[1]') AS low,
+    json_extract(b.value, '$.solved[2]') AS high, e.stage AS evaluation
+FROM v_evaluations e, json_each(e.detail, '$.best_at') b
+WHERE e.num_samples > 1 AND (e.stage, e.step, e.policy_version) IN (
+    SELECT stage, step, policy_version FROM v_evaluations ORDER BY at DESC, stage LIMIT 1)
+ORDER BY turns, x
+"""
+"""best@N of the last evaluation."""
 FAST_P = """
 SELECT coalesce(e.stage, 'stage ' || f.stage || ' step ' || f.step) AS stage, f.p AS x,
     f.fast_p AS y, f.ci_low AS low, f.ci_high AS high
@@ -562,6 +572,7 @@ def measured_charts(reader: RunReader, evaluations: Sequence[dict[str, Any]]) ->
             note="The chance that one of k first turns is correct (unbiased), over the judged "
             "problems with k samples; the band is the 95 % interval over problems.",
         ),
+        _best_chart(ask(reader, BEST_AT)),
         Chart(
             name="fast-p", title="fast_p", x_label="p, times as fast as the baseline",
             y_label="share of first turns", lines=_curves(ask(reader, FAST_P)), is_share=True,
@@ -569,6 +580,19 @@ def measured_charts(reader: RunReader, evaluations: Sequence[dict[str, Any]]) ->
             "band is the 95 % interval over problems.",
         ),
     ]  # fmt: skip
+
+
+def _best_chart(rows: Sequence[dict[str, Any]]) -> Chart:
+    """best@N by tokens, a line for each number of turns."""
+    for row in rows:
+        row["stage"] = f"up to {row['turns']} turn{'s' if row['turns'] > 1 else ''}"
+    name = rows[0]["evaluation"] if rows else ""
+    return Chart(
+        name="best-at", title=f"best@N of {name}", x_label="tokens generated for a problem",
+        y_label="share of problems solved", lines=_curves(rows), is_share=True,
+        note="Solved by the best of 1, 2, 4, ... rollouts of up to so many turns (unbiased), by "
+        "the tokens that they take in the mean; the band is the 95 % interval over problems.",
+    )  # fmt: skip
 
 
 def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:

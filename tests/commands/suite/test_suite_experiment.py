@@ -211,6 +211,13 @@ def test_an_adapter_is_evaluated_on_its_model(here: Path) -> None:
     assert (values["model"]["adapter"], values["model"]["lora"]) == (str(here / "lora"), {"r": 8})
 
 
+def test_a_budget_of_answers_is_spent_by_rollouts_with_all_their_turns(here: Path) -> None:
+    for source, turns, samples in (("model", 4, 16), ("model", None, 21), ("toy-1", 2, 32)):
+        request = EvalRequest(source=source, suite="mine", budget=64, turns=turns)
+        (stage,) = tomllib.loads(make_experiment(request))["stage"]
+        assert (stage["samples"], stage["greedy"]) == (samples, False)
+
+
 @pytest.mark.parametrize(
     ("source", "suite", "options", "message"),
     [
@@ -228,6 +235,8 @@ def test_an_adapter_is_evaluated_on_its_model(here: Path) -> None:
         ("model", "mine", {"model_name": "x"}, "--model x: for a server"),
         ("ftp://x", "mine", {}, r"a server is http://HOST:PORT"),
         ("http://127.0.0.1:9", "mine", {}, "^no server answers: http://127.0.0.1:9"),
+        ("model", "mine", {"budget": 2}, r"--budget 2: at least 3, the turns of a rollout"),
+        ("model", "mine", {"budget": 8, "samples": 4}, "--samples 4 with --budget 8: one of them"),
     ],
 )
 def test_bad_input_is_one_line(
