@@ -47,6 +47,9 @@ class UniformSampler:
     def observe(self, group: Group) -> None:
         """Changes nothing: results do not matter here."""
 
+    def learn(self, problem_id: str, varied: float) -> None:
+        """Changes nothing."""
+
     def state(self) -> dict[str, Any]:
         """The state for `restore`."""
         return {"epoch": self.epoch, "position": self.position}
@@ -63,12 +66,18 @@ class UniformSampler:
 
 FLOOR = 0.05
 """Weight of a problem without signal: the policy changes, so no problem is dropped for good."""
+FLAT = 0.05
+"""Share of the largest variance below which a problem's next group is expected to be flat: not
+solved at all, or solved alike by every rollout."""
+FLAT_SHARE = 0.1
+"""Largest weight of all such problems together, as a share of the weight of the others."""
 AGE_BONUS = 0.1
 """Weight added per N draws without the problem: a tenth of the largest variance term."""
 FORGET = 0.5
 """Weight of the newest group in the moving average: about the last three groups count."""
 REST = 8
-"""A problem is not drawn again within N / REST draws: two of its groups would run at once."""
+"""A problem is not drawn again within N / REST draws: two of its groups would run at once. Where
+few problems have a signal, within half of their number, and REST at least."""
 MAX_AGE = 4
 """A problem that was not drawn for MAX_AGE · N draws is next, whatever its weight."""
 
@@ -88,6 +97,9 @@ class PrioritySampler:
         v_i   exponential moving average of the variance: of the problem, or of its family and level
         a_i   draws since the problem was last drawn
         N     number of problems
+
+    Problems whose groups are expected to be flat share FLAT_SHARE of the others' weight: most of
+    many problems may be too hard, or solved.
     """
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
@@ -118,9 +130,14 @@ class PrioritySampler:
 
     def observe(self, group: Group) -> None:
         """Update the variance of its problem, family and level. Masked rollouts do not count."""
-        index = self._index.get(group.problem_id)
         varied = return_variance(group)
-        if index is None or varied is None:
+        if varied is not None:
+            self.learn(group.problem_id, varied)
+
+    def learn(self, problem_id: str, varied: float) -> None:
+        """As `observe`, of the variance alone."""
+        index = self._index.get(problem_id)
+        if index is None:
             return
         for known, at in ((self._own, index), (self._of_kind, self._kind_of[index])):
             before = float(known[at])
@@ -163,7 +180,13 @@ class PrioritySampler:
         varied = np.where(np.isnan(self._own), self._of_kind[self._kind_of], self._own)
         varied = np.where(np.isnan(varied), largest, varied)
         weights = FLOOR + varied / largest + AGE_BONUS * ages / count
-        return np.where((self._last_drawn != NEVER) & (ages <= count // REST), 0.0, weights)
+        flat = varied < FLAT * largest
+        rest = min(count // REST, max(REST, int(np.sum(~flat)) // 2))
+        weights[(self._last_drawn != NEVER) & (ages <= rest)] = 0.0
+        most = FLAT_SHARE * float(np.sum(weights[~flat]))
+        if most:
+            weights[flat] *= most / max(most, float(np.sum(weights[flat])))
+        return weights
 
     def _ages(self) -> np.ndarray:
         """Draws since each problem was drawn, or since the first draw. [N]"""
@@ -224,6 +247,11 @@ class MixtureSampler:
         if origin is not None:
             self._parts[origin].observe(group)
 
+    def learn(self, problem_id: str, varied: float) -> None:
+        """Pass it to the sampler of its source."""
+        if (origin := self._origins.get(problem_id)) is not None:
+            self._parts[origin].learn(problem_id, varied)
+
     def state(self) -> dict[str, Any]:
         """The state for `restore`."""
         parts = {name: part.state() for name, part in self._parts.items()}
@@ -246,6 +274,10 @@ class Sampler(Protocol):
 
     def observe(self, group: Group) -> None:
         """Take the result of a finished group: once per group, in the order in which they end."""
+        ...
+
+    def learn(self, problem_id: str, varied: float) -> None:
+        """Take the variance of the returns of a group from before, oldest first."""
         ...
 
     def state(self) -> dict[str, Any]:

@@ -144,7 +144,18 @@ def test_problems_whose_returns_vary_are_drawn_more_often() -> None:
         is_varied = problem.problem_id in varied
         drawn[is_varied] += number >= 400
         sampler.observe(group(problem, [True, False] if is_varied else [False, False]))
-    assert drawn[True] > drawn[False], "a quarter of the problems, over half of the draws"
+    assert drawn[True] > 3 * drawn[False], "a quarter of the problems, three of four draws"
+
+
+def test_a_sampler_that_knows_earlier_stages_skips_flat_problems_from_the_start() -> None:
+    every = [replace(one, origin="here") for one in problems(400, levels=1)]
+    for weights in (None, {"here": 1.0}):
+        sampler = make_sampler("priority", every, seed=0, weights=weights)
+        for number, one in enumerate(every):
+            sampler.learn(one.problem_id, 0.0 if number % 10 else 0.2)
+        sampler.learn("elsewhere", 0.2)
+        drawn = Counter(int(sampler.next().problem_id[1:]) % 10 == 0 for _ in range(300))
+        assert drawn[True] > 240, "one problem of ten"
 
 
 def test_an_unplayed_problem_has_the_variance_of_its_family() -> None:

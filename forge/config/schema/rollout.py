@@ -127,7 +127,8 @@ class RolloutTable(Table):
     1: the next batch is generated while the trainer steps."""
     sampler: Literal["uniform", "priority"] = "uniform"
     """Order of problems. uniform: each equally often. priority: by the variance of their recent
-    rewards."""
+    rewards, those of the run's earlier searches and GRPO stages included; problems whose groups
+    would be flat, unsolved or solved by all, are nearly skipped."""
     replay: Positive = 1
     """Maximum uses of a group in training, within max_staleness."""
     groups_in_flight: Positive | Literal["auto"] = "auto"

@@ -63,6 +63,17 @@ if TYPE_CHECKING:
     from forge.train.checkpoints import ResumePoint
 
 
+_EVIDENCE = """
+SELECT problem_id, avg(r * r) - avg(r) * avg(r) FROM (
+    SELECT g.problem_id, g.stage, t.turn_row, t.discounted_return AS r,
+        CASE g.purpose WHEN 'train' THEN g.group_id END AS part
+    FROM groups g JOIN turns t USING (group_id)
+    WHERE g.purpose IN ('train', 'search') AND g.stage < ? AND t.discounted_return IS NOT NULL)
+GROUP BY problem_id, stage, part HAVING count(*) > 1 ORDER BY max(turn_row)
+"""
+"""Variance of the returns of earlier stages' groups; the answers of a search are one group."""
+
+
 async def run_grpo_stage(
     run: RunContext, stage: GrpoStage, index: int, *, start: Weights, back_to: int | None = None
 ) -> None:
@@ -142,14 +153,18 @@ def recall_groups(
     step_of: Callable[[int], int],
 ) -> Past:
     """The groups that an earlier attempt began and did not offer. Restores the sampler if there is
-    a state. Reads the store: call it in a thread."""
+    a state; a new one learns from the searches and GRPO of earlier stages. Reads the store: call it
+    in a thread."""
     with open_run(run.paths) as reader:
         found = untrained_groups(reader, stage=plan.stage)
+        known = reader.query(_EVIDENCE, (plan.stage,)).rows if shelf.last_state is None else ()
     offered = shelf.groups()
     untrained = still_of_use(
         (group for group in found if group.group_id not in offered), plan, step_of=step_of
     )
     if shelf.last_state is None:
+        for name, varied in known:
+            sampler.learn(name, max(0.0, varied))
         return Past(ended=untrained)
     sampler.restore(shelf.last_state["sampler"])
     return recall(shelf.last_state, untrained=untrained, problems=problems)
