@@ -55,11 +55,11 @@ from forge.data.harvest.harvested import (
     key_of,
     problem_row,
 )
-from forge.data.harvest.mistakes import broken
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found, Rejected
 from forge.data.harvest.sieve import HELDOUT_SIMILARITY, Sieve
 from forge.data.harvest.sizes import SizeGroup, replaced, size_groups
+from forge.data.mistakes import broken
 from forge.data.pairs.rows import DROPPED
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_private_pool

@@ -1,13 +1,12 @@
 """SFT rows of generated problems: answers, and repairs with broken answers before the answer.
 
 Called while a run is prepared. Feedback in repairs is real: `judge` judges each broken answer. A
-broken answer that the judge accepts is left out. Broken answers
-have realistic mistakes (`MISTAKES`).
+broken answer that the judge accepts is left out. Broken answers have realistic mistakes
+(`MISTAKES`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -19,6 +18,7 @@ import anyio
 from forge.data.families.half import Dtype
 from forge.data.families.ops import OPS, Chain
 from forge.data.generator import Composition, Style, answer, answer_to, static_sizes
+from forge.data.mistakes import broken
 from forge.data.prompts.prompt_set import Exchange
 from forge.records import Message, Pair, Problem, Verdict
 
@@ -90,47 +90,9 @@ def wrong_size(draft: Draft, rng: Random) -> str | None:
     return answer_to(draft.composition, sizes=draft.composition.draw_sizes(rng))
 
 
-def missing_mask(draft: Draft, rng: Random) -> str | None:
-    """The masked elements are not set to the neutral value before a reduction."""
-    code = draft.code
-    broken = re.sub(r"tl\.where\(mask, (\w), .*\)\n", r"\1\n", code, count=1)
-    return broken if broken != code else None
-
-
-def wrong_constant(draft: Draft, rng: Random) -> str | None:
-    """A literal has another value."""
-    code = draft.code
-    body = code[: code.index("class ")]
-    found = list(re.finditer(r"(?<![\w.])(0\.1|1\.0|2\.0|1e-5)(?![\w.])", body))
-    if not found:
-        return None
-    match = rng.choice(found)
-    other = rng.choice([text for text in ("0.1", "0.5", "2.0", "3.0") if text != match.group()])
-    return code[: match.start()] + other + code[match.end() :]
-
-
-def misspelt_name(draft: Draft, rng: Random) -> str | None:
-    """A function of triton.language that does not exist."""
-    code = draft.code
-    name = rng.choice(sorted(set(re.findall(r"tl\.([a-z_]{3,})\(", code))))
-    return code.replace(f"tl.{name}(", f"tl.{name[:-1]}(", 1)
-
-
-def undefined_name(draft: Draft, rng: Random) -> str | None:
-    """A variable that nothing defines."""
-    code = draft.code
-    name, other = rng.choice(
-        [("mask=mask", "mask=msk"), ("+ cols", "+ offs"), ("out_ptr +", "o_ptr +")]
-    )
-    return code.replace(name, other, 1) if name in code else None
-
-
-def syntax_error(draft: Draft, rng: Random) -> str | None:
-    """A colon or a closing parenthesis is missing."""
-    code = draft.code
-    kind = rng.choice(["):\n", ")\n"])
-    at = rng.choice([m.start() for m in re.finditer(re.escape(kind), code)])
-    return code[:at] + kind.replace(":" if ":" in kind else ")", "", 1) + code[at + len(kind) :]
+def wrong_text(draft: Draft, rng: Random) -> str | None:
+    """One place of the text is wrong: an operator, a mask, an argument, a name, the syntax."""
+    return broken(draft.code, rng)
 
 
 MISTAKES: dict[Mistake, int] = {
@@ -138,11 +100,7 @@ MISTAKES: dict[Mistake, int] = {
     wrong_order: 4,
     wrong_op: 2,
     missing_op: 1,
-    missing_mask: 1,
-    wrong_constant: 1,
-    misspelt_name: 1,
-    undefined_name: 1,
-    syntax_error: 1,
+    wrong_text: 5,
 }
 """Relative frequencies, close to those in first answers after SFT in runs of our recipes. Of wrong
 static answers, 60 to 90 % have the right steps and wrong sizes; most other wrong answers have the
@@ -156,9 +114,9 @@ def break_answer(problem: Problem, *, style: Style, rng: Random) -> str:
     mistakes, weights = list(MISTAKES), list(MISTAKES.values())
     while True:
         (mistake,) = rng.choices(mistakes, weights)
-        broken = mistake(draft, rng)
-        if broken is not None and broken != draft.code:
-            return broken
+        made = mistake(draft, rng)
+        if made is not None and made != draft.code:
+            return made
 
 
 MAX_BROKEN = 2
@@ -223,14 +181,14 @@ async def make_pairs(
     most = most_broken(max_turns)
     num = round(table.repair_share * len(rows)) if most else 0
     chosen = [problems[i % len(problems)] for i in rng.sample(range(len(rows)), num)]
-    broken = [
+    attempts = [
         (index, problem, style, break_answer(problem, style=style, rng=rng))
         for index, problem in enumerate(chosen)
         for style in [_draw_style(table, rng=rng) for _ in range(rng.randint(1, most))]
     ]
-    verdicts = await _judge_all([(problem, code) for _, problem, _, code in broken], judge=judge)
+    verdicts = await _judge_all([(problem, code) for _, problem, _, code in attempts], judge=judge)
     tried: dict[int, list[Exchange]] = {}
-    for (index, problem, style, code), verdict in zip(broken, verdicts, strict=True):
+    for (index, problem, style, code), verdict in zip(attempts, verdicts, strict=True):
         if verdict.status.is_scored and not verdict.is_correct:
             text = answer_text(Composition.of(problem), code, prompts=prompts, style=style)
             tried.setdefault(index, []).append(Exchange(completion_text=text, verdict=verdict))
@@ -245,13 +203,13 @@ def _draw_style(table: DataTable, *, rng: Random) -> Style:
     return Style.STATIC if rng.random() < table.static_share else Style.DYNAMIC
 
 
-async def _judge_all(broken: Sequence[tuple[Problem, str]], *, judge: Judge) -> list[Verdict]:
-    verdicts: list[Verdict | None] = [None] * len(broken)
+async def _judge_all(attempts: Sequence[tuple[Problem, str]], *, judge: Judge) -> list[Verdict]:
+    verdicts: list[Verdict | None] = [None] * len(attempts)
 
     async def judge_one(index: int, problem: Problem, code: str) -> None:
         verdicts[index] = await judge(problem, code)
 
     async with anyio.create_task_group() as group:
-        for index, (problem, code) in enumerate(broken):
+        for index, (problem, code) in enumerate(attempts):
             group.start_soon(judge_one, index, problem, code)
     return [verdict for verdict in verdicts if verdict is not None]

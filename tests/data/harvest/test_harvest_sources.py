@@ -9,8 +9,8 @@ from textwrap import dedent
 
 import pytest
 
+from forge.data import mistakes
 from forge.data.build.choice import HeldoutProblems
-from forge.data.harvest import mistakes
 from forge.data.harvest.closure import Library
 from forge.data.harvest.kernelbench import FILE, SAMPLE, mark, operations_of
 from forge.data.harvest.opening import open_sources
