@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +22,6 @@ sys.path.insert(0, str(ROOT))  # tests/ is not an installed package
 
 from forge.store.layout import RunPaths, find_run  # noqa: E402
 from forge.views.report.page import write_report  # noqa: E402
-from tests.report.browser import find_browser, open_page  # noqa: E402
 from tests.tui.watching import LARGE, watching  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -36,6 +36,7 @@ SCREENS: dict[str, tuple[tuple[int, int], list[str]]] = {
     "runs": (MEDIUM, ["6"]),
 }
 """Terminal size and keys of each picture of a screen, by file name."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 REPORT_SIZE = (1200, 1500)
 """Width and height of the picture of the report."""
 
@@ -51,16 +52,18 @@ async def draw_screens(run: RunPaths, folder: Path) -> None:
 
 def draw_report(run: RunPaths, into: Path) -> None:
     """Writes the top of the report as PNG; does nothing without Chromium."""
-    program = find_browser()
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         print(f"{into}: unchanged, since there is no Chromium on PATH")
         return
     # Chromium's last processes may still write into its profile.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         page = write_report(run, out=Path(folder) / "report.html")
-        with open_page(program, Path(folder) / "profile") as browser:
-            browser.open(page, width=REPORT_SIZE[0], height=REPORT_SIZE[1])
-            into.write_bytes(browser.screenshot())
+        options = [
+            "--headless", "--no-sandbox", f"--user-data-dir={folder}/profile",
+            f"--screenshot={into.resolve()}", f"--window-size={','.join(map(str, REPORT_SIZE))}",
+        ]  # fmt: skip
+        subprocess.run([program, *options, page.resolve().as_uri()], check=True)
     print(f"{into}: {into.stat().st_size // 1000} kB")
 
 
