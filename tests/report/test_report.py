@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from forge.cli import run_command
-from forge.errors import ConfigError, ForgeError, MachineError
+from forge.errors import ConfigError, MachineError
 from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.compare import find_changes
 from forge.views.report import samples, write_report
 from forge.views.show import show_run
-from forge.views.text.secrets import hide_in_diff, hide_secrets, is_secret
+from forge.views.text.secrets import hide_secrets, is_secret
 from tests.report.made_runs import make_run, write_hostile_run
 from tests.store.storefactory import attempt, evaluation, group, problem, small_run, timing
 
@@ -358,28 +357,6 @@ def test_the_time_between_a_kill_and_a_resume_is_no_time_of_the_run(tmp_path: Pa
     assert "2 attempts, took 0:15" in page
 
 
-def test_a_newer_schema_is_refused_in_one_line(
-    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with closing(sqlite3.connect(canned_run.run_db, isolation_level=None)) as connection:
-        connection.execute("PRAGMA user_version = 999")
-    assert run_command(["report", str(canned_run.root)]) == 2
-    said = capsys.readouterr().err
-    assert "schema 999 is newer" in said
-    assert said.count("\n") == 1
-
-
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.95])
-def test_a_half_copied_run_is_refused_with_a_message(canned_run: RunPaths, share: float) -> None:
-    whole = canned_run.run_db.read_bytes()
-    canned_run.run_db.write_bytes(whole[: int(share * len(whole))])
-    for name in ("run.db-wal", "run.db-shm"):
-        (canned_run.root / name).unlink(missing_ok=True)
-    with pytest.raises(ForgeError, match=r"cannot be read|copied in part") as refused:
-        page_of(canned_run)
-    assert "\n" not in str(refused.value)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -428,14 +405,6 @@ def test_a_notification_command_is_shown_without_its_arguments() -> None:
 def test_only_the_host_of_a_webhook_is_shown(user: str, rest: str) -> None:
     hidden = hide_secrets(f'[notify]\nwebhook = "https://{user}h.example:8{rest}"\n')
     assert hidden == '[notify]\nwebhook = "https://h.example:8/…"\n'
-
-
-def test_a_diff_hides_the_secrets_of_experiments() -> None:
-    hidden = hide_in_diff(DIFF)
-    assert "s3cret" not in hidden
-    assert hidden.count("\n") == DIFF.count("\n")
-    for kept in ("hooks.example", "curl", "HF_TOKEN", "+learning_rate = 1e-3"):
-        assert kept in hidden
 
 
 def test_the_diff_of_a_report_hides_secrets(tmp_path: Path) -> None:

@@ -98,13 +98,6 @@ def test_kill_9_loses_no_flushed_row(tmp_path: Path, after: int) -> None:
     kill_after(tmp_path / "toy-1", after)
 
 
-@pytest.mark.marathon
-@pytest.mark.timeout(600)
-def test_twenty_times_kill_9_loses_no_flushed_row(tmp_path: Path) -> None:
-    for number in range(20):
-        kill_after(tmp_path / f"toy-{number}", 7 * number)
-
-
 TABLE = r"""
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 40 27 0:40 / /home rw,relatime shared:5 master:1 - nfs4 filer:/export/home rw,vers=4.2

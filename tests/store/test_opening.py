@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 from contextlib import closing
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -21,6 +21,9 @@ from forge.store.schema.views import (
 from forge.store.write.databases import Databases
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, make_root, small_run, turn, write_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SHOWN = [view for view in view_names() if view.startswith("v_")]
 
@@ -66,12 +69,6 @@ def test_a_database_that_cannot_be_copied_does_not_keep_the_other_from_it(tmp_pa
     databases.tokens.set_authorizer(None)
     assert databases.checkpoint()
     databases.close()
-
-
-def test_a_plain_run_of_this_version_needs_no_temporary_views(tmp_path: Path) -> None:
-    root = anyio.run(write_run, tmp_path / "toy-1", small_run())
-    with open_run(root) as reader:
-        assert reader.value("SELECT count(*) FROM sqlite_temp_master") == 0
 
 
 @pytest.mark.parametrize("kept", [0, 50, 100, 5_000, 0.3, 0.6, 0.99])
@@ -164,10 +161,3 @@ def test_a_crashed_run_on_a_read_only_disk_is_one_line_about_its_wal(tmp_path: P
         assert "\n" not in str(error.value)
     finally:
         subprocess.run(["umount", str(copy.parent)], check=True)
-
-
-def test_a_run_deleted_while_open_is_still_readable(tmp_path: Path) -> None:
-    root = anyio.run(write_run, tmp_path / "toy-1", small_run())
-    with open_run(RunPaths(root)) as reader:
-        shutil.rmtree(root)
-        assert reader.value("SELECT count(*) FROM v_turns") == 24

@@ -8,20 +8,20 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 import forge
-from forge.errors import ConfigError
 from forge.records import End, Purpose, Status
 from forge.store.reader import open_run
 from forge.store.schema.views import view_names
 from tests.store.storefactory import group, resumed_run, small_run, turn, write_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge.store.layout import RunPaths
 
 
@@ -88,22 +88,6 @@ def test_stock_sqlite3_reads_every_view_of_a_plain_run(roots: dict[str, Path], v
         [program, "-readonly", str(path), query], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "DELETE FROM turns",
-        "UPDATE turns SET reward = 1",
-        "DROP TABLE turns",
-        "PRAGMA journal_mode = DELETE",
-        "ATTACH 'other.db' AS other",
-        "VACUUM",
-    ],
-)
-def test_a_reader_cannot_write(roots: dict[str, Path], query: str) -> None:
-    with open_run(roots["plain"]) as reader, pytest.raises(sqlite3.DatabaseError):
-        reader.query(query)
 
 
 def test_another_run_is_attached_read_only(roots: dict[str, Path]) -> None:
@@ -196,11 +180,6 @@ def test_a_run_is_analysed_through_sqlite_utils(roots: dict[str, Path], texts: s
         (found,) = run.db.query("SELECT text(prompt_id) AS prompt FROM turns LIMIT 1")
         assert found == {"prompt": "Write a kernel for softmax."}
         assert "@triton.jit" in next(iter(run.db["v_turns"].rows))["code"]
-
-
-def test_a_directory_that_is_not_a_run_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such run"):
-        open_run(tmp_path, store_dir=tmp_path)
 
 
 def test_a_reader_sees_later_writers_after_a_second_reader_was_closed(

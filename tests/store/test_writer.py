@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -16,7 +15,7 @@ from forge.records import Event, Metrics, Sample, Status
 from forge.store.codec import Encoder, decode_ids, decode_logprobs, decode_text, utf8
 from forge.store.reader import open_run
 from forge.store.schema.create import UNRELEASED_IDS
-from forge.store.write.writer import COMMIT_AFTER_S, open_writer
+from forge.store.write.writer import open_writer
 from tests.examples import examples
 from tests.store.storefactory import (
     Options,
@@ -28,6 +27,10 @@ from tests.store.storefactory import (
     use,
     write_run,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -100,29 +103,11 @@ def test_any_text_survives(text: str, texts: str) -> None:
     assert decode_text(Encoder(texts=texts).text(utf8(text)), {}.get) == utf8(text).decode()
 
 
-async def test_an_object_without_a_table_is_refused_by_put(tmp_path: Path) -> None:
-    (tmp_path / "toy-1").mkdir()
-    async with open_writer(tmp_path / "toy-1", Options()) as writer:
-        with pytest.raises(TypeError, match="no table for str"):
-            await writer.put("hello")  # type: ignore[arg-type]
-        await writer.put(attempt())
-
-
 async def test_a_number_that_is_not_finite_becomes_null(tmp_path: Path) -> None:
     bad = Metrics(stage=0, step=1, at=1.0, values={"train/loss/mean": float("nan")})
     root = await write_run(tmp_path / "toy-1", [bad])
     with open_run(root) as reader:
         assert reader.rows("SELECT value FROM metrics") == [{"value": None}]
-
-
-async def test_readers_see_a_put_without_a_flush_after_the_commit_interval(tmp_path: Path) -> None:
-    root = tmp_path / "toy-1"
-    root.mkdir()
-    async with open_writer(root, Options()) as writer:
-        await writer.put(turn(0))
-        await anyio.sleep(10 * COMMIT_AFTER_S)
-        with open_run(root) as reader:
-            assert reader.value("SELECT count(*) FROM turns") == 1
 
 
 async def write_until_refused(root: Path, kept: list[int]) -> None:
@@ -224,17 +209,6 @@ async def test_a_file_that_is_not_a_database_is_one_line(tmp_path: Path) -> None
     (root / "run.db").write_text("hello " * 1000)
     with pytest.raises(MachineError, match="cannot be read"):
         open_run(root)
-
-
-async def test_views_that_differ_are_replaced(tmp_path: Path) -> None:
-    root = await write_run(tmp_path / "toy-1", small_run())
-    with sqlite3.connect(root / "run.db") as connection:
-        connection.execute("DROP VIEW v_steps")
-        connection.execute("CREATE VIEW v_steps AS SELECT 1 AS old")
-    connection.close()
-    await write_run(root, [])
-    with open_run(root) as reader:
-        assert "old" not in reader.query("SELECT * FROM v_steps").columns
 
 
 def token_groups(root: Path) -> list[int]:

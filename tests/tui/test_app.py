@@ -19,6 +19,7 @@ from tests.tui.watching import (
     press,
     settle,
     text_of,
+    tick,
     toasts,
     until,
     unwrapped,
@@ -132,8 +133,7 @@ async def test_a_run_deleted_while_watched_is_reported_on_every_screen(
 ):
     async with watching(canned_run) as pilot:
         shutil.rmtree(canned_run.root)
-        pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
-        await settle(pilot)
+        await tick(pilot)
         assert "deleted; showing the last data read" in unwrapped(pilot)
         assert "pass@1 54.7 %" in text_of(pilot), "what was read stays"
         for key, _, _ in PLACES.values():
@@ -145,13 +145,3 @@ async def test_a_run_that_cannot_be_read_opens_with_the_reason(canned_run: RunPa
     canned_run.run_db.write_bytes(canned_run.run_db.read_bytes()[:100_000])
     async with watching(canned_run) as pilot:
         assert re.search("damaged|malformed", unwrapped(pilot))
-
-
-async def test_nothing_is_queried_while_nothing_changes(canned_run: RunPaths):
-    async with watching(canned_run) as pilot:
-        asked: list[str] = []
-        pilot.app.watched.ask = asked.append  # pyright: ignore[reportAttributeAccessIssue]
-        for _ in range(3):
-            pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
-            await settle(pilot)
-        assert asked == []

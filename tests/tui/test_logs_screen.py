@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 from textual.widgets import Input, Log, Tab
 
-from forge.errors import ConfigError
 from forge.store.layout import RunPaths
 from forge.views.logs import (
     KEPT_LINES,
@@ -123,12 +122,6 @@ def test_lines_of_vllm_are_sorted_too(tmp_path: Path):
         "first", "second", "third", "fourth", "last",
     ]  # fmt: skip
     assert lines[2].level is Level.WARNING
-
-
-def test_an_invalid_pattern_is_a_one_line_error():
-    assert compile_pattern("") is None
-    with pytest.raises(ConfigError, match=r"filter '\(': not a regular expression: missing \)"):
-        compile_pattern("(")
 
 
 # ---- the screen

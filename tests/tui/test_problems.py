@@ -150,23 +150,6 @@ async def test_new_rows_are_shown_and_an_equal_query_is_not_repeated(
         assert set(column(pilot, "level")) == {"77"}
 
 
-async def test_an_expensive_query_runs_rarely_but_immediately_after_a_key(
-    canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("forge.tui.frame.asking.PACE", 1e6)
-    async with watching(canned_run, keys=["2"]) as pilot:
-        with sqlite3.connect(canned_run.run_db) as connection:
-            connection.execute("UPDATE problems SET level = 77")
-        connection.close()
-        screen = pilot.app.screen
-        assert isinstance(screen, PacedScreen)
-        screen.refresh_data()
-        await settle(pilot)
-        assert "77" not in column(pilot, "level")
-        await press(pilot, "o")
-        assert "77" in column(pilot, "level")
-
-
 async def test_a_run_without_a_problem_says_so(tmp_path: Path):
     await write_run(tmp_path / "toy-1", [])
     async with watching(RunPaths(tmp_path / "toy-1"), keys=["2"]) as pilot:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.tui.screens.rollout import PANES, RolloutScreen
 from forge.tui.widgets.conversations import answer_of
-from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
+from tests.store.storefactory import attempt, group, problem, timing, write_run
 from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
 from tests.tui.watching import (
     LARGE,
@@ -275,14 +274,3 @@ async def test_hostile_texts_are_made_printable(tmp_path: Path):
         assert_harmless(pilot)
         assert "\x1b" not in pilot.app.clipboard
         assert "control characters were made visible" in toast_text(pilot)
-
-
-@pytest.mark.long
-async def test_a_text_of_any_length_is_shown_in_bounded_time(tmp_path: Path):
-    long = turn(0, completion="# x\n" * 500_000, code="# x\n" * 500_000, prompt="y" * 2_000_000)
-    await write_run(tmp_path / "toy-1", [attempt(), problem(), long])
-    async with watching(RunPaths(tmp_path / "toy-1"), keys=["3", "s"]) as pilot:
-        began = time.process_time()
-        await press(pilot, "a", "end")
-        assert "── … 1940000 more characters" in text_of(pilot)
-        assert time.process_time() - began < 4.0

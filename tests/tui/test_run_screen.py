@@ -13,7 +13,7 @@ from forge.store.layout import open_run_lock, write_status
 from forge.store.reader import open_run
 from forge.tui.widgets.curves import CurveBox
 from forge.tui.widgets.run_lines import Histories, ProcessTable
-from forge.views.curves import Curves, load_processes
+from forge.views.curves import load_processes
 from forge.views.run_state import RungState, load_ladder, load_stages
 from tests.tui.supervisors import component, supervising
 from tests.tui.watching import (
@@ -24,6 +24,7 @@ from tests.tui.watching import (
     press,
     settle,
     text_of,
+    tick,
     watching,
 )
 
@@ -51,15 +52,12 @@ async def test_a_living_run(canned_run: RunPaths, size: tuple[int, int]):
 async def test_without_its_supervisor_the_run_is_shown_from_the_store(canned_run: RunPaths):
     async with watching(canned_run, size=LARGE) as pilot:
         with supervising(canned_run) as supervisor:
-            pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
-            await settle(pilot)
+            await tick(pilot)
             assert "ETA 2m05" in text_of(pilot)
             supervisor.status["components"] = [component("judge-7", "judge")]
-            pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
-            await settle(pilot)
+            await tick(pilot)
             assert "judge-7" in text_of(pilot)
-        pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
-        await settle(pilot)
+        await tick(pilot)
         assert "✔ done" in text_of(pilot)
         assert "best kernels" in text_of(pilot)
         assert "judge-7" not in text_of(pilot)
@@ -84,8 +82,7 @@ async def test_new_rows_are_shown(canned_run: RunPaths):
             canned_run,
             "UPDATE metrics SET value = 0.98712 WHERE key = 'train/entropy/mean' AND step = 20",
         )
-        pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
-        await settle(pilot)
+        await tick(pilot)
         assert "entropy           0.987" in text_of(pilot)
 
 
@@ -119,8 +116,7 @@ async def test_the_keys_of_requests_are_shown_while_the_run_is_open(canned_run: 
     async with watching(canned_run) as pilot:
         assert "Checkpoint" not in text_of(pilot)
         with supervising(canned_run):
-            pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
-            await settle(pilot)
+            await tick(pilot)
             assert "Checkpoint" in text_of(pilot)
 
 
@@ -142,18 +138,6 @@ async def test_an_empty_run_is_shown(canned_run: RunPaths):
         assert "nothing was trained yet" in text_of(pilot)
         assert "no verdict yet" in text_of(pilot)
         assert not any(box.display for box in pilot.app.screen.query(CurveBox))
-
-
-def test_curves_query_only_the_last_steps_and_keep_the_others(canned_run: RunPaths):
-    with open_run(canned_run) as reader:
-        whole = Curves().read(reader)
-        curves = Curves()
-        assert curves.read(reader) == whole
-        change(canned_run, "UPDATE metrics SET value = 7 WHERE key = 'train/entropy/mean'")
-        entropy = {curve.name: curve for curve in curves.read(reader)}["entropy"]
-    assert entropy.steps == {curve.name: curve for curve in whole}["entropy"].steps
-    assert entropy.values[-1] == 7, "the last steps are asked again"
-    assert entropy.values[0] != 7, "the first are not"
 
 
 def test_histories_add_up_processes_and_omit_what_nobody_reports():

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import threading
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.tui.frame.asking import AskingScreen
-from forge.tui.frame.watched import Watched
 from tests.tui.watching import (
     check_snapshot,
     press,
@@ -59,25 +55,6 @@ async def test_every_run_is_listed_including_an_unreadable_one(runs: RunPaths):
         os.utime(paths / "experiment.toml", (began, began))  # the order of the list
     async with watching(runs, keys=["6"]) as pilot:
         check_snapshot(pilot, "runs")
-
-
-@pytest.mark.parametrize("key", ["2", "6"])
-async def test_a_state_read_after_the_rows_is_shown_at_once(
-    runs: RunPaths, key: str, monkeypatch: pytest.MonkeyPatch
-):
-    """Both screens limit the rate of their queries, the second one to one per 2.5 s."""
-    is_shown = threading.Event()
-    real, answered = Watched.changed, AskingScreen._answered
-
-    def late(watched: Watched) -> bool:
-        is_shown.wait(10.0)
-        time.sleep(0.1)  # the run line has been drawn, too
-        return real(watched)
-
-    monkeypatch.setattr(Watched, "changed", late)
-    monkeypatch.setattr(AskingScreen, "_answered", lambda *of: (answered(*of), is_shown.set()))
-    async with watching(runs, keys=[key]) as pilot:
-        assert "quickstart-1 ✔ done" in text_of(pilot)
 
 
 async def test_enter_opens_another_run_at_its_run_screen(runs: RunPaths):

@@ -5,19 +5,18 @@ error.
 from __future__ import annotations
 
 import re
-import shutil
 import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.store.layout import RunPaths
 from forge.tui.frame.watched import Watched
 from tests.tui.supervisors import supervising
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from forge.store.layout import RunPaths
 
 
 @pytest.fixture
@@ -67,20 +66,6 @@ def test_a_supervisor_that_starts_or_ends_is_a_change(watched: Watched):
     assert not watched.poll_live()
 
 
-def test_a_deleted_run_is_reported_and_its_replacement_is_read(watched: Watched, tmp_path: Path):
-    assert watched.changed()
-    root = watched.paths.root
-    root.rename(tmp_path / "moved")
-    assert watched.changed()
-    assert watched.problem == "quickstart-1: deleted; showing the last data read"
-    assert not watched.changed()
-    assert num_events(watched) is None
-    shutil.copytree(tmp_path / "moved", root, symlinks=True)
-    assert watched.changed()
-    assert watched.problem is None
-    assert num_events(watched)
-
-
 def test_a_half_copied_run_is_reported_and_read_once_complete(canned_run: RunPaths):
     whole = canned_run.run_db.read_bytes()
     canned_run.run_db.write_bytes(whole[: len(whole) // 3])
@@ -96,37 +81,3 @@ def test_a_half_copied_run_is_reported_and_read_once_complete(canned_run: RunPat
     assert watched.problem is None
     assert num_events(watched)
     watched.close()
-
-
-def test_a_failing_query_is_reported_and_leaves_the_rest_readable(watched: Watched):
-    assert watched.changed()
-    assert watched.ask(lambda reader: reader.rows("SELECT * FROM v_nothing")) is None
-    assert watched.problem == "quickstart-1: no such table: v_nothing"
-    assert num_events(watched)
-    write_row(watched.paths)
-    assert watched.changed()
-    assert watched.problem is None
-
-
-def test_an_empty_database_is_reported_and_read_later(canned_run: RunPaths, tmp_path: Path):
-    paths = RunPaths(tmp_path / "new-1")
-    watched = Watched(paths)
-    assert watched.changed()
-    assert watched.problem is not None
-    assert "not there" in watched.problem
-    paths.root.mkdir()
-    sqlite3.connect(paths.run_db).close()
-    watched.changed()
-    assert "nothing is recorded in it yet" in watched.problem
-    shutil.copy(canned_run.run_db, paths.run_db.with_name("spare"))
-    paths.run_db.with_name("spare").replace(paths.run_db)
-    assert watched.changed()
-    assert watched.problem is None
-    watched.close()
-
-
-def test_an_invalid_status_file_is_no_supervisor(watched: Watched):
-    watched.paths.status.write_text("{half")
-    assert watched.client() is None
-    assert not watched.poll_live()
-    assert watched.changed()

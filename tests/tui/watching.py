@@ -77,6 +77,12 @@ async def settle(pilot: Pilot[None]) -> None:
     raise AssertionError(f"the terminal does not settle:\n{before}")
 
 
+async def tick(pilot: Pilot[None]) -> None:
+    """Lets the monitor look at its run, as it does every second."""
+    pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
+    await settle(pilot)
+
+
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
     """Settles until the condition holds; for effects that are not drawn."""
     for _ in range(MAX_LOOKS):

@@ -185,17 +185,6 @@ def on_a_terminal(argv: list[str]) -> str:
     return out.decode()
 
 
-@pytest.mark.parametrize("form", ["--json", None])
-def test_no_cell_controls_the_terminal(evil: Path, form: str | None) -> None:
-    query = "SELECT completion FROM v_turns"
-    argv = command("sql", str(evil), query, *([form] if form else []))
-    text = on_a_terminal(argv)
-    assert "gnp.exe" in text
-    assert not set("\x07\x9b\u202e") & set(text)
-    assert "\x1b]" not in text
-    assert "\x1b[2J" not in text
-
-
 def test_a_terminal_that_says_it_has_no_columns_gets_text(
     evil: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

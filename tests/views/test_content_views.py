@@ -161,14 +161,6 @@ def test_a_conversation_has_turns_siblings_and_neighbours(played: Path) -> None:
     assert beyond.rollout == 1
 
 
-def test_an_unfinished_group_is_readable(tmp_path: Path) -> None:
-    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), turn(3, 0, 0, status=WRONG)])
-    with open_run(tmp_path / "toy-1") as reader:
-        found = load_conversation(reader)
-    assert found is not None
-    assert (found.group_id, found.siblings[0].ended) == (3, None)
-
-
 def test_an_empty_run_has_nothing_to_show(tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "toy-1", [])
     with open_run(tmp_path / "toy-1") as reader:
@@ -192,37 +184,6 @@ def test_the_best_kernel_has_its_code_times_and_origin(played: Path) -> None:
     assert kernel.turn["candidate_us"] == 50.0
     assert kernel.code.startswith("@triton.jit")
     assert [time["candidate_us"] for time in kernel.times] == [50.0]
-
-
-def test_compressed_texts_read_the_same(tmp_path: Path) -> None:
-    records = [attempt(), problem(), group(0, [[CORRECT]])]
-    for texts in ("plain", "zstd"):
-        root = tmp_path / texts / "toy-1"
-        anyio.run(lambda root=root, texts=texts: write_run(root, records, texts=texts))
-        with open_run(root) as reader:
-            found = load_conversation(reader)
-            kernel = load_kernel(reader, "g0.r0.t0")
-            history = load_history(reader, "softmax-0000")
-        assert found is not None
-        assert kernel is not None
-        assert found.siblings[0].turns[0]["code"] == kernel.code == found.turns[0]["code"]
-        assert found.source == history.source
-        assert "class Model" in str(found.source)
-
-
-def test_a_kernel_is_written_atomically_and_overwrites_only_if_allowed(tmp_path: Path) -> None:
-    path = tmp_path / "kernel.py"
-    assert write_kernel("a\r\nb\x1b[2J", path).read_bytes() == b"a\r\nb\x1b[2J"
-    with pytest.raises(FileExistsError):
-        write_kernel("c", path)
-    assert path.read_bytes().startswith(b"a")
-    write_kernel("c", path, may_replace=True)
-    assert path.read_text() == "c"
-    dangling = tmp_path / "link.py"
-    dangling.symlink_to(tmp_path / "elsewhere.py")
-    with pytest.raises(FileExistsError):
-        write_kernel("c", dangling)
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize(

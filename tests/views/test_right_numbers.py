@@ -194,17 +194,6 @@ def test_a_curve_gets_its_point_when_the_last_group_ends(live: RunPaths) -> None
     assert (reward.steps, reward.values) == ((1, 2), pytest.approx((0.425, 2.7 / 4)))
 
 
-LABELS: dict[Callable[[RunPaths], str], str] = {
-    show_text: "1 of 2, 2 shared",
-    show_json: '"num_shared_problems": 2',
-    status_text: "trained on 1 of 2, 2 shared",
-    status_json: '"trained_on": "1 of 2, 2 shared"',
-    monitor: "trained on 1 of 2, 2 shared",
-    report: "trained on 1 of 2 problems, 2 shared with training",
-    views: '"num_trained_problems": 1, "num_shared_problems": 2',
-}
-
-
 def runs_table(paths: RunPaths) -> str:
     return text(render_runs([load_run(paths)]))
 
@@ -275,15 +264,23 @@ def test_levels_of_one_source_have_no_other_name_and_one_level_is_no_part() -> N
     assert "\x1b" not in parts_label(row) + pass_by_source(row)
 
 
+LABELS: dict[Callable[[RunPaths], str], str] = {
+    show_text: "1 of 2, 2 shared",
+    show_json: '"num_shared_problems": 2',
+    status_text: "trained on 1 of 2, 2 shared",
+    status_json: '"trained_on": "1 of 2, 2 shared"',
+    monitor: "trained on 1 of 2, 2 shared",
+    report: "trained on 1 of 2 problems, 2 shared with training",
+    notification: "trained on 1 of 2 problems, 2 shared with training",
+    views: '"num_trained_problems": 1, "num_shared_problems": 2',
+}
+
+
 @pytest.mark.parametrize("place", LABELS, ids=lambda place: place.__name__)
 def test_an_evaluation_on_trained_problems_says_so(
     place: Callable[[RunPaths], str], live: RunPaths
 ) -> None:
     assert LABELS[place] in place(live)
-
-
-def test_a_notification_says_that_problems_were_trained_on(live: RunPaths) -> None:
-    assert Bests(live).summary().endswith("trained on 1 of 2 problems, 2 shared with training")
 
 
 def test_the_steps_come_in_order_without_being_asked_to(live: RunPaths) -> None:
