@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tomli
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forge.config.checks import PINNING
@@ -328,17 +328,6 @@ def test_a_missing_file_a_directory_and_a_binary_file_are_config_errors(tmp_path
     assert mistakes_of(tmp_path / "bin.toml") == ["bin.toml:2: not UTF-8 text, which TOML must be"]
 
 
-def test_a_resolved_experiment_means_the_same_from_any_directory(tmp_path, monkeypatch):
-    (tmp_path / "kb").mkdir()
-    (tmp_path / "kb" / "1.py").touch()
-    monkeypatch.chdir(tmp_path)
-    minimal = MINIMAL.replace('init = "tiny"', 'path = "org/x"')
-    text = f'{minimal}[problems]\nsource = "dir"\npath = "kb"\n'
-    dumped = write(tmp_path, dump_experiment(load_experiment(write(tmp_path, text))), name="r.toml")
-    monkeypatch.chdir("/")
-    assert load_experiment(dumped).problems.path == tmp_path / "kb"
-
-
 def problems_in(folder: Path) -> Path:
     (folder / "kb").mkdir(parents=True)
     (folder / "kb" / "1.py").touch()
@@ -525,18 +514,6 @@ lines = st.one_of(
     st.just("# a = 1"),
     st.just(""),
 )
-
-
-@given(st.lists(lines, max_size=8).map("\n".join))
-def test_the_paths_found_are_exactly_those_of_the_document(text):
-    try:
-        document = tomli.loads(text)
-    except tomli.TOMLDecodeError:
-        assume(False)
-        return
-    found = key_lines(text)
-    assert set(found) == paths_of(document)
-    assert all(1 <= line <= text.count("\n") + 1 for line in found.values())
 
 
 @pytest.mark.parametrize(

@@ -62,15 +62,6 @@ def test_paths_of_sources_are_relative_to_the_experiment(
     assert load_experiment(folder / "resolved.toml") == experiment
 
 
-@pytest.mark.parametrize("source", ["dir", "file"])
-def test_the_path_of_a_single_source_is_relative_to_the_experiment(
-    source: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir("/")
-    path = write(folder, f'[problems]\nsource = "{source}"\npath = "bench"\n')
-    assert load_experiment(path).problems.path == folder / "bench"
-
-
 def test_a_hub_name_stays_a_name(folder: Path) -> None:
     path = write(folder, '[problems]\nsource = "file"\npath = "org/rows"\n')
     assert load_experiment(path).problems.path == Path("org/rows")

@@ -244,24 +244,6 @@ def test_a_child_that_still_imports_dies_with_its_supervisor(tmp_path):
     assert await_gone(pids, timeout_s=5)
 
 
-def test_many_tasks_may_wait_for_one_child(tmp_path):
-    reasons: list[str] = []
-
-    async def main() -> None:
-        async with open_child(make_spec(tmp_path, "raise SystemExit(7)")) as child:
-
-            async def wait() -> None:
-                reasons.append(await child.wait())
-
-            with anyio.fail_after(20):
-                async with anyio.create_task_group() as tg:
-                    for _ in range(3):
-                        tg.start_soon(wait)
-
-    anyio.run(main)
-    assert reasons == ["exit 7"] * 3
-
-
 def test_ctrl_c_does_not_reach_a_child(tmp_path):
     code = "import os, time\nfrom forge.process.lease import hold_lease\nhold_lease()\n"
     code += "os.kill(os.getpid(), 2)\nprint('still here')"
@@ -318,18 +300,6 @@ def test_a_failed_fork_is_a_machine_error(tmp_path, monkeypatch, name):
     )  # fmt: skip
     with pytest.raises(MachineError, match=r"kid cannot be started: .*No space left"):
         _spawn(spec, observer=None)
-
-
-def test_a_child_cannot_be_spawned_outside_the_main_thread(tmp_path):
-    async def main() -> None:
-        await anyio.to_thread.run_sync(anyio.run, open_once)
-
-    async def open_once() -> None:
-        async with open_child(make_spec(tmp_path, "")):
-            pass
-
-    with pytest.raises(RuntimeError, match="main thread"):
-        anyio.run(main)
 
 
 def test_exit_reasons_are_readable():

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-import types
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +29,7 @@ from forge.process.environment import child_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
 AMD = {
     "AMD_LOG_LEVEL": "0",
@@ -65,31 +64,6 @@ def test_bytes_of_no_visible_process_belong_to_an_unknown_one(monkeypatch):
 
 def test_a_process_without_an_open_gpu_is_no_user():
     assert users_of([(os.getpid(), 5 << 30)], used_bytes=5 << 30)[0].pid is None
-
-
-def test_each_call_queries_the_gpu_again(monkeypatch):
-    class Silent(Exception):
-        pass
-
-    free = iter([70 << 30, 10 << 30])
-
-    def memory(handle: object) -> object:
-        left = next(free)
-        return types.SimpleNamespace(free=left, used=(80 << 30) - left)
-
-    nvml = types.SimpleNamespace(
-        NVMLError=Silent,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetMemoryInfo=memory,
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: [],
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    cards = [make_card()]
-    assert occupancies(cards)["GPU-0a"].free_bytes == 70 << 30
-    assert occupancies(cards)["GPU-0a"].users[0].memory_bytes == 70 << 30
-    assert occupancies([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -227,15 +201,6 @@ def test_without_amdsmi_gpus_are_unused_with_a_warning(
     machine.setitem(sys.modules, "amdsmi", None)
     assert devices.inventory() == ()
     assert "there is an AMD GPU, but amdsmi is not installed" in caplog.text
-
-
-@pytest.mark.usefixtures("machine")
-def test_the_environment_of_a_judge(tmp_path: Path) -> None:
-    spec = judge_spec(
-        "judge-3", table=JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path,
-        threads=1, capacity=16, gpu=devices.inventory()[3], cores=(0, 1),
-    )  # fmt: skip
-    assert of_devices(spec.env) == {**AMD, **seeing("3")}
 
 
 @pytest.mark.usefixtures("machine")

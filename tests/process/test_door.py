@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,7 +14,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route
 
 from forge.process.ask import open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
@@ -28,6 +26,8 @@ from forge.process.server.serving import serve_listener
 from forge.process.sockets import open_socket_dir
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from starlette.requests import Request
     from starlette.websockets import WebSocket
 
@@ -95,17 +95,6 @@ async def test_a_wrong_token_is_refused_and_the_connection_closed() -> None:
         assert answer.json() == {"error": "a bearer token is needed"}
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-async def test_a_body_that_a_web_page_may_send_is_refused(kind: str) -> None:
-    assert (await ask(make_app(), Content_Type=kind)).status_code == 415
-
-
-async def test_a_body_has_a_maximum_size() -> None:
-    assert (await ask(make_app(), content=b"1234")).json() == 4
-    answer = await ask(make_app(), content=b"12345")
-    assert (answer.status_code, "larger than 4 bytes" in answer.text) == (413, True)
-
-
 async def test_a_refusal_is_sent_before_the_rest_of_its_body_is_read_and_dropped() -> None:
     seen: list[str] = []
     parts = [b"12345", *[b"x" * 1000] * 3]
@@ -148,18 +137,6 @@ async def call(app: Any, receive: Any, *, seen: list[str] | None = None) -> int:
     }  # fmt: skip
     await app(scope, receive, send)
     return sent[0]["status"]
-
-
-async def test_a_body_that_does_not_arrive_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.05)
-    assert await call(make_app(), anyio.sleep_forever) == 408
-
-
-async def test_a_client_that_hangs_up_within_its_body_causes_no_error() -> None:
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
-
-    assert await call(make_app(), receive) == 499
 
 
 def test_only_tcp_asks_for_the_token(tmp_path: Path) -> None:
@@ -209,20 +186,6 @@ async def echo(websocket: WebSocket) -> None:
     await websocket.accept()
     await websocket.send_text(await websocket.receive_text())
     await websocket.receive()
-
-
-async def test_a_websocket_is_served_behind_the_same_listener() -> None:
-    from websockets.asyncio.client import connect
-
-    app = Starlette(routes=[WebSocketRoute("/ws", echo)])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        at = f"127.0.0.1:{listener.getsockname()[1]}"
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(partial(serve_listener, has_websockets=True), app, listener)
-            async with connect(f"ws://{at}/ws") as client:
-                await client.send("hello")
-                assert await client.recv() == "hello"
-            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])

@@ -170,25 +170,6 @@ def test_without_a_limit_nothing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> N
     assert limit_behind("MemoryError") == ""
 
 
-def test_the_collector_passes_seldom_and_still_frees_cycles() -> None:
-    code = """
-import gc, weakref
-from forge.process.machine import COLLECT_AFTER, collect_less_often
-class Node: pass
-collect_less_often()
-passes = []
-gc.callbacks.append(lambda phase, info: passes.append(info["generation"]))
-kept = [[] for _ in range(COLLECT_AFTER // 2)]
-assert not passes
-node = Node()
-node.itself, seen = node, weakref.ref(node)
-del node
-kept += [[] for _ in range(2 * COLLECT_AFTER)]
-assert passes and seen() is None
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
 @pytest.mark.parametrize(
     ("number", "kind"),
     [

@@ -13,19 +13,15 @@ import tempfile
 import types
 from pathlib import Path
 
-import anyio
 import pytest
-from starlette.applications import Starlette
 
 from forge.errors import ConfigError
 from forge.process import devices
-from forge.process.ask import open_client
 from forge.process.busy import BusyClock
 from forge.process.devices import Gpu, Vendor, visibility
 from forge.process.environment import Rendezvous, child_env, free_port, rank_envs
 from forge.process.logtail import read_ending, read_last_lines
 from forge.process.machine import free_bytes, is_disk_full
-from forge.process.server.serving import serve_task
 from forge.process.sockets import check_socket_path, open_private_dir, open_socket_dir
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -83,12 +79,6 @@ def test_an_nvidia_child_is_pinned_by_uuid_in_pci_order():
 def test_gpus_hidden_by_the_user_are_hidden_from_forge_by_cudas_rules(variable, expected):
     cards = [make_gpu(index) for index in range(3)]
     assert [gpu.index for gpu in devices._visible(cards, variable)] == expected
-
-
-def test_a_machine_without_gpus_has_an_empty_inventory():
-    if Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists():
-        pytest.skip("this machine has a GPU")
-    assert devices.inventory() == ()
 
 
 def test_a_gpu_that_fell_off_the_bus_is_left_out(monkeypatch, caplog):
@@ -176,20 +166,6 @@ def test_a_socket_path_that_would_be_too_long_is_a_config_error_with_advice(tmp_
         check_socket_path(Path("/" + "é" * 55 + "."))
 
 
-def test_a_server_in_the_loop_listens_when_started_and_closes_when_cancelled():
-    async def main(path: Path) -> None:
-        with anyio.fail_after(10):
-            async with anyio.create_task_group() as tg:
-                await tg.start(serve_task, Starlette(), path)
-                async with open_client(path, timeout_s=5) as client:
-                    assert (await client.get("/nothing")).status_code == 404
-                tg.cancel_scope.cancel()
-
-    with open_socket_dir() as folder:
-        anyio.run(main, folder / "control.sock")
-        assert not (folder / "control.sock").exists()
-
-
 def test_free_bytes_of_a_missing_directory_are_those_of_its_disk(tmp_path):
     assert free_bytes(tmp_path / "not" / "yet") > 0
 
@@ -223,13 +199,6 @@ def test_the_ending_of_a_log_has_the_exception_above_a_longer_list(tmp_path):
     assert read_ending(path, num_lines=4) == "ValueError: no\n...\nleaked\nleaked"
     path.write_text("begun\n" * 30 + error)
     assert read_ending(path, num_lines=2) == "  File x\nValueError: no"
-
-
-def test_a_process_that_paused_its_collector_ends_with_nothing_frozen():
-    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))\n"
-    code += "from forge.process.lease import collector_paused\nwith collector_paused():\n    pass"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout == "0\n"
 
 
 def test_busy_seconds_count_overlapping_requests_once():

@@ -166,15 +166,6 @@ def test_the_limit_rises_with_free_memory_and_falls_when_samples_wait_for_it(
     assert after(seen, queue=queue) == limit
 
 
-def test_two_changes_are_some_seconds_apart() -> None:
-    limit = Concurrency(10, 40)
-    limits = [
-        limit.update(load(), judge_queue=0, judge_capacity=1, now=now)
-        for now in (0.0, 4.9, 5.0, 9.9, 10.0)
-    ]
-    assert limits == [10, 10, 13, 13, 17]
-
-
 loads = st.builds(load, kv_use=st.floats(0, 1), waiting=st.integers(0, 99))
 
 

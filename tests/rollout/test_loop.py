@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -198,18 +197,6 @@ async def run_loop(
                 step_of=lambda version: version, past=past,
             )  # fmt: skip
     return batches, staleness
-
-
-@pytest.mark.parametrize("bound", [0, 1, 2])
-async def test_staleness_never_exceeds_its_bound(bound: int) -> None:
-    draw = random.Random(bound)
-    batches, staleness = await run_loop(
-        batch_plan(max_staleness=bound, last_step=8),
-        mixed,
-        delay=lambda: draw.choice([0.0, 0.02, 0.02]),
-    )
-    assert [b.step for b in batches] == list(range(1, 9))
-    assert max(staleness) <= bound
 
 
 async def test_a_resumed_batch_uses_the_finished_groups() -> None:
