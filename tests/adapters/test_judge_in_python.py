@@ -92,14 +92,6 @@ def test_it_works_inside_a_running_loop_as_in_a_notebook(pool: forge.JudgePool) 
     assert asyncio.run(cell()) == ("correct", "wrong")
 
 
-def test_any_thread_may_use_a_pool(pool: forge.JudgePool) -> None:
-    found: list[str] = []
-    ask = threading.Thread(target=lambda: found.append(pool.judge(PROBLEM, RIGHT).status))
-    ask.start()
-    ask.join()
-    assert found == ["correct"]
-
-
 def test_verdicts_that_nobody_takes_hold_up_nothing(pool: forge.JudgePool) -> None:
     verdicts = pool.judge_many([(PROBLEM, numbered(number)[0]) for number in range(100, 160)])
     next(verdicts)

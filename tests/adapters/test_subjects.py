@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.adapters.subjects import (
-    MAX_CACHED_SOURCE,
     find_code,
     known_problems,
-    problem_from_text,
     read_answer,
     read_problem,
 )
@@ -128,12 +126,3 @@ def test_constants_of_a_problem_are_overridden_wherever_it_comes_from(bench: Pat
             read_problem(problem, overrides=Overrides(everywhere={"K": 1}))
     with pytest.raises(ConfigError, match="read before keeps its constants"):
         read_problem(read_problem(PROBLEM), overrides=everywhere)
-
-
-def test_a_source_that_is_sent_again_is_not_parsed_again_unless_it_is_long() -> None:
-    assert problem_from_text(PROBLEM) is problem_from_text(PROBLEM)
-    half = problem_from_text(PROBLEM, precision="fp16")
-    assert (half.precision, problem_from_text(PROBLEM).precision) == ("fp16", "fp32")
-    long = PROBLEM + "#" * MAX_CACHED_SOURCE
-    assert problem_from_text(long) is not problem_from_text(long)
-    assert problem_from_text(long) == problem_from_text(long)

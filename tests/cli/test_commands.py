@@ -214,16 +214,3 @@ def test_a_detached_run_downloads_its_model_in_the_foreground(monkeypatch, tmp_p
     assert cli.run_command(argv) == 3
     assert capsys.readouterr().err == "forge: the hub cannot be reached\n"
     assert not (tmp_path / "r").exists()
-
-
-def test_a_spinner_is_shown_while_a_judge_starts(monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    with printing.waiting("judging", is_shown=True) as end_waiting:
-        end_waiting()
-        printing.print_text("the verdict")
-    shown = capsys.readouterr()
-    assert "judging" in shown.err
-    assert shown.out == "the verdict\n"
-    with printing.waiting("judging", is_shown=False):
-        pass
-    assert capsys.readouterr().err == ""

@@ -70,12 +70,6 @@ def test_status_is_one_line_and_survives_a_newer_runner():
     )
 
 
-def test_stop_posts_its_reason():
-    with control_socket(Handler) as path:
-        ControlClient(path).stop(reason="enough")
-    assert Handler.asked[-1] == ("/stop", '{"reason": "enough"}')
-
-
 def test_an_ended_run_and_a_silent_one_give_different_errors():
     with open_socket_dir() as folder:
         with pytest.raises(ConfigError, match="no supervisor answers there"):

@@ -285,13 +285,6 @@ def test_what_cannot_be_judged_exits_2_in_one_line(
     assert printed.err.count("\n") == 1
 
 
-def test_a_timeout_holds_for_each_phase() -> None:
-    table = JudgeSettings(device="cpu", timeout=2.5).table()
-    assert (table.compile_timeout_s, table.correct_timeout_s) == (2.5, 2.5)
-    assert table.timing_timeout_s == 2.5
-    assert JudgeSettings(device="cpu").table().correct_timeout_s == 10
-
-
 def test_a_missing_device_is_a_machine_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,20 +96,6 @@ def test_the_failing_line_is_marked_behind_the_name_of_a_shape() -> None:
     assert "f(N)=3  wrong\n" in shown
 
 
-def test_only_an_existing_line_is_marked() -> None:
-    code = "\n".join(f"line_{n} = {n}" for n in range(1, 10))
-    wrong = Verdict(status=Status.RUNTIME_ERROR, reason="exception", detail="line 5: x\nValueError")
-    shown = show(wrong, code=code)
-    assert ">    5 | line_5 = 5" in shown
-    assert "     2 | line_2 = 2" in shown
-    assert "line_1 =" not in shown
-    assert "line_9 =" not in shown
-    beyond = Verdict(
-        status=Status.RUNTIME_ERROR, reason="exception", detail="line 99: x\nValueError"
-    )
-    assert "|" not in show(beyond, code=code)
-
-
 def test_control_characters_and_markup_of_a_candidate_are_escaped() -> None:
     code = "x = 1\n[red]raise\x1b[2J\t'\u202e' # \ud800\n"
     detail = "line 2: [red]raise\x1b[2J\n\ud800[bold]"

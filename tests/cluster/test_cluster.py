@@ -140,9 +140,3 @@ async def test_shards_are_not_continued_on_one_card(cluster: Cluster, answers: A
     await ranks_of(cluster, sharded, lambda _: None)
     with pytest.raises(MachineError, match="the checkpoint of its shards needs two ranks"):
         await ranks_of(cluster, sharded, lambda _: None)
-
-
-async def test_without_nodes_the_job_stays_as_it_is(cluster: Cluster) -> None:
-    whole = job()
-    async with open_ranks(cluster, ClusterTable(), whole, say=lambda _: None) as ranks:
-        assert ranks.job is whole

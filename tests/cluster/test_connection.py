@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
@@ -14,10 +13,13 @@ import pytest
 
 from forge.cluster import nodes, weights
 from forge.cluster.nodes import connect, explain, import_ray
-from forge.cluster.weights import pack, touch, unpack, weights_key
+from forge.cluster.weights import pack, unpack, weights_key
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, pip_install
 from forge.process.logtail import logged_error
 from tests.cluster.fake_ray import FakeRef
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def ray_that_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -126,21 +128,6 @@ def test_a_directory_arrives_whole(
     assert files_of(tmp_path / "copy") == files_of(source)
 
 
-def test_another_content_has_another_key(tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / "source")
-    before = weights_key(source)
-    assert weights_key(source) == before
-    (source / "empty").write_bytes(b"x")
-    assert weights_key(source) != before
-
-
-def test_one_file_arrives_under_its_name(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("{}")
-    anyio.run(unpack, pack(rows, FakeRef), tmp_path / "copy")
-    assert files_of(tmp_path / "copy") == {"rows.jsonl": b"{}"}
-
-
 def test_a_missing_directory_is_one_line(tmp_path: Path) -> None:
     for read in (weights_key, lambda path: pack(path, FakeRef)):
         with pytest.raises(MachineError, match=r"none: it cannot be read for a node: .*No such"):
@@ -152,12 +139,6 @@ def test_a_file_stays_below_its_directory(name: str, tmp_path: Path) -> None:
     manifest: Any = [(name, [FakeRef(np.zeros(1, np.uint8))])]
     with pytest.raises(MachineError, match="a name below the directory"):
         anyio.run(unpack, manifest, tmp_path / "copy")
-
-
-def test_the_least_recently_used_is_dropped() -> None:
-    kept = {"a": 1, "b": 2, "c": 3}
-    assert touch(kept, "a", num=2) == [2]
-    assert list(kept) == ["c", "a"]
 
 
 def test_two_chunks_fit_into_the_smallest_object_store_of_ray() -> None:

@@ -7,10 +7,9 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -25,7 +24,6 @@ from forge.config.schema import Experiment
 from forge.config.schema.build import DataBuild
 from forge.data.build.output import ResultLog
 from forge.data.pairs.files import read_pairs
-from forge.data.pairs.rows import all_rows
 from forge.errors import ConfigError, MachineError
 from forge.records import Pair, Problem, Split, Status, Verdict
 from forge.runner.prepare.prepare import without_heldout
@@ -41,6 +39,9 @@ from tests.data.build.samples import (
 )
 from tests.examples import examples
 from tests.prompting import PROMPTS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
 
 def build(folder: Path, rows: Sequence[Any], **tables: dict[str, Any]) -> Mapping[str, Any]:
@@ -358,19 +359,6 @@ def test_files_of_an_unfinished_build_with_other_settings_are_removed(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
-def test_all_rows_of_a_file_are_read_in_order(kind: str, tmp_path: Path) -> None:
-    rows = [{"n": n, "text": "é" * n} for n in range(7)]
-    path = tmp_path / f"rows.{kind}"
-    if kind == "parquet":
-        parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
-    elif kind == "json":
-        path.write_text("\ufeff" + json.dumps(rows, ensure_ascii=False, indent=1))
-    else:
-        write_jsonl(path, [*rows[:3], "", *rows[3:]])
-    assert list(all_rows(path)) == rows
-
-
 def errors(folder: Path, text: str) -> list[str]:
     path = folder / "build.toml"
     path.write_text(text)
@@ -396,19 +384,6 @@ def test_all_mistakes_of_the_settings_are_reported_at_once(tmp_path: Path) -> No
         ),
         "build.toml:5: filters.min_tokens: found 9000; at most filters.max_tokens",
     ]
-
-
-def test_paths_are_relative_to_the_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "inner").mkdir()
-    write_jsonl(tmp_path / "inner/rows.jsonl", make_rows(1))
-    path = settings_file(tmp_path / "inner")
-    monkeypatch.chdir(tmp_path)
-    found = load_build(Path("inner/build.toml"))
-    assert found.input.path == tmp_path / "inner/rows.jsonl"
-    assert found.output.dir == tmp_path / "inner/out"
-    assert load_build(path, overrides=["split.seed=3"]).split.seed == 3
 
 
 def test_a_tokenizer_without_a_chat_template_is_one_line(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,6 +20,8 @@ from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge.store.layout import RunPaths
 
 EXPERIMENT = """\
@@ -227,9 +228,3 @@ def test_only_rows_of_the_same_run_are_overwritten(made: Path, tmp_path: Path) -
         with pytest.raises(ConfigError, match="has no rows of toy-1; name another file"):
             rows_of(made, out)
         assert out.read_text(encoding="utf-8") == kept
-
-
-def test_a_folder_that_is_a_file_is_reported_in_one_line(made: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
-        rows_of(made, tmp_path / "file" / "rows.jsonl")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -14,7 +13,7 @@ from forge.commands import serve as serving
 from forge.commands.judge.judge import JudgingRequest, read_jobs
 from forge.commands.serve import ServeRequest
 from forge.config.load import load_experiment
-from forge.data.problem_files import Overrides, find_problem
+from forge.data.problem_files import Overrides
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
 from forge.runner.plan.machine import Machine
@@ -22,6 +21,9 @@ from forge.runner.prepare.prompt_facts import to_event
 from forge.serve.weights import Weights
 from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, write_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EXPERIMENT = """
 name = "x"
@@ -154,22 +156,3 @@ def test_a_row_of_kernelbook_has_its_own_entry_point(bench: Path) -> None:
     path.write_text(json.dumps([row]))
     (bench.parent / "answer.py").write_text(CANDIDATE.format("Net"))
     assert judged(path, "kernelbook/4", format="kernelbook").entry_point == "Net"
-
-
-@pytest.mark.parametrize("chosen", ["level=3 problem_id=19", "level=1 problem_id=2", "19", "Gelu"])
-def test_a_name_without_a_single_problem_is_an_error(chosen: str, bench: Path) -> None:
-    with pytest.raises(ConfigError, match=f"--problem {chosen}: .*no single problem of this name"):
-        judged(bench, chosen)
-
-
-def test_overrides_name_a_problem_by_its_numbers() -> None:
-    names = ["level1/19_ReLU.py", "level2/19_Conv.py"]
-    assert find_problem("level=2 problem_id=19", names) == "level2/19_Conv.py"
-    table = {"level=1 problem_id=19": {"size": 4}}
-    assert Overrides.from_table(table).of(names[0], among=names) == {"size": 4}
-    assert Overrides.from_table(table).of(names[1], among=names) == {}
-
-
-def test_a_candidate_on_stdin_needs_a_chosen_problem(bench: Path) -> None:
-    with pytest.raises(ConfigError, match="a directory; a candidate on stdin needs"):
-        read_jobs(JudgingRequest(problem=bench, candidate="-"))

@@ -14,7 +14,7 @@ from forge.cli import run_command
 from forge.cli.explaining import explain
 from forge.commands import detach
 from forge.commands.detach import run_detached
-from forge.errors import ConfigError, ForgeError, Stalled
+from forge.errors import ConfigError, Stalled
 from forge.process import control
 from forge.process.sockets import open_socket_dir
 from forge.store.layout import RunPaths, create_run, open_run_lock, read_status, write_status
@@ -129,15 +129,6 @@ def test_a_command_that_makes_no_run_in_time_is_stopped_and_reported(
     monkeypatch.setattr(detach, "START_TIMEOUT_S", 0.01)
     with pytest.raises(Stalled, match="the detached run was silent"):
         run_detached(["plan", "nothing.toml"], store_dir=tmp_path)
-
-
-def test_a_file_in_the_working_directory_is_not_imported_as_a_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "random.py").write_text("raise RuntimeError('not the library')")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ForgeError, match=r"nothing\.toml: no such file"):
-        run_detached(["plan", "nothing.toml"], store_dir=tmp_path / "runs")
 
 
 RUN = """#!{python}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,6 +18,8 @@ from tests.evalpool.program.programs import addition
 from tests.store.storefactory import turn, write_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge.records import Turn
 
 PROGRAM = zstandard.compress(wire.dumps(addition()))
@@ -48,13 +49,6 @@ def test_equal_programs_are_stored_once(root: Path) -> None:
     assert rows[0]["program_id"] == rows[1]["program_id"] != rows[2]["program_id"]
     assert rows[0]["num_bytes"] == len(PROGRAM)
     assert sorted(bodies) == sorted([PROGRAM, b"of another format"])
-
-
-def test_a_turn_written_again_keeps_one_program(root: Path) -> None:
-    anyio.run(write_run, root, [played(1, program=PROGRAM)])
-    with open_run(root) as reader:
-        assert reader.value("SELECT count(*) FROM turn_programs") == 3
-        assert reader.value("SELECT count(*) FROM programs") == 2
 
 
 @pytest.mark.parametrize(

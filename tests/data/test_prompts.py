@@ -8,21 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forge.config.schema import PromptTable
 from forge.config.schema.rollout import PresetName
 from forge.data.prompts.prompt_set import (
     DeviceFacts,
-    Exchange,
     PromptFacts,
-    fit,
     make_prompts,
 )
 from forge.records import Message, Prompt
 from tests.data.prompt_cases import PROBLEM, VERDICTS
-from tests.prompting import PROMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,41 +102,7 @@ def test_feedback_has_the_report_of_the_verdict(preset: str) -> None:
     assert "slowest at N=64" in said["several shapes"]
 
 
-def _attempts(num: int) -> list[Exchange]:
-    return [Exchange(completion_text=f"attempt {i}", verdict=VERDICTS["wrong"]) for i in range(num)]
-
-
 def _render(messages: Sequence[Message]) -> Prompt:
     """Renders each word as one token."""
     num_words = sum(len(message.content.split()) for message in messages)
     return Prompt(ids=(1,) * num_words, messages=tuple(messages))
-
-
-def test_a_conversation_alternates_attempts_and_feedback() -> None:
-    roles = [message.role for message in PROMPTS.conversation(PROBLEM, _attempts(2))]
-    assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
-
-
-def test_the_oldest_attempt_is_dropped_first() -> None:
-    attempts = _attempts(3)
-    full = len(_render(PROMPTS.conversation(PROBLEM, attempts)).ids)
-    prompt = fit(PROMPTS, PROBLEM, attempts, budget_tokens=full - 1, render=_render)
-    assert prompt is not None
-    assert prompt.messages == PROMPTS.conversation(PROBLEM, attempts[1:])
-
-
-def test_a_conversation_that_cannot_fit_gives_no_prompt() -> None:
-    assert fit(PROMPTS, PROBLEM, _attempts(2), budget_tokens=1, render=_render) is None
-    assert fit(PROMPTS, PROBLEM, [], budget_tokens=1, render=_render) is None
-
-
-@given(num=st.integers(0, 4), budget=st.integers(1, 80))
-def test_a_prompt_is_within_the_budget_and_keeps_the_newest_attempt(num: int, budget: int) -> None:
-    attempts = _attempts(num)
-    prompt = fit(PROMPTS, PROBLEM, attempts, budget_tokens=budget, render=_render)
-    if prompt is None:
-        return
-    assert len(prompt.ids) <= budget
-    assert prompt.messages[:2] == PROMPTS.first_messages(PROBLEM)
-    if attempts:
-        assert prompt.messages[-2].content == attempts[-1].completion_text

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.pairs.rows import rows_of
 from forge.data.problems import load_problems
 from forge.data.sources.loading import COLUMNS, FORMATS, read_mixed
 from forge.data.sources.splitting import num_shared
@@ -284,13 +283,6 @@ def test_the_same_ids_in_two_sources_need_a_name(three_levels: Path) -> None:
         load_problems(several(part, part), seed=0)
     with pytest.raises(ConfigError, match=r"problems\.sources\.1\.path: .*no such file"):
         load_problems(several(part, {"source": "file", "path": three_levels / "x.json"}), seed=0)
-
-
-def test_lines_are_read_one_by_one(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\n{"a": 2}\nbroken\n')
-    rows = rows_of(path)
-    assert [next(rows), next(rows)] == [{"a": 1}, {"a": 2}]
 
 
 def test_every_format_is_known_by_its_columns() -> None:

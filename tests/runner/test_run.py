@@ -407,17 +407,6 @@ def test_a_finished_run_starts_nothing_when_resumed(tmp_path, begun):
     assert not begun
 
 
-def test_a_finished_run_that_was_killed_at_its_end_leaves_no_socket_directory(
-    tmp_path, begun, monkeypatch
-):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    left = tmp_path / "forge-of-a-killed-run"
-    left.mkdir()
-    (left / "owner").touch()
-    resume_run(make_past(tmp_path, begun, num_finished=5), quiet=True)
-    assert not left.exists()
-
-
 def test_a_run_without_a_database_cannot_be_resumed(tmp_path):
     with pytest.raises(ConfigError):
         resume_run(create_run("x", store_dir=tmp_path), quiet=True)

@@ -48,14 +48,6 @@ def test_lock_and_status_of_a_read_only_run_are_one_line_of_exit_3(tmp_path: Pat
     assert not list(tmp_path.glob(".STATUS*"))
 
 
-def test_a_status_that_is_empty_or_cannot_be_read_is_no_status(tmp_path: Path) -> None:
-    (tmp_path / "STATUS.json").write_text("")
-    assert read_status(RunPaths(tmp_path)) == {}
-    (tmp_path / "STATUS.json").unlink()
-    (tmp_path / "STATUS.json").mkdir()
-    assert read_status(RunPaths(tmp_path)) == {}
-
-
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO])
 def test_a_refusal_of_the_file_system_is_exit_3_before_the_deaths_that_follow(number: int) -> None:
     refused = OSError(number, os.strerror(number), "runs/x-1/batches/0-000001.npz")

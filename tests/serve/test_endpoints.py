@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
@@ -27,6 +26,9 @@ from forge.serve.port import SLEEP, Chunk, EngineSample, EngineStatus, Request
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from forge.serve.wire import COMPACT, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.anyio
 BODY = {"prompt": [1, 2, 3], "n": 2, "max_tokens": 4, "seed": 7}
@@ -269,11 +271,6 @@ def test_any_body_gives_a_request_or_a_config_error(body: dict[str, Any]) -> Non
     assert found.n >= 1
 
 
-def test_a_number_beyond_float_range_is_refused_with_its_field() -> None:
-    with pytest.raises(ConfigError, match=r"^temperature: found 1000.*, beyond float range"):
-        request_from({"temperature": 10**400}, prompt=np.array([1]), stop=())
-
-
 SWITCH = "{%- if not enable_thinking | default(true) %}<think>\n\n</think>\n\n{% endif %}"
 
 
@@ -328,11 +325,6 @@ def completions(draw: st.DrawFn) -> Completion:
         min_version=draw(st.integers(0, 2**40)),
         max_version=draw(st.integers(0, 2**40)),
     )
-
-
-@given(st.lists(completions(), max_size=8))
-def test_unpacking_inverts_packing(given_ones: list[Completion]) -> None:
-    assert unpack(pack(given_ones)) == given_ones
 
 
 @given(st.lists(completions(), min_size=1, max_size=3), st.data())

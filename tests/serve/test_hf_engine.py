@@ -5,20 +5,15 @@ shares with llama is in test_step_engines.py.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from forge.errors import ConfigError
-from forge.serve.engine.rows import Knobs, uniforms
-from forge.serve.hf.engine import HfEngine, HfSettings, draw
+from forge.serve.hf.engine import HfEngine, HfSettings
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
-from forge.serve.llama.sampler import TokenSampler
 from tests.serve.damage import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -30,6 +25,9 @@ from tests.serve.damage import (
 from tests.serve.stepped import gap, request, run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from conftest import Reference
 
 
@@ -94,20 +92,3 @@ def test_refused_weights_change_nothing(
     engine.load_weights(good.path, version=2)
     run(engine, again := request(40))
     assert gap(good, again) <= GAP
-
-
-def test_draws_equal_those_of_the_numpy_sampler() -> None:
-    rng = np.random.default_rng(0)
-    rows, vocab = 400, 700
-    logits = rng.normal(0, 2, (rows, vocab)).astype(np.float32)
-    knobs = Knobs(
-        temperature=rng.choice([0.0, 0.7, 1.0, 1.5], rows),
-        top_k=rng.choice([0, 1, 20, 9999], rows),
-        top_p=rng.choice([0.3, 0.9, 1.0], rows),
-    )
-    uniform = uniforms(np.full(rows, 5, np.uint64), np.arange(rows), np.zeros(rows, np.int64))
-    expected = TokenSampler(num_vocab=vocab, max_rows=rows).draw(logits, knobs, uniform)
-    found = draw(torch.from_numpy(logits), knobs, uniform)
-    assert (found.token == expected.token).all()
-    assert np.abs(found.logprob - expected.logprob).max() < 1e-5
-    assert found.is_finite.all()

@@ -124,19 +124,6 @@ def test_top_k_then_top_p_keep_the_tokens_of_transformers() -> None:
     assert np.abs(out.logprob - expected).max() < 1e-5
 
 
-def test_rows_with_different_parameters_are_independent() -> None:
-    logits = np.tile(LOGITS, (3, 1))
-    knobs = Knobs(
-        temperature=np.array([0.0, 1.0, 0.5]),
-        top_k=np.array([0, 0, 1]),
-        top_p=np.array([1.0, 1, 1]),
-    )
-    out = TokenSampler(num_vocab=VOCAB, max_rows=3).draw(logits, knobs, np.array([0.9, 0.3, 0.9]))
-    assert out.token[0] == out.token[2] == LOGITS.argmax()
-    assert out.logprob[0] == pytest.approx(log_softmax(LOGITS)[LOGITS.argmax()], abs=1e-5)
-    assert out.logprob[2] == pytest.approx(0.0, abs=1e-5)
-
-
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
 def test_the_ends_of_the_unit_interval_give_possible_tokens(u: float) -> None:
     logits = np.full((1, VOCAB), -np.float32(200), np.float32)
@@ -150,11 +137,3 @@ def test_rows_that_are_not_finite_are_marked() -> None:
     logits = np.tile(LOGITS, (4, 1))
     logits[1, 5], logits[2, 6], logits[3, 7] = np.nan, np.inf, -np.inf
     assert draw(logits).is_finite.tolist() == [True, False, False, True]
-
-
-def test_random_numbers_depend_on_all_three_counters() -> None:
-    grid = np.array([(s, i, p) for s in range(20) for i in range(20) for p in range(20)])
-    numbers = uniforms(*grid.T)
-    assert np.unique(numbers).size == len(grid)
-    assert abs(numbers.mean() - 0.5) < 0.02
-    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.05

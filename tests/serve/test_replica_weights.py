@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -24,18 +23,11 @@ from tests.serve.observed import Lives
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from conftest import Reference
 
 pytestmark = pytest.mark.anyio
-
-
-async def test_weights_that_are_published_again_are_loaded_again(tmp_path: Path) -> None:
-    client = Client()
-    replicas = made_up_replicas(tmp_path, client)
-    for _ in range(2):
-        await replicas.publish(tmp_path / "new", 1)
-    assert client.loads == [("new", 1), ("new", 1)]
 
 
 async def test_an_adapter_that_is_published_again_is_loaded_with_its_base(
@@ -60,15 +52,6 @@ async def test_after_a_failed_load_the_old_weights_are_loaded_again(
         await replicas.publish(tmp_path / "new", 1)
     assert client.loads == other.loads == [("new", 1), ("old", 0)]
     assert all(replica.is_up for replica in replicas.all)
-
-
-async def test_a_replica_that_fails_twice_gets_no_requests(tmp_path: Path) -> None:
-    client = Client()
-    client.failures = [MachineError("half written"), MachineError("nor back")]
-    replicas = made_up_replicas(tmp_path, client)
-    with pytest.raises(MachineError):
-        await replicas.publish(tmp_path / "new", 1)
-    assert not replicas.all[0].is_up
 
 
 async def test_after_a_refused_load_nothing_is_loaded_again(tmp_path: Path) -> None:
@@ -104,23 +87,6 @@ class Dying(Client):
 
     async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         raise ChildDied("serve-0 hung up; asked: POST /score")
-
-
-async def test_a_probe_waits_for_the_restart_of_a_replica(tmp_path: Path) -> None:
-    back, other = Client(), Client()
-    back.loaded = other.loaded = "new"
-    replicas = made_up_replicas(tmp_path, Dying(), other)
-
-    async def restart() -> None:
-        await anyio.sleep(0.05)
-        go_down(replicas.all[0])
-        await anyio.sleep(0.15)
-        come_up(replicas.all[0], back)
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(restart)
-            assert await replicas.probe([1], [2, 3]) == [[0.0, 0.0], [0.0, 0.0]]
 
 
 async def test_a_probe_of_a_replica_that_stays_down_names_it(tmp_path: Path) -> None:

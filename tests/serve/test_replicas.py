@@ -7,10 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -32,6 +29,9 @@ from forge.serve.weights import Weights
 from tests.serve.observed import Lives, until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
     from conftest import Reference
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -111,25 +111,6 @@ async def test_a_publish_reaches_all_replicas_and_those_that_restart(
         assert replicas.stats().num_restarts == 1
         again = (await replicas.probe(PROMPT, completion))[1]
         assert np.abs(new - again).mean() <= 1e-4, "the restarted one has the current weights"
-
-
-async def test_the_first_weights_are_served_again_after_a_death(
-    tied: Reference, newer: Reference, make_adapter: Callable[..., Reference], tmp_path: Path
-) -> None:
-    """First an adapter, then full weights, after which the old ones may be deleted."""
-    lives, completion, adapted = Lives(), list(range(60, 90)), make_adapter(tied, r=4)
-    first = tmp_path / "first"
-    shutil.copytree(tied.path, first)
-    given = replace(tied, path=first)
-    async with served(given, tmp_path, adapter=adapted.path, lives=lives) as (replicas, _):
-        (found,) = await replicas.probe(PROMPT, completion)
-        assert np.abs(adapted.logprobs(PROMPT, completion) - found).mean() <= 1e-4
-        await replicas.publish(newer.path, 1)
-        shutil.rmtree(first)
-        os.kill(lives.pids["serve-0"][0], signal.SIGKILL)
-        await until(lambda: replicas.stats().num_restarts == 1 and replicas.all[0].is_up)
-        (again,) = await replicas.probe(PROMPT, completion)
-        assert np.abs(newer.logprobs(PROMPT, completion) - again).mean() <= 1e-4
 
 
 async def test_a_refused_publish_leaves_the_old_weights_everywhere(

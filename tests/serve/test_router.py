@@ -49,12 +49,3 @@ def test_a_replica_that_died_has_no_prefixes() -> None:
     assert router.choose(loads(2, 0), problem(1)) == 0
     router.forget("r0")
     assert router.choose(loads(2, 0), problem(1)) == 1
-
-
-@given(st.lists(st.integers(0, 64), min_size=1, max_size=6), st.integers(0, 20), st.booleans())
-def test_one_of_the_replicas_that_are_up_is_always_chosen(
-    samples: list[int], number: int, has_cache: bool
-) -> None:
-    router = Router(has_prefix_cache=has_cache)
-    for _ in range(2):
-        assert router.choose(loads(*samples), problem(number)) in range(len(samples))

@@ -95,15 +95,6 @@ async def test_a_single_server_that_failed_is_asked_again() -> None:
     assert (a.num_asked, one.token_ids) == (2, (1, 2, 3))
 
 
-@pytest.mark.parametrize("error", [Stalled("a was silent"), ConfigError("no")])
-async def test_a_single_servers_error_is_raised(error: ForgeError) -> None:
-    a = Fake("a")
-    a.errors = [error]
-    with pytest.raises(type(error)):
-        await served(a).generate(Prompt(ids=(1,)), n=1, **HOW)
-    assert (a.num_asked, a.load) == (1, 0)
-
-
 async def test_a_refused_request_is_not_sent_to_another_server() -> None:
     a, b = Fake("a"), Fake("b")
     a.errors = [ConfigError("too long")]

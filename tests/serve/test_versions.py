@@ -20,10 +20,8 @@ from forge.serve.engines import (
     choose_engine,
     find_fault,
     find_mismatch,
-    installed_engines,
     is_tested_vllm,
     read_interpreter,
-    resolve,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -118,18 +116,6 @@ def test_auto_is_the_fastest_engine_for_model_and_devices(
     monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: built)
     assert chosen(gpu, "llama", "hf") == "llama"
     assert choose_engine(ServeTable(engine="hf"), gpus=gpu, installed=ALL)[0] == "hf"
-
-
-def test_this_interpreter_is_read_without_imports_and_auto_is_llama_here() -> None:
-    ours = read_interpreter()
-    assert ours.versions["torch"]
-    assert {"llama_cpp", "torch", "transformers"} <= ours.modules
-    assert "cpu" in ours.llama_backends
-    assert {"llama", "hf"} <= installed_engines()
-    assert resolve(ServeTable(engine="auto"), gpus=()).engine == "llama"
-    check_engine(ServeTable(engine="auto"))
-    with pytest.raises(MachineError, match=r'serve.engine = "vllm": vllm is not installed; '):
-        check_engine(ServeTable(engine="vllm"), gpus=("GPU-1",))
 
 
 def test_another_interpreter_reports_its_own_modules(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +12,9 @@ from forge.config.schema import GrpoStage, RolloutTable
 from forge.train.batch import write_batch
 from tests.train.samples import make_samples
 from tests.train.trained import settings_of, train_grpo
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -93,33 +95,6 @@ def test_weights_are_published_every_nth_step_and_at_the_last(
     stage = STAGE.model_copy(update={"publish_every": 3})
     order = train(tiny_model, tmp_path, staleness=1, stage=stage).order
     assert [call for call in order if call.startswith("publish ")] == ["publish 3", "publish 4"]
-
-
-def test_the_publisher_counts_a_running_publish_and_raises_its_error() -> None:
-    from forge.train.trainer.publish.weights import Publisher
-
-    publisher, go = Publisher(), threading.Event()
-    assert publisher.weights_version is None
-    publisher.start(lambda: 7)
-    publisher.wait()
-    assert publisher.weights_version == 7
-
-    def slow() -> int:
-        go.wait(10)
-        return 8
-
-    publisher.start(slow)
-    assert (publisher.version, publisher.weights_version) == (7, 8)
-    go.set()
-    publisher.wait()
-    assert publisher.weights_version == 8
-
-    def fail() -> int:
-        raise OSError("No space left on device")
-
-    publisher.start(fail)
-    with pytest.raises(OSError, match="No space left"):
-        publisher.start(lambda: 9)
 
 
 def test_a_snapshot_is_not_changed_by_later_training(tiny_model: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ reason."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -13,8 +13,10 @@ from forge.config.schema import ModelTable, TinyModel
 from forge.data.chat import ChatTemplate
 from forge.errors import ChildDied
 from forge.runner.plan.shape import count_params, tiny_shape
-from forge.train.checkpoints import whole_dir
 from forge.train.handle import run_init_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SIZES = TinyModel(
     hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=310
@@ -58,17 +60,3 @@ def test_a_failed_init_model_reports_the_reason_and_leaves_nothing(tmp_path: Pat
     with pytest.raises(ChildDied, match=r"init-model died .*(.|\n)*FileNotFoundError"):
         make(tmp_path, "none")
     assert not (tmp_path / "none").exists()
-
-
-def test_a_directory_appears_only_when_it_is_complete(tmp_path: Path) -> None:
-    def fill() -> None:
-        with whole_dir(tmp_path / "d") as partial:
-            (partial / "a").write_text("1")
-            raise RuntimeError("power cut")
-
-    with pytest.raises(RuntimeError):
-        fill()
-    assert not (tmp_path / "d").exists()
-    with whole_dir(tmp_path / "d") as partial:
-        (partial / "b").write_text("2")
-    assert [p.name for p in (tmp_path / "d").iterdir()] == ["b"]

@@ -92,16 +92,6 @@ def test_each_turn_is_a_row_where_the_template_drops_earlier_thinking(
     ]
 
 
-def test_answers_without_thinking_are_one_row(chats: dict[str, ChatTemplate]) -> None:
-    chat = chats["ours"]
-    (row,) = chat.training_rows(PLAIN)
-    between = [chatml("user", f"Q{n}", "") + "<|im_start|>assistant\n" for n in (1, 2)]
-    assert runs(chat, row) == [
-        (0, chatml_prompt(0, "")), (1, "A0<|im_end|>"), (0, between[0]),
-        (1, "A1<|im_end|>"), (0, between[1]), (1, "A2<|im_end|>"),
-    ]  # fmt: skip
-
-
 def test_an_answer_without_thinking_has_the_empty_thinking_of_its_template(
     chats: dict[str, ChatTemplate],
 ) -> None:
@@ -109,33 +99,6 @@ def test_an_answer_without_thinking_has_the_empty_thinking_of_its_template(
     assert [runs(chat, row) for row in chat.training_rows(PLAIN)] == [
         [(0, chatml_prompt(n, "\n")), (1, f"<think>\n\n</think>\n\nA{n}<|im_end|>")]
         for n in range(3)
-    ]
-
-
-def test_llama_keeps_thinking_so_that_all_turns_are_one_row(
-    chats: dict[str, ChatTemplate],
-) -> None:
-    chat = chats["llama3"]
-    (row,) = chat.training_rows(THINKING)
-
-    def header(role: str) -> str:
-        return f"<|start_header_id|>{role}<|end_header_id|>\n\n"
-
-    wanted: Runs = []
-    before = f"<|begin_of_text|>{header('system')}S<|eot_id|>"
-    for n in range(3):
-        wanted.append((0, f"{before}{header('user')}Q{n}<|eot_id|>{header('assistant')}"))
-        wanted.append((1, f"<think>\nt{n}\n</think>\n\nA{n}<|eot_id|>"))
-        before = ""
-    assert runs(chat, row) == wanted
-
-
-def test_an_answer_is_trained_as_the_template_trims_it(chats: dict[str, ChatTemplate]) -> None:
-    chat = chats["llama3"]
-    (row,) = chat.training_rows(conversation("A0 \n", "A1"))
-    assert [text for trained, text in runs(chat, row) if trained] == [
-        "A0<|eot_id|>",
-        "A1<|eot_id|>",
     ]
 
 

@@ -12,10 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.config.schema import GrpoStage, LoraTable, ModelTable, SftStage
+from forge.config.schema import GrpoStage, LoraTable, ModelTable
 from forge.errors import ConfigError
 from forge.runner.plan.memory import KEYS_PER_TOKEN as PLANNED_KEYS
-from forge.train.refusals import refusals
 from forge.train.trainer.packed.sequences import KEYS_PER_TOKEN, RowLayout, Sequence, cut_batch
 from tests.architectures import SIZES
 from tests.train.samples import make_group
@@ -210,16 +209,6 @@ def test_hidden_states_are_those_of_each_sequence_alone_in_double_precision(
                     )
 
 
-def test_scores_of_one_text_need_no_packing(trainer: Any, tiny_model: Path) -> None:
-    from transformers import Qwen3ForCausalLM
-
-    from forge.train.trainer.publish.probes import score
-
-    prompt, answer = list(range(5, 30)), list(range(40, 60))
-    want = score(Qwen3ForCausalLM.from_pretrained(tiny_model), prompt, answer)
-    assert score(trainer.policy, prompt, answer) == pytest.approx(want, abs=1e-5)
-
-
 tokens = st.lists(st.integers(5, 7), min_size=1, max_size=5).map(tuple)
 
 
@@ -289,13 +278,6 @@ def test_a_multi_turn_batch_forwards_far_fewer_tokens() -> None:
     assert m.num_forwarded < m.num_tokens / 2
 
 
-def test_the_keys_of_short_answers_to_a_long_prompt_are_bounded() -> None:
-    prompt = list(range(5, 205))
-    batch = [sequence([*prompt, i], trained=1) for i in range(5, 105)]
-    cut = cut_batch(batch, max_tokens=500, layout=RowLayout.SHARED)
-    assert {len(m.sequences) for m in cut[:-1]} == {KEYS_PER_TOKEN * 500 // 201}
-
-
 def test_micro_batches_of_several_ranks_are_even() -> None:
     batch = of_samples([s for seed in range(8) for s in make_group(seed=seed, siblings=6)])
     (whole,) = cut_batch(batch, max_tokens=10**6, layout=RowLayout.SHARED)
@@ -305,16 +287,3 @@ def test_micro_batches_of_several_ranks_are_even() -> None:
         for rank in range(2)
     )
     assert first.num_forwarded == pytest.approx(second.num_forwarded, rel=0.15)
-
-
-@pytest.mark.parametrize("kind", ["sft", "grpo"])
-def test_packing_is_refused_for_models_with_which_it_is_not_tested(
-    tmp_path: Path, kind: str
-) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama4_text"}')
-    stage = SftStage(kind="sft", steps=1, learning_rate=1e-3) if kind == "sft" else STAGE
-    table = ModelTable(path=str(tmp_path))
-    for asked, num in ((True, 1), (False, 0), ("auto", 0)):
-        lines = refusals(stage.model_copy(update={"packing": asked}), model=table,
-                         model_dir=tmp_path, num_gpus=1)  # fmt: skip
-        assert [line.partition(": ")[0] for line in lines] == ["packing"] * num

@@ -12,10 +12,8 @@ from textual.widgets import Input
 from forge.store.layout import RunPaths
 from forge.tui.frame.asking import PacedScreen
 from forge.tui.screens.problems import AttemptsScreen, ProblemsScreen
-from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import RowTable
 from tests.store.storefactory import write_run
-from tests.tui.hostile import NAME, assert_harmless, write_hostile_run
 from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
 
 if TYPE_CHECKING:
@@ -168,23 +166,3 @@ async def test_only_the_first_of_many_attempts_are_listed(
         await press(pilot, "o")
         rewards = [float(reward) for reward in column(pilot, "reward")]
         assert rewards == sorted(rewards, reverse=True)
-
-
-@pytest.mark.long
-async def test_hostile_names_are_made_printable(tmp_path: Path):
-    paths = await write_hostile_run(tmp_path)
-    async with watching(paths, size=LARGE, keys=["2"]) as pilot:
-        assert_harmless(pilot)
-        assert "evil-[red]␛[31m" in text_of(pilot)
-        await pilot.press("slash", *"evil-[", "enter")
-        await settle(pilot)
-        assert len(column(pilot, "name")) == 1
-        await press(pilot, "enter")
-        assert_harmless(pilot)
-        assert "evil-[red]␛[31m\\u202e-0" in text_of(pilot)
-        await press(pilot, "r")
-        assert_harmless(pilot)
-        assert "␛]0;title" in text_of(pilot)
-        await press(pilot, "r", "enter")
-        assert isinstance(pilot.app.screen, RolloutScreen)
-    assert "\x1b" in NAME

@@ -13,11 +13,9 @@ from textual.widgets import TabbedContent
 
 from forge.records import Status
 from forge.store.layout import RunPaths
-from forge.store.reader import open_run
 from forge.tui.screens.rollout import PANES, RolloutScreen
 from forge.tui.widgets.conversations import answer_of
 from tests.store.storefactory import attempt, group, problem, timing, write_run
-from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
 from tests.tui.watching import (
     LARGE,
     check_snapshot,
@@ -175,22 +173,6 @@ async def test_it_opens_at_the_latest_group_and_stays_there(canned_run: RunPaths
         assert "… not judged yet" in text_of(pilot)
 
 
-@pytest.mark.long
-async def test_keys_stop_at_the_first_and_the_last(canned_run: RunPaths):
-    with open_run(canned_run) as reader:
-        first, last = reader.query("SELECT min(group_id), max(group_id) FROM turns").rows[0]
-    async with watching(canned_run, keys=["3"]) as pilot:
-        for group_id, keys in ((first, ("p", "k", "left")), (last, ("n",))):
-            await go(pilot, str(group_id))
-            there = head(pilot)
-            await press(pilot, *keys)
-            assert head(pilot) == there
-        await go(pilot, f"{SOLVED}.t1")
-        there = head(pilot)
-        await press(pilot, "right", "j")
-        assert head(pilot) == there
-
-
 async def test_an_unknown_rollout_is_a_one_line_error(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         before = head(pilot)
@@ -257,20 +239,3 @@ async def test_a_run_without_turns_says_so(tmp_path: Path):
         await pilot.press("n", "k", "right", "s", "d", "c", "G", "escape")
         await settle(pilot)
         assert isinstance(pilot.app.screen, RolloutScreen)
-
-
-@pytest.mark.long
-async def test_hostile_texts_are_made_printable(tmp_path: Path):
-    paths = await write_hostile_run(tmp_path)
-    async with watching(paths, size=LARGE, keys=["3"]) as pilot:
-        await press(pilot, "right")
-        for name, (key, _) in PANES.items():
-            await press(pilot, key)
-            assert_harmless(pilot)
-            if name not in ("siblings", "diff"):
-                for words in VISIBLE:
-                    assert words in text_of(pilot), (name, words)
-        await press(pilot, "c")
-        assert_harmless(pilot)
-        assert "\x1b" not in pilot.app.clipboard
-        assert "control characters were made visible" in toast_text(pilot)

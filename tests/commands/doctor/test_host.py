@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 
-from forge.commands.doctor import examine
 from forge.commands.doctor.examine import (
     HostFacts,
     check_host,
     check_sandbox,
     read_container,
     read_devices,
-    read_host,
     sandbox_flags,
 )
 from forge.commands.doctor.probe import (
@@ -37,7 +35,6 @@ from forge.commands.doctor.probe import (
 )
 from forge.process.devices import Gpu, Vendor
 from forge.process.environment import python_path
-from forge.runner.plan.machine import this_machine
 from forge.store.filesystem import Mount
 
 ROOT = Path(__file__).parents[3]
@@ -228,12 +225,6 @@ def test_a_container_is_read_from_proc(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / ".dockerenv").touch()
     assert read_container(root=tmp_path) == {**CONFINED, "uid": os.geteuid()}
     assert read_container(root=tmp_path / "absent")["container"] == ""
-
-
-def test_this_machine_is_read(tmp_path: Path) -> None:
-    facts = read_host(this_machine(tmp_path), tmp_path)
-    assert facts.num_files is None or facts.num_files > 0
-    assert datetime.fromtimestamp(examine.RELEASED, tz=UTC) < datetime.now(tz=UTC)
 
 
 def test_warnings_do_not_stop_a_run_and_errors_do() -> None:

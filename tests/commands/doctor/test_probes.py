@@ -4,9 +4,7 @@ GPUs: users, builds of torch, kernels, the sum over all.
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,13 +109,6 @@ async def test_a_probe_whose_interpreter_is_absent_is_an_outcome(tmp_path: Path)
     assert outcome.fault.startswith("imports cannot be started: /absent/python: No such file")
 
 
-async def test_the_sandbox_of_this_machine_is_found(tmp_path: Path) -> None:
-    outcome = await run_probe("sandbox", tmp_path)
-    assert outcome.fault == ""
-    assert outcome.get("level") in ("namespaces", "landlock", None)
-    assert outcome.get("level") or outcome.get("refused")
-
-
 @pytest.mark.parametrize("uuid", ["", "GPU-absent"])
 async def test_a_kernel_is_evaluated_as_in_a_judge_or_fails_with_the_words_of_the_driver(
     uuid: str, tmp_path: Path
@@ -128,40 +119,6 @@ async def test_a_kernel_is_evaluated_as_in_a_judge_or_fails_with_the_words_of_th
     assert outcome.fault.endswith("(while starting the GPU's driver)" if uuid else ""), outcome.log
     assert outcome.get("is_right") is (None if uuid else True)
     assert 0 <= (outcome.get("seconds") or 0) < DEADLINES_S["kernel"], "by the real clock"
-
-
-def test_an_error_of_one_process_of_a_probe_is_its_outcome_whatever_the_others_do() -> None:
-    answers = (
-        {"doing": "adding up over NCCL"},
-        {"error": "DistBackendError: NCCL error", "doing": "adding up over NCCL"},
-        {"doing": "importing torch"},
-    )
-    found = probe._describe("", Outcome(answers=answers), deadline_s=60.0)
-    assert found == "DistBackendError: NCCL error (while adding up over NCCL)"
-
-
-def test_an_answer_that_a_crash_cut_off_keeps_its_whole_lines(tmp_path: Path) -> None:
-    path = tmp_path / "answer"
-    path.write_text(json.dumps({"doing": "x"}) + '\n{"name": "tor')
-    assert probe._read_answers(path) == [{"doing": "x"}]
-    assert probe._read_answers(tmp_path / "absent") == []
-    assert Outcome(answers=({"a": 1}, {"a": 2})).get("a") == 2
-
-
-def test_no_process_of_a_probe_outlives_it(tmp_path: Path) -> None:
-    (tmp_path / "forking.py").write_text(
-        "import os, pathlib, threading\n"
-        "if (pid := os.fork()) == 0:\n    threading.Event().wait()\n"
-        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(pid))\nos.abort()\n"
-    )
-    extra = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{python_path()}"}
-    imported = anyio.run(imports_of, extra, tmp_path, "forking")
-    assert imported["forking"].fault.startswith("killed by signal 6")
-    command = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
-    deadline = time.monotonic() + 20.0
-    while command.exists() and command.read_bytes():  # a zombie has none
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 EXPERIMENT = """\
@@ -304,16 +261,6 @@ def test_a_gpu_machine_without_a_fast_engine_gets_install_advice(
     without_gpus = check_interpreter(plain)
     assert without_gpus["engine of runs"].found == "llama: the fastest on a CPU"
     assert without_gpus["engine llama"].fix == without_gpus["engine vllm"].fix == ""
-
-
-def test_a_llama_for_gpus_is_the_engine_of_a_gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = Interpreter(
-        python="", modules=ALL - {"vllm"}, llama_backends=frozenset({"base", "cpu", "cuda"})
-    )
-    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: built)
-    found = check_interpreter(built, gpus=[CARD])
-    assert found["engine llama"].found == "installed, built for cpu, cuda"
-    assert found["engine of runs"].found == "llama: vllm is not installed; llama is built for GPUs"
 
 
 RAN = Outcome(answers=({"is_right": True, "seconds": 1.25},))

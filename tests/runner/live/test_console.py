@@ -63,25 +63,6 @@ async def test_a_lost_terminal_does_not_end_the_live_display(
         console.say("not read")
 
 
-async def test_a_new_label_prints_a_plain_line_and_a_new_count_does_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(console_module, "REFRESH_S", 0.0)
-    progress = Progress(run="x-1", num_stages=1)
-    labels = [f"prepare: problems {done} of 9" for done in range(9)] + ["prepare: model", "eval-0"]
-
-    async def advance(_: float) -> None:
-        if not labels:
-            raise TimeoutError
-        progress.label = labels.pop(0)
-
-    monkeypatch.setattr(console_module.anyio, "sleep", advance)
-    with pytest.raises(TimeoutError):
-        await Console().follow(progress)
-    said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["prepare", "prepare: problems 0 of 9", "prepare: model", "eval-0"]
-
-
 def test_the_pace_of_a_resumed_stage_counts_only_steps_of_its_own_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,7 +14,6 @@ import anyio
 import pytest
 
 from forge.config.schema import LimitsTable
-from forge.errors import Stopped
 from forge.runner.live import stopping
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.stopping import StopRequest, limit_reached, watch_signals
@@ -77,22 +76,6 @@ async def test_each_signal_acts_before_its_message_and_the_third_is_handled_whil
     assert said[1] == ("stopping now", True, True)
     assert done == ["killed", 130]
     assert stop.reason == "stopped by SIGTERM"
-
-
-async def test_a_stop_drops_running_work_and_keeps_finished_results() -> None:
-    stop, result = new_stop(), ""
-    async with stop.dropping():
-        result = "whole"
-    assert result == "whole"
-    stop.set("enough")
-    stop.set("later")
-    with anyio.fail_after(5):
-        async with stop.dropping():
-            await anyio.sleep_forever()
-            result = "unreachable"
-    assert result == "whole"
-    with pytest.raises(Stopped, match=f"^enough; everything is saved. {RESUME}"):
-        raise stop.stopped()
 
 
 def test_limits_are_reached_by_hours_or_tokens_and_absent_limits_never() -> None:

@@ -126,11 +126,3 @@ def test_two_concurrent_runs_take_different_cards(folder: Path) -> None:
         assert [gpu.index for gpu in second.gpus] == [2, 3]
         with pytest.raises(MachineError, match="is used by run first"), opened(run="third"):
             pass
-
-
-def test_without_cards_the_machine_is_read_once() -> None:
-    machines = iter([HERE])
-    with open_claimed(
-        lambda machine: Placement(), look=lambda: next(machines), run="x", wait_s=0.0, say=print
-    ) as (made, _):
-        assert made == Placement()

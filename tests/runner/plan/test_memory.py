@@ -14,17 +14,13 @@ from forge.config.schema import (
     ModelTable,
     ProblemsTable,
     QuantizeTable,
-    ServeTable,
     SftStage,
     TinyModel,
 )
-from forge.evalpool.capacity import CONTEXT_BYTES, MAX_EXECUTORS, MAX_ORACLES, NUM_OTHER_CONTEXTS
 from forge.runner.plan.memory import (
-    JUDGE_SHARE,
     TrainBytes,
     judge_bytes,
     micro_batch,
-    serve_bytes,
     train_bytes,
 )
 from forge.runner.plan.shape import KNOWN, decoder, tiny_shape
@@ -173,17 +169,6 @@ def test_a_micro_batch_has_the_longest_row_and_no_more_rows_than_there_are() -> 
     assert of(SFT.model_copy(update={"batch_size": 8}), 2) == (4 * SFT.max_length, True)
 
 
-def test_an_engine_needs_more_memory_for_longer_contexts() -> None:
-    def of(engine: str = "vllm", **keys: Any) -> Any:
-        return serve_bytes(ServeTable(**keys), FULL, LARGE, engine=engine)
-
-    assert of().least > 4 * LARGE.params, "exact is f32"
-    assert 4 * LARGE.params > of(precision="fast").least > 2 * LARGE.params
-    assert of(context_tokens=32768).least > of().least > of(tensor_parallel=2).least
-    assert of("llama", precision="exact").full > of("llama", precision="fast").full
-    assert of("llama").least == of("llama").full, "llama.cpp allocates its whole cache"
-
-
 def test_a_judge_needs_room_for_the_tensors_of_its_problems() -> None:
     small = judge_bytes(ProblemsTable(), memory_bytes=80 << 30)
     assert judge_bytes(ProblemsTable(sizes="gpu"), memory_bytes=80 << 30) - small == 4 << 30
@@ -191,12 +176,3 @@ def test_a_judge_needs_room_for_the_tensors_of_its_problems() -> None:
     assert judge_bytes(full, memory_bytes=80 << 30) > small
     less = full.model_copy(update={"overrides": {"batch_size": 4}})
     assert judge_bytes(less, memory_bytes=80 << 30) == small
-
-
-def test_a_judge_needs_room_for_every_context_it_may_hold() -> None:
-    least, large = (
-        judge_bytes(ProblemsTable(), memory_bytes=one << 30) - int(JUDGE_SHARE * (one << 30))
-        for one in (8, 141)
-    )
-    assert least == (NUM_OTHER_CONTEXTS + 1 + 1 + 1) * CONTEXT_BYTES
-    assert large == (NUM_OTHER_CONTEXTS + 2 * MAX_EXECUTORS + MAX_ORACLES) * CONTEXT_BYTES

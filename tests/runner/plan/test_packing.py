@@ -14,7 +14,7 @@ from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable
 from forge.process.devices import Gpu, Vendor
 from forge.runner.plan import placement
 from forge.runner.plan.machine import assume, this_machine
-from forge.runner.plan.placement import Placement, fit, is_packed, why_not_packed
+from forge.runner.plan.placement import Placement, is_packed, why_not_packed
 from forge.runner.plan.plan import plan
 from forge.runner.stages.trainer import resolve_auto
 
@@ -135,16 +135,3 @@ def test_the_trainer_starts_with_the_value_that_the_plan_chose(tmp_path: Path) -
     )
     assert (on_card.packing, on_card.parallel) == (True, "ddp")
     assert on_cpu.packing is True
-
-
-def test_gathered_keys_count_in_the_memory_of_the_trainer() -> None:
-    def train_bytes(value: str) -> int:
-        experiment = load_experiment(
-            EXPERIMENTS / "h200-from-scratch.toml",
-            overrides=[f"stage.2.packing={value}", "stage.1.kind=eval",
-                       "stage.2.micro_batch_tokens=65536"],
-        )  # fmt: skip
-        found = fit(experiment, Placement(train=(CARD,)), users={})
-        return found.bytes_by_gpu[CARD.uuid]["train"]
-
-    assert train_bytes("auto") == train_bytes("true") > train_bytes("false")

@@ -8,7 +8,6 @@ import pytest
 
 from forge.config.schema import LoraTable, ModelTable, TinyModel
 from forge.errors import ConfigError
-from forge.runner.plan import shape as shapes
 from forge.runner.plan.shape import KNOWN, decoder, lora_rank, model_shape
 
 FULL = ModelTable(path="Qwen/Qwen3-8B")
@@ -49,31 +48,6 @@ def test_the_shape_of_a_plain_decoder_is_computed_from_its_config(
     shape = model_shape(ModelTable(path=str(tmp_path)))
     assert shape is not None
     assert shape.params == params
-
-
-@pytest.mark.parametrize("text", ["[]", "null", "{", '{"params": 1}'])
-def test_a_damaged_shape_in_the_cache_is_made_again(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    shape = {"params": 1, "linear": {}, "experts": {}, "kv": []}
-    monkeypatch.setattr(shapes, "_ask", lambda config: shape)
-    make = shapes._measure.__wrapped__
-    make(text)
-    (kept,) = tmp_path.glob("forge/shapes/*")
-    kept.write_text(text)
-    assert make(text) == shape
-    assert json.loads(kept.read_text()) == shape
-
-
-def test_a_cached_hub_model_is_read_from_its_snapshot(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    snapshot = tmp_path / "models--org--mine" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-              "intermediate_size": 128, "vocab_size": 300, "model_type": "llama"}  # fmt: skip
-    (snapshot / "config.json").write_text(json.dumps(config))
-    shape = model_shape(ModelTable(path="org/mine"))
-    assert shape is not None
-    assert (shape.head_dim, shape.kv_values, shape.model_type) == (32, 256, "llama")
 
 
 @pytest.mark.parametrize(

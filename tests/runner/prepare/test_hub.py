@@ -115,11 +115,6 @@ def test_a_cached_model_needs_no_network(offline: None, revision: str | None) ->
     assert locate_model(ModelTable(path="org/tiny", revision=revision)).revision == COMMIT
 
 
-def test_without_say_no_bar_is_printed(online: None, capfd: pytest.CaptureFixture[str]) -> None:
-    locate_model(ModelTable(path="org/tiny"))
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     ("table", "words"),
     [

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -18,6 +17,9 @@ from forge.runner.stages import desk as desk_module
 from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.grpo import _offer
 from tests.runner.stages.desks import Recorder, batch, make_desk
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -115,66 +117,6 @@ async def test_a_held_trainer_gets_its_batch_on_release_and_was_idle_meanwhile(
     assert 0.01 <= desk.idle_s(time.monotonic() + 9) <= time.monotonic() - began
 
 
-async def test_only_a_trainer_without_a_batch_waits_for_its_publish(
-    tmp_path: Path,
-) -> None:
-    desk = make_desk(tmp_path)
-    await desk.offer(batch(1))
-    await desk.take(0)
-    before = desk.idle_s(time.monotonic())
-    with desk.publishing():
-        await anyio.sleep(0.02)
-        assert desk.idle_s(time.monotonic()) == before, "it trains during the publish"
-        await desk.trained(1, {})
-        await anyio.sleep(0.02)
-        waited_s = desk.idle_s(time.monotonic()) - before
-        assert waited_s >= 0.02
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(desk.take, 1)
-            await anyio.sleep(0.02)
-            twice_s = desk.idle_s(time.monotonic()) - before
-            assert 0.04 <= twice_s < 0.06 + waited_s, "waiting for both counts once"
-            tasks.cancel_scope.cancel()
-    after = desk.idle_s(time.monotonic())
-    await anyio.sleep(0.01)
-    assert desk.idle_s(time.monotonic()) == after, "it saves a checkpoint, or computes"
-
-
-async def test_a_trainer_is_idle_while_it_starts(tmp_path: Path) -> None:
-    desk = make_desk(tmp_path)
-    await desk.offer(batch(1))
-    desk.trainer_starts()
-    await anyio.sleep(0.02)
-    assert desk.idle_s(time.monotonic()) >= 0.02
-    await desk.take(0)
-    begun_s = desk.idle_s(time.monotonic())
-    await anyio.sleep(0.01)
-    assert desk.idle_s(time.monotonic()) == begun_s
-    desk.trainer_ended()
-    desk.trainer_starts()
-    await anyio.sleep(0.02)
-    assert desk.idle_s(time.monotonic()) >= begun_s + 0.02
-    await desk.report(1, {})  # with rows of its own
-    begun_s = desk.idle_s(time.monotonic())
-    await anyio.sleep(0.01)
-    assert desk.idle_s(time.monotonic()) == begun_s
-
-
-async def test_a_take_of_a_dead_trainer_gets_no_batch(tmp_path: Path) -> None:
-    desk, answers = make_desk(tmp_path), []
-
-    async def take() -> None:
-        answers.append(await desk.take(0))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(take)
-        await anyio.wait_all_tasks_blocked()
-        desk.trainer_ended()
-        await desk.offer(batch(1))
-    assert answers == [{"kind": "wait"}]
-    assert desk.state is TrainerState.GONE
-
-
 def test_idle_seconds_are_counted_per_step_for_the_roles_that_work_in_the_stage() -> None:
     progress = Progress(run="x-1", num_stages=1)
     progress.enter("grpo-0", stage=0, total=3, unit="steps", busy={"serve": 5.0})
@@ -229,16 +171,6 @@ async def test_only_the_newest_take_gets_the_batch(tmp_path: Path) -> None:
         assert (await desk.take(0))["kind"] == "batch"
     assert old == [{"kind": "wait"}]
     assert (desk.state, desk.num_handed_out) == (TrainerState.TRAINING, 1)
-
-
-async def test_a_desk_forgets_versions_that_no_batch_can_have(tmp_path: Path) -> None:
-    checkpoints = SimpleNamespace(saved=saved)
-    desk = make_desk(tmp_path, last_step=1000, checkpoints=checkpoints)
-    for step in range(1, 501):
-        desk.steps[step + 7] = step
-        if step % 10 == 0:
-            await desk.saved(step)
-    assert sorted(desk.steps.values()) == list(range(500 - desk_module.STEPS_BEFORE, 501))
 
 
 async def saved(step: int, shelf: object) -> int:

@@ -221,21 +221,6 @@ async def test_a_batch_is_held_back_until_slow_engines_are_asleep(
         assert (await desk.take(0))["kind"] == "batch"
 
 
-async def test_engines_wake_for_the_publish_after_a_trainer_died_in_a_step(
-    tmp_path: Path,
-) -> None:
-    desk, engines = make_desk(tmp_path), Engines()
-    async with sleeping(desk, engines):
-        await desk.offer(batch(1))
-        await desk.take(0)
-        desk.trainer_ended()
-        with desk.publishing():
-            await desk.wait_until_awake()
-            assert not engines.is_asleep
-        assert (await desk.take(0))["kind"] == "batch"
-        assert engines.is_asleep
-
-
 async def test_engines_wake_for_the_publish_after_a_trainer_died_before_it_got_its_batch(
     tmp_path: Path,
 ) -> None:

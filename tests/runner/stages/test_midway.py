@@ -123,26 +123,6 @@ async def test_a_checkpoint_that_is_published_again_is_not_evaluated_again(
     assert (await stage.desk.take(2))["kind"] == "batch"
 
 
-async def test_the_trainer_is_held_until_the_last_of_two_evaluations_has_been_played(
-    stage: Stage,
-) -> None:
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stage.midway.run)
-        stage.midway.after(2)
-        await anyio.wait_all_tasks_blocked()
-        stage.midway.after(4)
-        stage.played.set()
-        stage.played = anyio.Event()
-        await anyio.wait_all_tasks_blocked()
-        assert stage.labels == ["grpo-3@2", "grpo-3@4"]
-        with anyio.move_on_after(0.02) as scope:
-            await stage.desk.take(2)
-        assert scope.cancelled_caught
-        stage.played.set()
-        await stage.midway.finish()
-    assert (await stage.desk.take(2))["kind"] == "batch"
-
-
 async def test_a_requested_evaluation_follows_the_current_step(
     stage: Stage,
 ) -> None:

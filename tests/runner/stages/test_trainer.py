@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,15 +17,11 @@ from forge.config.schema import ClusterTable, EvalTable, ModelTable, ServeTable,
 from forge.errors import ChildDied, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
-from forge.records import Event, Metrics, PolicyVersion
+from forge.records import Event, Metrics
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import trainer
-from forge.runner.stages.desk import TrainerState
-from forge.runner.weights import sync as weights
-from forge.runner.weights.resume import StartingWeights
-from forge.runner.weights.sync import TurnGate
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.train.checkpoints import ResumePoint
@@ -212,20 +206,6 @@ async def test_a_silent_trainer_is_restarted_like_a_dead_one(stage: Stage) -> No
 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
-async def test_a_restarted_trainer_finds_the_desk_in_the_starting_state(stage: Stage) -> None:
-    states: list[TrainerState] = []
-
-    def note() -> None:
-        states.append(stage.desk.state)
-        stage.desk.state = TrainerState.TRAINING
-
-    stage.on_start = note
-    stage.on_restart = lambda: stage.desk.published.advance(5)
-    await stage.own()
-    assert states == [TrainerState.STARTING, TrainerState.STARTING]
-
-
-@trainers("raise SystemExit(3)", "print('done')", restarts=1)
 async def test_a_trainer_is_not_restarted_during_an_evaluation(stage: Stage) -> None:
     """It would publish its checkpoint, an older step, to the engines that play the evaluation."""
     publishing = stage.desk.publishing()  # of the step that is evaluated; may end after death
@@ -275,34 +255,6 @@ async def test_publishing_a_checkpoint_again_keeps_the_metrics_of_its_step(
     again, _, after = (row.values for row in stage.writer.records)
     assert set(again) == {"weights/publish/seconds", "weights/probe_gap/mean"}
     assert {"step/wall/seconds", "idle/serve/seconds"} < set(after)
-
-
-async def test_groups_are_admitted_while_the_store_still_reads_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Except in the last step, whose publish ends the stage."""
-    is_read = threading.Event()
-    monkeypatch.setattr(weights, "sha256_of_weights", lambda path: is_read.wait(5) and "0")
-    stage = Stage(tmp_path, [])
-    stage.run.weights = weights.WeightSync(
-        StartingWeights(weights=Weights(full=tmp_path)), attempt=1, precision="exact",
-        gate=TurnGate(timeout_s=5), sink=stage.run.writer,
-    )  # fmt: skip
-    waited_s: list[float] = []
-    for step, served in ((4, 4), (5, 4)):
-        began = time.monotonic()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stage.desk.publish, tmp_path, step, None)
-            await anyio.wait_all_tasks_blocked()
-            waited_s.append(time.monotonic() - began)
-            assert stage.desk.published.step == served
-            assert stage.run.weights.step == step
-            is_read.set()
-        assert stage.desk.published.step == step
-        is_read.clear()
-    rows = [record for record in stage.writer.records if isinstance(record, PolicyVersion)]
-    pairs = zip(rows, waited_s, strict=True)
-    assert all(row.publish_s < seconds for row, seconds in pairs), "not until the weights are read"
 
 
 async def published_row(*args: object, **kwargs: object) -> SimpleNamespace:

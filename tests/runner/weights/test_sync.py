@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pytest
@@ -16,6 +15,9 @@ from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from tests.runner.weights.syncs import PROBE, FakeServing, new_dir, weight_sync
 from tests.serve.made_up_replicas import Client, made_up_replicas
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -99,20 +101,6 @@ async def test_replicas_load_one_by_one_only_with_the_rolling_turnover(
     sync.gate.turnover = turnover
     await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
     assert serving.rolled == [turnover is Turnover.ROLLING]
-
-
-async def test_the_step_of_a_version_is_known_before_its_first_token(tmp_path: Path) -> None:
-    known: list[int | None] = []
-
-    class Serving(FakeServing):
-        async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
-            known.append(sync.step_of(version, stage=3))
-
-    sync, _ = weight_sync(tmp_path, Serving())
-    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=5, probe=None, keep=True)
-    assert known == [5]
-    assert sync.step_of(8, stage=2) is None
-    assert sync.step_of(7, stage=3) is None
 
 
 async def test_a_directory_is_deleted_only_once_its_successor_is_stored(tmp_path: Path) -> None:
