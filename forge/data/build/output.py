@@ -16,14 +16,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forge.errors import MachineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
+    from collections.abc import Iterable
 
 MANIFEST = "manifest.json"
 TRAIN, HELDOUT = "train", "heldout"
@@ -31,12 +29,8 @@ GROUP_ROWS = 512
 """Rows of a Parquet row group, which is in memory at once."""
 
 
-class RowSink(Protocol):
-    """Takes rows one at a time."""
-
-    def __call__(self, row: Mapping[str, Any]) -> None:
-        """Writes a row."""
-        ...
+RowSink = Callable[[Mapping[str, Any]], None]
+"""Takes rows one at a time."""
 
 
 def output_row(row: Mapping[str, Any], *, origin: str, verdict: str | None) -> dict[str, Any]:

@@ -219,9 +219,6 @@ def find_fault(tree: ast.Module | None, *, answers_to: str) -> str | None:
     return None
 
 
-_DEFINITIONS = (ast.ClassDef, ast.FunctionDef)
-
-
 def _kernels(tree: ast.Module) -> tuple[set[str], set[int]]:
     """Names of the kernels, and the ids of their definitions."""
     names: set[str] = set()
