@@ -13,11 +13,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge.evalpool.judge.sandbox.caps import FIRST_UID, NUM_UIDS
 from tests.chaos.cells import Target
 
 PR_SET_CHILD_SUBREAPER = 36
-RUNNER_UIDS = range(61_000, 63_000)
-"""Uids of runners of a root judge; those of oracles are higher."""
+RUNNER_UIDS = range(FIRST_UID, FIRST_UID + NUM_UIDS)
+"""Uids of captures of a root judge; those of its other children are higher."""
 MODULES = {
     Target.REPORT: "forge.runner.outlets.report",
     Target.NOTIFY: "forge.runner.outlets.notify_child",

@@ -14,7 +14,6 @@ from unittest.mock import patch
 import pytest
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.judge.app import evaluator_uid, oracle_uid, plain_uid
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.references import References
     from forge.records.verdict import JudgeOptions, Verdict
 
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-RUNNER_UID = 61_001 + 50 * WORKER if os.geteuid() == 0 else None
-COMPILER_UID = RUNNER_UID and RUNNER_UID + 25
-"""User id of runners; parallel workers have different ones, since limits count by user."""
 TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
 GPU_TABLE = JudgeTable(compile_timeout_s=10.0, correct_timeout_s=10.0, timing_timeout_s=10.0)
 ROOT = Path(__file__).parents[2]
@@ -118,7 +113,7 @@ class Bench:
             captures = copy(trials.captures)
             captures._table = table
             trials = dataclasses.replace(trials, table=table, captures=captures)
-        return trials.judge(make_problem(problem), code, uid=RUNNER_UID, options=options)
+        return trials.judge(make_problem(problem), code, options=options)
 
     def judge_honest(self, **changes: object) -> Verdict:
         """The verdict on a kernel that is right, with these settings."""
@@ -133,7 +128,7 @@ class Bench:
         """Runs Python in a capture child, for the caller to end."""
         reference = self.references.hold(make_problem(RELU))
         source = f"class Answer(Exception): pass\n{code}"
-        child = self.spawner.spawn(role="capture", uid=RUNNER_UID)
+        child = self.spawner.spawn(role="capture")
         body = {**reference.request, "code": source, "entry_point": "X"}
         frames.send(child.sock, Kind.CANDIDATE, body)
         return child
@@ -178,7 +173,7 @@ class GpuBench(Bench):
 
     def start(self, code: str) -> SandboxedChild:
         """Runs Python in an oracle, for the caller to end: it has the card's files."""
-        child = self.card_spawner.spawn(role="oracle", uid=oracle_uid())
+        child = self.card_spawner.spawn(role="oracle")
         body = {
             "source": f"class Answer(Exception): pass\n{code}",
             "entry_point": "Model",
@@ -231,15 +226,7 @@ def open_bench(folder: Path, *, isolation: Isolation = Isolation.NAMESPACES) -> 
         os.environ["PYTHONPATH"] = previous
     spawner.wait_ready()
     stamp = Stamp(isolation=isolation, caps="rlimit", harness="test")
-    trials = open_cpu_trials(
-        TABLE,
-        spawner=spawner,
-        stamp=stamp,
-        oracle_uid=oracle_uid(),
-        evaluator_uid=evaluator_uid(),
-        plain_uid=plain_uid(),
-        compiler_uids=[COMPILER_UID],
-    )
+    trials = open_cpu_trials(TABLE, spawner=spawner, stamp=stamp)
     with patch.object(trial, "waited_s", lambda pid: 0.0):
         yield Bench(spawner, trials.references, trials)
     trials.close()
@@ -270,16 +257,12 @@ def open_gpu_bench(folder: Path) -> Iterator[GpuBench]:
     for one in (spawner, card_spawner):
         one.wait_ready()
     stamp = Stamp(isolation=spawner.isolation, caps=spawner.caps, harness="test")
-    uids = [COMPILER_UID + 500 + number for number in range(16)] if COMPILER_UID else [None]
     trials = open_gpu_trials(
         GPU_TABLE,
         spawner=spawner,
         card_spawner=card_spawner,
         stamp=stamp,
         uuid=gpu.uuid,
-        oracle_uid=oracle_uid(),
-        plain_uid=plain_uid(),
-        compiler_uids=uids,
     )
     yield GpuBench(spawner, trials.references, trials, card_spawner)
     trials.close()

@@ -10,7 +10,6 @@ import pytest
 from forge.data.answers import extract
 from forge.records.problem import Problem, Split
 from forge.records.verdict import Status
-from tests.evalpool.benches import RUNNER_UID
 
 DOUBLED = Problem(
     problem_id="doubled",
@@ -49,9 +48,9 @@ CLASS = f"{HEAD}\nclass doubledNew(torch.nn.Module):\n    def forward(self, x):{
 @pytest.mark.parametrize("answer", [FUNCTION, CLASS], ids=["function", "class"])
 def test_a_function_is_answered_by_either(bench: Any, answer: str) -> None:
     found = extract(f"So:\n```python\n{answer}```", entry_point=DOUBLED.entry_point)
-    verdict = bench.trials.judge(DOUBLED, found.code, uid=RUNNER_UID)
+    verdict = bench.trials.judge(DOUBLED, found.code)
     assert verdict.status is Status.CORRECT, verdict.detail
-    wrong = bench.trials.judge(DOUBLED, found.code.replace("* 2,", "* 3,"), uid=RUNNER_UID)
+    wrong = bench.trials.judge(DOUBLED, found.code.replace("* 2,", "* 3,"))
     assert wrong.reason == "mismatch"
 
 
@@ -61,13 +60,11 @@ def test_a_class_without_parameters_is_answered_by_a_function_too(bench: Any) ->
     )
     problem = replace(DOUBLED, source=f"{source}def get_init_inputs(): return []", entry_point="M")
     answer = FUNCTION.replace("doubledNew", "MNew")
-    assert bench.trials.judge(problem, answer, uid=RUNNER_UID).status is Status.CORRECT
+    assert bench.trials.judge(problem, answer).status is Status.CORRECT
 
 
 def test_the_answer_must_have_that_name(bench: Any) -> None:
-    verdict = bench.trials.judge(
-        DOUBLED, FUNCTION.replace("doubledNew", "ModelNew"), uid=RUNNER_UID
-    )
+    verdict = bench.trials.judge(DOUBLED, FUNCTION.replace("doubledNew", "ModelNew"))
     assert (verdict.reason, verdict.detail) == (
         "no_entry_point",
         "the answer does not define class doubledNew",

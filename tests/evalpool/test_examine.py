@@ -11,7 +11,6 @@ import pytest
 from forge.config.schema import JudgeTable, ProblemsTable
 from forge.data.problems import load_problems
 from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, seat_cores
-from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.trial import examiner
 from forge.evalpool.judge.trial.examiner import Examiners
@@ -55,7 +54,7 @@ def examine(bench: Any) -> Callable[[str], Examination]:
 
     def examine(source: str) -> Examination:
         problem = Problem(problem_id="p", source=source, family="", level=1, split=Split.GRPO)
-        return examiners.examine(problem, uid=oracle_uid())
+        return examiners.examine(problem)
 
     return examine
 

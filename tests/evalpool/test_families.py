@@ -18,7 +18,6 @@ from forge.data.generator import Composition, Style, answer, answer_to, generate
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE
 from forge.records import Problem, Status
-from tests.evalpool.benches import RUNNER_UID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +46,7 @@ def forms(problem: Problem) -> list[str]:
 
 
 def judge(bench: Any, problem: Problem, code: str) -> None:
-    verdict = bench.trials.judge(problem, code, uid=RUNNER_UID, options=CORRECTNESS_ALONE)
+    verdict = bench.trials.judge(problem, code, options=CORRECTNESS_ALONE)
     assert verdict.status is Status.CORRECT, f"{problem.problem_id}: {verdict.detail}\n{code}"
 
 

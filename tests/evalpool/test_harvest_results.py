@@ -52,5 +52,5 @@ def test_a_result_that_the_child_does_not_make_is_a_crash(
     monkeypatch.setattr(frames, "send", lambda *_: None)
     monkeypatch.setattr(frames, "receive", lambda *_, **__: frame)
     spawner: Any = Spawner()
-    answer = ask_harvester(spawner, request_, uid=None, limit_s=1.0)
+    answer = ask_harvester(spawner, request_, limit_s=1.0)
     assert answer.get("failed") == (None if is_done else "crash")

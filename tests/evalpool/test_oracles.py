@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
@@ -44,7 +43,7 @@ class Zygote:
         self.living: dict[int, socket.socket] = {}
         self.ours: list[socket.socket] = []
 
-    def spawn(self, *, role: str, uid: int | None, source: str) -> SandboxedChild:
+    def spawn(self, *, role: str, source: str) -> SandboxedChild:
         assert (role, bool(source)) == ("oracle", True)
         ours, theirs = socket.socketpair()
         self.ours.append(ours)
@@ -79,7 +78,7 @@ def zygote() -> Iterator[Zygote]:
 
 def opened(zygote: Zygote, *, num_kept: int = 2) -> Oracles:
     spawner: Any = zygote
-    return Oracles(spawner, uid=None, num_kept=num_kept)
+    return Oracles(spawner, num_kept=num_kept)
 
 
 def drawn(made: Oracles, problem: Any = CONTAINED) -> int:
@@ -154,7 +153,7 @@ def test_who_finds_all_at_work_waits_for_one(zygote: Zygote, ends_well: bool) ->
 def test_one_that_cannot_be_forked_is_nobodys_to_wait_for(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*, role: str, uid: int | None, source: str) -> SandboxedChild:
+    def fail(*, role: str, source: str) -> SandboxedChild:
         raise ZygoteGone("gone")
 
     made = opened(zygote, num_kept=1)
@@ -231,7 +230,7 @@ def forms_in(answer: dict[str, Any]) -> set[str]:
 
 def test_an_oracle_draws_one_problem_after_another(bench: Any) -> None:
     """New contents each time, nothing of the one before, and it ends with the first that fails."""
-    child = bench.spawner.spawn(role="oracle", uid=oracle_uid())
+    child = bench.spawner.spawn(role="oracle")
     try:
         first, second = ask(child, RELU), ask(child, RELU)
         assert forms_in(first) == forms_in(second)
@@ -254,7 +253,7 @@ def test_constants_drawn_at_import_are_the_same_in_each_draw(bench: Any) -> None
         "        self.register_buffer('shift', SHIFT)\n    def forward",
     )
     assert is_contained(make_problem(source))
-    child = bench.spawner.spawn(role="oracle", uid=oracle_uid())
+    child = bench.spawner.spawn(role="oracle")
     found: list[bytes] = []
     try:
         for _ in range(2):
@@ -274,7 +273,7 @@ def test_nothing_of_a_problem_stays_in_its_oracle(bench: Any) -> None:
     )
     assert is_contained(make_problem(source))
     tensors = "[tuple(o.shape) for o in gc.get_objects() if isinstance(o, torch.Tensor)]"
-    child = bench.spawner.spawn(role="oracle", uid=oracle_uid())
+    child = bench.spawner.spawn(role="oracle")
     try:
         assert "tensors" in ask(child, source)
         left = ask(child, f"import gc, torch\nraise ValueError({tensors})")
@@ -287,9 +286,9 @@ def test_the_judge_keeps_its_oracle_over_problems(bench: Any, monkeypatch: Any) 
     roles: list[str] = []
     spawn = bench.spawner.spawn
 
-    def counted(*, role: str, uid: int | None, source: str) -> SandboxedChild:
+    def counted(*, role: str, source: str) -> SandboxedChild:
         roles.append(role)
-        return spawn(role=role, uid=uid, source=source)
+        return spawn(role=role, source=source)
 
     bench.references._oracles.clear()
     monkeypatch.setattr(bench.spawner, "spawn", counted)

@@ -23,7 +23,7 @@ from forge.evalpool.judge.children.spawner import PASSED_ON
 from forge.evalpool.judge.sandbox import enter, proof
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.sandbox.processes import family, has_ended, read_table
-from tests.evalpool.benches import RELU, RELU_KERNEL, RUNNER_UID
+from tests.evalpool.benches import RELU, RELU_KERNEL
 
 pytestmark = pytest.mark.usefixtures("free_host_code")
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,6 @@ THREADS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "MKL_NU
 
 LEVELS = [Isolation.NAMESPACES, Isolation.LANDLOCK]
 SCRATCH = "os.environ['TMPDIR']"
-SIBLING_UID = None if RUNNER_UID is None else RUNNER_UID + 1
 
 
 @pytest.fixture(scope="module", params=LEVELS)
@@ -176,7 +175,7 @@ def test_it_sees_only_its_own_processes(bench: Any, level: Isolation) -> None:
 
 
 def test_no_other_process_can_be_signalled_read_limited_or_traced(bench: Any) -> None:
-    sibling = bench.spawner.spawn(role="evaluator", uid=SIBLING_UID)
+    sibling = bench.spawner.spawn(role="evaluator")
     launcher = bench.spawner._process.pid
     try:
         for pid in (os.getpid(), launcher, sibling.pid_here):

@@ -33,7 +33,7 @@ from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split
 from forge.records.verdict import Status
-from tests.evalpool.benches import ROOT, RUNNER_UID
+from tests.evalpool.benches import ROOT
 from tests.evalpool.judged import CODE, PROBLEM, SOURCE, Observer, wait_until_gone
 
 if TYPE_CHECKING:
@@ -57,18 +57,18 @@ def spawner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawner]:
 
 def test_a_child_is_held_to_its_core_and_an_oracle_to_its_judges_cores(spawner: Spawner) -> None:
     for role, cores in (("evaluator", {CORES[0]}), ("oracle", set(CORES))):
-        child = spawner.spawn(role=role, uid=RUNNER_UID)
+        child = spawner.spawn(role=role)
         assert os.sched_getaffinity(child.pid_here) == cores
         spawner.end(child)
 
 
 def test_a_child_of_an_ended_zygote_is_not_taken_for_another_ones(spawner: Spawner) -> None:
-    old, lost = (spawner.spawn(role="evaluator", uid=RUNNER_UID) for _ in range(2))
+    old, lost = (spawner.spawn(role="evaluator") for _ in range(2))
     spawner.start()
     with pytest.raises(ZygoteGone):  # it does not fork yet, and what it says is not for us
-        spawner.spawn(role="evaluator", uid=RUNNER_UID)
+        spawner.spawn(role="evaluator")
     spawner.wait_ready()
-    new = spawner.spawn(role="evaluator", uid=RUNNER_UID)
+    new = spawner.spawn(role="evaluator")
     numbered_alike = dataclasses.replace(old, pid=new.pid)
     assert (spawner.is_current(old), spawner.is_current(new)) == (False, True)
     assert spawner.end(numbered_alike) == 0
@@ -79,11 +79,11 @@ def test_a_child_of_an_ended_zygote_is_not_taken_for_another_ones(spawner: Spawn
 
 
 def test_a_zygote_outlives_a_question_for_a_child_that_it_does_not_have(spawner: Spawner) -> None:
-    child = spawner.spawn(role="evaluator", uid=RUNNER_UID)
+    child = spawner.spawn(role="evaluator")
     spawner.end(child)
     with pytest.raises(ZygoteGone, match="knows no child"):
         spawner.end(child)
-    spawner.end(spawner.spawn(role="evaluator", uid=RUNNER_UID))
+    spawner.end(spawner.spawn(role="evaluator"))
 
 
 def test_a_zygote_that_is_killed_as_it_starts_is_said_to_be_killed(tmp_path: Path) -> None:

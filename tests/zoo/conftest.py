@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.evalpool.judge.app import oracle_uid
+from forge.evalpool.judge.sandbox.caps import FIRST_UID, NUM_UIDS
 from forge.evalpool.judge.sandbox.processes import family, read_table
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ def _left(bench: Any) -> set[int]:
 
 
 def _is_oracle(pid: int) -> bool:
-    """By its user, which is not a candidate's; as an ordinary user, anybody."""
+    """By its user, which is not a capture's; as an ordinary user, anybody."""
     with suppress(OSError), open(f"/proc/{pid}/status") as status:
         uids = next(line for line in status if line.startswith("Uid:")).split()[1:]
-        return oracle_uid() is None or int(uids[0]) == oracle_uid()
+        return int(uids[0]) not in range(FIRST_UID, FIRST_UID + NUM_UIDS)
     return True
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.evalpool.benches import RUNNER_UID, Bench
 from tests.zoo import conftest
 from tests.zoo.conftest import leftovers
+
+if TYPE_CHECKING:
+    from tests.evalpool.benches import Bench
 
 
 @pytest.mark.parametrize("is_ordinary", [False, True])
@@ -16,9 +19,9 @@ def test_a_process_behind_a_verdict_is_seen_at_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, is_ordinary: bool
 ) -> None:
     if is_ordinary:
-        monkeypatch.setattr(conftest, "oracle_uid", lambda: None)
+        monkeypatch.setattr(conftest, "NUM_UIDS", 0)
     assert leftovers(bench) == set()
-    child = bench.spawner.spawn(role="capture", uid=RUNNER_UID)
+    child = bench.spawner.spawn(role="capture")
     try:
         began = time.monotonic()
         assert leftovers(bench) == {child.pid_here}

@@ -44,7 +44,7 @@ from forge.evalpool.judge.children.spawner import (
 )
 from forge.evalpool.judge.compiler.cache import Cache, default_folder
 from forge.evalpool.judge.harvest.asking import ask_harvester
-from forge.evalpool.judge.sandbox.enter import Isolation, advice, read_sysctls
+from forge.evalpool.judge.sandbox.enter import advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners
 from forge.evalpool.judge.trial.trial import Stamp
@@ -73,13 +73,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIRST_UID = 61_000
-NUM_UIDS = 2_000
-"""Number of user ids for captures of a judge that runs as root; each judge starts at another one.
-The next 2,000 are for compilers, then 500 for oracles and 30 for evaluators: all below `nobody`."""
-NUM_COMPILERS = 64
-"""User ids of compiler children."""
-
 
 class Judge:
     """State that the routes share."""
@@ -99,7 +92,6 @@ class Judge:
             card_spawner: the same for children with the card's files; no candidate runs in them.
             gpu_uuid: the card that the judge owns; the environment hides all others from it.
         """
-        has_uids = table.isolation != Isolation.NONE
         self.table = table
         self.cache = Cache(default_folder())
         """Compiled kernels."""
@@ -108,8 +100,6 @@ class Judge:
         self.spawner = spawner
         self.card_spawner = card_spawner
         self._gpu_uuid = gpu_uuid
-        self._uids = _uids(concurrency) if has_uids else []
-        self._oracle_uid = oracle_uid() if has_uids else None
         self.concurrency = concurrency
         self.num_open = 0
         self._slots = anyio.Semaphore(concurrency)
@@ -134,31 +124,19 @@ class Judge:
         return [self.spawner, *([self.card_spawner] if self.card_spawner is not None else [])]
 
     def _open_trials(self) -> Trials:
-        has_uids = self._oracle_uid is not None
-        compiler_uids = _uids(NUM_COMPILERS, first=FIRST_UID + NUM_UIDS) if has_uids else [None]
-        if self._gpu_uuid is not None:
-            from forge.evalpool.judge.trial.gpu.trial import open_gpu_trials
-
-            assert self.card_spawner is not None
-            return open_gpu_trials(
-                self.table,
-                spawner=self.spawner,
-                card_spawner=self.card_spawner,
-                stamp=self._stamp(),
-                uuid=self._gpu_uuid,
-                oracle_uid=self._oracle_uid,
-                plain_uid=plain_uid() if has_uids else None,
-                compiler_uids=compiler_uids,
-                cache=self.cache,
+        if self._gpu_uuid is None:
+            return open_cpu_trials(
+                self.table, spawner=self.spawner, stamp=self._stamp(), cache=self.cache
             )
-        return open_cpu_trials(
+        from forge.evalpool.judge.trial.gpu.trial import open_gpu_trials
+
+        assert self.card_spawner is not None
+        return open_gpu_trials(
             self.table,
             spawner=self.spawner,
+            card_spawner=self.card_spawner,
             stamp=self._stamp(),
-            oracle_uid=self._oracle_uid,
-            evaluator_uid=evaluator_uid() if has_uids else None,
-            plain_uid=plain_uid() if has_uids else None,
-            compiler_uids=compiler_uids,
+            uuid=self._gpu_uuid,
             cache=self.cache,
         )
 
@@ -188,53 +166,37 @@ class Judge:
         """One verdict. Waits for a free slot."""
         self.num_open += 1
         try:
-            return await self._judge_in_turn(problem, code, options)
+            async with self._slot():
+                with self.busy.running():
+                    assert self._trials is not None
+                    work = partial(self._trials.judge, problem, code, options=options)
+                    verdict = await anyio.to_thread.run_sync(work)
         finally:
             self.num_open -= 1
-
-    async def _judge_in_turn(
-        self, problem: ReferenceModule, code: str, options: JudgeOptions
-    ) -> Verdict:
-        async with self._slots:
-            with self.busy.running():
-                await self._ensure_zygote()
-                assert self._trials is not None
-                uid = self._uids.pop() if self._uids else None
-                try:
-                    work = partial(self._trials.judge, problem, code, uid=uid, options=options)
-                    verdict = await anyio.to_thread.run_sync(work)
-                finally:
-                    if uid is not None:
-                        self._uids.append(uid)
         self.num_judged += 1
         return verdict
 
     async def examine(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
         """The faults of a problem, or the names of its input sets. Waits for a free slot; raises
         ZygoteGone."""
-        async with self._slots:
-            await self._ensure_zygote()
-            uid = self._uids.pop() if self._uids else None
-            try:
-                spawner = self.card_spawner or self.spawner
-                examiners = Examiners(spawner, table=self.table, gpu_uuid=self._gpu_uuid)
-                work = partial(examiners.examine, problem, uid=uid, lists_sets=lists_sets)
-                return await anyio.to_thread.run_sync(work)
-            finally:
-                if uid is not None:
-                    self._uids.append(uid)
+        async with self._slot():
+            spawner = self.card_spawner or self.spawner
+            examiners = Examiners(spawner, table=self.table, gpu_uuid=self._gpu_uuid)
+            work = partial(examiners.examine, problem, lists_sets=lists_sets)
+            return await anyio.to_thread.run_sync(work)
 
     async def harvest(self, work: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
         """The work of a harvest on one problem. Waits for a free slot; raises ZygoteGone."""
+        async with self._slot():
+            ask = partial(ask_harvester, self.spawner, work, limit_s=limit_s)
+            return await anyio.to_thread.run_sync(ask)
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Waits for a free slot, and sees to the zygotes."""
         async with self._slots:
             await self._ensure_zygote()
-            uid = self._uids.pop() if self._uids else None
-            try:
-                ask = partial(ask_harvester, self.spawner, work, uid=uid, limit_s=limit_s)
-                return await anyio.to_thread.run_sync(ask)
-            finally:
-                if uid is not None:
-                    self._uids.append(uid)
+            yield
 
     async def _ensure_zygote(self) -> None:
         async with self._restarting:
@@ -301,29 +263,6 @@ def make_app(judge: Judge) -> Starlette:
     routes.append(Route("/examine", examine_one, methods=["POST"]))
     routes.append(Route("/harvest", harvest_one, methods=["POST"]))
     return Starlette(routes=routes, middleware=[Middleware(Door)], lifespan=lifespan)
-
-
-def _uids(count: int, *, first: int = FIRST_UID) -> list[int]:
-    """User ids for concurrent children; empty unless this process is root."""
-    if os.geteuid() != 0:
-        return []
-    start = os.getpid() * (count + 1) % NUM_UIDS
-    return [first + (start + number) % NUM_UIDS for number in range(1, count + 1)]
-
-
-def oracle_uid() -> int | None:
-    """User id of a root judge's oracles; None unless this process is root."""
-    return FIRST_UID + 2 * NUM_UIDS + os.getpid() % 500 if os.geteuid() == 0 else None
-
-
-def evaluator_uid() -> int | None:
-    """User id of a root judge's evaluators: our own code, apart from every candidate."""
-    return FIRST_UID + 2 * NUM_UIDS + 500 + os.getpid() % 30 if os.geteuid() == 0 else None
-
-
-def plain_uid() -> int | None:
-    """User id of a root judge's captures of plain sources, apart from every other candidate's."""
-    return FIRST_UID + 2 * NUM_UIDS + 530 + os.getpid() % 30 if os.geteuid() == 0 else None
 
 
 def _refuse(error: ZygoteGone) -> None:

@@ -36,8 +36,8 @@ class ForkServer:
         self.num_spawned = 0
         self._processes: dict[int, BaseProcess] = {}
 
-    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
-        assert (role, uid) == ("compiler", None)
+    def spawn(self, *, role: str) -> SandboxedChild:
+        assert role == "compiler"
         self.num_spawned += 1
         ours, theirs = socket.socketpair()
         process = CONTEXT.Process(target=run, args=(theirs,), daemon=True)

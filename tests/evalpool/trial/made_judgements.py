@@ -144,7 +144,7 @@ class Bench:
         other = PROTOCOLS.get(protocol)
         task = make_problem("class Model: ...")
         programs = Programs(
-            candidate=Candidate(problem=task, code=CODE, uid=None, protocol=other),
+            candidate=Candidate(problem=task, code=CODE, protocol=other),
             table=JudgeTable(**{"correct_timeout_s": 30.0, "timing_timeout_s": 30.0, **options}),
             draw=problem.draw,
             problem=ProblemFacts(num_bytes=problem.draw.num_bytes),

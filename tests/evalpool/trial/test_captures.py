@@ -22,7 +22,7 @@ from forge.evalpool.judge.trial.captures import NoAnswers
 from forge.evalpool.judge.trial.host_code import host_code
 from forge.evalpool.judge.trial.trial import Decided, Finding, Phases
 from forge.records import Status
-from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, RUNNER_UID, TABLE, make_problem
+from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, TABLE, make_problem
 from tests.evalpool.program.programs import build
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ def test_compilations_that_a_capture_waits_for_have_a_limit_together(
             ASKING,
             request,
             entry_point="ModelNew",
-            uid=RUNNER_UID,
             phases=Phases(),
             answers=answers,
         )
@@ -222,7 +221,6 @@ class Shared:
                 code,
                 request,
                 entry_point="ModelNew",
-                uid=RUNNER_UID,
                 phases=Phases(),
                 answers=NoAnswers(),
             ).data
@@ -236,8 +234,8 @@ def shared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
     original = Spawner.spawn
     bench.references.hold(make_problem(RELU))
 
-    def spawn(self: Spawner, *, role: str, uid: int | None, source: str = "") -> SandboxedChild:
-        child = original(self, role=role, uid=uid, source=source)
+    def spawn(self: Spawner, *, role: str, source: str = "") -> SandboxedChild:
+        child = original(self, role=role, source=source)
         if role in ("plain", "capture"):
             found.children.append((role, child))
         return child

@@ -78,8 +78,8 @@ def served(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     found = Served(bench)
     original = Spawner.spawn
 
-    def spawn(self: Spawner, *, role: str, uid: int | None, source: str = "") -> SandboxedChild:
-        child = original(self, role=role, uid=uid, source=source)
+    def spawn(self: Spawner, *, role: str, source: str = "") -> SandboxedChild:
+        child = original(self, role=role, source=source)
         if role == "evaluator":
             found.children.append(child)
         return child

@@ -34,7 +34,7 @@ def test_facts_are_kept_if_the_end_of_the_capture_was_no_chance(
 ) -> None:
     captures: Any = Failing(status)
     facts = Facts(captures)
-    found = [facts.of(make_problem(RELU), {}, io_bytes=8, names=(), uid=None) for _ in range(2)]
+    found = [facts.of(make_problem(RELU), {}, io_bytes=8, names=()) for _ in range(2)]
     assert [one.num_bytes for one in found] == [8, 8]
     assert captures.count == num_captures
 

@@ -182,7 +182,7 @@ class Oracles:
     """TF32 allowed in convolutions, and in products."""
     threads: list[threading.Thread] = field(default_factory=list)
 
-    def spawn(self, *, role: str, uid: int | None, source: str) -> SandboxedChild:
+    def spawn(self, *, role: str, source: str) -> SandboxedChild:
         assert (role, bool(source)) == ("oracle", True)
         ours, theirs = socket.socketpair()
         answer = self.answers.pop(0)
@@ -275,7 +275,7 @@ def open_references(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: Card)
     monkeypatch.setattr(module, "create_block", HostBlock)
     spawner: Any = oracles
-    kept = JudgeOracles(spawner, uid=None, num_kept=2)
+    kept = JudgeOracles(spawner, num_kept=2)
     other: Any = small
     return CardReferences(
         kept,
@@ -283,7 +283,7 @@ def open_references(
         timeout_s=10.0,
         is_tf32=is_tf32,
         is_varied=is_varied,
-        small=small and JudgeOracles(other, uid=None, num_kept=2),
+        small=small and JudgeOracles(other, num_kept=2),
     )
 
 

@@ -765,7 +765,7 @@ def test_a_candidate_is_judged_and_timed_beside_its_baseline(
         baselines=SimpleNamespace(kept=lambda *_: None, measured=measured, end_idle=lambda: None),
     )
     verdict = trials.judge(
-        make_problem("import os"), RELU_KERNEL, uid=None, options=JudgeOptions(profile=True)
+        make_problem("import os"), RELU_KERNEL, options=JudgeOptions(profile=True)
     )
     assert (verdict.status, verdict.evidence) == (status, "wide"), verdict
     assert (alone[0], alone[-1], held) == (False, True, [])
@@ -794,7 +794,7 @@ def test_a_card_in_trouble_is_nobodys_score(
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
     trials = made_trials(tmp_path, references=Failing())
-    verdict = trials.judge(make_problem("import os"), RELU_KERNEL, uid=None)
+    verdict = trials.judge(make_problem("import os"), RELU_KERNEL)
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, reason)
     assert "\n" not in verdict.detail
     assert sent == ([signal.SIGTERM] if ends else [])

@@ -38,16 +38,11 @@ class Kept:
 
 
 class KeptChildren:
-    """The children of one role of one judge. Safe to call from several threads.
+    """The children of one role of one judge. Safe to call from several threads."""
 
-    Args:
-        uid: user id of the children.
-    """
-
-    def __init__(self, spawner: Spawner, *, role: str, uid: int | None) -> None:
+    def __init__(self, spawner: Spawner, *, role: str) -> None:
         self.spawner = spawner
         self._role = role
-        self._uid = uid
         self._lock = threading.Lock()
         self._idle: list[Kept] = []
         """The one that worked last is the last."""
@@ -70,7 +65,7 @@ class KeptChildren:
 
     def fresh(self) -> Kept:
         """A child that has served no candidate. Raises ZygoteGone or WeakSandbox."""
-        return Kept(self.spawner.spawn(role=self._role, uid=self._uid))
+        return Kept(self.spawner.spawn(role=self._role))
 
     def give_back(self, kept: Kept) -> None:
         """Keeps a child for another candidate, or ends it. Does not wait for it."""

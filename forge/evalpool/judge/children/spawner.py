@@ -22,8 +22,15 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.launcher import SIGNALLED
 from forge.evalpool.judge.sandbox import processes, proof, root
-from forge.evalpool.judge.sandbox.caps import CapsKind, Cores, RlimitCaps, WatchCaps
-from forge.evalpool.judge.sandbox.enter import PROBE_UID, Isolation
+from forge.evalpool.judge.sandbox.caps import (
+    CANDIDATE_UIDS,
+    OTHER_UIDS,
+    CapsKind,
+    Cores,
+    RlimitCaps,
+    WatchCaps,
+)
+from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.sandbox.root import home_files
 from forge.process.child import describe_exit
 
@@ -36,6 +43,8 @@ FORK_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S, EXIT_PAUSE_S = 1.0, 0.001
 """Maximum time, and pause between two looks, from the end of a channel to the end of its child,
 which ends with all that it started."""
+CANDIDATE_ROLE = "capture"
+"""Role of the children that have the Python of one candidate each."""
 WIDE = ("oracle",)
 """Roles whose children have all cores of their judge on a machine without cards."""
 HARVEST = {"PYTHONHASHSEED": "0", "SYMPY_CACHE_SIZE": "None"}
@@ -79,6 +88,8 @@ class SandboxedChild:
     pid_here: int = 0
     """Its pid in the judge's namespace."""
     core: int | None = None
+    uid: int | None = None
+    """User id of its own; None unless the judge runs as root, in a sandbox."""
     generation: int = 0
     """Number of its zygote: the children of another zygote may have the same pids."""
 
@@ -210,14 +221,16 @@ class Spawner:
         self._is_ready = True
         self._try_sandbox()
 
-    def spawn(self, *, role: str, uid: int | None, source: str = "") -> SandboxedChild:
-        """A new child, inspected. Raises ZygoteGone or WeakSandbox.
+    def spawn(self, *, role: str, source: str = "") -> SandboxedChild:
+        """A new child, inspected, with a user id of its own. Raises ZygoteGone or WeakSandbox.
 
         Args:
             source: source of the reference that it is to run; the child gets the configs of models
                 that the source names, if references may import anything.
         """
         ours, theirs = socket.socketpair()
+        uids = CANDIDATE_UIDS if role == CANDIDATE_ROLE else OTHER_UIDS
+        uid = uids.take() if self._has_uids else None
         core = self._cores.take()
         try:
             proof.ask_for_credentials(ours)
@@ -233,15 +246,15 @@ class Spawner:
                 answer = self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)
                 generation = self._generation
         except BaseException:
-            self._cores.give_back(core)
+            self._give_back(core, uid)
             ours.close()
             raise
         finally:
             theirs.close()
         pid = int(answer["pid"])
-        child = SandboxedChild(sock=ours, pid=pid, core=core, generation=generation)
+        child = SandboxedChild(sock=ours, pid=pid, core=core, uid=uid, generation=generation)
         try:
-            pid_here = self._inspect(child, role=role, uid=uid)
+            pid_here = self._inspect(child, role=role)
             self._caps.enclose(pid_here)
         except ZygoteGone as error:
             status = os.waitstatus_to_exitcode(self.end(child))
@@ -250,6 +263,15 @@ class Spawner:
             self.end(child)
             raise
         return dataclasses.replace(child, pid_here=pid_here)
+
+    @property
+    def _has_uids(self) -> bool:
+        return os.geteuid() == 0 and self._wanted != Isolation.NONE
+
+    def _give_back(self, core: int | None, uid: int | None) -> None:
+        self._cores.give_back(core)
+        for uids in (CANDIDATE_UIDS, OTHER_UIDS):
+            uids.give_back(uid)
 
     def _cores_of(self, role: str, core: int | None) -> tuple[int, ...]:
         """Cores that a child may run on, if `core` is its own."""
@@ -290,7 +312,7 @@ class Spawner:
                     return None
                 answer = self._ask(Kind.REAP, {"pid": child.pid}, answer=Kind.REAPED)
         finally:
-            self._cores.give_back(child.core)
+            self._give_back(child.core, child.uid)
         if answer["status"] is None:
             raise ZygoteGone(f"the zygote knows no child {child.pid}")
         return int(answer["status"])
@@ -314,10 +336,9 @@ class Spawner:
             return
         forbidden = self._folder.with_suffix(".forbidden")
         forbidden.write_text("of the judge")
-        uid = PROBE_UID if os.geteuid() == 0 else None
         body = {"forbidden": str(forbidden), "judge_pid": os.getpid()}
         try:
-            child = self.spawn(role="probe", uid=uid)
+            child = self.spawn(role="probe")
             deadline = time.monotonic() + FORK_TIMEOUT_S
             try:
                 frames.send(child.sock, Kind.CALL, body)
@@ -344,7 +365,7 @@ class Spawner:
             return "hung up"
         return f"ended: {describe_exit(SIGNALLED - code if code > SIGNALLED else code)}"
 
-    def _inspect(self, child: SandboxedChild, *, role: str, uid: int | None) -> int:
+    def _inspect(self, child: SandboxedChild, *, role: str) -> int:
         deadline = time.monotonic() + FORK_TIMEOUT_S
         try:
             if not _has_data(child.sock, deadline=deadline):
@@ -358,7 +379,7 @@ class Spawner:
             if hello.kind is Kind.FAILED:
                 raise _failure(hello)
             mounts = self._mounts - root.find_hidden(self._mounts, role=role)
-            proof.check_sandbox(pid, isolation=self.isolation, uid=uid, mounts=mounts)
+            proof.check_sandbox(pid, isolation=self.isolation, uid=child.uid, mounts=mounts)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
             raise ZygoteGone(f"a forked child gave no hello: {error}") from error
         child.sock.setsockopt(socket.SOL_SOCKET, proof.SO_PASSCRED, 0)

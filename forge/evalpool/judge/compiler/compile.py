@@ -82,19 +82,16 @@ class Compiler:
         spawner: Spawner,
         *,
         cache: Cache,
-        uids: Sequence[int | None] = (None,),
         num_parallel: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         """
         Args:
-            uids: a user id for each child that may live at once, where the judge is root.
             num_parallel: children at once; the cores of this process by default.
             deadline_s: for one kernel.
         """
         self._spawner = spawner
         self._cache = cache
-        self._uids = list(uids)
         count = num_parallel or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="compile")
         self._deadline_s = deadline_s
@@ -231,18 +228,12 @@ class Compiler:
 
     def _in_child(self, job: Job, read: Read[T]) -> T | Failure:
         """Result that `read` makes of a child's answer. A zygote that dies meanwhile is infra."""
-        with self._lock:
-            uid = self._uids.pop() if self._uids else None
         try:
-            child = self._spawner.spawn(role=ROLE, uid=uid)
+            child = self._spawner.spawn(role=ROLE)
             self.num_compiled += 1
             return self._ask(child, job, read)
         except (ZygoteGone, proof.WeakSandbox) as error:
             return Failure(kind=FailureKind.INFRA, message=str(error))
-        finally:
-            with self._lock:
-                if uid is not None:
-                    self._uids.append(uid)
 
     def _ask(self, child: SandboxedChild, job: Job, read: Read[T]) -> T | Failure:
         text = job.kernel.ttir.encode("ascii")

@@ -26,11 +26,11 @@ NETWORK = frozenset({"URLError", "gaierror", "ConnectionError", "ConnectionRefus
 
 
 def ask_harvester(
-    spawner: Spawner, request: Mapping[str, Any], *, uid: int | None, limit_s: float
+    spawner: Spawner, request: Mapping[str, Any], *, limit_s: float
 ) -> dict[str, Any]:
     """The result of a child under `done`, or the reason of its failure under `failed`, with
     `detail`. Raises ZygoteGone."""
-    child = spawner.spawn(role="harvester", uid=uid, source=str(request["source"]))
+    child = spawner.spawn(role="harvester", source=str(request["source"]))
     is_ended = False
     try:
         frames.send(child.sock, Kind.CALL, dict(request))

@@ -1,4 +1,4 @@
-"""Caps of a judge's children: memory of each with all that it starts, and the cores of all.
+"""Caps of a judge's children: memory of each with all that it starts; their cores and user ids.
 
 Called by the spawner. `rlimit` on a CPU (RLIMIT_AS, set in the sandbox, limits each process; the
 judge samples those that start others, and kills); `watch` on a GPU, where CUDA reserves more
@@ -17,6 +17,7 @@ share: its judge waits for it, and a draw of large tensors has work for all of t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -58,6 +59,42 @@ class Cores:
         if core is not None:
             with self._lock:
                 self._used[core] -= 1
+
+
+# --- user ids
+
+
+FIRST_UID, NUM_UIDS = 61_000, 2_000
+"""User ids of the children of judges that run as root: of captures, then as many of all others.
+All are below `nobody`."""
+
+
+class Uids:
+    """Hands out user ids of a range, to each living child another. Called from several threads.
+    Each process begins at another place, since judges of one machine share the range."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._lock = threading.Lock()
+        self._used: set[int] = set()
+
+    def take(self) -> int:
+        """An id that no living child of this process has."""
+        start = os.getpid() * 31  # a judge has a few children at once, and pids are neighbours
+        with self._lock:
+            ids = (self._first + number % NUM_UIDS for number in itertools.count(start))
+            uid = next(one for one in ids if one not in self._used)
+            self._used.add(uid)
+            return uid
+
+    def give_back(self, uid: int | None) -> None:
+        """The child that had it has ended."""
+        with self._lock:
+            self._used.discard(uid or 0)
+
+
+CANDIDATE_UIDS, OTHER_UIDS = Uids(FIRST_UID), Uids(FIRST_UID + NUM_UIDS)
+"""Those of captures, and those of all other children: of all judges in this process."""
 
 
 # --- caps

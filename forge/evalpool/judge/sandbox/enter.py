@@ -51,7 +51,7 @@ so an ordinary user's children share one count."""
 MAX_FILE_BYTES = 64 << 20
 MAX_OPEN_FILES = 256
 PROBE_UID = 60_999
-"""User id, under root, of the child that tests the sandbox."""
+"""User id, under root, of a process that tries a level of the sandbox."""
 OOM_SCORE = 1000
 """Highest score: the kernel ends a child before any other process."""
 CHILD_ENVIRONMENT = {

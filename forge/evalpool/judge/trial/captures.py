@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from forge.evalpool.judge.capture import exchange
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.children.spawner import CANDIDATE_ROLE
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import InvalidProgram, Program
 from forge.evalpool.judge.program.questions import (
@@ -125,7 +126,6 @@ class Captures:
         request: Mapping[str, Any],
         *,
         entry_point: str,
-        uid: int | None,
         phases: Phases,
         answers: Answers,
         number: int = 0,
@@ -155,7 +155,7 @@ class Captures:
                 phases.program = phases.program or captured.data
                 return captured
         with phases.timed("sandbox"):
-            child = self._spawner.spawn(role="capture", uid=uid)
+            child = self._spawner.spawn(role=CANDIDATE_ROLE)
         run = Runner(
             code=code, spawner=self._spawner, child=child, phases=phases, table=self._table
         )

@@ -29,7 +29,7 @@ from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trials import Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
@@ -71,44 +71,32 @@ def open_cpu_trials(
     *,
     spawner: Spawner,
     stamp: Stamp,
-    oracle_uid: int | None,
-    evaluator_uid: int | None,
-    plain_uid: int | None,
-    compiler_uids: Sequence[int | None] = (None,),
     cache: Cache | None = None,
 ) -> CpuTrials:
-    """The judge of a machine without GPUs.
-
-    Args:
-        compiler_uids: user ids of compiler children that run at once.
-        cache: compiled kernels; by default in memory.
-    """
+    """The judge of a machine without GPUs. `cache`: compiled kernels; by default in memory."""
     draws = partial(
         HostReferences,
         spawner,
         timeout_s=reference_timeout_s(table),
         draw_timeout_s=draw_timeout_s(table),
-        uid=oracle_uid,
         max_bytes=table.memory_bytes,
     )
     captures = Captures(
         spawner,
         table=table,
         target=assumed_target(table.target),
-        kept=KeptChildren(spawner, role=PLAIN_ROLE, uid=plain_uid),
+        kept=KeptChildren(spawner, role=PLAIN_ROLE),
     )
     return CpuTrials(
         table=table,
         spawner=spawner,
         references=draws(num_sets=table.num_inputs),
         given=draws(num_sets=NUM_TRIALS, is_varied=False),
-        sketches=Sketches(
-            Oracles(spawner, uid=oracle_uid, num_kept=1), max_bytes=table.memory_bytes
-        ),
+        sketches=Sketches(Oracles(spawner, num_kept=1), max_bytes=table.memory_bytes),
         captures=captures,
         facts=Facts(captures),
-        compiler=Compiler(spawner, cache=cache or Cache(None), uids=compiler_uids),
-        evaluators=KeptChildren(spawner, role="evaluator", uid=evaluator_uid),
+        compiler=Compiler(spawner, cache=cache or Cache(None)),
+        evaluators=KeptChildren(spawner, role="evaluator"),
         stamp=stamp,
     )
 

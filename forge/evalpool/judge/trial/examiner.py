@@ -81,21 +81,17 @@ class Examiners:
         self._lease = None if gpu_uuid is None else GpuLease(gpu_uuid)
         self._limit_s = table.compile_timeout_s + table.correct_timeout_s
 
-    def examine(
-        self, problem: ReferenceModule, *, uid: int | None, lists_sets: bool = False
-    ) -> Examination:
+    def examine(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
         """Blocks until it is known, at most twice a judge's deadline; on a GPU beside others, never
         beside one that is timed. With `lists_sets`, only the names of its input sets. Raises
         ZygoteGone or Stalled."""
         if self._lease is None:
-            return self._examine(problem, uid=uid, lists_sets=lists_sets)
+            return self._examine(problem, lists_sets=lists_sets)
         with self._lease.shared(timeout_s=LEASE_TIMEOUT_S):
-            return self._examine(problem, uid=uid, lists_sets=lists_sets)
+            return self._examine(problem, lists_sets=lists_sets)
 
-    def _examine(
-        self, problem: ReferenceModule, *, uid: int | None, lists_sets: bool
-    ) -> Examination:
-        child = self._spawner.spawn(role="examiner", uid=uid, source=problem.source)
+    def _examine(self, problem: ReferenceModule, *, lists_sets: bool) -> Examination:
+        child = self._spawner.spawn(role="examiner", source=problem.source)
         report, is_ended = _Report(), False
         try:
             self._listen(child.sock, problem, report, lists_sets=lists_sets)

@@ -49,7 +49,6 @@ class Facts:
         *,
         io_bytes: int,
         names: Collection[str],
-        uid: int | None,
     ) -> ProblemFacts:
         """Facts of a problem.
 
@@ -68,7 +67,7 @@ class Facts:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        found, is_sure = self._make(problem, request, io_bytes=io_bytes, names=names, uid=uid)
+        found, is_sure = self._make(problem, request, io_bytes=io_bytes, names=names)
         if not is_sure:
             return found
         with self._lock:
@@ -84,7 +83,6 @@ class Facts:
         *,
         io_bytes: int,
         names: Collection[str],
-        uid: int | None,
     ) -> tuple[ProblemFacts, bool]:
         """Facts, and True if another capture would give the same."""
         asked = {**request, "precision": problem.precision, "cast": True, "drawn": None}
@@ -93,7 +91,6 @@ class Facts:
                 problem.source,
                 asked,
                 entry_point=problem.entry_point,
-                uid=uid,
                 phases=Phases(),
                 answers=NoAnswers(),
             )

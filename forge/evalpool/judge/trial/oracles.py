@@ -44,12 +44,9 @@ class _Oracle:
 class Oracles:
     """One judge's. Safe to call from several threads."""
 
-    def __init__(
-        self, spawner: Spawner, *, uid: int | None, num_kept: int, role: str = "oracle"
-    ) -> None:
+    def __init__(self, spawner: Spawner, *, num_kept: int, role: str = "oracle") -> None:
         self._spawner = spawner
         self._role = role
-        self._uid = uid
         self._num_kept = num_kept
         self._changed = threading.Condition()
         self._idle: list[_Oracle] = []
@@ -115,7 +112,7 @@ class Oracles:
             raise
 
     def _fresh(self, problem: ReferenceModule) -> _Oracle:
-        child = self._spawner.spawn(role=self._role, uid=self._uid, source=problem.source)
+        child = self._spawner.spawn(role=self._role, source=problem.source)
         return _Oracle(child)
 
     def _give_back(self, kept: _Oracle | None) -> None:

@@ -279,7 +279,6 @@ class Programs:
                 "mode": self._mode,
             },
             entry_point=self.candidate.entry_point,
-            uid=self.candidate.uid,
             phases=self.phases,
             answers=self,
             number=number,

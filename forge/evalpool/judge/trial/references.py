@@ -264,13 +264,13 @@ def failed(problem: ReferenceModule, words: str) -> ReferenceFailed:
 class HostReferences(References[HostDraw]):
     """Draws of a judge without a card."""
 
-    def __init__(self, spawner: Spawner, *, uid: int | None, draw_timeout_s: float, **terms: Any):
+    def __init__(self, spawner: Spawner, *, draw_timeout_s: float, **terms: Any):
         """
         Args:
             draw_timeout_s: limit for a draw, most of which may be work of the judge's own.
             terms: of `References`.
         """
-        oracles = Oracles(spawner, uid=uid, num_kept=1)
+        oracles = Oracles(spawner, num_kept=1)
         super().__init__(oracles, max_cached_bytes=MAX_CACHED_BYTES, **terms)
         self._draw_timeout_s = draw_timeout_s
 

@@ -98,8 +98,6 @@ class Candidate:
 
     problem: ReferenceModule
     code: str
-    uid: int | None
-    """User id of its capture child; whatever runs its programs has another."""
     options: JudgeOptions = CORRECTNESS_ALONE
     protocol: OtherProtocol | None = None
     """None for ours."""

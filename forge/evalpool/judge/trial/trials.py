@@ -72,12 +72,11 @@ class Trials(ABC):
         problem: ReferenceModule,
         code: str,
         *,
-        uid: int | None,
         options: JudgeOptions = CORRECTNESS_ALONE,
     ) -> Verdict:
-        """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
+        """Blocks until the verdict, at most the sum of all deadlines."""
         candidate = Candidate(
-            problem=problem, code=code, uid=uid, options=options,
+            problem=problem, code=code, options=options,
             protocol=PROTOCOLS.get(self.table.protocol), policy=self.table.policy,
         )  # fmt: skip
         phases = candidate.phases
@@ -211,7 +210,6 @@ class Trials(ABC):
                 draw.request,
                 io_bytes=draw.io_bytes,
                 names=draw.names,
-                uid=candidate.uid,
             )
 
     def _to_draw(self) -> AbstractContextManager[None]:

@@ -92,9 +92,6 @@ def open_gpu_trials(
     card_spawner: Spawner,
     stamp: Stamp,
     uuid: str,
-    oracle_uid: int | None,
-    plain_uid: int | None,
-    compiler_uids: Sequence[int | None] = (None,),
     cache: Cache | None = None,
 ) -> GpuTrials:
     """Makes the judge's context on its card, and what it keeps there.
@@ -102,16 +99,13 @@ def open_gpu_trials(
     Args:
         spawner: of children without the card's files: captures and compilers.
         card_spawner: of children with them: oracles and baselines.
-        compiler_uids: user ids of compiler children that run at once.
         cache: compiled kernels; by default in memory.
     """
     torch.set_num_threads(1)  # what is compared on the host is small
     device, lease = GpuDevice(uuid), GpuLease(uuid)
     num_small = min(GPU_CAPACITY, len(os.sched_getaffinity(0)))
-    small = Oracles(spawner, uid=oracle_uid, num_kept=num_small)
-    oracles = Oracles(
-        card_spawner, uid=oracle_uid, num_kept=num_oracles(memory_bytes=device.memory_bytes)
-    )
+    small = Oracles(spawner, num_kept=num_small)
+    oracles = Oracles(card_spawner, num_kept=num_oracles(memory_bytes=device.memory_bytes))
     draws = partial(
         CardReferences,
         oracles,
@@ -125,7 +119,7 @@ def open_gpu_trials(
         spawner,
         table=table,
         target=device.target,
-        kept=KeptChildren(spawner, role=PLAIN_ROLE, uid=plain_uid),
+        kept=KeptChildren(spawner, role=PLAIN_ROLE),
     )
     return GpuTrials(
         table=table,
@@ -138,7 +132,7 @@ def open_gpu_trials(
         sketches=Sketches(small, max_bytes=int(DRAW_SHARE * device.memory_bytes)),
         captures=captures,
         facts=Facts(captures),
-        compiler=Compiler(spawner, cache=cache or Cache(None), uids=compiler_uids),
+        compiler=Compiler(spawner, cache=cache or Cache(None)),
         nursery=nursery,
         executors=Executors(
             nursery.start,
@@ -149,7 +143,7 @@ def open_gpu_trials(
         device=device,
         turns=turns,
         baselines=BaselineTimes(
-            Oracles(card_spawner, uid=oracle_uid, num_kept=NUM_BASELINES, role="baseline"),
+            Oracles(card_spawner, num_kept=NUM_BASELINES, role="baseline"),
             device=device,
             store=Baselines(baselines_path(uuid)),
             harness=stamp.harness,
