@@ -50,7 +50,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "data.prompts": {"config.schema", "data"},
     "data.sources": {"config.schema", "data", "data.pairs"},
-    "rollout": {"data", "data.prompts", "rollout.rewards"},
+    "rollout": {"data", "data.prompts", "rollout.rewards", "tools"},
+    "tools": {"data"},
     "rollout.rewards": {"config.schema", "process", "process.server"},
     # serve: inference engines
     "serve": {"config.schema", "process", "process.server", "serve.upload"},
@@ -187,7 +188,7 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.harvest", "data.sources", "rollout",
     "rollout.rewards",
     "serve", "serve.remote", "serve.upload", "evalpool", "train", "store", "store.write",
-    "views", "views.text", "views.sql", "views.report", "exits", "origin",
+    "views", "views.text", "views.sql", "views.report", "exits", "origin", "tools",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
@@ -252,6 +253,7 @@ CHILD_FOLDERS = (
     "forge/evalpool/judge",
     "forge/serve/hf",
     "forge/serve/vllm",
+    "forge/tools/reference.py",
     "forge/train/trainer",
 )
 

@@ -97,7 +97,7 @@ def extract(
         thinking: tag of thinking; with an empty one, nothing is thinking.
     """
     text = completion_text.replace("\r\n", "\n")
-    answer = _without_thinking(text, tag=thinking) if thinking else text
+    answer = without_thinking(text, tag=thinking) if thinking else text
     if answer is None:
         return Extraction(code="", reason=Reason.UNCLOSED_THINKING)
     name, blocks = f"{entry_point}New", _blocks(answer)
@@ -180,7 +180,7 @@ def _reads(value: ast.expr) -> set[str]:
     return {one.id for one in names} - own
 
 
-def _without_thinking(text: str, *, tag: str) -> str | None:
+def without_thinking(text: str, *, tag: str) -> str | None:
     """The text outside of thinking; None if the last thinking does not end.
 
     A template may have opened the thinking in the prompt, so a lone `</think>` closes it, too.

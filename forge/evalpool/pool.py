@@ -124,19 +124,21 @@ class Pool:
         timing: bool = True,
         profile: bool = False,
         program: bool = False,
+        outputs: bool = False,
     ) -> Verdict:
         """The verdict on a candidate, which has to be correct at every shape of the problem.
 
         Args:
             timing: measure times too, on GPUs.
-            profile: return samples and kernel times too, on GPUs.
+            profile: return its launches too; on GPUs, samples and kernel times.
             program: return the candidate's program too.
+            outputs: look at one call instead of judging (`JudgeOptions.outputs`).
 
         Raises:
             Stalled: no judge was up for `seating.NO_JUDGE_TIMEOUT_S`.
         """
         options = JudgeOptions(
-            timing=timing and self._table.timing, profile=profile, program=program
+            timing=timing and self._table.timing, profile=profile, program=program, outputs=outputs
         )
         try:
             shapes = await self._shapes.list_shapes(problem)
@@ -164,6 +166,8 @@ class Pool:
         """The verdict on a candidate at one shape. Raises Stalled."""
         key = candidate_key(problem, code, has_program=options.program)
         request = JudgeRequest(problem, code, options)
+        if options.outputs:  # no verdict
+            return await self._judge_in_turn(request)
         while (running := self._running.get((key, options))) is not None:
             await running.done.wait()
             if (shared := running.shared()) is not None:

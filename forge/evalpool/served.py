@@ -2,7 +2,7 @@
 """A pool of judges for forge's own processes on this and other machines: `forge judge --serve`.
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
-                 options: {timing, profile, program}} → Verdict
+                 options: {timing, profile, program, outputs}} → Verdict
     POST /examine {problem, lists_sets} → Examination
     GET /health → {ok, status, capacity, in_flight, queue, judges: [{name, device, ...}], ...}
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import socket as sockets
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -193,13 +194,7 @@ class PoolApp:
     async def _judge(self, body: dict[str, Any]) -> Response:
         problem, code, options = parse_body(JudgeBody, body).request()
         try:
-            verdict = await self._pool.judge(
-                problem,
-                code,
-                timing=options.timing,
-                profile=options.profile,
-                program=options.program,
-            )
+            verdict = await self._pool.judge(problem, code, **asdict(options))
         except Stalled as error:
             verdict = Verdict(status=Status.INFRA_ERROR, reason="no_judge", detail=str(error)[:500])
         return to_json_response(verdict.to_json())

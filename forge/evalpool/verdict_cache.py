@@ -83,6 +83,6 @@ def candidate_key(problem: ReferenceModule, code: str, *, has_program: bool = Fa
 
 def is_enough(verdict: Verdict, options: JudgeOptions) -> bool:
     """True if a cached verdict answers a request. Times are measured for each request that asks for
-    them, since cards and clocks drift."""
-    is_timed = verdict.device != "cpu" and (options.timing or options.profile)
-    return not (verdict.is_correct and is_timed)
+    them, since cards and clocks drift; a profile is not kept."""
+    is_timed = verdict.is_correct and verdict.device != "cpu" and options.timing
+    return not (is_timed or options.profile)

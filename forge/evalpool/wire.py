@@ -195,6 +195,7 @@ class OptionsBody(Body):
     timing: bool = True
     profile: bool = False
     program: bool = False
+    outputs: bool = False
 
 
 class JudgeBody(Body):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.records.policy import policy_of
@@ -37,14 +37,17 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """Options of a request beyond correctness. On a CPU, only `program` has an effect."""
+    """Options of a request beyond correctness. On a CPU, nothing is timed."""
 
     timing: bool = True
     """Time the candidate if it is correct."""
     profile: bool = False
-    """Return time samples and GPU time by kernel, too."""
+    """Return its launches, time samples and GPU time by kernel, too."""
     program: bool = False
     """Return the candidate's program, too, if it was captured."""
+    outputs: bool = False
+    """Look at one call instead of judging: inputs as the problem gives them, drawn for this request
+    alone, and the figures of each output in the profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,21 +62,77 @@ class KernelTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFacts:
+    """A kernel launch in the captured program of one forward call."""
+
+    name: str
+    grid: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+    num_bytes: int
+    """Bytes of the tensors among its arguments, each once."""
+    num_registers: int | None = None
+    """Registers of a thread, as compiled for the judge's target. None if it was not compiled, as
+    the next two."""
+    num_spills: int | None = None
+    shared_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFacts:
+    """An output of one call beside the reference's. None for what has no finite element."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_nan: int
+    num_inf: int
+    low: float | None
+    high: float | None
+    mean: float | None
+    expected_low: float | None
+    expected_high: float | None
+    expected_mean: float | None
+    largest_error: float | None
+    """Largest difference of two finite elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Details of timing, on request. Never stored with a run."""
+    """Details on request. Never stored with a run."""
 
     candidate_samples_us: tuple[float, ...] = ()
     """GPU time of each timed call, in order."""
     baseline_samples_us: tuple[float, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
+    launches: tuple[LaunchFacts, ...] = ()
+    """Launches of a call; where a kernel has several configurations, those of the first."""
+    outputs: tuple[OutputFacts, ...] = ()
+    """Only for `JudgeOptions.outputs`."""
+    needed_bytes: int = 0
+    """Bytes of the inputs and outputs of one call."""
+    flops: int = 0
+    """FLOPs of the reference's matrix products, convolutions and attention."""
+    moved_bytes: int | None = None
+    """Bytes that the kernels of one call load and store; None where no call was counted, as on a
+    GPU."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
-        """Inverse of `asdict`."""
+        """Inverse of `asdict`. Raises KeyError or TypeError on another object."""
         return cls(
+            **{name: data[name] for name in ("needed_bytes", "flops", "moved_bytes")},
             candidate_samples_us=tuple(data["candidate_samples_us"]),
             baseline_samples_us=tuple(data["baseline_samples_us"]),
             kernels=tuple(KernelTime(**kernel) for kernel in data["kernels"]),
+            launches=tuple(
+                replace(LaunchFacts(**launch), grid=tuple(launch["grid"]))
+                for launch in data["launches"]
+            ),
+            outputs=tuple(
+                replace(OutputFacts(**output), shape=tuple(output["shape"]))
+                for output in data["outputs"]
+            ),
         )
 
 

@@ -3,7 +3,7 @@
 It serves:
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
-                 options: {timing, profile, program}} → Verdict
+                 options: {timing, profile, program, outputs}} → Verdict
     POST /examine {problem, lists_sets} → Examination: whether it can be judged and trained on; with
                  `lists_sets` only the names of the sets of its get_input_sets()
     POST /harvest {work, limit_s} → {done} or {failed, detail}: the sizes that a problem bears, or

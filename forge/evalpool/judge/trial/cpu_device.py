@@ -231,6 +231,8 @@ class CpuDevice:
                 finding=self.programs.report,
                 is_wide=self.results.is_wide,
             )
+        if not self.results.is_wide:
+            self.programs.phases.moved_bytes = self._num_bytes
         return self.memory.left(number, returned=returned_inputs(captured.program))
 
     @contextmanager

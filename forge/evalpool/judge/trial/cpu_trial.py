@@ -24,7 +24,7 @@ from forge.evalpool.judge.trial.evaluations import Evaluator
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.oracles import Oracles
-from forge.evalpool.judge.trial.references import HostReferences, Sketches
+from forge.evalpool.judge.trial.references import MAX_SHOWN_BYTES, HostReferences, Sketches
 from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trials import Trials
 
@@ -92,6 +92,12 @@ def open_cpu_trials(
         spawner=spawner,
         references=draws(num_sets=table.num_inputs),
         given=draws(num_sets=NUM_TRIALS, is_varied=False),
+        shown=draws(
+            num_sets=1,
+            is_varied=False,
+            max_problems=0,
+            max_bytes=min(table.memory_bytes, MAX_SHOWN_BYTES),
+        ),
         sketches=Sketches(Oracles(spawner, num_kept=1), max_bytes=table.memory_bytes),
         captures=captures,
         facts=Facts(captures),
@@ -111,6 +117,7 @@ class CpuTrials(Trials):
         """Ends the children that wait, and the compiler's threads."""
         self.references.end_idle()
         self.given.end_idle()
+        self.shown.end_idle()
         self.sketches.close()
         self.evaluators.close()
         self.captures.close()

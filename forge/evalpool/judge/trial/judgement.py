@@ -13,7 +13,7 @@ what no other device could ask: alternatives of a tuned kernel, memory that a ca
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from forge.evalpool.judge.program import wire
@@ -27,6 +27,7 @@ from forge.evalpool.judge.trial.structure import accesses_of
 from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided, Finding
 from forge.evalpool.judge.wide.look import are_far
 from forge.records.reason import Reason, Status
+from forge.records.verdict import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -151,6 +152,9 @@ class Judgement(Generic[D]):
         """Asks whether it is the same function, with gradients or without, and settles its
         choices. Raises Decided."""
         candidate, first = self.programs.candidate, self.programs.first()
+        if candidate.options.outputs:
+            self.device.settle(lambda: None)
+            return
         for mode in host_code(candidate.code, entry_point=candidate.entry_point).modes:
             if not self._is_own or (mode == "eval" and self._draw.reads_training):
                 continue
@@ -168,14 +172,28 @@ class Judgement(Generic[D]):
             self._ask_wide()
 
     def checked(self) -> Finding:
-        """Asks the second question, or the only one. Raises Decided."""
+        """Asks the second question, or the only one; or looks at one call, where that is asked for.
+        Raises Decided."""
         with self.device.asking(is_wide=False):
+            if self.programs.candidate.options.outputs:
+                return self._look()
             found = self._ask_real()
             with self.programs.phases.timed("correct"):
                 if self._is_own:
                     self.device.require_lasting()
                 self._require_others()
         return found
+
+    def _look(self) -> Finding:
+        """One call on inputs as the problem gives them, and the figures of its outputs. Raises
+        Decided for a program that fails."""
+        with self.programs.phases.timed("correct"):
+            left = self.device.call(0)
+            results = self.device.results
+            found = results.mismatch(left)
+            status, reason = (Status.WRONG, Reason.MISMATCH) if found else (Status.CORRECT, "ok")
+            finding = self.programs.report(status, reason, found or "")
+            return replace(finding, profile=Profile(outputs=results.facts(left)))
 
     @property
     def _draw(self) -> Draw:

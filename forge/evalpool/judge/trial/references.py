@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 
 MAX_CACHED_BYTES = 256 << 20
+MAX_SHOWN_BYTES = 1 << 30
+"""Memory of a draw whose sizes a model chose."""
 MAX_SKETCHES = 256
 """Of 1 to 100 kB each."""
 SKETCH_S = 2.0
@@ -57,8 +59,9 @@ class References(ABC, Generic[C]):
     """Draws that oracles gave, kept. Safe to call from several threads."""
 
     max_problems = 32
-    """More than are usually played at once. Each holds 10 to 400 kB, and each change leaves holes
-    in the heap: 2.5 MB with 64 of them, half with 32."""
+    """Kept draws, unless others are asked for: more problems than are usually played at once. Each
+    holds 10 to 400 kB, and each change leaves holes in the heap: 2.5 MB with 64 of them, half with
+    32."""
     small_bytes = 0
     """A draw of up to so many bytes makes no room for another one."""
 
@@ -71,6 +74,7 @@ class References(ABC, Generic[C]):
         max_bytes: int,
         max_cached_bytes: int,
         is_varied: bool = True,
+        max_problems: int | None = None,
     ) -> None:
         """
         Args:
@@ -79,7 +83,10 @@ class References(ABC, Generic[C]):
             max_cached_bytes: memory that all of them may take; one may take more.
             is_varied: draw inputs with plants and move parameters; else, under another project's
                 protocol, both are as the problem gives them.
+            max_problems: draws that are kept; with 0, each serves one candidate.
         """
+        if max_problems is not None:
+            self.max_problems = max_problems
         self._oracles = oracles
         self._num_sets = num_sets
         self._timeout_s = timeout_s

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from forge.evalpool.judge.channel.shm import FLOATING
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question
-from forge.evalpool.judge.wide.look import plant_words
+from forge.evalpool.judge.wide.look import plant_words, spread
+from forge.records.verdict import OutputFacts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -19,8 +22,10 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.trial.draws.draw import Draw
     from forge.evalpool.judge.wide.compare import Mask
-    from forge.evalpool.judge.wide.look import Operands, Values
+    from forge.evalpool.judge.wide.look import Operands, Part, Values
 
+MAX_READ = 1 << 22
+"""Elements of an output that its figures are made of, all over it."""
 IN_PLACE = "Model changes its {} in place, do as it does: "
 STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 """Names of a norm's statistics in training mode. No output depends on them, and most published
@@ -84,6 +89,10 @@ class Content(Protocol):
 
     def values(self, index: int, *, name: str) -> Values:
         """The elements of a tensor."""
+        ...
+
+    def values_of(self, got: Any, index: int) -> Values:
+        """The elements of what a call left in place of a tensor."""
         ...
 
 
@@ -162,6 +171,17 @@ class Results(Generic[C]):
         pairs = zip(left.outputs, indices, strict=False)
         return bool(indices) and all(self.content.is_unwritten(*pair) for pair in pairs)
 
+    def facts(self, left: Left) -> tuple[OutputFacts, ...]:
+        """The figures of what a call left, beside those of the expected results."""
+        return tuple(
+            output_facts(
+                name,
+                self.content.values_of(got, index),
+                self.content.values(index, name=name),
+            )
+            for got, index, name in self.pairs(left)
+        )
+
     def _difference(self, pair: Pair, number: int) -> str:
         operands, question = partial(self._operands, number), self.question(pair.expected)
         found = self.content.mismatch(
@@ -180,3 +200,28 @@ class Results(Generic[C]):
         named = {f"input {k}": index for k, index in enumerate(draw.sets[number].inputs)}
         named |= {f"parameter {name}": index for name, index in draw.named.items()}
         return [self.content.values(index, name=name) for name, index in named.items()]
+
+
+def output_facts(name: str, got: Values, expected: Values) -> OutputFacts:
+    """The figures of an output beside those of the expected one."""
+    chosen = spread(got.size, MAX_READ)
+    found, wanted = got.take(chosen), expected.take(chosen)
+    is_nan, is_inf = np.isnan(found), np.isinf(found)
+    both = np.isfinite(found) & np.isfinite(wanted)
+    low, high, mean = _range(found)
+    expected_low, expected_high, expected_mean = _range(wanted)
+    return OutputFacts(
+        name=name, dtype=expected.dtype, shape=expected.shape,
+        num_nan=int(is_nan.sum()), num_inf=int(is_inf.sum()),
+        low=low, high=high, mean=mean,
+        expected_low=expected_low, expected_high=expected_high, expected_mean=expected_mean,
+        largest_error=float(np.abs(found - wanted)[both].max()) if both.any() else None,
+    )  # fmt: skip
+
+
+def _range(values: Part) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Least, largest and mean of the finite elements."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return None, None, None
+    return float(finite.min()), float(finite.max()), float(finite.mean())

@@ -35,6 +35,7 @@ from forge.evalpool.judge.ttir.verify import (
 )
 from forge.evalpool.judge.wide.patterns import VALUE
 from forge.records.reason import Reason, Status
+from forge.records.verdict import LaunchFacts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -49,6 +50,8 @@ MAX_THREADS = 1024
 """Threads of a block."""
 WRITES_INPUT = "writes to input"
 """Part of the message where `forward` writes to an input."""
+MAX_LAUNCHES = 256
+"""Launches of a call that a profile has."""
 MAX_KERNELS = 64
 """Kernels whose accesses are remembered, each with its text: those of the last candidates, which
 are captured for several input sets and often alike."""
@@ -226,6 +229,35 @@ def kernel_facts(binary: Binary) -> dict[str, int]:
         "n_max_threads": MAX_THREADS,
         "shared": binary.shared_bytes,
     }
+
+
+def launch_facts(
+    program: Program, binaries: Sequence[Binary | Failure | None]
+) -> tuple[LaunchFacts, ...]:
+    """The launches of one forward call, of the first alternatives, with what their compilation
+    gave."""
+    found = list[LaunchFacts]()
+    for placed in next(variants(program)):
+        node = placed.node
+        if not isinstance(node, Launch) or placed.section is not Section.FORWARD:
+            continue
+        kernel, binary = program.kernels[node.kernel], binaries[node.kernel]
+        is_compiled = isinstance(binary, Binary)
+        found.append(
+            LaunchFacts(
+                name=kernel.name,
+                grid=node.grid,
+                num_warps=kernel.options.num_warps,
+                num_stages=kernel.options.num_stages,
+                num_bytes=op_bytes(program, node),
+                num_registers=binary.num_registers if is_compiled else None,
+                num_spills=binary.num_spills if is_compiled else None,
+                shared_bytes=binary.shared_bytes if is_compiled else None,
+            )
+        )
+        if len(found) == MAX_LAUNCHES:
+            break
+    return tuple(found)
 
 
 def compile_finding(failure: Failure, kernel: Kernel, *, code: str, report: Report) -> Finding:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
+    from forge.evalpool.judge.trial.draws.draw import Draw
     from forge.records.problem import ReferenceModule
     from forge.records.rules import PolicyName
 
@@ -81,6 +82,11 @@ class Phases:
     seconds: dict[str, float] = field(default_factory=dict)
     program: bytes | None = None
     """Bytes of the candidate's program for the first input set, whatever became of it."""
+    draw: Draw | None = None
+    """The inputs that it was judged on, once they were drawn."""
+    moved_bytes: int | None = None
+    """Bytes that the kernels of the last call in the problem's types loaded and stored, where they
+    are counted."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

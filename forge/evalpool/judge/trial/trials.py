@@ -18,15 +18,24 @@ import zstandard
 from forge.evalpool.judge.channel import words
 from forge.evalpool.judge.children.spawner import ZygoteGone
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
+from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
 from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.host_code import TRAINING_WORDS, host_code
 from forge.evalpool.judge.trial.programs import Programs, ValuesAsked
 from forge.evalpool.judge.trial.source import check_source
+from forge.evalpool.judge.trial.structure import launch_facts
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Candidate, Decided, Finding, Phases
 from forge.evalpool.site_packages import with_advice
 from forge.records.reason import Reason
-from forge.records.verdict import MAX_PROGRAM_BYTES, JudgeOptions, OtherVerdict, Status, Verdict
+from forge.records.verdict import (
+    MAX_PROGRAM_BYTES,
+    JudgeOptions,
+    OtherVerdict,
+    Profile,
+    Status,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +70,9 @@ class Trials(ABC):
     """Draws of our own protocol: given inputs, and inputs with plants."""
     given: References[Any]
     """Draws of the others: inputs and parameters as the problem gives them."""
+    shown: References[Any]
+    """Draws for `JudgeOptions.outputs`, as the problem gives them, each for one request: nothing is
+    judged on inputs whose results were shown."""
     sketches: Sketches
     captures: Captures
     facts: Facts
@@ -84,11 +96,31 @@ class Trials(ABC):
         verdict = self.stamped(finding, phases=phases)
         if options.program and phases.program is not None:
             verdict = replace(verdict, program=_packed(phases.program))
-        if verdict.status.is_scored and self.table.also:
+        if options.profile or options.outputs:
+            verdict = replace(verdict, profile=self._profile(finding, phases))
+        if verdict.status.is_scored and self.table.also and not options.outputs:
             with phases.timed("also"):
                 also = self._also(candidate, finding)
             verdict = replace(verdict, also=also, phase_s=dict(phases.seconds))
         return verdict
+
+    def _profile(self, finding: Finding, phases: Phases) -> Profile:
+        """The profile of a finding, with what is known of the program that was captured."""
+        found = finding.profile or Profile()
+        if phases.draw is not None:
+            found = replace(found, needed_bytes=phases.draw.io_bytes, flops=phases.draw.flops)
+        if phases.program is None:
+            return found
+        program = wire.loads(phases.program)
+        try:
+            with phases.timed("compile"):
+                binaries = self.compiler.compile(
+                    program.kernels, program.target, budget_s=self.table.compile_timeout_s
+                )
+        except ZygoteGone:
+            binaries = [None] * len(program.kernels)
+        launches = launch_facts(program, binaries)
+        return replace(found, launches=launches, moved_bytes=phases.moved_bytes)
 
     def _also(self, candidate: Candidate, finding: Finding) -> dict[str, OtherVerdict]:
         """The verdicts of the table's other protocols, the same in each if it does not compile.
@@ -180,16 +212,20 @@ class Trials(ABC):
             is_on_card=self.is_on_card,
         )
         with phases.timed("reference"):
-            sketch = self.sketches.of(problem, is_plain=not is_own)
+            is_plain = not is_own or candidate.options.outputs
+            sketch = self.sketches.of(problem, is_plain=is_plain)
         if sketch is not None:
             sketched = make(draw=sketch, problem=self._facts(candidate, sketch))
             with suppress(ValuesAsked):
                 sketched.first()
             make = sketched.on
         references = self.references if is_own else self.given
+        if candidate.options.outputs:
+            references = self.shown
         with phases.timed("reference"):
             kept = references.hold(problem, shared=self._to_draw)
         draw: Draw = kept.draw
+        phases.draw = draw
         try:
             if draw.is_constant:
                 status, reason = Status.UNJUDGEABLE, Reason.CONSTANT

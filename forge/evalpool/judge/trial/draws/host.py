@@ -185,6 +185,10 @@ class HostDraw:
         """The elements of a tensor."""
         return Values.of_bytes(self.draw.specs[index], self.parts[index], name=name)
 
+    def values_of(self, got: Data, index: int) -> Values:
+        """The elements of what a call left in place of a tensor."""
+        return Values.of_bytes(self.draw.specs[index], got)
+
     def write(self, memory: mmap.mmap, place: int, layout: Layout) -> None:
         """One tensor of the memory as it is before the first call."""
         self._write(memory, place, self.draw.contents[place], layout)

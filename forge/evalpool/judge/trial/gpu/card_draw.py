@@ -120,6 +120,12 @@ class CardDraw:
             return self.host.values(index, name=name)
         return card.values_of(self.tensors[index], name=name)
 
+    def values_of(self, got: torch.Tensor, index: int) -> Values:
+        """The elements of what a call left in place of a tensor."""
+        if self.host is not None:
+            return self.host.values_of(bytes_of(got), index)
+        return card.values_of(got, name="output")
+
 
 def view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
     """A tensor of `spec` at byte `start` of a block."""

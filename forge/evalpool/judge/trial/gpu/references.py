@@ -62,6 +62,8 @@ class CardReferences(References[CardDraw]):
         timeout_s: float,
         is_tf32: bool,
         is_varied: bool = True,
+        max_problems: int | None = None,
+        max_bytes: int | None = None,
         small: Oracles | None = None,
     ) -> None:
         """
@@ -75,9 +77,10 @@ class CardReferences(References[CardDraw]):
             oracles,
             num_sets=num_sets,
             timeout_s=timeout_s,
-            max_bytes=int(DRAW_SHARE * self._memory_bytes),
+            max_bytes=max_bytes or int(DRAW_SHARE * self._memory_bytes),
             max_cached_bytes=int(CACHE_SHARE * self._memory_bytes),
             is_varied=is_varied,
+            max_problems=max_problems,
         )
         self._tf32 = Tf32.of(is_tf32, is_other=not is_varied)
         self._small = small and SmallDraws(small, request=self._request, timeout_s=timeout_s)

@@ -48,7 +48,7 @@ from forge.evalpool.judge.trial.gpu.references import DRAW_SHARE, CardReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.oracles import Oracles
-from forge.evalpool.judge.trial.references import Sketches
+from forge.evalpool.judge.trial.references import MAX_SHOWN_BYTES, Sketches
 from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding
 from forge.evalpool.judge.trial.trials import Trials
@@ -129,6 +129,7 @@ def open_gpu_trials(
             small=small,
         ),
         given=draws(num_sets=NUM_TRIALS + NUM_TIMED_SETS, is_varied=False),
+        shown=draws(num_sets=1, is_varied=False, max_problems=0, max_bytes=MAX_SHOWN_BYTES),
         sketches=Sketches(small, max_bytes=int(DRAW_SHARE * device.memory_bytes)),
         captures=captures,
         facts=Facts(captures),
@@ -275,7 +276,8 @@ class GpuTrials(Trials):
         return replace(finding, timing=timing, profile=profile)
 
     def _is_timed(self, candidate: Candidate) -> bool:
-        return self.table.timing and candidate.options.timing
+        options = candidate.options
+        return self.table.timing and options.timing and not options.outputs
 
     def _timing(self, judgement: Judgement[CardDevice], time: Time, baseline: Baseline) -> Timing:
         draw = judgement.programs.draw
@@ -329,6 +331,7 @@ class GpuTrials(Trials):
     def _end_idle(self) -> None:
         self.references.end_idle()
         self.given.end_idle()
+        self.shown.end_idle()
         self.baselines.end_idle()
 
 

@@ -1,0 +1,84 @@
+"""Searches Triton's language reference: the docstrings of the installed package."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from forge.errors import MachineError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CHILD = ("-m", "forge.tools.reference")
+CHILD_TIMEOUT_S = 120.0
+NUM_FOUND = 3
+"""Entries of an answer; one whose name is the query stands alone."""
+NAME_WEIGHT = 5.0
+"""Weight of a word of the query in an entry's name; in its text it has up to 1."""
+_WORD = re.compile(r"[a-z]+|\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceEntry:
+    """A function or class of the reference."""
+
+    name: str
+    """As kernels write it: `tl.dot`."""
+    signature: str
+    text: str
+
+    def shown(self, *, max_chars: int) -> str:
+        """Name, signature and text, shortened at the end."""
+        whole = f"{self.name}{self.signature}\n{self.text}"
+        return whole if len(whole) <= max_chars else f"{whole[: max_chars - 4].rstrip()} ..."
+
+
+@cache
+def reference() -> tuple[ReferenceEntry, ...]:
+    """The entries of the installed triton, read once by a child. Raises MachineError."""
+    command = [sys.executable, *CHILD]
+    try:
+        ran = subprocess.run(command, capture_output=True, timeout=CHILD_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise MachineError(
+            f"docs: triton was not imported within {CHILD_TIMEOUT_S:.0f} s"
+        ) from None
+    if ran.returncode:
+        last = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise MachineError(f"docs: triton cannot be read: {last}; forge-kernels[judge] has it")
+    return tuple(ReferenceEntry(*row) for row in json.loads(ran.stdout))
+
+
+def search(query: str, entries: Sequence[ReferenceEntry], *, max_chars: int) -> str:
+    """The best entries for a query, or a line that says that there is none."""
+    wanted = query.strip().removesuffix("()").lower()
+    names = {entry.name.lower(): entry for entry in entries}
+    for name in (wanted, f"tl.{wanted}", wanted.replace("triton.language.", "tl.")):
+        if name in names:
+            return names[name].shown(max_chars=max_chars)
+    words = set(_WORD.findall(wanted))
+    texts = [(Counter(_words(one.name)), Counter(_words(one.text))) for one in entries]
+    used = Counter(word for name, text in texts for word in words & (name.keys() | text.keys()))
+    scores = list[float]()
+    for name, text in texts:
+        share = {word: text[word] / (1 + text[word]) for word in words}
+        rare = {word: math.log(1 + len(entries) / used[word]) for word in words if used[word]}
+        scores.append(sum(rare[w] * (share[w] + NAME_WEIGHT * (w in name)) for w in rare))
+    ranked = sorted(range(len(entries)), key=lambda k: (-scores[k], entries[k].name))
+    best = [entries[k] for k in ranked[:NUM_FOUND] if scores[k]]
+    if not best:
+        return f"nothing about {query.strip()[:80]!r}; ask for an operation, such as tl.dot"
+    room = max_chars // len(best)
+    return "\n\n".join(entry.shown(max_chars=room) for entry in best)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
