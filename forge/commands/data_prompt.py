@@ -148,6 +148,8 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
         chat=chat,
         context_tokens=experiment.serve.context_tokens,
         max_completion_tokens=experiment.rollout.max_completion_tokens,
+        tools=tuple(experiment.rollout.tools),
+        max_calls=experiment.rollout.tool_calls,
     )
     prompt = prompter.prompt(problem, attempts)
     if prompt is None:

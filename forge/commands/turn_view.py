@@ -57,8 +57,8 @@ NO_PROGRAM = "no program is stored: the answer failed before one was captured, o
 
 def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     """A turn as JSON: columns of v_turns; `also`, the verdicts of further protocols; `again`, those
-    of later passes (`forge judge --run`); `shapes`, results by shape; `program` as text or null,
-    and `note` where it is null.
+    of later passes (`forge judge --run`); `shapes`, results by shape; `calls` of tools; `program`
+    as text or null, and `note` where it is null.
 
     Raises:
         ConfigError: the id is not one of a turn, or the run has no such turn.
@@ -76,6 +76,10 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     row["also"] = reader.rows(also, key)
     again = f"SELECT {AGAIN_COLUMNS} FROM v_judged_again {where} ORDER BY judging"
     row["again"] = reader.rows(again, key)
+    calls = f"SELECT tool, arguments, message, result, seconds FROM v_calls {where} ORDER BY call"
+    row["calls"] = [
+        {**call, "arguments": json.loads(call["arguments"])} for call in reader.rows(calls, key)
+    ]
     row["shapes"] = reader.rows(f"SELECT {SHAPE_COLUMNS} FROM v_shapes {where} ORDER BY shape", key)
     packed = reader.value(
         "SELECT body FROM programs WHERE program_id = "
@@ -114,6 +118,8 @@ def render_turn(turn: dict[str, Any]) -> RichGroup:
     for shape in turn["shapes"]:
         times = "" if shape["speedup"] is None else f", speed-up {shape['speedup']:.2f}"
         parts.append(Text(printable(f"{shape['name']}: {shape['status']}{times}")))
+    for call in turn["calls"]:
+        parts += [Text(""), Text(printable(call["message"] or "")), Text(printable(call["result"]))]
     parts += [Text(""), Syntax(printable(turn["code"] or ""), "python")]
     parts += [Text(""), Text(printable(turn["program"] or turn["note"]))]
     return RichGroup(*parts)

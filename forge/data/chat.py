@@ -23,18 +23,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.answer_form import FIELDS, AnswerForm, continued, find_form, parts_of
+from forge.data.answer_form import (
+    ANSWER,
+    FIELDS,
+    QUESTION,
+    AnswerForm,
+    continued,
+    find_form,
+    parts_of,
+)
 from forge.data.answers import THINKING
 from forge.data.pieces import PieceEncoder
 from forge.data.template import Template, find_template, read_object, within_trial
 from forge.data.tokenizer_files import load_tokenizer, special_names, stop_ids
 from forge.errors import ConfigError
-from forge.records import Prompt
+from forge.records import Message, Prompt
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from forge.records import Message
 
 # A Unicode noncharacter, which never occurs in interchanged text: it splits the names of special
 # tokens inside a message while the template runs, and is removed afterwards.
@@ -152,6 +158,18 @@ class ChatTemplate:
             messages=tuple(messages),
             text=text.replace(_GUARD, ""),
         )
+
+    def following(self, reply: Message, answer_ids: Sequence[int]) -> list[int]:
+        """Token ids after an answer, from its end on: a reply, and the generation prompt. What was
+        sampled stays as it is, whatever the template makes of earlier answers."""
+        question = Message(role="user", content=QUESTION)
+        answer = Message(role="assistant", content=ANSWER)
+        text = self._apply([question, answer, reply], add_generation_prompt=True)
+        rest, end = text.partition(ANSWER)[2], self.form.end
+        end_ids = self._tokenize(end)
+        if list(answer_ids[-len(end_ids) :]) == end_ids:
+            rest = rest.removeprefix(end)
+        return self._tokenize(rest)
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True

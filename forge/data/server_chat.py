@@ -42,6 +42,10 @@ class PlainChat:
         text = "\n\n".join(message.content for message in sent)
         return Prompt(ids=code_points(text), messages=sent, text=text)
 
+    def following(self, reply: Message, answer_ids: Sequence[int]) -> list[int]:
+        """An id per character of a reply to an answer."""
+        return self.encode_plain(f"\n\n{reply.content}\n\n")
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of code points: the inverse of `code_points`."""
         return "".join(map(chr, ids)).removesuffix(chr(END))

@@ -11,6 +11,7 @@ from forge.records.rollout import (
     GroupStart,
     Prompt,
     Purpose,
+    ToolCall,
     Trajectory,
     Turn,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Split",
     "Status",
     "Timing",
+    "ToolCall",
     "Trajectory",
     "Turn",
     "Verdict",

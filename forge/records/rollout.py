@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from forge.records.problem import Message
     from forge.records.verdict import Verdict
@@ -81,7 +82,8 @@ class Completion:
     token_ids: tuple[int, ...]
     """With the stop token if finish is `stop`."""
     logprobs: tuple[float, ...]
-    """Natural log probability of each token under the distribution it was sampled from. [T]"""
+    """Natural log probability of each token under the distribution it was sampled from; NaN for a
+    token of a tool's reply, which was not sampled. [T]"""
     finish: Finish
     min_version: int
     """Oldest policy version among its tokens."""
@@ -93,7 +95,36 @@ class Completion:
     @property
     def num_tokens(self) -> int:
         """Tokens that were generated."""
-        return len(self.token_ids) if self.counted is None else self.counted
+        if self.counted is not None:
+            return self.counted
+        return len(self.token_ids) - sum(map(math.isnan, self.logprobs))
+
+    def continued(self, reply_ids: Sequence[int], more: Completion) -> Completion:
+        """This one, the reply of a tool, and what was sampled after it."""
+        has_logprobs = len(self.logprobs) == len(self.token_ids)
+        unsampled = (math.nan,) * len(reply_ids)
+        is_counted = self.counted is not None and more.counted is not None
+        return Completion(
+            token_ids=(*self.token_ids, *reply_ids, *more.token_ids),
+            logprobs=(*self.logprobs, *unsampled, *more.logprobs) if has_logprobs else (),
+            finish=more.finish,
+            min_version=min(self.min_version, more.min_version),
+            max_version=max(self.max_version, more.max_version),
+            counted=self.num_tokens + more.num_tokens if is_counted else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool within a turn."""
+
+    message: str
+    """The message that asked, with its thinking; part of the turn's completion."""
+    tool: str
+    arguments: Mapping[str, Any]
+    result: str
+    """The reply, whose tokens are part of the completion and are not trained."""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +140,7 @@ class Turn:
     prompt_text: str
     completion: Completion
     completion_text: str
-    """The decoded completion, with its thinking."""
+    """The decoded completion, with its thinking; after calls of tools its last message."""
     code: str
     """The candidate's source; empty if none could be extracted."""
     verdict: Verdict
@@ -122,6 +153,8 @@ class Turn:
     judge_s: float = 0.0
     prompt_hash: str = ""
     """As in `Prompt`; empty in turns of versions before it."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of tools before the answer; empty for a turn that was read from a store."""
 
     @property
     def turn_id(self) -> str:

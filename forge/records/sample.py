@@ -16,7 +16,8 @@ class Sample:
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log probability of each completion token in the engine, when it was sampled. [T]"""
+    """Log probability of each completion token in the engine, when it was sampled; NaN for one that
+    a tool wrote, which is not trained. [T]"""
     advantage: float
     policy_version: int
     """Oldest version among its tokens; staleness counts from this one."""

@@ -15,6 +15,10 @@ are being generated.
 
 All rollouts run at once; the queues of engine and judges bound them.
 
+Before its answer a turn may call tools (`Ports.tools`), up to a budget. The reply follows the
+message that asked, and the completion goes on: all of it is one completion, in which the tokens of
+replies have no log probability, so that they are not trained.
+
 A scorer per group rewards all turns when the last rollout has ended; until then they are stored
 without a reward. A turn whose scorer fails is stored too: its verdict was paid for.
 """
@@ -23,7 +27,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 
@@ -38,10 +42,12 @@ from forge.records import (
     Purpose,
     Reason,
     Status,
+    ToolCall,
     Trajectory,
     Turn,
     Verdict,
 )
+from forge.records.rollout import Finish
 from forge.rollout.rewards import is_flat, is_good_enough, reward_terms, turn_returns
 from forge.rollout.seeds import derive_seed
 
@@ -60,6 +66,8 @@ NO_ANSWER_WORDS: dict[str, str] = {
     Reason.UNCLOSED_THINKING: "the thinking was never closed",
 }
 """Detail of the verdict, which the model reads, if there is no candidate to judge."""
+NO_ROOM = "{tool}> the reply does not fit the context: answer now"
+"""Reply in place of a longer one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +107,16 @@ class TimedCompletion:
     generate_s: float
 
 
+class _Answered(NamedTuple):
+    """The completion of a turn, with its calls of tools."""
+
+    completion: Completion
+    text: str
+    """Its last message."""
+    generate_s: float
+    calls: tuple[ToolCall, ...]
+
+
 def verdict_without_code(problem: ReferenceModule, reason: Reason) -> Verdict:
     """The verdict on an answer without a candidate."""
     detail = NO_ANSWER_WORDS.get(reason, reason).format(name=problem.entry_point)
@@ -122,7 +140,7 @@ class _Game:
     async def play(self) -> Group:
         num = self.rules.group_size
         await self.ports.sink.put(self._start())
-        prompt = self.ports.prompter.prompt(self.problem, ())
+        prompt = self.ports.prompter.prompt(self.problem, self.ports.shown)
         if prompt is None:
             ended = [self._trajectory(i, (), End.CONTEXT_FULL) for i in range(num)]
             await self.ports.sink.put(*ended)
@@ -182,9 +200,11 @@ class _Game:
             if end is not None:
                 break
             attempts = [
-                Exchange(completion_text=t.completion_text, verdict=t.verdict) for t in turns
+                Exchange(completion_text=t.completion_text, verdict=t.verdict, calls=t.calls)
+                for t in turns
             ]
-            following = self.ports.prompter.prompt(self.problem, attempts)
+            shown = [*self.ports.shown, *attempts]
+            following = self.ports.prompter.prompt(self.problem, shown)
             if following is None:
                 end = End.CONTEXT_FULL
                 break
@@ -235,7 +255,7 @@ class _Game:
         return End.MAX_TURNS if len(turns) >= self.rules.max_turns else None
 
     async def _generate(
-        self, prompt: Prompt, *, n: int, rollout: int, turn: int
+        self, prompt: Prompt, *, n: int, rollout: int, turn: int, call: int = 0
     ) -> list[TimedCompletion]:
         began, place = anyio.current_time(), self.place
         seed_place = place.group_id if place.seed_place is None else place.seed_place
@@ -244,17 +264,59 @@ class _Game:
             n=n,
             max_tokens=self.rules.max_completion_tokens,
             temperature=self.rules.temperature,
-            seed=derive_seed(self.rules.seed, seed_place, rollout, turn),
+            seed=derive_seed(self.rules.seed, seed_place, rollout, turn, *([call] if call else [])),
         )
         generate_s = anyio.current_time() - began
         return [TimedCompletion(completion=one, generate_s=generate_s) for one in completions]
 
-    async def _judge_turn(
+    async def _use_tools(
         self, rollout: int, played: Sequence[Turn], prompt: Prompt, answer: TimedCompletion
+    ) -> _Answered:
+        """Plays the calls of tools before the answer of a turn."""
+        prompter, tools, calls = self.ports.prompter, self.ports.tools, list[ToolCall]()
+        last, whole, generate_s = answer.completion, answer.completion, answer.generate_s
+        text = prompter.decode(last.token_ids)
+        code = next((turn.code for turn in reversed(played) if turn.code), "")
+        while tools is not None and len(calls) < tools.max_calls:
+            call = prompter.find_call(text) if last.finish is Finish.STOP else None
+            if call is None:
+                break
+            code, began = prompter.extract(self.problem, text)[0] or code, anyio.current_time()
+            left = tools.max_calls - len(calls) - 1
+            result = await tools.answer(call, problem=self.problem, code=code, left=left)
+            seconds = anyio.current_time() - began
+            following = prompter.reply(prompt, last, message=text, result=result)
+            if following is None:
+                result = NO_ROOM.format(tool=call.tool)
+                following = prompter.reply(prompt, last, message=text, result=result)
+            if following is None:
+                break
+            reply_ids = following.ids[len(prompt.ids) + len(last.token_ids) :]
+            try:
+                (more,) = await self._generate(
+                    following, n=1, rollout=rollout, turn=len(played), call=len(calls) + 1
+                )
+            except self.ports.refused as error:
+                await self._note_full(f"after a call of {call.tool}: {error}")
+                break
+            calls.append(
+                ToolCall(
+                    message=text, tool=call.tool, arguments=call.arguments, result=result,
+                    seconds=seconds,
+                )
+            )  # fmt: skip
+            prompt, last = following, more.completion
+            whole, generate_s = whole.continued(reply_ids, last), generate_s + more.generate_s
+            text = prompter.decode(last.token_ids)
+        return _Answered(whole, text, generate_s, tuple(calls))
+
+    async def _judge_turn(
+        self, rollout: int, played: Sequence[Turn], prompt: Prompt, first: TimedCompletion
     ) -> Turn:
-        """Extract, judge, score and store one turn."""
+        """Call tools, extract, judge, score and store one turn."""
         prompter = self.ports.prompter
-        text = prompter.decode(answer.completion.token_ids)
+        answer = await self._use_tools(rollout, played, prompt, first)
+        text = answer.text
         code, reason = prompter.extract(self.problem, text)
         began = anyio.current_time()
         if code:
@@ -276,6 +338,7 @@ class _Game:
             generate_s=answer.generate_s,
             judge_s=anyio.current_time() - began,
             prompt_hash=prompt.prompt_hash,
+            calls=answer.calls,
         )
         try:
             turn = await self._score(turn, before=played[-1].verdict if played else None)

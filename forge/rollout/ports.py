@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from forge.data.prompts.prompt_set import Exchange
     from forge.records import Completion, EngineLoad, Judge, Problem, Prompt, Reason, Verdict
+    from forge.tools.toolbox import Call, Toolbox
 
 
 class Generate(Protocol):
@@ -55,6 +56,21 @@ class Prompter(Protocol):
         Never raises."""
         ...
 
+    def find_call(self, message: str) -> Call | None:
+        """The call of a tool that a message asks for; None for an answer. Never raises."""
+        ...
+
+    def reply(
+        self, prompt: Prompt, completion: Completion, *, message: str, result: str
+    ) -> Prompt | None:
+        """The prompt that a turn goes on from: one before, what was sampled after it, and the reply
+        of a tool. None if that leaves no room for a completion.
+
+        Args:
+            message: text of the completion.
+        """
+        ...
+
 
 class Scorer(Protocol):
     """Rewards verdicts in place of the terms of `[reward]`."""
@@ -86,6 +102,10 @@ class Ports:
     """The engine's current load, without waiting; None if it does not report it."""
     scorer: Scorer | None = None
     """Rewards of the user's own; None for the terms of `[reward]`."""
+    tools: Toolbox | None = None
+    """Tools that a turn may call before its answer."""
+    shown: tuple[Exchange, ...] = ()
+    """Judged attempts of earlier groups, which each conversation begins with."""
     is_apart: bool = False
     """Each rollout requests its first turn itself: for an engine that caches the prompt."""
     refused: tuple[type[Exception], ...] = ()

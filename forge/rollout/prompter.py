@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forge.data.answers import extract
-from forge.data.prompts.prompt_set import Exchange, fit
+from forge.data.prompts.prompt_set import TOOL_ROLE, Exchange, fit
 from forge.errors import ConfigError
-from forge.records import Reason, Status, Verdict
+from forge.records import Message, Prompt, Reason, Status, Verdict
+from forge.tools.toolbox import fenced_words, find_call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.data.chat import ChatTemplate
     from forge.data.prompts.prompt_set import PromptSet
-    from forge.records import Problem, Prompt
+    from forge.records import Completion, Problem
+    from forge.tools.toolbox import Call
 
 SHORTEST = Exchange(
     completion_text="""```python
@@ -38,6 +40,9 @@ class TemplatePrompter:
     context_tokens: int
     """Largest sum of prompt and completion."""
     max_completion_tokens: int
+    tools: tuple[str, ...] = ()
+    """Names of the tools that a turn may call."""
+    max_calls: int = 0
 
     def prompt(self, problem: Problem, attempts: Sequence[Exchange]) -> Prompt | None:
         """The next turn's prompt, with as many of the newest attempts as fit beside a completion;
@@ -47,7 +52,7 @@ class TemplatePrompter:
             problem,
             attempts,
             budget_tokens=self.context_tokens - self.max_completion_tokens,
-            render=self.chat.prompt,
+            render=self._render,
         )
         return None if prompt is None else replace(prompt, prompt_hash=self.prompts.hash)
 
@@ -79,7 +84,15 @@ class TemplatePrompter:
 
     def _least_tokens(self, problem: Problem, attempts: Sequence[Exchange]) -> int:
         conversation = self.prompts.conversation(problem, attempts)
-        return len(self.chat.prompt(conversation).ids) + self.max_completion_tokens
+        return len(self._render(conversation).ids) + self.max_completion_tokens
+
+    def _render(self, messages: Sequence[Message]) -> Prompt:
+        """A conversation, whose first message tells about the tools."""
+        if self.tools:
+            words = fenced_words(self.tools, max_calls=self.max_calls)
+            first, *others = messages
+            messages = [replace(first, content=f"{first.content}\n\n{words}"), *others]
+        return self.chat.prompt(messages)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a completion."""
@@ -95,3 +108,19 @@ class TemplatePrompter:
             completion_text, entry_point=problem.entry_point, thinking=self.prompts.thinking
         )
         return found.code, found.reason
+
+    def find_call(self, message: str) -> Call | None:
+        """The call of a tool that a message asks for; None for an answer."""
+        return find_call(message, self.tools, thinking=self.prompts.thinking)
+
+    def reply(
+        self, prompt: Prompt, completion: Completion, *, message: str, result: str
+    ) -> Prompt | None:
+        """The prompt that a turn goes on from; None if it leaves no room for a completion."""
+        reply = Message(role=TOOL_ROLE, content=result)
+        reply_ids = self.chat.following(reply, completion.token_ids)
+        ids = (*prompt.ids, *completion.token_ids, *reply_ids)
+        if len(ids) > self.context_tokens - self.max_completion_tokens:
+            return None
+        messages = (*prompt.messages, Message(role="assistant", content=message), reply)
+        return Prompt(ids=ids, messages=messages, prompt_hash=prompt.prompt_hash)

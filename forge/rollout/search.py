@@ -38,8 +38,7 @@ from forge.records import Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from forge.records import Problem, Prompt, Turn, Verdict
-    from forge.rollout.ports import Prompter, Reason
+    from forge.records import Problem, Turn, Verdict
 
 Strategy = Literal["best-of-n", "refine", "evolve"]
 
@@ -65,6 +64,11 @@ class JudgedAnswer:
     parents: tuple[str, ...] = ()
     """Turns that its prompt showed, the newest last."""
     island: int = 0
+
+    @property
+    def exchange(self) -> Exchange:
+        """The attempt as a conversation shows it."""
+        return Exchange(completion_text=self.completion_text, verdict=self.verdict)
 
     @property
     def value(self) -> float:
@@ -238,34 +242,6 @@ def next_search(searches: Iterable[Search]) -> Search | None:
     """The search that the next answer goes to; None if all have ended."""
     going = [each for each in searches if not each.ending]
     return max(going, key=lambda each: each.expected_gain, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class AfterParents:
-    """A prompter whose conversations begin with the parents of an answer."""
-
-    prompter: Prompter
-    parents: Sequence[JudgedAnswer]
-
-    def prompt(self, problem: Problem, attempts: Sequence[Exchange]) -> Prompt | None:
-        """As `Prompter`."""
-        shown = [
-            Exchange(completion_text=each.completion_text, verdict=each.verdict)
-            for each in self.parents
-        ]
-        return self.prompter.prompt(problem, [*shown, *attempts])
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """As `Prompter`."""
-        return self.prompter.decode(token_ids)
-
-    def feedback(self, verdict: Verdict) -> str:
-        """As `Prompter`."""
-        return self.prompter.feedback(verdict)
-
-    def extract(self, problem: Problem, completion_text: str) -> tuple[str, Reason]:
-        """As `Prompter`."""
-        return self.prompter.extract(problem, completion_text)
 
 
 def attempt_of(turn: Turn, *, parents: Sequence[str], island: int = 0) -> JudgedAnswer:

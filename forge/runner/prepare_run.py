@@ -33,6 +33,7 @@ from forge.runner.weights.resume import find_starting_weights
 from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.serve.weights import Weights
 from forge.store.reader import open_run
+from forge.tools.docs import reference
 
 if TYPE_CHECKING:
     from forge.data.prompts.prompt_set import PromptSet
@@ -46,6 +47,8 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
     Raises Stopped if a stop was requested meanwhile; finished products are kept.
     """
     await _settle_prompts(run)
+    if "docs" in run.experiment.rollout.tools:
+        await anyio.to_thread.run_sync(reference)  # its errors come before anything is made
     model = run.experiment.model
     if model.path is not None:
         run.prompter = _prompter(run, Path(model.path))
@@ -141,6 +144,8 @@ def _prompter(run: RunContext, model_dir: Path) -> TemplatePrompter:
         chat=chat,
         context_tokens=run.experiment.serve.context_tokens * unit,
         max_completion_tokens=run.experiment.rollout.max_completion_tokens * unit,
+        tools=tuple(run.experiment.rollout.tools),
+        max_calls=run.experiment.rollout.tool_calls,
     )
 
 

@@ -41,7 +41,7 @@ CREATE TEMP TABLE kept AS
 """
 BY_GROUP = (
     *("trajectories", "turns", "verdicts", "turn_programs", "turn_protocols", "turn_shapes"),
-    *("samples", "sample_uses", "groups"),
+    *("turn_calls", "samples", "sample_uses", "groups"),
 )
 TRIM_TEXTS = """
 DELETE FROM problems WHERE problem_id NOT IN (SELECT problem_id FROM groups);
@@ -51,6 +51,8 @@ DELETE FROM texts WHERE text_id NOT IN (
     UNION SELECT code_id FROM turns WHERE code_id IS NOT NULL
     UNION SELECT feedback_id FROM turns WHERE feedback_id IS NOT NULL
     UNION SELECT detail_id FROM verdicts WHERE detail_id IS NOT NULL
+    UNION SELECT message_id FROM turn_calls WHERE message_id IS NOT NULL
+    UNION SELECT result_id FROM turn_calls WHERE result_id IS NOT NULL
     UNION SELECT source_id FROM problems);
 """
 REOPEN_ALL = (

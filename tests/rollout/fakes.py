@@ -98,6 +98,12 @@ class FakePrompter:
             return "", Reason.NO_CODE_BLOCK
         return completion_text, Reason.OK
 
+    def find_call(self, message: str) -> None:
+        return None
+
+    def reply(self, prompt: Prompt, completion: Completion, *, message: str, result: str) -> None:
+        return None
+
 
 class Recorder:
     def __init__(self) -> None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from forge.config.schema import Budget
-from forge.records import Reason, Status, Timing, Verdict
+from forge.records import Purpose, Reason, Status, Timing, Verdict
+from forge.rollout.play import GroupPlace, play_group
 from forge.rollout.search import (
     MIGRATE_EVERY,
     NUM_ISLANDS,
-    AfterParents,
     JudgedAnswer,
     Search,
     Strategy,
     next_search,
 )
-from tests.rollout.fakes import FakePrompter, problem
+from tests.rollout.fakes import FakePrompter, ports, problem, rules
 
 
 def verdict(
@@ -171,15 +172,18 @@ def test_the_next_answer_goes_where_most_is_to_be_gained() -> None:
     assert next_search([growing]) is None
 
 
-def test_a_conversation_begins_with_the_parents() -> None:
+@pytest.mark.anyio
+async def test_a_conversation_begins_with_the_parents() -> None:
     parents = [
         JudgedAnswer(turn_id=name, completion_text=name, verdict=WRONG) for name in ("g1", "g2")
     ]
-    prompter = AfterParents(FakePrompter(), parents)
-    shown, first = prompter.prompt(problem(), ()), FakePrompter().prompt(problem(), ())
-    assert shown is not None
+    played, _, policy = ports(lambda *_: 2)
+    shown = replace(played, shown=tuple(each.exchange for each in parents))
+    place = GroupPlace(group_id=3, purpose=Purpose.SEARCH, stage=0, step=0)
+    await play_group(problem(), place=place, rules=rules(group_size=1, max_turns=2), ports=shown)
+    first = FakePrompter().prompt(problem(), ())
     assert first is not None
-    assert len(shown.ids) == len(first.ids) + 2
+    assert [len(ids) - len(first.ids) for ids in policy.asked] == [2, 3]
 
 
 @pytest.mark.parametrize(

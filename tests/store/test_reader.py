@@ -38,6 +38,7 @@ EMPTY_VIEWS = (
     "v_fast_p_by_turn",  # tests/views/test_statistics.py, as the next one
     "v_geomean",
     "v_judge_noise",
+    "v_calls",
     "v_programs",
     "v_protocols",
     "v_replayed",

@@ -52,7 +52,7 @@ async def test_every_record_type_has_rows(tmp_path: Path, texts: str) -> None:
     found = counts(root)
     empty = [name for name, number in found.items() if not number and "open_" not in name]
     assert set(empty) == {
-        *("programs", "turn_programs", "turn_protocols", "turn_shapes"),
+        *("programs", "turn_programs", "turn_protocols", "turn_shapes", "turn_calls"),
         *("judgings", "verdicts_again"),
     }
     assert found["turns"] == found["verdicts"] == 24
@@ -182,7 +182,7 @@ async def test_every_put_and_flush_after_a_failure_raises_it(tmp_path: Path) -> 
     [
         ("user_version = 99", r"schema 99 is newer than .* knows 1;"),
         *(
-            (f"application_id = {each}", f"before the first release .*{each:#x}.*: 0x46474531")
+            (f"application_id = {each}", f"before the first release .*{each:#x}.*: 0x46474532")
             for each in UNRELEASED_IDS
         ),
         ("application_id = 7", "not a database of forge .*0x7"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,15 @@ CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 
 
 def some_samples(num: int) -> list[Sample]:
-    """Samples far enough from the policy that some ratios are clipped on each side."""
-    return make_samples(num, seed=0, spread=0.4)
+    """Samples far enough from the policy that some ratios are clipped on each side. Of each third
+    one, a tool wrote the tokens in the middle."""
+    found = make_samples(num, seed=0, spread=0.4)
+    for number in range(1, num, 3):
+        logprobs = list(found[number].logprobs)
+        middle = slice(len(logprobs) // 3, 2 * len(logprobs) // 3)
+        logprobs[middle] = [math.nan] * len(logprobs[middle])
+        found[number] = replace(found[number], logprobs=tuple(logprobs))
+    return found
 
 
 def plain_loss(
@@ -45,7 +53,9 @@ def plain_loss(
         ids = torch.tensor([[*s.prompt_ids, *s.completion_ids]])
         logits = model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE
         logps = logits.log_softmax(-1).gather(-1, torch.tensor(s.completion_ids)[:, None])[:, 0]
-        log_ratio = logps - torch.tensor(s.logprobs)
+        played = torch.tensor(s.logprobs)
+        logps, played = logps[~played.isnan()], played[~played.isnan()]
+        log_ratio = logps - played
         is_far = log_ratio.mean().item() < -(off_policy_mask_threshold or math.inf)
         if importance_sampling_level == "sequence":
             log_ratio = log_ratio.mean().expand(len(logps))

@@ -12,6 +12,8 @@ from forge.config.schema.base import PathValue, Positive, Share, Table
 
 PresetName = Literal["tiny", "standard", "kernelbench", "tritonforge"]
 
+ToolName = Literal["docs", "run", "profile"]
+
 TagName = Annotated[
     str,
     Field(
@@ -138,6 +140,12 @@ class RolloutTable(Table):
     max_replacements: Annotated[float, Field(ge=0)] = 1.0
     """Maximum groups per step that replace flat ones (equal rewards), as a multiple of
     groups_per_step."""
+    tools: list[ToolName] = Field(default_factory=list[ToolName])
+    """Tools that a turn may call before its answer, in training, evaluations and searches. docs:
+    search Triton's reference. run: run the candidate on sizes of the model's choice. profile: its
+    launches, and their times on a GPU. The tokens of their replies are not trained."""
+    tool_calls: Annotated[int, Field(ge=1, le=32)] = 4
+    """Maximum calls of tools in a turn. Each message of a turn has up to max_completion_tokens."""
     train_truncated: bool = True
     """Train on completions that max_completion_tokens cut off; if false they are masked."""
 

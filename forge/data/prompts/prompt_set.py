@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forge.config.schema import PromptTable
-    from forge.records import Problem, Prompt, Verdict
+    from forge.records import Problem, Prompt, ToolCall, Verdict
+
+
+TOOL_ROLE = "user"
+"""Role of a tool's reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,8 @@ class Exchange:
 
     completion_text: str
     verdict: Verdict
+    calls: Sequence[ToolCall] = ()
+    """Calls of tools before the answer."""
 
 
 def fit(
@@ -153,6 +159,9 @@ class PromptSet:
         """All messages before the next attempt; the chat template drops earlier thinking."""
         messages = list(self.first_messages(problem))
         for attempt in attempts[-1:] if self.attempts == "last" else attempts:
+            for call in attempt.calls:
+                messages.append(Message(role="assistant", content=call.message))
+                messages.append(Message(role=TOOL_ROLE, content=call.result))
             messages.append(Message(role="assistant", content=attempt.completion_text))
             messages.append(self.feedback_message(attempt.verdict))
         return tuple(messages)

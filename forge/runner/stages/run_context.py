@@ -13,6 +13,7 @@ from forge.records import Event, Split
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
 from forge.serve.remote.url_client import RefusedRequest
+from forge.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
@@ -126,11 +127,19 @@ class RunContext:
     def ports(self, generate: Generate | None = None) -> Ports:
         """Ports of the rollout loop; those of training unless `generate` is given."""
         assert self.pool is not None
+        pool, rollout = self.pool, self.experiment.rollout
+        tools = Toolbox(
+            names=rollout.tools,
+            max_calls=rollout.tool_calls,
+            ask=pool.judge,
+            has_times=lambda: any(seat.is_timed for seat in pool.seating.seats),
+        )
         return Ports(
             generate=generate or self.generate,
-            judge=partial(self.pool.judge, program=True),
+            judge=partial(pool.judge, program=True),
             sink=self.writer,
             prompter=self.prompter,
+            tools=tools if rollout.tools else None,
             scorer=self.scorer,
             refused=(RefusedRequest,),
         )

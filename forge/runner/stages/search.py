@@ -20,7 +20,7 @@ import anyio.to_thread
 from forge.config.schema import Budget, SearchStage, split_of
 from forge.records import Purpose
 from forge.rollout.play import GroupPlace, play_group
-from forge.rollout.search import AfterParents, Search, attempt_of, next_search
+from forge.rollout.search import Search, attempt_of, next_search
 from forge.rollout.seeds import derive_seed, problem_place
 from forge.runner.stages.evaluate import groups_in_flight, spread
 from forge.store.reader import open_run
@@ -164,7 +164,7 @@ class Searching:
         )
         temperature = run.experiment.eval.temperature
         rules = run.rules(group_size=1, max_turns=1, temperature=temperature)
-        shown = replace(ports, prompter=AfterParents(ports.prompter, parents))
+        shown = replace(ports, shown=tuple(each.exchange for each in parents))
         group = await play_group(problem, place=place, rules=rules, ports=shown)
         turns = group.trajectories[0].turns
         if turns:

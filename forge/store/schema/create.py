@@ -14,9 +14,9 @@ from forge.store.schema.rollups import OPEN_TABLES, ROLLED_TABLES
 from forge.store.schema.tables import RUN_TABLES, TOKEN_TABLES
 from forge.store.schema.views import VIEWS
 
-APPLICATION_ID = 0x46474531
-"""`FGE1`, as `file run.db` and `PRAGMA application_id` show it."""
-UNRELEASED_IDS = (0x666F7267, 0x66726765, 0x46524745)
+APPLICATION_ID = 0x46474532
+"""`FGE2`, as `file run.db` and `PRAGMA application_id` show it."""
+UNRELEASED_IDS = (0x666F7267, 0x66726765, 0x46524745, 0x46474531)
 """The same of runs recorded before the first release, whose schemas had numbers of their own."""
 VERSION = 1
 

@@ -115,7 +115,7 @@ CREATE TABLE turns (
     attempt INTEGER,
     recorded_at REAL NOT NULL,
     num_prompt_tokens INTEGER NOT NULL,
-    num_completion_tokens INTEGER NOT NULL,
+    num_completion_tokens INTEGER NOT NULL,  -- as sampled, without those of tools' replies
     finish TEXT NOT NULL,            -- stop, length or abort
     min_version INTEGER NOT NULL,    -- oldest policy version among its tokens
     max_version INTEGER NOT NULL,
@@ -125,7 +125,7 @@ CREATE TABLE turns (
     generate_s REAL NOT NULL,
     judge_s REAL NOT NULL,
     prompt_id INTEGER,               -- texts; null for an empty text, here and below
-    completion_id INTEGER,           -- texts; equal ids are equal completions
+    completion_id INTEGER,           -- texts: the last message; equal ids are equal ones
     code_id INTEGER,                 -- texts: the candidate's source
     feedback_id INTEGER,             -- texts: feedback given to the next turn
     prompt_hash TEXT,                -- templates and settings of its prompt, or null
@@ -241,6 +241,20 @@ CREATE TABLE programs (
     body BLOB NOT NULL               -- zstd frame: "forge show RUN --turn ID" prints it
 );
 
+CREATE TABLE turn_calls (
+    -- calls of tools before each turn's answer
+    group_id INTEGER NOT NULL,
+    rollout INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    call INTEGER NOT NULL,           -- index in the turn, from 0
+    tool TEXT NOT NULL,              -- docs, run or profile
+    arguments TEXT NOT NULL,         -- JSON
+    message_id INTEGER,              -- texts: the message that asked
+    result_id INTEGER,               -- texts: the reply
+    seconds REAL NOT NULL,
+    PRIMARY KEY (group_id, rollout, turn, call)
+) WITHOUT ROWID;
+
 CREATE TABLE turn_programs (
     -- the program that each turn was judged by; none for an answer that was refused before
     group_id INTEGER NOT NULL,
@@ -332,7 +346,7 @@ CREATE TABLE tokens (
     turn INTEGER NOT NULL,
     prompt_ids BLOB NOT NULL,        -- zstd of little-endian u32
     completion_ids BLOB NOT NULL,    -- zstd of little-endian u32
-    logprobs BLOB NOT NULL,          -- zstd of little-endian f32, one per completion token
+    logprobs BLOB NOT NULL,          -- zstd of little-endian f32, one per token; NaN of replies
     PRIMARY KEY (group_id, rollout, turn)
 );
 """

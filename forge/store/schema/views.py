@@ -366,6 +366,15 @@ CREATE VIEW v_judge_noise AS
     WHERE v.candidate_us IS NOT NULL
     GROUP BY g.problem_id, t.code_id, v.device HAVING count(*) > 1;
 
+CREATE VIEW v_calls AS
+    -- calls of tools, with the message that asked and the reply; filter by group_id, step or tool
+    SELECT 'g' || c.group_id || '.r' || c.rollout || '.t' || c.turn AS turn_id, c.group_id,
+        c.rollout, c.turn, c.call, g.stage, g.step, g.purpose, g.problem_id, c.tool, c.arguments,
+        (SELECT body FROM texts WHERE text_id = c.message_id) AS message,
+        (SELECT body FROM texts WHERE text_id = c.result_id) AS result, c.seconds
+    FROM turn_calls c
+    LEFT JOIN groups g USING (group_id);
+
 CREATE VIEW v_programs AS
     -- the program of each turn and its size; equal ids are equal programs; filter by group_id
     SELECT 'g' || t.group_id || '.r' || t.rollout || '.t' || t.turn AS turn_id, t.group_id,

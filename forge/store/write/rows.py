@@ -246,6 +246,16 @@ class RowWriter:
         if program is not None:
             row = key | {"program_id": self._programs.put(program, lambda: (program,))}
             self._put("turn_programs", _TURN_KEY, row)
+        for number, call in enumerate(record.calls):
+            row = key | {
+                "call": number,
+                "tool": call.tool,
+                "arguments": _json(call.arguments),
+                "message_id": self._text(call.message),
+                "result_id": self._text(call.result),
+                "seconds": call.seconds,
+            }
+            self._put("turn_calls", (*_TURN_KEY, "call"), row)
         for name, other in verdict.also.items():
             row = key | _of_fields(other) | {"protocol": name, "status": str(other.status)}
             self._put("turn_protocols", (*_TURN_KEY, "protocol"), row)

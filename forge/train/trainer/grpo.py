@@ -123,10 +123,16 @@ def token_weight(loss: str, sample: Sample, *, batch: Sequence[Sample], longest:
     cispo: all tokens of the batch count the same. grpo (2402.03300): all samples. dr_grpo
     (2503.20783): all tokens, divided by `longest`, the tokens that a sample may have."""
     if loss == "grpo":
-        return 1 / (len(batch) * max(len(sample.completion_ids), 1))
+        return 1 / (len(batch) * max(len(sampled(sample)), 1))
     if loss == "dr_grpo":
         return 1 / (len(batch) * longest)
-    return 1 / max(sum(len(each.completion_ids) for each in batch), 1)
+    return 1 / max(sum(len(sampled(each)) for each in batch), 1)
+
+
+def sampled(sample: Sample) -> np.ndarray:
+    """Positions in the completion of the tokens that the model sampled: all but those of tools'
+    replies."""
+    return np.flatnonzero(~np.isnan(np.array(sample.logprobs, dtype=np.float32)))
 
 
 def sequences_of(
@@ -137,10 +143,10 @@ def sequences_of(
     return [
         sequences.Sequence(
             ids=np.array([*sample.prompt_ids, *sample.completion_ids]),
-            trained=np.arange(len(sample.completion_ids)) + len(sample.prompt_ids),
+            trained=sampled(sample) + len(sample.prompt_ids),
             values={
                 "weight": token_weight(loss, sample, batch=batch, longest=longest),
-                "played": np.array(sample.logprobs, dtype=np.float32),
+                "played": np.array(sample.logprobs, dtype=np.float32)[sampled(sample)],
                 "advantage": sample.advantage,
                 "current": float(sample.policy_version >= version),
             },
@@ -225,7 +231,9 @@ class TurnTrainer(StageTrainer):
 
     def sequences_of(self, samples: Sequence[Sample], *, version: int) -> list[sequences.Sequence]:
         """The samples of a batch as sequences, with their weights in this stage's loss."""
-        longest = self.settings.rollout["max_completion_tokens"]
+        rollout = self.settings.rollout
+        longest = rollout["max_completion_tokens"]
+        longest *= 1 + (rollout["tool_calls"] if rollout["tools"] else 0)
         return sequences_of(samples, loss=self.loss_type, longest=longest, version=version)
 
     def _ask(self) -> tuple[TakenBatch | None, Sequence[Sample], int | None]:

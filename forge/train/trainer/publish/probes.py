@@ -49,7 +49,12 @@ class Tokens:
     def of_samples(cls, samples: Sequence[Sample]) -> Tokens:
         """Tokens of the sample with the lowest log probability: tokens that the model is certain of
         score the same under all versions."""
-        most = min(samples, key=lambda s: math.fsum(s.logprobs[:PROBE_TOKENS]))
+
+        def total(sample: Sample) -> float:
+            """Without tokens of tools' replies."""
+            return math.fsum(p for p in sample.logprobs[:PROBE_TOKENS] if not math.isnan(p))
+
+        most = min(samples, key=total)
         return cls(
             prompt=most.prompt_ids[-PROMPT_TOKENS:], completion=most.completion_ids[:PROBE_TOKENS]
         )
