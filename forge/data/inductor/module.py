@@ -384,7 +384,7 @@ def _is_given(node: ast.stmt) -> bool:
 
 
 def _imports(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    used = _names(body)
+    used = _names(body) | {"torch", "nn"}  # always: a small model leaves out what is there at times
     lines = {
         "torch": "import torch",
         "nn": "import torch.nn as nn",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forge.data.harvest.sources.compositions.values import Dim, Value
+    from forge.data.harvest.sources.compositions.vocabulary import Operation
     from forge.data.harvest.sources.compositions.writer import ModuleWriter
 
 _HALF = 0.577
@@ -136,19 +137,18 @@ def _convolved(w: ModuleWriter, x: Value, kind: str) -> Value:
     groups = rng.choice((2, 4)) if kind == "grouped" else 1
     is_deep = kind in ("depthwise", "separable")
     out = channels if is_deep else w.size("O")
-    end = _words(stride=stride, padding=padding, dilation=dilation, groups=groups)
-    layer = end + (", padding_mode='reflect'" if kind == "reflect" and padding else "")
     is_plain = kind in ("plain", "dilated", "pointwise")
     own = is_plain and rng.random() > w.style.layer_share
     one = section("products")["depthwise" if is_deep else "conv_own" if own else "conv"]
-    if not own and rng.random() < 0.25:
-        layer += ", bias=False"
+    values = {"stride": stride, "padding": padding, "dilation": dilation}
+    values |= {} if is_deep else {"groups": groups}
+    end = ", padding_mode='reflect'" if kind == "reflect" and padding else ""
     w.ops.append(f"conv{n}d" + ("" if kind == "plain" else f"_{kind}") + f"_k{kernel}s{stride}")
     w.weight_std = -1.0
     found = w.apply(
-        replace(one, constants={"kernel_size": (kernel,)}), x,
+        _ending(w, one, end, own=own, kernel_size=kernel, **values), x,
         rng.choice(("conv", "conv", "conv1", f"conv{n}d", "layer")), C=channels, O=out, nd=f"{n}d",
-        end=end if own else layer, ones=_list(kernel, n), units=_list(1, n),
+        ones=_list(kernel, n), units=_list(1, n),
     )  # fmt: skip
     is_same = stride == 1 and 2 * padding == dilation * (kernel - 1)
     sides = tuple(
@@ -171,16 +171,15 @@ def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
     stride = rng.choice((1, 2, 2))
     padding = rng.choice((0, 1)) if kernel > 2 else 0
     extra = 1 if (stride, padding, kernel) == (2, 1, 3) and rng.random() < 0.5 else 0
-    end = _words(stride=stride, padding=padding) + (f", output_padding={extra}" if extra else "")
     own = rng.random() > max(w.style.layer_share, 0.5)
     one = section("products")["transposed_own" if own else "transposed"]
-    layer = end + (", bias=False" if rng.random() < 0.25 else "")
+    values = {"stride": stride, "padding": padding, "output_padding": extra}
     w.ops.append(f"conv_transpose{n}d_k{kernel}s{stride}")
     w.weight_std = -1.0
     found = w.apply(
-        replace(one, constants={"kernel_size": (kernel,)}), x,
+        _ending(w, one, "", own=own, kernel_size=kernel, **values), x,
         rng.choice(("conv_transpose", "deconv", "up", "upconv", "convt")), C=x.dims[1], O=out,
-        nd=f"{n}d", end=end if own else layer, ones=_list(kernel, n),
+        nd=f"{n}d", ones=_list(kernel, n),
     )  # fmt: skip
     less = kernel + extra - stride - 2 * padding
     sides = tuple(x.dims[i].times(stride, less) for i in x.sides)
@@ -191,10 +190,19 @@ def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
     return replace(found, dims=dims, std=std, mean=0.0, is_positive=False)
 
 
-def _words(**values: int) -> str:
-    """Keyword arguments that differ from their defaults."""
-    usual = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-    return "".join(f", {name}={each}" for name, each in values.items() if each != usual[name])
+_USUAL = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1, "bias": True}
+
+
+def _ending(w: ModuleWriter, one: Operation, end: str, *, own: bool, **values: int) -> Operation:
+    """A convolution with its keyword arguments in place of `$end`; with a weight of its `own` it is
+    a function, which takes no word about a bias."""
+    if not own:
+        values["bias"] = w.rng.random() > 0.25
+    shown = [n for n, each in values.items() if n in _USUAL]
+    shown = [n for n in shown if w.style.is_explicit or values[n] != _USUAL[n]]
+    end = "".join(f", {name}=%{name}" for name in shown) + end
+    forms = tuple(form.replace("$end", end) for form in one.forms)
+    return replace(one, forms=forms, constants={name: (each,) for name, each in values.items()})
 
 
 def _list(number: int, times: int) -> str:

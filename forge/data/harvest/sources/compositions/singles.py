@@ -49,7 +49,7 @@ def single(w: ModuleWriter) -> Value:
     """One of the operations on inputs of its own, alone or beside a simple function."""
     table = section("singles")
     name = w.rng.choices(list(table), weights=[10 if one in OFTEN else 1 for one in table])[0]
-    place = w.rng.choices(("alone", "before", "after"), weights=(40, 25, 35))[0]
+    place = w.rng.choices(("alone", "before", "after"), weights=(60, 15, 25))[0]
     before = w.rng.choice(HARMLESS) if place == "before" else ""
     found = _written(w, name, table[name], before=before)
     if place == "after" and name not in WHOLE:

@@ -23,7 +23,7 @@ from forge.data.harvest.sources.compositions.values import Dim, SizeDraw, Value
 from forge.data.harvest.sources.compositions.vocabulary import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from random import Random
 
     from forge.data.harvest.sources.compositions.vocabulary import Number, Operation
@@ -49,11 +49,15 @@ class WritingStyle:
     """True if each step has a name of its own; else the input's name is used again."""
     is_typed: bool
     doc: str
+    """Of the class: `line`, `sections` with arguments, or `full` for those of the methods, too;
+    `comments` beside the steps."""
     constants: str
     """`literal`, `argument` or `default`."""
     supers: str
     random: str
     is_sequential: bool
+    is_explicit: bool
+    """True if a convolution's stride, padding and the like are written where they are usual."""
     is_spaced: bool
     """True with two empty lines between the parts, as formatters write."""
 
@@ -65,11 +69,12 @@ class WritingStyle:
             is_nested=rng.random() < 0.35,
             renames=rng.random() < 0.35,
             is_typed=rng.random() < 0.4,
-            doc=rng.choice(("", "", "line", "line", "sections", "comments")),
+            doc=rng.choice(("", "line", "line", "sections", "comments", "full", "full")),
             constants=rng.choice(("literal", "argument", "argument", "default")),
             supers=rng.choice(("super().__init__()", "super(Model, self).__init__()")),
             random=rng.choice(("torch.rand", "torch.randn", "torch.randn")),
             is_sequential=rng.random() < 0.15,
+            is_explicit=rng.random() < 0.35,
             is_spaced=rng.random() < 0.7,
         )
 
@@ -109,6 +114,8 @@ class ModuleWriter:
         self._setup: list[str] = []
         self._body: list[str] = []
         self._inputs: list[tuple[str, str]] = []
+        """Names, and what `get_inputs` makes."""
+        self._shapes: list[str] = []
         self._attributes: set[str] = set()
         self._locals: set[str] = set()
         self._stored: set[str] = set()
@@ -160,6 +167,7 @@ class ModuleWriter:
             "<": f"torch.randint(0, {below.text if below else 2}, {both})",
         }[kind]
         self._inputs.append((name, drawn))
+        self._shapes.append(both)
         self.num_bytes += 4 * count(dims)
         self.largest = max(self.largest, count(dims))
         is_unit = style == "torch.rand" or kind in "+1"
@@ -341,21 +349,25 @@ class ModuleWriter:
 
     def _class(self, ending: list[str]) -> list[str]:
         lines = ["class Model(nn.Module):"]
-        if self.style.doc in ("line", "sections"):
-            lines += [f"    {line}".rstrip() for line in self._docstring()]
+        if self.style.doc not in ("", "comments"):
+            lines += _indented(1, self._docstring())
         required = [each for each in self._arguments.values() if not each.default]
         optional = [each for each in self._arguments.values() if each.default]
         names = ["self", *(self._signed(each) for each in [*required, *optional])]
         if self._setup or self.rng.random() < 0.7:
             result = " -> None" if self.style.is_typed and self.rng.random() < 0.3 else ""
             lines.append(f"    def __init__({', '.join(names)}){result}:")
-            lines += [f"        {line}" for line in (self.style.supers, *self._setup)]
-            lines.append("")
+            if self.style.doc == "full" and self._arguments:
+                opening = self.rng.choice(("Initializes the module.", "Sets up the layers.", ""))
+                lines += _indented(2, _sections(opening, Args=self._described()))
+            lines += [*_indented(2, (self.style.supers, *self._setup)), ""]
         tensor = ": torch.Tensor" if self.style.is_typed else ""
         taken = ", ".join(["self", *(f"{name}{tensor}" for name, _ in self._inputs)])
         result = " -> torch.Tensor" if self.style.is_typed else ""
         lines.append(f"    def forward({taken}){result}:")
-        return lines + [f"        {line}" for line in (*self._body, *ending)]
+        if self.style.doc == "full":
+            lines += _indented(2, self._forward_docstring())
+        return lines + _indented(2, (*self._body, *ending))
 
     def _signed(self, argument: _Argument) -> str:
         typed = f": {argument.kind}" if self.style.is_typed else ""
@@ -372,17 +384,28 @@ class ModuleWriter:
         text = text[0].upper() + text[1:]
         if self.style.doc == "line" and len(text) < 84:
             return [f'"""{text}"""']
-        lines = ['"""', *_wrapped(text)]
-        if self.style.doc == "sections" and self._arguments:
-            lines += ["", "Args:"]
-            lines += [
-                f"    {each.name} ({each.kind}): {self._meaning(each)}."
-                for each in self._arguments.values()
-            ]
-        return [*lines, '"""']
+        is_listed = self.style.doc == "sections" and self._arguments
+        return _sections(text, Args=self._described() if is_listed else ())
 
-    def _meaning(self, each: _Argument) -> str:
-        return self._meanings.get(each.value, each.name.replace("_", " ").capitalize())
+    def _forward_docstring(self) -> list[str]:
+        opening = self.rng.choice(("Runs the module.", "Applies the module to its input.", "", ""))
+        kind = self.rng.choice(("Input tensor", "Tensor"))
+        inputs = [
+            f"{name} (torch.Tensor): {kind} of shape {shape}."
+            for (name, _), shape in zip(self._inputs, self._shapes, strict=True)
+        ]
+        result = self.rng.choice(("Output tensor", "The result", "Result of the operations"))
+        return _sections(opening, Args=inputs, Returns=[f"torch.Tensor: {result}."])
+
+    def _described(self) -> list[str]:
+        """The arguments of the constructor."""
+        found: list[str] = []
+        for each in self._arguments.values():
+            said = self._meanings.get(each.value, each.name.replace("_", " ").capitalize())
+            usual = f" Defaults to {each.default}." if each.default else ""
+            kind = each.kind + (", optional" if each.default else "")
+            found.append(f"{each.name} ({kind}): {said}.{usual}")
+        return found
 
     def _get_inputs(self) -> str:
         if self.rng.random() < 0.5 or sum(len(drawn) for _, drawn in self._inputs) > 70:
@@ -506,6 +529,19 @@ def _snake(built: str) -> str:
     """A name for a layer: `conv2d` for `nn.Conv2d(...)`."""
     name = built.split("(")[0].split(".")[-1]
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _indented(depth: int, lines: Iterable[str]) -> list[str]:
+    return [f"{' ' * 4 * depth}{line}".rstrip() for line in lines]
+
+
+def _sections(opening: str, **sections: Sequence[str]) -> list[str]:
+    """A docstring of several lines."""
+    lines = _wrapped(opening) if opening else []
+    for name, listed in sections.items():
+        if listed:
+            lines += [*([""] if lines else []), f"{name}:", *_indented(1, listed)]
+    return ['"""', *lines, '"""']
 
 
 def _wrapped(text: str) -> list[str]:
