@@ -452,6 +452,31 @@ def test_large_draws_make_room_for_each_other_and_not_for_a_small_one(
     assert draw("one") is not first["one"]
 
 
+def test_a_large_draw_waits_until_no_other_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them filled a card of 140 GB: KernelBench's ReLU draws 36 GB."""
+    large = answer()
+    large["tensors"][5] = ["float32", [1000]]
+    references = open_references(Oracles([FULL, large, FULL, large]), monkeypatch)
+    references._memory_bytes = 32 * 1000
+    first = held(references)
+    block: Any = first.block
+    drawn: list[CardDraw] = []
+    other = replace(PROBLEM, problem_id="other", source="import os  # other")
+
+    def draw() -> None:
+        drawn.append(references.hold(other, shared=contextlib.nullcontext))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    thread.join(0.3)
+    assert not drawn
+    assert not block.is_closed
+    references.let_go(first)
+    thread.join(10.0)
+    assert block.is_closed
+    assert len(drawn) == 1
+
+
 def test_a_draw_whose_answer_is_one_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one_number = answer()
     for output in (1, 4):

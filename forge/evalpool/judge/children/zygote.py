@@ -213,7 +213,7 @@ def be_zygote(
         children = _import_for_gpu() if is_gpu else _import_for_cpu(harvests)
     gc.collect()
     mapped_bytes = enter.mapped_bytes()
-    num_threads = len(os.listdir("/proc/self/task"))
+    num_threads = len(os.listdir("/proc/self/task")) - (not is_gpu and _asked_driver())
     namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     if isolation.has_namespaces:
         namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -234,7 +234,7 @@ def be_zygote(
         proc=proc,
     )
     zygote = Zygote(sock=sock, around=around, children=children, folder=folder)
-    if num_threads != 1:
+    if num_threads > 1:
         raise RuntimeError(f"the zygote has {num_threads} threads; a fork would copy only one")
     import torch
     import triton
@@ -296,6 +296,12 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "(not installed)"
+
+
+def _asked_driver() -> bool:
+    """True if torch's fake tensors have asked a CUDA driver for its devices, which starts a thread
+    that no child needs."""
+    return "/libcuda.so" in Path("/proc/self/maps").read_text()
 
 
 def _import_for_cpu(harvests: str) -> Children:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.wide.look import Operands, Values
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CardDraw:
     """A draw, and its tensors. All sets have tensors of the same shapes; but outputs may have other
     shapes, as of `nonzero`, and arguments that are no tensors other values."""

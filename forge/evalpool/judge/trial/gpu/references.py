@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +42,9 @@ SMALL_SHARE, LARGE_SHARE = 1 / 32, 0.8
 """Shares of the card's memory that torch gives an oracle: small ones work beside each other, at
 most as many as there are candidates; one that needs more is drawn again, while no other such is."""
 _LARGE = threading.Lock()
-"""Held for a large draw: the card has no room for two."""
+"""Held while a large draw is made: the card has no room for two."""
+ROOM_TIMEOUT_S = 120.0
+"""For candidates that hold a large draw to let go of it."""
 
 
 class NoRoom(ProblemTooLarge):
@@ -84,6 +87,9 @@ class CardReferences(References[CardDraw]):
         )
         self._tf32 = Tf32.of(is_tf32, is_other=not is_varied)
         self._small = small and SmallDraws(small, request=self._request, timeout_s=timeout_s)
+        self._large: list[CardDraw] = []
+        """Those on the card, held or kept."""
+        self._freed = threading.Condition(self._lock)
 
     def close(self) -> None:
         """Ends all oracles that wait."""
@@ -101,24 +107,40 @@ class CardReferences(References[CardDraw]):
                 return _put(found, problem, shared)
             except LayoutError as error:
                 raise _unusable(problem, error) from error
-        with shared():
-            return self._drawn_there(problem, is_large=found > SMALL_SHARE * self._memory_bytes)
+        if found <= SMALL_SHARE * self._memory_bytes:
+            with suppress(NoRoom), shared():
+                return self._draw_within(problem, memory_share=SMALL_SHARE)
+        with _LARGE:
+            self._wait_for_room()
+            with shared():
+                return self._draw_large(problem)
 
-    def _drawn_there(self, problem: ReferenceModule, *, is_large: bool) -> CardDraw:
+    def _wait_for_room(self) -> None:
+        """Waits until no candidate holds a large draw, and retires those that are kept. Without a
+        turn: whoever holds one may wait to have the card alone."""
+        with self._freed:
+            for key in [key for key, one in self._cache.items() if one in self._large]:
+                self._retire(key)
+            self._make_room()
+            self._freed.wait_for(lambda: not self._large, timeout=ROOM_TIMEOUT_S)
+
+    def _draw_large(self, problem: ReferenceModule) -> CardDraw:
         try:
-            if is_large:
-                raise NoRoom
-            return self._draw_within(problem, memory_share=SMALL_SHARE)
+            found = self._draw_within(problem, memory_share=LARGE_SHARE)
         except NoRoom:
-            with _LARGE:
-                with self._lock:
-                    self._make_room()
-                try:
-                    return self._draw_within(problem, memory_share=LARGE_SHARE)
-                except NoRoom:
-                    if not self._is_varied:
-                        raise
-                    return self._draw_within(problem, memory_share=LARGE_SHARE, is_wide=False)
+            if not self._is_varied:
+                raise
+            found = self._draw_within(problem, memory_share=LARGE_SHARE, is_wide=False)
+        if found.num_bytes > SMALL_SHARE * self._memory_bytes:
+            with self._lock:
+                self._large.append(found)
+        return found
+
+    def _free_unheld(self, kept: CardDraw) -> None:
+        super()._free_unheld(kept)
+        if kept.draw.is_retired and kept.draw.num_holders == 0 and kept in self._large:
+            self._large.remove(kept)
+            self._freed.notify_all()
 
     def _draw_within(
         self, problem: ReferenceModule, *, memory_share: float, is_wide: bool = True
