@@ -267,3 +267,30 @@ def check_problems(
     print_json(view.to_json(found)) if as_json else print_rich(view.render(found))
     if not all(each.is_usable for each in found):
         raise typer.Exit(2)
+
+
+@app.command()
+def mcp(
+    device: Device = "auto",
+    isolation: Isolation = "auto",
+    baseline: Baseline = "eager",
+    protocol: Protocol = None,
+    policy: JudgePolicy = None,
+    target: Target = None,
+    site_packages: SitePackages = None,
+    workers: Workers = None,
+    timeout: Timeout = None,
+    url: Url = None,
+) -> None:
+    """Serve the judge, run, profile and docs to a coding agent: MCP on stdin and stdout."""
+    require_linux()
+    from forge.adapters.settings import JudgeSettings
+    from forge.commands.mcp import serve_mcp
+
+    serve_mcp(
+        JudgeSettings(
+            device=device, isolation=isolation, baseline=baseline, protocol=protocol or "forge",
+            policy=policy, target=target, site_packages=tuple(site_packages or ()),
+            workers=workers, timeout=timeout, url=url,
+        )
+    )  # fmt: skip

@@ -197,6 +197,11 @@ class Pool:
         return len(self.seating.seats)
 
     @property
+    def is_timed(self) -> bool:
+        """True if some judge may time candidates."""
+        return self._table.timing and any(seat.is_timed for seat in self.seating.seats)
+
+    @property
     def num_examined(self) -> int:
         """Number of problems to examine at once."""
         return sum(min(seat.capacity, MAX_EXAMINED) for seat in self.seating.seats)

@@ -124,36 +124,37 @@ class Ask(Protocol):
 class Toolbox:
     """The tools of a run."""
 
-    names: Sequence[str]
-    max_calls: int
-    """Calls in a turn."""
     ask: Ask
+    max_calls: int = 0
+    """Calls in a turn."""
     has_times: Callable[[], bool] = lambda: False
     """True if the judges measure times."""
 
     async def answer(self, call: Call, *, problem: ReferenceModule, code: str, left: int) -> str:
+        """The reply to a call, with the number of calls that are left in the turn."""
+        lines = (await self.reply(call, problem=problem, code=code)).splitlines()
+        lines.append(f"calls left in this turn: {left}" if left else "no call is left: answer now")
+        return "\n".join(f"{call.tool}> {line}" for line in lines)
+
+    async def reply(self, call: Call, *, problem: ReferenceModule, code: str) -> str:
         """The reply to a call; a mistake in it is a reply, too.
 
         Args:
             code: the newest candidate; empty without one.
-            left: calls of the turn after this one.
         """
         given = call.arguments
         code = str(given.get("code") or code)
         if "error" in given:
             text = str(given["error"])
         elif call.tool == "docs":
-            entries = await anyio.to_thread.run_sync(reference)
-            text = search(str(given.get("query", "")), entries, max_chars=MAX_CHARS)
+            text = await search_docs(str(given.get("query", "")))
         elif not code:
             text = "there is no candidate yet: write one in a python block before the call"
         elif call.tool == "run":
             text = await self._run(problem, code, given.get("sizes") or {})
         else:
             text = await self._profile(problem, code)
-        lines = text[:MAX_CHARS].splitlines()
-        lines.append(f"calls left in this turn: {left}" if left else "no call is left: answer now")
-        return "\n".join(f"{call.tool}> {line}" for line in lines)
+        return text[:MAX_CHARS]
 
     async def _run(self, problem: ReferenceModule, code: str, sizes: Any) -> str:
         try:
@@ -168,6 +169,12 @@ class Toolbox:
         first = replace(problem, shapes=())
         found = await self.ask(first, code, timing=has_times, profile=True, outputs=not has_times)
         return describe_profile(found)
+
+
+async def search_docs(query: str) -> str:
+    """Entries of Triton's reference. Raises MachineError."""
+    entries = await anyio.to_thread.run_sync(reference)
+    return search(query, entries, max_chars=MAX_CHARS)
 
 
 def find_call(text: str, names: Sequence[str], *, thinking: str) -> Call | None:

@@ -98,7 +98,7 @@ async def play(
             tools=names,
             max_calls=max_calls,
         ),
-        tools=Toolbox(names=names, max_calls=max_calls, ask=judges.judge),
+        tools=Toolbox(ask=judges.judge, max_calls=max_calls),
         is_apart=True,
     )
     place = GroupPlace(group_id=1, purpose=Purpose.TRAIN, stage=0, step=1)

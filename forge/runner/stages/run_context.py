@@ -129,10 +129,9 @@ class RunContext:
         assert self.pool is not None
         pool, rollout = self.pool, self.experiment.rollout
         tools = Toolbox(
-            names=rollout.tools,
-            max_calls=rollout.tool_calls,
             ask=pool.judge,
-            has_times=lambda: any(seat.is_timed for seat in pool.seating.seats),
+            max_calls=rollout.tool_calls,
+            has_times=lambda: pool.is_timed,
         )
         return Ports(
             generate=generate or self.generate,
