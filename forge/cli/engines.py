@@ -162,9 +162,7 @@ def solve(
     ] = None,
     inputs: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="get_inputs and get_init_inputs of PACKAGE.MODULE:CLASS."
-        ),
+        typer.Option(metavar="FILE", help="get_inputs and get_init_inputs of the only problem."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory of the best kernels.")

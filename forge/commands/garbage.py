@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, ForgeError, MachineError
-from forge.store.layout import FOLDERS, RUN_NAME, RunPaths, is_owned, list_runs, open_run_lock
+from forge.store.layout import (
+    FOLDERS,
+    PROBLEMS,
+    RUN_NAME,
+    RunPaths,
+    is_owned,
+    list_runs,
+    open_run_lock,
+)
 from forge.store.reader import open_run
 from forge.train.checkpoints import MANIFEST, checkpoints
 from forge.train.gguf import made_models
@@ -63,8 +71,11 @@ def find_garbage(
     """Everything that may be removed, by path. `now` is Unix seconds."""
     if not store_dir.is_dir():
         return []
-    found = [*_leftovers(store_dir, now), *_made_models(store_dir, now, is_asked=with_models)]
-    for paths in list_runs(store_dir):
+    runs = list_runs(store_dir)
+    named = b"".join(run.experiment.read_bytes() for run in runs if run.experiment.is_file())
+    found = [*_leftovers(store_dir, now, named)]
+    found += _made_models(store_dir, now, named if with_models else None)
+    for paths in runs:
         if is_owned(paths):
             continue
         found += _temporary_files(paths.root, now)
@@ -115,7 +126,11 @@ def _remove(path: Path) -> None:
         raise MachineError(f"{path}: cannot be removed: {error.strerror or error}") from error
 
 
-def _leftovers(store_dir: Path, now: float) -> Iterator[Garbage]:
+def _leftovers(store_dir: Path, now: float, named: bytes) -> Iterator[Garbage]:
+    for path in (store_dir / PROBLEMS).glob("*"):
+        if os.fsencode(path.name) not in named and _is_old(path, now):
+            why = "problems of searches that are gone"
+            yield Garbage(path=path, why=why, num_bytes=_num_bytes(path))
     for path in store_dir.iterdir():
         if _DETACHED.fullmatch(path.name) and path.is_file() and _is_old(path, now):
             why = "log of a detached start that failed"
@@ -126,19 +141,17 @@ def _leftovers(store_dir: Path, now: float) -> Iterator[Garbage]:
             yield Garbage(path=path, why=why, num_bytes=num_bytes, run=RunPaths(path.resolve()))
 
 
-def _made_models(store_dir: Path, now: float, *, is_asked: bool) -> Iterator[Garbage]:
-    """Models in the user's cache that were not finished, or, if asked, that no run here names: runs
-    of other directories may need them."""
+def _made_models(store_dir: Path, now: float, named: bytes | None) -> Iterator[Garbage]:
+    """Models in the user's cache that were not finished, or, if `named` is given, whose name is not
+    in it, the experiments of all runs here: runs of other directories may need them."""
     if not made_models().is_dir():
         return
-    experiments = [paths.experiment for paths in list_runs(store_dir)]
-    named = b"".join(file.read_bytes() for file in experiments if file.is_file())
     for path in made_models().iterdir():
         if not path.is_dir() or not _is_old(path, now):
             continue
         if path.name.startswith("."):
             why = "model that was not finished"
-        elif is_asked and os.fsencode(path.name.rpartition("-")[0]) not in named:
+        elif named is not None and os.fsencode(path.name.rpartition("-")[0]) not in named:
             why = f"model made of a GGUF file or an adapter; no run of {store_dir} names it"
         else:
             continue

@@ -7,8 +7,9 @@ problem is
     X.py            a problem in KernelBench's layout, or one function of tensors
     DIR             every problem file below it
     PACKAGE.MODULE:CLASS
-                    a module of an installed package, made self-contained; its arguments are those
-                    of --inputs, a file with get_inputs and get_init_inputs, or guessed
+                    a module of an installed package, made self-contained; its arguments are guessed
+
+With --inputs, a file with get_inputs and get_init_inputs, the one problem has those arguments.
 
 The texts of the problems are kept below the store, where a resumed run finds them.
 """
@@ -30,11 +31,12 @@ from forge.adapters.subjects import read_source
 from forge.commands.kernels import KernelLayout, empty_directory, export_kernels
 from forge.commands.suite import EvalRequest, Suite, check_options, experiment_of, find_source
 from forge.config.schema import Budget, SearchStage
-from forge.data.harvest.installed import class_problem
+from forge.data.harvest.installed import class_problem, with_inputs
 from forge.data.problem_files import find_files
 from forge.data.problems import from_source
 from forge.errors import ConfigError, unwritable
 from forge.runner.run import run_experiment
+from forge.store.layout import PROBLEMS
 from forge.store.reader import open_run
 from forge.views.search import load_curve, load_searches, render_searches
 
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
 
     from forge.store.layout import RunPaths
 
-FOLDER = ".solve"
-"""Folder of the problems' texts in the store."""
 CLASS = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 
@@ -61,7 +61,7 @@ class SolveRequest:
     strategy: str | None = None
     """best-of-n, refine or evolve; None as in the stage."""
     inputs: Path | None = None
-    """File with get_inputs and get_init_inputs, for classes."""
+    """File with get_inputs and get_init_inputs, for the only problem."""
     out: Path | None = None
     """Directory of the kernels; None for `RUN-kernels`, or `RUN-kernels-2` if that is there."""
 
@@ -148,9 +148,13 @@ def _kept(request: SolveRequest) -> Path:
             if name in texts and texts[name] != text:
                 raise ConfigError(f"{given}: {name} is the name of two problems; rename one")
             texts[name] = text
+    if request.inputs is not None and len(texts) > 1:
+        raise ConfigError(f"--inputs {request.inputs}: found {len(texts)} problems; one")
     digest = sha256(repr(sorted(texts.items())).encode()).hexdigest()[:12]
-    folder = request.model.store.expanduser().absolute() / FOLDER / digest
+    folder = request.model.store.expanduser().absolute() / PROBLEMS / digest
     try:
+        if folder.is_dir():
+            os.utime(folder)  # `forge gc` removes old ones that no run names yet
         for name, text in texts.items():
             path = folder / f"{name}.py"
             if path.is_file():
@@ -167,18 +171,18 @@ def _kept(request: SolveRequest) -> Path:
 def _read(given: str, inputs: Path | None) -> Iterator[tuple[str, str]]:
     """Name and text of each problem that a user's word stands for."""
     path = Path(given).expanduser()
+    definitions = None if inputs is None else read_source(str(inputs))
     if path.is_dir():
         files = find_files(path, include=[])
         if not files:
             raise ConfigError(f"{given}: found no *.py below it; problems in KernelBench's layout")
         for file in files:
             name = file.relative_to(path).with_suffix("").as_posix()
-            yield name, _text(str(file), name=file.stem)
+            yield name, _text(str(file), name=file.stem, definitions=definitions)
     elif found := CLASS.fullmatch(given):
-        definitions = None if inputs is None else read_source(str(inputs))
         yield found[2], class_problem(found[1], found[2], definitions=definitions)
     elif path.suffix == ".py" or path.is_file():
-        yield path.stem, _text(given, name=path.stem)
+        yield path.stem, _text(given, name=path.stem, definitions=definitions)
     else:
         raise ConfigError(
             f"{given}: no such problem; X.py, a directory, or PACKAGE.MODULE:CLASS as in "
@@ -186,5 +190,6 @@ def _read(given: str, inputs: Path | None) -> Iterator[tuple[str, str]]:
         )
 
 
-def _text(path: str, *, name: str) -> str:
-    return from_source(read_source(path), name=name).source
+def _text(path: str, *, name: str, definitions: str | None) -> str:
+    text = from_source(read_source(path), name=name).source
+    return text if definitions is None else with_inputs(text, definitions)

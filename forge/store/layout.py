@@ -37,6 +37,8 @@ RUN_NAME = re.compile(r"^(?P<name>.+)-(?P<number>[1-9]\d*)$")
 ARCHIVE_SUFFIX = ".forge.zip"
 FOLDERS = ("logs", "checkpoints", "weights", "batches")
 """Folders that every run directory has."""
+PROBLEMS = ".solve"
+"""Folder of a store with the problems of `forge solve`, a folder of each set, by its digest."""
 
 
 class _Below:

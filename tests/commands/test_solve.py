@@ -88,6 +88,41 @@ def test_a_class_of_a_package_has_guessed_arguments_or_those_of_a_file(tmp_path:
     assert "return [96]" in given
 
 
+def test_inputs_are_those_of_a_file_or_a_function_too(tmp_path: Path) -> None:
+    inputs = tmp_path / "inputs.py"
+    inputs.write_text(INPUTS.replace("[torch.randn(8, 96)]", "[torch.randn(8, 96)] * 2"))
+    (tmp_path / "scaled.py").write_text(FUNCTION)
+    (text,) = texts(experiment(tmp_path, str(tmp_path / "scaled.py"), inputs=inputs)).values()
+    (tmp_path / "whole.py").write_text(text.replace("96", "7"))
+    (whole,) = texts(experiment(tmp_path, str(tmp_path / "whole.py"), inputs=inputs)).values()
+    for each in (text, whole):
+        made: dict[str, Any] = {}
+        exec(each, made)
+        assert [tuple(one.shape) for one in made["get_inputs"]()] == [(8, 96)] * 2
+        assert made["get_init_inputs"]() == [96]
+
+
+def test_a_class_is_found_where_a_package_exports_it(tmp_path: Path) -> None:
+    (exported,) = texts(experiment(tmp_path, "transformers:LlamaRMSNorm")).values()
+    (own,) = texts(experiment(tmp_path, RMS_NORM)).values()
+    assert exported == own
+    inputs = tmp_path / "inputs.py"
+    inputs.write_text(INPUTS)
+    (norm,) = texts(experiment(tmp_path, "torch.nn:LayerNorm", inputs=inputs)).values()
+    made: dict[str, Any] = {}
+    exec(norm, made)
+    module = made["Model"](*made["get_init_inputs"]())
+    assert module(*made["get_inputs"]()).shape == (8, 96)
+    assert set(module.state_dict()) == {"weight", "bias"}
+
+
+def two_problems(folder: Path) -> dict[str, Any]:
+    for name in ("a", "b"):
+        (folder / f"{name}.py").write_text(FUNCTION)
+    (folder / "in").write_text(INPUTS)
+    return experiment(folder, str(folder / "a.py"), str(folder / "b.py"), inputs=folder / "in")
+
+
 def no_python(folder: Path) -> dict[str, Any]:
     file = folder / "x.py"
     file.write_text("def f(:\n")
@@ -131,6 +166,10 @@ def wrong_inputs(folder: Path) -> dict[str, Any]:
         (no_python, "x:1: no Python"),
         (same_names, "x is the name of two problems"),
         (wrong_inputs, "get_inputs is needed"),
+        (two_problems, "--inputs .*/in: found 2 problems; one"),
+        (lambda folder: experiment(folder, "torch.nn:ReLU"), "arguments of PyTorch's modules are"),
+        (lambda folder: experiment(folder, "torch.nn:Relu"), "torch.nn:Relu: cannot be made"),
+        (lambda folder: experiment(folder, "torch:Linear"), "torch:Linear: name one of torch"),
         (file_as_store, "--store .*runs: cannot be written"),
         (full_out, "--out .*out: is not empty"),
         (

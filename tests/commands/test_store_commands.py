@@ -18,7 +18,7 @@ from forge.commands.garbage import OLD_S, find_garbage, remove
 from forge.config.schema import ModelTable
 from forge.errors import ConfigError
 from forge.runner.prepare.hub import locate_model
-from forge.store.layout import RunPaths, create_run, open_run_lock, write_status
+from forge.store.layout import PROBLEMS, RunPaths, create_run, open_run_lock, write_status
 from forge.train.gguf import made_models
 from tests.report.made_runs import make_run
 from tests.store.storefactory import small_run
@@ -112,6 +112,20 @@ def test_made_models_are_found_if_no_run_names_them(store: Path) -> None:
 
     assert found() == [".x-1-cc-1.partial"]
     assert found(with_models=True) == [".x-1-cc-1.partial", "4567-1", "x-1-bb-1"]
+
+
+def test_problems_of_searches_are_found_if_no_run_names_them(store: Path) -> None:
+    for name in ("0123", "4567"):
+        (store / PROBLEMS / name).mkdir(parents=True)
+        (store / PROBLEMS / name / "relu.py").write_text("x")
+    text = f'[problems]\npath = "{store / PROBLEMS / "0123"}"\n'
+    (store / "done-1" / "experiment.toml").write_text(text)
+
+    def found(now: float) -> list[str]:
+        return [g.path.name for g in find_garbage(store, now=now) if g.path.parent.name == PROBLEMS]
+
+    assert found(later()) == ["4567"]
+    assert found(real_time()) == [], "its run may be about to begin"
 
 
 def test_a_run_whose_merged_model_is_gone_says_how_to_write_it_again(

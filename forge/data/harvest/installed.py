@@ -11,9 +11,27 @@ from forge.data.harvest.sizes import replaced
 from forge.data.harvest.sources.package import open_package
 from forge.errors import ConfigError
 
+OF_TORCH = """\
+import torch
+from {module} import {name} as Base
+
+
+class Model(Base):
+    pass
+
+
+def get_inputs():
+    return []
+
+
+def get_init_inputs():
+    return []
+"""
+
 
 def class_problem(module: str, name: str, *, definitions: str | None = None) -> str:
-    """The self-contained text of a problem.
+    """The self-contained text of a problem. The module may be one that exports the class, such as
+    `torch.nn`; a module of PyTorch itself is imported.
 
     Args:
         definitions: Python with `get_inputs` and, unless the class needs no arguments,
@@ -23,26 +41,41 @@ def class_problem(module: str, name: str, *, definitions: str | None = None) -> 
         ConfigError: a package that is not installed, a class that is not there or needs more than
             PyTorch, or definitions without `get_inputs`.
     """
-    tree = open_package(module.partition(".")[0])
+    package = module.partition(".")[0]
+    tree = open_package(package)
+    found = tree.modules_of(module, name)
+    if module not in found and len(found) > 1:
+        raise ConfigError(f"{module}:{name}: name one of {', '.join(found)}")
+    where = module if module in found or not found else found[0]
     try:
-        closure = tree.closure(module, name)
-        if definitions is None:
+        if package == "torch" and found:
+            if definitions is None:
+                raise NotSelfContained("arguments of PyTorch's modules are not guessed")
+            text = OF_TORCH.format(module=where, name=name)
+        elif definitions is None:
+            closure = tree.closure(where, name)
             one = guesses(closure, calls=Calls())[0]
             return problem_text(closure, one.inputs, one.constructed)
-        nothing = ast.List(elts=[], ctx=ast.Load())
-        text = closure.text(inputs=nothing, arguments=nothing)
+        else:
+            nothing = ast.List(elts=[], ctx=ast.Load())
+            text = tree.closure(where, name).text(inputs=nothing, arguments=nothing)
     except NotSelfContained as error:
         reason = ": ".join(filter(None, (str(error), error.detail)))
         raise ConfigError(
             f"{module}:{name}: cannot be made a problem: {reason}; a file in KernelBench's layout, "
             "or --inputs with get_inputs and get_init_inputs"
         ) from error
+    return with_inputs(text, definitions)
+
+
+def with_inputs(text: str, definitions: str) -> str:
+    """The text of a problem with the functions and constants of another file. Raises ConfigError
+    for definitions without `get_inputs`."""
     try:
-        found = {
-            node.name for node in ast.parse(definitions).body if isinstance(node, ast.FunctionDef)
-        }
+        body = ast.parse(definitions).body
     except SyntaxError as error:
         raise ConfigError(f"--inputs: line {error.lineno}: no Python: {error.msg}") from error
+    found = {node.name for node in body if isinstance(node, ast.FunctionDef)}
     if "get_inputs" not in found:
         raise ConfigError(f"--inputs: found {sorted(found) or 'no function'}; get_inputs is needed")
     return replaced(text, definitions)

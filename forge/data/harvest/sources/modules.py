@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,16 @@ class ModuleTree:
     def closure(self, module: str, name: str) -> Closure:
         """A class with all that it needs of the tree. Raises NotSelfContained."""
         return Library(self._root, package=self._package).closure(module, name)
+
+    def modules_of(self, module: str, name: str) -> list[str]:
+        """Modules that define a class, at or below one of the tree, which may only export it."""
+        defines = re.compile(rf"^class {name}\b", re.MULTILINE)
+        return [
+            found
+            for unit in self.units()
+            if f"{(found := self._module(unit))}.".startswith(f"{module}.")
+            and defines.search((self._root / unit).read_text(encoding="utf-8", errors="replace"))
+        ]
 
     def _module(self, unit: str) -> str:
         parts = unit.removesuffix(".py").removesuffix("/__init__").split("/")
