@@ -239,7 +239,8 @@ class ControlServer:
         return {}
 
     async def _save(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._desk_for("nothing to save").is_save_wanted = True
+        desk = self._desk_for("nothing to save")
+        desk.saves_after = desk.trained_step
         label = self._run.progress.label
         return await self._record(f"{label}: saves a checkpoint after the step that runs")
 

@@ -164,7 +164,7 @@ def damages() -> Iterator[Cell]:
     """A damaged file is gone back from, made again, or named."""
     newest = "checkpoints/stage-0/checkpoint-*"
     yield cell(T.TRAINER, P.STOPPED, F.DELETED, *LIVES, file=newest)
-    for file in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+    for file in ("__0_0.distcp", ".metadata", "trainer_state.json"):
         for fault in (F.TRUNCATED, F.FLIPPED, F.EMPTIED):
             yield cell(T.TRAINER, P.STOPPED, fault, *LIVES, file=f"{newest}/{file}",
                        says="checkpoint-")  # fmt: skip

@@ -67,8 +67,8 @@ def test_one_flipped_byte_lets_the_run_train_the_same_samples_from_the_older_che
     killed: Path,
 ) -> None:
     path = "checkpoints/stage-0/checkpoint-6"
-    said = resume(killed, "flipped", lambda root: flip(root / path / "model.safetensors"))
-    line = f"{path}: model.safetensors: its content has changed; grpo-0 continues from checkpoint-3"
+    said = resume(killed, "flipped", lambda root: flip(root / path / "__0_0.distcp"))
+    line = f"{path}: __0_0.distcp: its content has changed; grpo-0 continues from checkpoint-3"
     assert f"{line}, steps 4 to {last_trained(killed)} are trained again" in said
     with opened(killed.with_name("flipped-1")) as db:
         check_once(db)

@@ -211,10 +211,12 @@ async def test_a_checkpoint_is_wanted_until_there_is_one(tmp_path: Path) -> None
         assert (await client.post("/progress", json=report)).json()["save"] is False
         asked = await client.post("/save", json={})
         assert asked.json() == {"message": "sft-1: saves a checkpoint after the step that runs"}
-        assert (await client.post("/progress", json=report)).json()["save"] is True
-        assert (await client.post("/progress", json=report)).json()["save"] is True, "not yet"
-        await client.post("/checkpoint", json={"step": 1, "path": "x"})
-        assert (await client.post("/progress", json=report)).json()["save"] is False
+        later = {"step": 2, "metrics": {}}
+        assert (await client.post("/progress", json=later)).json()["save"] is True
+        await client.post("/checkpoint", json={"step": 1, "path": "x"})  # begun before the request
+        assert (await client.post("/progress", json=later)).json()["save"] is True, "not yet"
+        await client.post("/checkpoint", json={"step": 2, "path": "x"})
+        assert (await client.post("/progress", json=later)).json()["save"] is False
     (event,) = [each for each in run.writer.records if isinstance(each, Event)]
     assert (event.kind, event.message) == ("asked", asked.json()["message"])
 

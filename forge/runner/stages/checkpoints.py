@@ -78,6 +78,9 @@ class StageCheckpoints:
         if point.damages != self._said:
             self._said = point.damages
             await self._say_damage(point)
+        if point.path is not None and self._stage.save == "weights":
+            words = f'{point.path.name} has the weights alone (save = "weights")'
+            self._run.console.say(f"{self._label}: {words}; the optimizer's state begins anew")
         return point
 
     async def go_back(self, step: int, shelf: BatchShelf) -> None:

@@ -104,8 +104,8 @@ class TrainerDesk:
         Absent are versions from before the stage, which count as step 0, and those too old to be in
         a batch."""
         self.state = TrainerState.GONE
-        self.is_save_wanted = False
-        """True from a user's request until a checkpoint is written."""
+        self.saves_after: int | None = None
+        """Last step when a user asked for a checkpoint; None once a later one is written."""
         self.is_evaluation_wanted = False
         """True from a user's request until an evaluation begins."""
         self.evaluated_step = 0
@@ -212,7 +212,8 @@ class TrainerDesk:
     async def saved(self, step: int) -> None:
         """The trainer wrote the checkpoint of a step."""
         first = await self.checkpoints.saved(step, self.shelf) - STEPS_BEFORE
-        self.is_save_wanted = False
+        if self.saves_after is not None and step > self.saves_after:
+            self.saves_after = None
         self.steps = {version: at for version, at in self.steps.items() if at >= first}
 
     async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
@@ -292,7 +293,7 @@ class TrainerDesk:
         is_evaluated = self.is_evaluation_wanted and step < self.last_step
         if is_evaluated:
             self.evaluated_step = step
-        return {"save": self.is_save_wanted, "evaluate": is_evaluated}
+        return {"save": self.saves_after is not None, "evaluate": is_evaluated}
 
     def request_evaluation(self) -> str:
         """Ask for an evaluation after the current step; returns a message for the user. Raises

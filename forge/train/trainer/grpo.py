@@ -113,7 +113,7 @@ class GrpoReporter(Reporter):
         if state.global_step % self._trainer.updates_per_step:
             return
         if self._trainer.finish_step().save:
-            control.should_save = True
+            self.save(control)
         if self._trainer.world.from_main(lambda: self._stop.is_set):
             control.should_save = control.should_training_stop = True
 
@@ -340,7 +340,7 @@ class TurnTrainer(StageTrainer):
             client=self.client, step=self.step, copied_s=copied_s,
         )  # fmt: skip
         self.stats.publish_wait_s += self.publisher.wait()
-        self.publisher.start(write)
+        self.publisher.publish(write)
         if not in_background:
             self.stats.publish_wait_s += self.publisher.wait()
 

@@ -145,7 +145,7 @@ class SftReporter(Reporter):
         self._reported_at, self._reported_tokens = now, tokens
         report = partial(self._client.progress, step=state.global_step, total=state.max_steps)
         if world.from_main(partial(report, metrics=metrics)).save:
-            control.should_save = True
+            self.save(control)
 
 
 BATCHES_SORTED_TOGETHER = 32

@@ -106,6 +106,14 @@ async def test_the_newest_whole_checkpoint_is_continued_and_damage_is_said_once(
     assert stage.said == stage.events("checkpoint_damaged") == [line]
 
 
+async def test_a_checkpoint_of_weights_alone_is_continued_and_said_to_be_one(stage: Stage) -> None:
+    table = TABLE.model_copy(update={"save": "weights"})
+    point = await StageCheckpoints(stage.run, table, 1).choose()
+    assert point.step == 4
+    (said,) = stage.said
+    assert said.startswith('grpo-1: checkpoint-4 has the weights alone (save = "weights"); ')
+
+
 async def test_a_stage_that_lost_every_checkpoint_says_how_to_begin_anew(stage: Stage) -> None:
     shutil.rmtree(stage.folder)
     match = r'checkpoint-4: missing; no whole .* "forge resume toy-1 --from 0" trains grpo-1 from'

@@ -1,6 +1,6 @@
 """The trainer's client of control.sock: takes batches, reports steps, publishes and checkpoints.
 
-`publish` may be called from a thread of its own; everything else belongs to the main thread.
+`publish` and `checkpoint` may be called from threads; everything else belongs to the main thread.
 Requests block, each with a deadline; the supervisor answers `take` with `wait` well before it, so a
 silent supervisor is noticed. When the supervisor is gone, the lease ends this process.
 """

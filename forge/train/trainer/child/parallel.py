@@ -56,12 +56,16 @@ class World:
         self.size = dist.get_world_size() if is_joined else 1
         self._group: Any = None
         if self.size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=DECISION_TIMEOUT)
+            self._group = self.new_group()
+
+    def new_group(self) -> Any:
+        """A group of all ranks for one more thread of each. Collective."""
+        return dist.new_group(backend="gloo", timeout=DECISION_TIMEOUT)
 
     @property
-    def is_first_here(self) -> bool:
-        """True for the first rank of each machine."""
-        return os.environ.get("LOCAL_RANK", "0") == "0"
+    def spans_machines(self) -> bool:
+        """True if other machines have some of the ranks."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) < self.size
 
     @property
     def is_main(self) -> bool:

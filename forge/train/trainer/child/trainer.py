@@ -9,31 +9,33 @@ of any number of sequences and the loss of a micro-batch, whose tokens have thei
 whole batch: so the sum over micro-batches and ranks does not depend on the cut. Between two steps
 the host waits for the GPU only where a metric is read.
 
-A stock save writes straight into `checkpoint-N`, `trainer_state.json` last: killed midway it leaves
-a directory that resume picks and fails on (measured, transformers 5.23). Here it is written under
-`.staging`, with a manifest, fsynced and renamed.
+Of a stock checkpoint only `trainer_state.json` and the random states are left: `saving` writes the
+rest beside the next steps.
 """
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer import SCHEDULER_NAME
+from transformers.trainer import TRAINER_STATE_NAME
 
 from forge.errors import ConfigError
-from forge.train.checkpoints import STAGING, checkpoint_dir, put_in_place, write_manifest
+from forge.train.checkpoints import checkpoint_dir
 from forge.train.trainer.child.card import SharedCard
 from forge.train.trainer.child.optimizer import rounding_optimizer
 from forge.train.trainer.child.parallel import World
+from forge.train.trainer.child.saving import Checkpoints, Trained
 from forge.train.trainer.packed.head import Scores, add_head, router_weight, score
 from forge.train.trainer.packed.sequences import MicroBatch, cut_batch
 
@@ -54,13 +56,14 @@ def with_exact_sums(policy: Any) -> Any:
 class StageTrainer(Trainer):
     """Trains the micro-batches of each batch. Make it after `join_process_group`."""
 
-    _is_staging = False
     saved: Path | None
-    """The newest checkpoint; at first the one that is continued."""
+    """The newest checkpoint, begun or whole; at first the one that is continued."""
 
     def __init__(self, *, settings: TrainerSettings, model: Any, arguments: dict[str, Any]) -> None:
         self.settings = settings
         self.saved = settings.checkpoint
+        self.announce: Callable[..., object] = lambda **checkpoint: None
+        """Called on rank 0 with `step` and `path` of a whole checkpoint, in a thread."""
         self._checkpoint_s = 0.0
         self.world = World()
         self.card = SharedCard(settings.shared_card)
@@ -74,6 +77,7 @@ class StageTrainer(Trainer):
             plugin: Any = self.accelerator.state.fsdp_plugin
             plugin.mixed_precision_policy = with_exact_sums(plugin.mixed_precision_policy)
         self.router_weight = router_weight(model)
+        self.checkpoints = Checkpoints(self.world, self.card, is_sharded=self.is_fsdp_enabled)
 
     def cut(self, batch: Sequence[sequences.Sequence]) -> list[MicroBatch]:
         """This rank's micro-batches of a whole batch."""
@@ -106,6 +110,7 @@ class StageTrainer(Trainer):
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, None]:
         """One batch for one update. An empty list after the last: the loop saves and ends."""
+        self.checkpoints.check()
         micro_batches = self.next_batch()
         if micro_batches is None:
             self.control.should_training_stop = True
@@ -154,11 +159,6 @@ class StageTrainer(Trainer):
         """0: nothing reads the number, and computing it walks all parameters."""
         return 0
 
-    def _get_output_dir(self, trial: Any) -> str:
-        """Directory into which the stock code writes `checkpoint-N`."""
-        final = super()._get_output_dir(trial)
-        return str(Path(final, STAGING)) if self._is_staging else final
-
     def require_disk(self) -> None:
         """Raise ConfigError if the disk cannot hold a checkpoint."""
         trained = [p for p in self.model.parameters() if p.requires_grad]  # type: ignore[union-attr]
@@ -180,70 +180,67 @@ class StageTrainer(Trainer):
         found, self._checkpoint_s = self._checkpoint_s, 0.0
         return found
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Moments, unless only weights are saved, and the schedule."""
-        scheduler: Any = self.lr_scheduler
-        if self.settings.stage["save"] == "all" or self.is_fsdp_enabled:
-            super()._save_optimizer_and_scheduler(output_dir)  # for FSDP the weights, too
-        elif self.args.should_save:
-            torch.save(scheduler.state_dict(), Path(output_dir, SCHEDULER_NAME))
-        if self.settings.stage["save"] == "weights":
-            for path in Path(output_dir).glob("optimizer*"):
-                path.unlink(missing_ok=True)
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train to the end of the stage, or until it is stopped; the last checkpoint is whole."""
+        found = super().train(*args, **kwargs)
+        self.checkpoints.wait()
+        return found
+
+    @property
+    def _progress(self) -> Trained:
+        model, optimizer, schedule = cast("Any", (self.model, self.optimizer, self.lr_scheduler))
+        # accelerate has wrapped the optimizer.
+        return Trained(model=model, optimizer=optimizer.optimizer, schedule=schedule)
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the weights are loaded with the optimizer, once both are placed."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Also continue the schedule of a checkpoint without moments, which transformers skips."""
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or list(Path(checkpoint).glob("optimizer*")):
-            return
-        scheduler: Any = self.lr_scheduler
-        optimizer: Any = self.optimizer
-        state = torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True)
-        scheduler.load_state_dict(state)
-        for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate
+        if checkpoint is not None:
+            self._progress.load(Path(checkpoint))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """All ranks write into the staging directory of their machine; rank 0 adds what only others
-        have, and moves it to its place."""
         began = time.monotonic()
-        work_dir = Path(super()._get_output_dir(trial))
-        staging = work_dir / STAGING
-        if self.world.is_first_here:
-            shutil.rmtree(staging, ignore_errors=True)
-        self.world.wait()
-        self._is_staging = True
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._is_staging = False
-        written = staging / f"checkpoint-{self.state.global_step}"
-        own = written / f"rng_state_{self.world.rank}.pth"
-        states = self.world.to_main((own.name, own.read_bytes() if own.is_file() else b""))
-        if self.world.is_main:
-            for name, state in states:
-                if state:
-                    (written / name).write_bytes(state)
-            write_manifest(written)
-            put_in_place(written, checkpoint_dir(work_dir, self.step))
-        self.saved = checkpoint_dir(work_dir, self.step)
-        self.world.wait()
+        self.saved = checkpoint_dir(self.settings.work_dir, self.step)
+        with tempfile.TemporaryDirectory() as own:
+            self._save_rng_state(own)
+            (state,) = Path(own).iterdir()
+            states = self.world.to_main((state.name, state.read_bytes()))
+
+        def add_files(folder: Path) -> None:
+            self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
+            for name, random_state in states:
+                (folder / name).write_bytes(random_state)
+
+        self.checkpoints.save(
+            self.saved,
+            self._progress,
+            with_moments=self.settings.stage["save"] == "all",
+            add_files=add_files,
+            announce=partial(self.announce, step=self.step, path=self.saved),
+        )
         self._checkpoint_s += time.monotonic() - began
 
 
 class Reporter(TrainerCallback):
-    """Releases a shared GPU after the optimizer's step and announces checkpoints."""
+    """Releases a shared GPU after the optimizer's step, and passes checkpoints on."""
 
     def __init__(self, trainer: StageTrainer, *, client: SupervisorClient, stop: StopFlag) -> None:
         self._stage_trainer = trainer
         self._client = client
         self._stop = stop
+        self._is_save_ordered = False
+
+    def save(self, control: TrainerControl) -> None:
+        """Save after this step, and go on once the checkpoint is whole."""
+        control.should_save = self._is_save_ordered = True
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Ask the disk before the first checkpoint."""
         self._stage_trainer.require_disk()
+        self._stage_trainer.announce = self._client.checkpoint
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -254,8 +251,7 @@ class Reporter(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Rank 0 announces the checkpoint, which is whole."""
-        trainer = self._stage_trainer
-        if trainer.world.is_main:
-            path = checkpoint_dir(trainer.settings.work_dir, trainer.step)
-            self._client.checkpoint(step=trainer.step, path=path)
+        """Wait for a checkpoint that somebody waits for."""
+        if self._is_save_ordered:
+            self._is_save_ordered = False
+            self._stage_trainer.checkpoints.wait()

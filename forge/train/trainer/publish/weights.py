@@ -4,8 +4,8 @@ publishing them beside training, by a thread that writes while the trainer takes
     step ── copy of the weights ──▶ thread: write ── /publish ──▶ version
       └── take, next step ...          └── at most one; the next publish waits for it
 
-The thread writes a copy, so the weights may change meanwhile. Its error is raised by the next call,
-and by `check` while the trainer waits for a batch, which may never come without these weights.
+The thread writes a copy, so the weights may change meanwhile. Its error is raised, too, while the
+trainer waits for a batch, which may never come without these weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from forge.train.checkpoints import is_kept, link_or_copy, whole_dir
+from forge.train.trainer.child.background import Background
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -190,51 +190,27 @@ def free_dir(parent: Path, name: str) -> Path:
 logger = logging.getLogger(__name__)
 
 
-class Publisher:
+class Publisher(Background):
     """Runs one publish at a time."""
 
     def __init__(self) -> None:
+        super().__init__("publish")
         self.version: int | None = None
         """Version of the last publish that has succeeded; None before the first."""
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
 
     @property
     def weights_version(self) -> int | None:
         """Version of the weights last handed over, also while their publish runs: versions count up
         by one. None until the first publish has succeeded."""
-        if self._thread is None or self.version is None:
-            return self.version
-        return self.version + self._thread.is_alive()
+        return None if self.version is None else self.version + self.is_running
 
-    def start(self, publish: Callable[[], int]) -> None:
-        """Wait for the previous publish, then run `publish` in a thread. It returns the version."""
-        self.wait()
+    def publish(self, call: Callable[[], int]) -> None:
+        """Wait for the previous publish, then run this one, which returns the version."""
 
         def run() -> None:
-            try:
-                self.version = publish()
-            except BaseException as error:
-                self._error = error
+            self.version = call()
 
-        self._thread = threading.Thread(target=run, name="publish", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise the error of a publish that has ended."""
-        if self._thread is not None and not self._thread.is_alive():
-            self.wait()
-
-    def wait(self) -> float:
-        """Wait for the running publish and raise its error. Returns the seconds waited."""
-        began = time.monotonic()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        return time.monotonic() - began
+        self.start(run)
 
 
 def write_and_offer(

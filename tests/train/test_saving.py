@@ -1,0 +1,140 @@
+"""A checkpoint is written beside the next steps: killed at any moment, the run has a whole one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from forge.process.environment import rank_envs
+from forge.train.checkpoints import checkpoint_dir, checkpoints, find_damage, find_resume_point
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def start(work_dir: Path, *arguments: str, ranks: int) -> int:
+    """Run `tests.train.saved` to its end, or to that of its first rank; returns rank 0's code."""
+    command = [sys.executable, "-m", "tests.train.saved", str(work_dir), *arguments]
+    envs = rank_envs(ranks) if ranks > 1 else [dict(os.environ)]
+    children = [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) for env in envs]
+    try:
+        return children[0].wait(timeout=100)
+    finally:
+        for child in children[1:]:
+            if child.poll() is None and children[0].returncode:
+                child.kill()
+            child.wait(timeout=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "ranks_after", "fatal", "step"),
+    [(1, 2, "write_manifest", 1), (2, 1, "put_in_place", 2)],
+)
+def test_a_run_killed_in_a_save_continues_the_last_whole_checkpoint_on_any_number_of_ranks(
+    tmp_path: Path, ranks: int, ranks_after: int, fatal: str, step: int
+) -> None:
+    from tests.train.saved import STEPS, small, train, whole
+
+    assert start(tmp_path, str(step + 1), fatal, ranks=ranks) == -9
+    assert list(checkpoints(tmp_path)) == list(range(1, step + 1))
+    assert (tmp_path / ".staging" / f"checkpoint-{step + 1}").is_dir()
+    assert find_resume_point(tmp_path).step == step
+    files = {path.name for path in checkpoint_dir(tmp_path, step).iterdir()}
+    shards = {f"__{rank}_0.distcp" for rank in range(ranks)}
+    assert files == {*shards, ".metadata", "manifest.json", "more"}
+    assert start(tmp_path, ranks=ranks_after) == 0
+    assert list(checkpoints(tmp_path)) == list(range(1, STEPS + 1))
+    assert find_damage(checkpoint_dir(tmp_path, STEPS)) == ""
+    undisturbed = small()
+    for each in range(1, STEPS + 1):
+        train(undisturbed, step=each)
+    found = torch.load(tmp_path / "weights.pt")
+    for name, tensor in whole(undisturbed).items():
+        assert torch.equal(found[name], tensor), name
+
+
+def alone() -> Any:
+    """Checkpoints of a trainer with one rank."""
+    from forge.train.trainer.child.card import SharedCard
+    from forge.train.trainer.child.parallel import World
+    from forge.train.trainer.child.saving import Checkpoints
+
+    return Checkpoints(World(), SharedCard(None), is_sharded=False)
+
+
+def save(checkpoints: Any, path: Path, trained: Any, *, announce: Any = lambda: None) -> None:
+    checkpoints.save(
+        path, trained, with_moments=True, add_files=lambda folder: None, announce=announce
+    )
+
+
+def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.train.trainer.child import saving
+    from tests.train.saved import small, train, whole
+
+    may_write, announced = threading.Event(), []
+    writer = saving.filesystem.FileSystemWriter
+    write = writer.write_data
+    monkeypatch.setattr(
+        writer, "write_data", lambda *given: may_write.wait(60) and write(*given)
+    )  # fmt: skip
+    trained, checkpoints = small(), alone()
+    train(trained, step=1)
+    want = {name: tensor.clone() for name, tensor in whole(trained).items()}
+    path = checkpoint_dir(tmp_path, 1)
+    save(checkpoints, path, trained, announce=lambda: announced.append(path.is_dir()))
+    train(trained, step=2)
+    assert not path.exists()
+    assert announced == []
+    may_write.set()
+    checkpoints.wait()
+    assert announced == [True]
+    other = small()
+    other.load(path)
+    for name, tensor in whole(other).items():
+        assert torch.equal(tensor, want[name]), name
+    assert other.schedule.last_epoch == 1
+
+
+def test_without_memory_for_a_copy_the_checkpoint_is_whole_before_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.process.machine import HostMemory
+    from forge.train.trainer.child import saving
+    from tests.train.saved import small, train
+
+    memory = HostMemory(used_bytes=10_000, total_bytes=11_000)
+    monkeypatch.setattr(saving, "read_memory", lambda: memory)
+    trained = small()
+    train(trained, step=1)
+    save(alone(), checkpoint_dir(tmp_path, 1), trained)
+    assert find_resume_point(tmp_path).step == 1
+
+
+def test_an_error_of_a_save_ends_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.train.trainer.child import saving
+    from tests.train.saved import small, train
+
+    def fail(*given: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(saving, "write_manifest", fail)
+    trained, checkpoints = small(), alone()
+    train(trained, step=1)
+    save(checkpoints, checkpoint_dir(tmp_path, 1), trained)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.wait()
+    assert find_resume_point(tmp_path).path is None
