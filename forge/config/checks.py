@@ -155,6 +155,21 @@ def check_urls(experiment: Experiment) -> Iterator[Mistake]:
         )
 
 
+def check_weights(experiment: Experiment) -> Iterator[Mistake]:
+    """Weights in a trainer's memory need engines and weights of a kind that can be read there."""
+    serve = experiment.serve
+    if serve.weights == "files":
+        return
+    if serve.engine != "vllm" or serve.url or experiment.cluster.serve:
+        found = "cluster.serve" if experiment.cluster.serve else f'serve.engine = "{serve.engine}"'
+        found = "serve.url" if serve.url else found
+        text = f'found "ipc" with {found}; "files", or serve.engine = "vllm" on this machine'
+        yield mistake(text, "serve", "weights")
+    if experiment.model.lora is not None or experiment.model.adapter is not None:
+        text = 'found "ipc" with an adapter, which is a file of some MB; "files"'
+        yield mistake(text, "serve", "weights")
+
+
 def check_outlets(experiment: Experiment) -> Iterator[Mistake]:
     """Keys that exclude or need each other, and a variable that does not hold a URL here."""
     notify, sinks = experiment.notify, experiment.sinks
@@ -756,6 +771,7 @@ CHECKS = (
     check_overlap,
     check_pinning,
     check_outlets,
+    check_weights,
 )
 
 

@@ -163,6 +163,7 @@ class Work:
             observer=run.observer,
             gpus=placement.serve_uuids,
             shared=placement.shared,
+            trainer_gpus=placement.train_uuids[:1] if table.weights == "ipc" else (),
             max_lora_rank=lora_rank(run.experiment.model),
             thinking=run.prompts.thinking,
             elsewhere=self._engines_elsewhere(table),

@@ -26,6 +26,7 @@ import anyio.abc
 from forge.errors import ChildDied, ConfigError, MachineError, NoRoom, Stalled
 from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
+from forge.process.shared_weights import is_shared
 from forge.serve.client import ReplicaClient
 from forge.serve.weights import drain
 
@@ -192,6 +193,11 @@ class Replica:
         try:
             # On the weights wanted now: the first checkpoint may be deleted by then.
             base = self.wanted.base
+            if is_shared(base.full):
+                raise MachineError(
+                    f"{self.name} ended, and the weights of version {base.version} are no files "
+                    '(serve.weights = "ipc"); "forge resume" continues from the last checkpoint'
+                )
             model = {"model_dir": str(base.full.absolute()), "version": base.version}
             spec = replace(self._spec, config={**self._spec.config, **model})
             async with self._open(spec) as child:

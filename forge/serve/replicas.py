@@ -9,12 +9,14 @@ that of `forge.serve.weights`.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from forge.config.schema import ServeTable, with_half_a_card
 from forge.process.child import ChildSpec, ProcessObserver
+from forge.process.devices import visibility
 from forge.process.environment import child_env
 from forge.serve.engines import (
     check_adapters,
@@ -93,6 +95,7 @@ async def open_replicas(
     observer: ProcessObserver | None = None,
     gpus: Sequence[Sequence[str]] = (),
     shared: frozenset[str] = frozenset(),
+    trainer_gpus: Sequence[str] = (),
     max_lora_rank: int = 0,
     thinking: str | None = None,
     elsewhere: OpenEngineElsewhere | None = None,
@@ -105,6 +108,7 @@ async def open_replicas(
         work_dir: folder for files that engines need while they load weights.
         gpus: UUIDs per replica; empty means CPU.
         shared: UUIDs of GPUs with other users: engines run each step under a lease.
+        trainer_gpus: UUIDs of GPUs whose memory engines read.
         max_lora_rank: maximum rank of adapters that will be published; 0 for none.
         thinking: `prompt.thinking`, for chats with the engines; None for the template's default.
         elsewhere: starts engines on other machines, which check their own installation.
@@ -131,7 +135,9 @@ async def open_replicas(
             "shared_gpus": [uuid for uuid in own if uuid in shared],
         }
         folders = {"socket_dir": socket_dir, "log_dir": log_dir}
-        specs.append(engine_spec(table, index=index, gpus=own, config=config, **folders))
+        spec = engine_spec(table, index=index, gpus=own, config=config, **folders)
+        seen = visibility(list(dict.fromkeys((*own, *trainer_gpus)))) if trainer_gpus else {}
+        specs.append(replace(spec, env={**spec.env, **seen}))
     replicas = Replicas(
         specs, table=table, weights=weights, stop_token_ids=stop_token_ids, observer=observer,
         elsewhere=elsewhere,

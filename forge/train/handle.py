@@ -146,6 +146,8 @@ class TrainerJob:
     """Size of the micro-batches relative to the stage's."""
     publish_dtype: Literal["float32", "bfloat16"] | None = None
     """Type that published weights are rounded to; None leaves them as trained."""
+    shares_weights: bool = False
+    """Publish weights that are no checkpoint's in the memory of the first GPU."""
     eval_every: int = 0
     """Steps between evaluations of a grpo stage, 0 for none."""
     publish_timeout_s: float = 600.0

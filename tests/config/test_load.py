@@ -197,6 +197,15 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             'serve.env.CUDA_VISIBLE_DEVICES: found "0"; remove it, devices.gpus chooses',
         ),
         (['judge.env={ HIP_VISIBLE_DEVICES = "" }'], 'judge.env.HIP_VISIBLE_DEVICES: found "";'),
+        (["serve.weights=ipc"], '--set serve.weights: found "ipc" with serve.engine = "'),
+        (
+            ["serve.weights=ipc", "serve.engine=vllm", 'serve.url=["http://h:1"]'],
+            '--set serve.weights: found "ipc" with serve.url; "files", or',
+        ),
+        (
+            ["serve.weights=ipc", "serve.engine=vllm", "model.lora.r=8"],
+            '--set serve.weights: found "ipc" with an adapter, which is a file',
+        ),
         (["serve.model_name=x"], "--set serve.model_name: set without serve.url"),
         (["data.source=file"], '--set data.source: found source = "file" without path'),
         (["data.source=file", "data.path=/no/x"], '--set data.path: found "/no/x", which does not'),

@@ -42,6 +42,20 @@ async def test_an_adapter_that_is_published_again_is_loaded_with_its_base(
     assert client.loads == [("adapter", 1), ("old", 1), ("adapter", 1)]
 
 
+async def test_an_engine_that_ends_cannot_get_weights_that_are_no_files(tmp_path: Path) -> None:
+    replicas = made_up_replicas(tmp_path, Client())
+    shared = tmp_path / "grpo-3"
+    shared.mkdir()
+    (shared / "shared.json").touch()
+    await replicas.publish(shared, 3)
+    (replica,) = replicas.all
+    go_down(replica)
+    with pytest.raises(
+        MachineError, match=r"serve-0 ended.* version 3 are no files \(serve.weights"
+    ):
+        await replica._live(anyio.TASK_STATUS_IGNORED)
+
+
 async def test_after_a_failed_load_the_old_weights_are_loaded_again(
     tmp_path: Path,
 ) -> None:

@@ -13,18 +13,22 @@ import anyio.lowlevel
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from forge.errors import ConfigError, MachineError
+from forge.process.shared_weights import share
 from forge.records import Finish
 from forge.serve.port import Chunk, Request
 from forge.serve.vllm.__main__ import make_app
-from forge.serve.vllm.engine import VllmEngine
+from forge.serve.vllm.engine import VllmEngine, checkpoint_shapes
 from forge.serve.vllm.library import Counters, Vllm, count_no_tokens
 from forge.serve.vllm.settings import MAX_LORAS, read_settings
 from tests.serve.observed import until
+from tests.shared_memory import FakeIpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from conftest import Reference
 
@@ -297,6 +301,27 @@ async def test_tokens_before_and_after_full_weights_have_their_versions(
     assert late.samples[0].versions.tolist() == [5] * 6
     first = [("pause", "keep", True), ("forge_reload", str(newer.path)), "resume"]
     assert llm.calls[:3] == first
+
+
+async def test_weights_in_the_memory_of_a_trainer_are_checked_and_copied_there(
+    tied: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeIpc(monkeypatch)
+    llm = FakeLlm()
+    engine = make_engine(tied, llm)
+    weights = {n: torch.zeros(shape) for n, shape in checkpoint_shapes(tied.path).items()}
+    share(tmp_path / "grpo-1", weights)
+    await engine.load_weights(tmp_path / "grpo-1", version=1)
+    copied = [("pause", "keep", True), ("forge_copy", str(tmp_path / "grpo-1")), "resume"]
+    assert llm.calls == copied
+    assert engine.status().version == 1
+    name, tensor = weights.popitem()
+    for wrong in ({}, {name: tensor[:-1].clone()}):
+        path = tmp_path / f"grpo-{2 + len(wrong)}"
+        share(path, weights | wrong)
+        with pytest.raises(ConfigError, match=name):
+            await engine.load_weights(path, version=2)
+    assert llm.calls == copied
 
 
 async def test_full_weights_end_an_adapter(

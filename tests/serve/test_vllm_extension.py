@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ import torch
 from torch import nn
 
 from forge.process.gpu_locks import card_turns
+from forge.process.shared_weights import share
 from forge.serve.vllm.extension import ForgeWorker, bare_layers, in_turns
+from tests.shared_memory import FakeIpc
 
 
 class Turns:
@@ -178,3 +182,26 @@ def test_turns_hold_every_named_gpu_and_nothing_without_names(
     with card_turns(["b", "a"])():
         assert did == ["+a", "+b"], "always in the same order"
     assert did == ["+a", "+b", "-b", "-a"]
+
+
+def test_weights_of_a_trainer_are_loaded_in_a_turn_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ipc = FakeIpc(monkeypatch)
+    turns, model = Turns(), nn.Linear(3, 2, bias=False)
+
+    def reload_weights(*, weights_iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        turns.did.append("reload")
+        model.load_state_dict(dict(weights_iterator))
+
+    monkeypatch.setattr(torch.cuda, "synchronize", turns.does("drain"))
+    worker = ForgeWorker()
+    worker.forge_turns = turns
+    worker.model_runner = SimpleNamespace(get_model=lambda: model, reload_weights=reload_weights)
+    weights = {"weight": torch.randn(2, 3)}
+    share(tmp_path / "grpo-1", weights)
+    worker.forge_copy(str(tmp_path / "grpo-1"))
+    assert turns.did == ["enter", "reload", "drain", "leave"]
+    assert torch.equal(model.weight, weights["weight"])
+    weights.clear()
+    assert ipc.tensors[0]() is None

@@ -29,6 +29,7 @@ from forge.config.schema import ServeTable
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import inventory, occupancies
 from forge.process.gpu_locks import GpuLease
+from forge.process.shared_weights import share
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
 from forge.serve.client import ReplicaClient
@@ -117,6 +118,20 @@ async def served(
 
 def gap(expected: np.ndarray, found: Any) -> float:
     return float(np.abs(expected - np.array(found)).mean())
+
+
+async def test_weights_in_the_memory_of_this_process_are_read_there(tmp_path: Path) -> None:
+    first, second = (make_model(tmp_path / f"model-{seed}", seed=seed) for seed in (0, 1))
+    async with served(first, tmp_path, eager=True, precision="fast", lora_rank=0) as (replicas, _):
+        for version, model in enumerate((second, first), start=1):
+            state = model.model.state_dict()
+            weights = {name: each.to("cuda", torch.bfloat16) for name, each in state.items()}
+            del weights["lm_head.weight"]  # the embedding
+            share(tmp_path / f"grpo-{version}", weights)
+            await replicas.publish(tmp_path / f"grpo-{version}", version)
+            weights.clear()
+            (scored,) = await replicas.probe(PROMPT, TOKENS)
+            assert gap(model.logprobs(TOKENS), scored) <= GAPS["fast"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from forge.config.schema import GrpoStage, RolloutTable
 from forge.train.batch import write_batch
+from tests.shared_memory import FakeIpc
 from tests.train.samples import make_samples
 from tests.train.trained import settings_of, train_grpo
 
@@ -57,9 +58,10 @@ class SlowReplicas:
 
 
 def train(
-    model: Path, at: Path, *, staleness: int, stage: GrpoStage = STAGE, **keys: Any
-) -> SlowReplicas:
-    client = SlowReplicas(at)
+    model: Path, at: Path, *, staleness: int, stage: GrpoStage = STAGE,
+    client: SlowReplicas | None = None, **keys: Any,
+) -> SlowReplicas:  # fmt: skip
+    client = client or SlowReplicas(at)
     if staleness:
         client.patience_s = 30.0
     rollout = RolloutTable(max_staleness=staleness)
@@ -95,6 +97,53 @@ def test_weights_are_published_every_nth_step_and_at_the_last(
     stage = STAGE.model_copy(update={"publish_every": 3})
     order = train(tiny_model, tmp_path, staleness=1, stage=stage).order
     assert [call for call in order if call.startswith("publish ")] == ["publish 3", "publish 4"]
+
+
+class Readers(SlowReplicas):
+    """Engines that read weights where the trainer has them, or in files."""
+
+    def __init__(self, at: Path) -> None:
+        super().__init__(at)
+        self.read: dict[int, dict[str, Any]] = {}
+        self.shared: list[int] = []
+
+    def publish(self, *, step: int, path: Path, **body: Any) -> int:
+        from safetensors.torch import load_file
+
+        from forge.process.shared_weights import is_shared, open_shared
+
+        if is_shared(path):
+            self.shared.append(step)
+            self.read[step] = {name: tensor.clone() for name, tensor in open_shared(path)}
+        else:
+            self.read[step] = load_file(path / "model.safetensors")
+        return step
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_shared_weights_are_those_of_files_and_are_freed_when_all_have_read_them(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    import torch
+
+    ipc, found = FakeIpc(monkeypatch), []
+    for shares in (False, True):
+        at = tmp_path / f"{shares}"
+        at.mkdir()
+        client = Readers(at)
+        train(
+            tiny_model, at, staleness=staleness, stage=STAGE.model_copy(update={"save_every": 2}),
+            client=client, shares_weights=shares, publish_dtype=torch.bfloat16,
+        )  # fmt: skip
+        found.append(client)
+    files, shared = found
+    assert (files.shared, shared.shared) == ([], [1, 3]), "checkpoints and the last are files"
+    assert all(tensor() is None for tensor in ipc.tensors)
+    assert ipc.tensors
+    for step, weights in files.read.items():
+        assert weights.keys() == shared.read[step].keys()
+        for name, tensor in weights.items():
+            assert torch.equal(tensor, shared.read[step][name]), (step, name)
 
 
 def test_a_snapshot_is_not_changed_by_later_training(tiny_model: Path, tmp_path: Path) -> None:

@@ -75,6 +75,10 @@ class ServeTable(Table):
     precision: Literal["exact", "fast"] = "exact"
     """Precision of the engine. exact: float32 weights and KV cache, no flash attention; logprobs
     equal those of transformers. fast: bfloat16 weights, float16 KV cache."""
+    weights: Literal["files", "ipc"] = "files"
+    """Way of new weights from the trainer to engines. ipc: in the memory of its first GPU, which
+    engines on this machine read (CUDA IPC), without files; vllm, all weights of a model that is no
+    mixture. Those of checkpoints are files. An engine that ends in between ends the attempt."""
     python: PathValue | None = None
     """Python interpreter of the engines; absent means forge's own."""
     env: dict[str, str] = Field(default_factory=dict)

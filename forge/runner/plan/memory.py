@@ -11,7 +11,7 @@ H100s and H200s (`tests/runner/plan/test_memory.py` has them). `placement` adds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from forge.config.schema import SftStage
@@ -89,15 +89,22 @@ class TrainBytes:
     step: int = 0
     """More at the peak of a step: activations, logits, weights that are cast or gathered."""
 
+    copy: int = 0
+    """A copy of the weights that engines read between steps."""
+
     @property
     def resident(self) -> int:
         """Between steps."""
-        return self.context + self.weights + self.optimizer
+        return self.context + self.weights + self.optimizer + self.copy
 
     @property
     def peak(self) -> int:
-        """Maximum during a step."""
-        return self.resident + self.gradients + self.step
+        """Maximum during a step and after it."""
+        return self.resident - self.copy + max(self.gradients + self.step, self.copy)
+
+    def with_copy(self, num_bytes: int, *, is_beside_a_step: bool) -> TrainBytes:
+        """With a copy of the weights that engines read between steps, or also beside one."""
+        return replace(self, copy=num_bytes, step=self.step + num_bytes * is_beside_a_step)
 
 
 def train_bytes(

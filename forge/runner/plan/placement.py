@@ -566,6 +566,10 @@ def _train_bytes(experiment: Experiment, placed: Placement, shape: ModelShape) -
                 recomputes=placed.recomputes,
             )
         )  # fmt: skip
+        if stage.kind == "grpo" and experiment.serve.weights == "ipc":
+            width = 4 if experiment.serve.precision == "exact" else 2
+            is_beside = rollout.max_staleness > 0
+            ranks[-1] = ranks[-1].with_copy(width * shape.params, is_beside_a_step=is_beside)
     return max(ranks, key=lambda rank: rank.peak)
 
 

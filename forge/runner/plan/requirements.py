@@ -28,7 +28,7 @@ from forge.runner.plan.placement import needs_serving, num_ranks, turns_played, 
 from forge.runner.plan.shape import config_dir, llama_refusal, lora_rank, model_shape
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
-from forge.train.refusals import OWN_CODE, has_own_code, refusals
+from forge.train.refusals import OWN_CODE, has_own_code, is_mixture, refusals
 from forge.views.text.numbers import count, gigabytes
 
 if TYPE_CHECKING:
@@ -196,6 +196,9 @@ def _gguf_template(model: ModelTable) -> Template | None:
     return None if text == CHATML else try_template(name, text, source.special_tokens)
 
 
+IPC = 'serve.weights: found "ipc"'
+
+
 def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:
     """Refuses what the trainer cannot do with this model on these cards, or on this machine.
 
@@ -220,6 +223,11 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
             has_experts=shape.is_mixture if shape else None,
         )
         lines += [line if line.startswith("model.") else f"stage.{index}.{line}" for line in found]
+    if trained and experiment.serve.weights == "ipc":
+        if shape.is_mixture if shape else is_mixture(folder or Path()):
+            lines.append(f'{IPC} for a mixture of experts, whose files have other tensors; "files"')
+        if not placement.train:
+            lines.append(f'{IPC}, and the trainer has no GPU; "files", or devices.train = 1')
     if lines:
         raise ConfigError("\n".join(dict.fromkeys(lines)))
     needing = [

@@ -241,6 +241,7 @@ def make_job(
         shared_gpus=placement.shared,
         # Engines that compute in bf16 get bf16, which halves the bytes.
         publish_dtype="bfloat16" if is_fast and placement.train else None,
+        shares_weights=experiment.serve.weights == "ipc",
         # Engines that sleep during a step are awake only for a publish before the next batch.
         eval_every=1 if placement.sleeps else experiment.eval.every,
         publish_timeout_s=publish_timeout_s(experiment.serve),

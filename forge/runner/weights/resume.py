@@ -89,7 +89,8 @@ def find_starting_weights(
     ]
     for policy in state.policies:
         path = weights_dir / PurePath(policy.path).name
-        if path.is_dir() and sha256_of_weights(path) == policy.sha256:
+        is_file = bool(policy.sha256)  # others were in a trainer's memory
+        if is_file and path.is_dir() and sha256_of_weights(path) == policy.sha256:
             return StartingWeights(
                 weights=start.then(path, version=policy.version),
                 step=policy.step,
@@ -148,7 +149,7 @@ def find_weights(paths: RunPaths, step: str) -> Weights:
     if not begun:
         raise ConfigError(f"{paths.name}: it has no model yet; its first stage has not begun")
     start = begun[0]
-    kept = [policy for policy in policies if Path(policy.path).is_dir()]
+    kept = [each for each in policies if each.sha256 and Path(each.path).is_dir()]
     for policy in kept:
         if not step or str(policy.step) == step:
             found = start.then(Path(policy.path), version=policy.version)

@@ -27,6 +27,7 @@ import numpy as np
 
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.busy import BusyClock
+from forge.process.shared_weights import is_shared, shared_shapes
 from forge.records import Finish
 from forge.serve import port
 from forge.serve.checkpoint_files import (
@@ -256,7 +257,8 @@ class VllmEngine:
             flight.marks.append((self._num_tokens(flight), flight.version))
             flight.version = version
         try:
-            await self._llm.collective_rpc("forge_reload", args=(str(path),))
+            method = "forge_copy" if is_shared(path) else "forge_reload"
+            await self._llm.collective_rpc(method, args=(str(path),))
         except self._vllm.dead_error:
             raise
         except Exception as error:  # as above
@@ -322,6 +324,8 @@ Shapes = dict[str, tuple[int, ...]]
 def checkpoint_shapes(path: Path) -> Shapes:
     """Shapes of a checkpoint's tensors by name, read from the headers of its files. A head that is
     the embedding is left out. Raises ConfigError."""
+    if is_shared(path):
+        return shared_shapes(path)
     shapes: Shapes = {}
     for file in weight_files(path):
         shapes.update({name: tensor.shape for name, tensor in list_tensors(file).items()})

@@ -8,14 +8,17 @@ since weights are written in place; on a shared GPU no step overlaps a judge's t
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge.process.gpu_locks import card_turns
 from forge.process.lease import die_with_parent
+from forge.process.shared_weights import collect_shared, open_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +62,14 @@ class ForgeWorker:
         with self.forge_turns(), bare_layers(self.model_runner.get_model()):
             self.model_runner.reload_weights(weights_path=path)
             torch.cuda.synchronize()
+
+    def forge_copy(self, path: str) -> None:
+        """Copy the weights over that the trainer has in its GPU's memory."""
+        with self.forge_turns(), bare_layers(self.model_runner.get_model()):
+            self.model_runner.reload_weights(weights_iterator=open_shared(Path(path)))
+            torch.cuda.synchronize()
+        gc.collect()  # the last references to the trainer's memory
+        collect_shared()
 
 
 def in_turn(

@@ -329,15 +329,18 @@ class TurnTrainer(StageTrainer):
         """Offer the current weights to every replica. Collective."""
         started = time.monotonic()
         with self.card.taken():
-            dtype = self.settings.publish_dtype
-            weights = snapshot(self.policy, dtype=dtype, keeps=self.world.is_main)
+            is_shared = self.settings.shares_weights and not self.settings.is_kept(self.step)
+            weights = snapshot(
+                self.policy, dtype=self.settings.publish_dtype, keeps=self.world.is_main,
+                on_device=is_shared,
+            )  # fmt: skip
             tokens = self._prober.take(self.policy)
         if not self.world.is_main:
             return
         copied_s = time.monotonic() - started
         write = partial(
             write_and_offer, self.policy, weights, tokens, settings=self.settings,
-            client=self.client, step=self.step, copied_s=copied_s,
+            client=self.client, step=self.step, copied_s=copied_s, is_shared=is_shared,
         )  # fmt: skip
         self.stats.publish_wait_s += self.publisher.wait()
         self.publisher.publish(write)

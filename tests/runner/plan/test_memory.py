@@ -93,6 +93,14 @@ def test_the_formula_is_within_a_tenth_of_measured_peaks(
     assert (planned.peak - planned.context) / 1e9 == pytest.approx(gigabytes, rel=0.1)
 
 
+def test_a_copy_for_engines_takes_memory_between_steps_and_beside_an_overlapped_one() -> None:
+    plain, size = need(), 10 << 30
+    between, beside = (plain.with_copy(size, is_beside_a_step=each) for each in (False, True))
+    assert between.resident == beside.resident == plain.resident + size
+    assert between.peak == max(plain.peak, plain.resident + size)
+    assert beside.peak == plain.peak + size
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(
     grown=st.sampled_from(["tokens", "num_layers", "hidden_size", "intermediate_size"]),

@@ -195,6 +195,24 @@ def test_the_plan_refuses_what_the_trainer_cannot_do(tmp_path):
     assert plan_text(*attention, "[model.quantize]", *sft, "batch_size = 3").gpus
 
 
+def test_weights_in_the_memory_of_a_trainer_need_one_on_a_gpu_and_no_mixture(tmp_path):
+    def refused(*lines: str) -> str:
+        text = ['name = "x"', "[serve]", 'weights = "ipc"', 'engine = "vllm"', *lines,
+                "[[stage]]", 'kind = "grpo"', "steps = 1", "learning_rate = 1e-6"]  # fmt: skip
+        (tmp_path / "x.toml").write_text("\n".join(text))
+        with pytest.raises(ConfigError) as caught:
+            requirements.require_trainer(
+                load_experiment(tmp_path / "x.toml"), Placement(), is_here=False
+            )
+        return str(caught.value)
+
+    assert refused("[model]", 'path = "Qwen/Qwen3-0.6B"').startswith(
+        'serve.weights: found "ipc", and the trainer has no GPU; '
+    )
+    first, _ = refused("[model]", 'path = "Qwen/Qwen3-30B-A3B"').splitlines()
+    assert first.startswith('serve.weights: found "ipc" for a mixture of experts')
+
+
 def test_an_optimizer_that_is_not_installed_is_a_machine_error(monkeypatch):
     if importlib.util.find_spec("bitsandbytes") is not None:
         monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)

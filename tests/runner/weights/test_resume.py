@@ -85,6 +85,20 @@ async def test_resume_continues_from_the_newest_whole_weights(tmp_path: Path) ->
     }
 
 
+async def test_weights_that_a_trainer_had_in_memory_are_no_start(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    shared = tmp_path / "grpo-5"
+    for step, path in ((4, new_dir(tmp_path, "grpo-4")), (5, shared)):
+        if path == shared:
+            shared.mkdir()
+            (shared / "shared.json").write_text("{}")
+        await sync.publish(path, stage=1, step=step, probe=None, keep=True)
+    state = state_of(*(r for r in sink.records if isinstance(r, PolicyVersion)))
+    begin = find_starting_weights(Weights(full=tmp_path / "init"), state, EXPERIMENT, tmp_path)
+    assert (begin.weights.full, begin.step) == (tmp_path / "grpo-4", 4)
+    assert begin.last_version == state.policy_version, "its number is not used again"
+
+
 async def test_resume_fails_if_the_weights_of_a_finished_stage_are_damaged(tmp_path: Path) -> None:
     sync, sink = weight_sync(tmp_path, FakeServing())
     path = new_dir(tmp_path, "w")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.train.checkpoints import is_kept
 from forge.train.refusals import is_mixture
 from forge.train.trainer.packed.sequences import RowLayout
 
@@ -53,6 +54,8 @@ class TrainerSettings:
     """Scale of the stage's micro-batches; less than 1 after one did not fit into GPU memory."""
     publish_dtype: torch.dtype | None = None
     """Type of published weights; None keeps the trained one."""
+    shares_weights: bool = False
+    """True if engines read weights in the memory of the first GPU."""
     shared_card: str | None = None
     """UUID of this rank's GPU if other processes use it too."""
     eval_every: int = 0
@@ -101,6 +104,10 @@ class TrainerSettings:
             return True
         return step % self.stage["publish_every"] == 0
 
+    def is_kept(self, step: int) -> bool:
+        """True if the weights of a grpo step stay as files."""
+        return is_kept(step, steps=self.stage["steps"], save_every=self.stage["save_every"])
+
     def is_published_in_background(self, step: int) -> bool:
         """True if the next step may begin before the weights of this one are served: samples may be
         a step old, and no evaluation stops the trainer at this step."""
@@ -129,6 +136,7 @@ class TrainerSettings:
             is_elsewhere=bool(config["meeting"] and config["meeting"]["first"]),
             micro_batch_scale=config["micro_batch_scale"],
             publish_dtype=_DTYPES[config["publish_dtype"]],
+            shares_weights=config["shares_weights"],
             shared_card=_own(config["gpus"], shared=config["shared_gpus"]),
             eval_every=config["eval_every"],
             publish_timeout_s=config["publish_timeout_s"],

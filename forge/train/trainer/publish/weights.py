@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from forge.train.checkpoints import is_kept, link_or_copy, whole_dir
+from forge.process.shared_weights import collect_shared, share
+from forge.train.checkpoints import link_or_copy, whole_dir
 from forge.train.trainer.child.background import Background
 
 if TYPE_CHECKING:
@@ -43,9 +44,14 @@ that memory, and torch rounds each piece up to a power of two."""
 
 
 def snapshot(
-    model: PreTrainedModel | PeftModel, *, dtype: torch.dtype | None = None, keeps: bool = True
+    model: PreTrainedModel | PeftModel,
+    *,
+    dtype: torch.dtype | None = None,
+    keeps: bool = True,
+    on_device: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Copy what is trained to the CPU, so that the weights may change while the copy is written.
+    """Copy what is trained to the CPU, or on its own device, so that the weights may change while
+    the copy is written or read.
 
     That is all weights, or the trained adapter of a PEFT model. Parameters are rounded to `dtype`
     if given, except for those of `_exact`. Tensors that share memory still share it in the copy.
@@ -55,7 +61,7 @@ def snapshot(
     is_adapter = hasattr(model, "peft_config")
     trained = [p for p in model.parameters() if p.requires_grad]
     num_bytes = sum(p.numel() * (dtype or p.dtype).itemsize for p in trained)
-    copy = _Copier(is_pinned=num_bytes <= PINNED_BYTES)
+    copy = _Copier(is_pinned=num_bytes <= PINNED_BYTES, on_device=on_device)
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -91,11 +97,14 @@ class _Copier:
     """Copies tensors to the host. Those of a GPU are queued together into pinned memory, which
     torch keeps for the next publish; `wait` waits for all of them."""
 
-    def __init__(self, *, is_pinned: bool) -> None:
-        self._is_pinned = is_pinned
+    def __init__(self, *, is_pinned: bool, on_device: bool) -> None:
+        self._is_pinned, self._on_device = is_pinned, on_device
         self._is_waited_for = False
 
     def __call__(self, tensor: torch.Tensor, *, dtype: torch.dtype | None) -> torch.Tensor:
+        if self._on_device:
+            self._is_waited_for = tensor.is_cuda
+            return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
         if not (tensor.is_cuda and self._is_pinned):
             return tensor.to("cpu", dtype, copy=True)
         self._is_waited_for = True
@@ -222,19 +231,25 @@ def write_and_offer(
     client: SupervisorClient,
     step: int,
     copied_s: float,
+    is_shared: bool,
 ) -> int:
     """Write a grpo step's weights and offer them to every replica; returns their version.
 
-    `weights` is a copy, emptied when it is written; of `policy` only the config is read. `copied_s`
-    is the time that the copy and the probe took, for the log."""
+    `weights` is a copy, emptied when nobody needs it; of `policy` only the config is read.
+    `copied_s` is the time that the copy and the probe took, for the log. `is_shared`: engines read
+    the copy itself."""
     started = time.monotonic()
     path = free_dir(settings.weights_dir, f"grpo-{step:06d}")
-    stage = settings.stage
-    sync = is_kept(step, steps=stage["steps"], save_every=stage["save_every"])
-    save_weights(policy, path, model_dir=settings.model_dir, sync=sync, weights=weights)
-    weights.clear()
+    if is_shared:
+        share(path, weights)
+    else:
+        sync = settings.is_kept(step)
+        save_weights(policy, path, model_dir=settings.model_dir, sync=sync, weights=weights)
+        weights.clear()
     saved_s = time.monotonic() - started
     version = client.publish(step=step, path=path, probe=probe)
+    weights.clear()
+    collect_shared()
     logger.info(
         "step %d: version %d, copied in %.3f s, written in %.3f s, published in %.3f s",
         step,
