@@ -59,8 +59,11 @@ KEPT_PARTS = (0, 0.25, 0.5, 0.75)
 KEPT_SHARE = 0.8
 """Share of a card that a trainer without recomputation may take: peaks were up to 9 % off."""
 LESS_SLOTS, LESS_TOKENS, MORE_GPUS = 8, 1024, (2, 4, 8)
+ROW_TOKENS = (65_536, 32_768, 16_384, 8192, 4096, 2048)
 CARD_SIZES = (24, 40, 48, 80, 96, 141, 192, 288, *range(400, 4001, 200))
 """Changes that a refusal tries, and names if all cards have room with them."""
+LESS, ROWS = f"micro_batch_tokens = {LESS_TOKENS}", "rows of"
+WHOLE = "a row is not split over GPUs: torch's context_parallel does not split varlen_attn"
 MAX_HEAD_DIM = 192
 """On some cards the flash kernel has no backward pass for wider heads; all are multiples of 8."""
 MIN_CAPABILITY = (8, 0)
@@ -622,9 +625,12 @@ def _refusal(
             for each in _loads(changed, there, shape, users={})
         )
     ]
-    kinds = {re.sub(r"\d+", "", name): name for name in reversed(fits)}  # the smallest of a kind
+    if LESS in fits or not load.train.peak:  # no single row is too long
+        fits = [name for name in fits if not name.startswith(ROWS)]
+    kinds = {re.sub(r"\d+", "", name): name for name in reversed(fits)}  # the mildest of a kind
     would = "; ".join(name for name in fits if name in kinds.values())
-    return MachineError(f"{words}it has {memory}. Would fit: {would}")
+    why = f" ({WHOLE})" if ROWS in would else ""
+    return MachineError(f"{words}it has {memory}. Would fit: {would}{why}")
 
 
 def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
@@ -643,6 +649,16 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
         ]
         return experiment.model_copy(update={"stage": stages})
 
+    def with_rows(num: int) -> Experiment:
+        context = min(experiment.serve.context_tokens, num)
+        stages = [
+            stage.model_copy(update={"max_length": min(stage.max_length, num)})
+            if isinstance(stage, SftStage)
+            else stage
+            for stage in staged(micro_batch_tokens=LESS_TOKENS).stage
+        ]
+        return put("serve", context_tokens=context).model_copy(update={"stage": stages})
+
     if placed.shared:
         judges, ranks = (
             tuple(replace(gpu, uuid=f"{role} {gpu.uuid}") for gpu in gpus)
@@ -656,7 +672,9 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
     if experiment.serve.slots > LESS_SLOTS and placed.engine not in TAKES_SHARE:
         yield f"serve.slots = {LESS_SLOTS}", put("serve", slots=LESS_SLOTS), placed
     yield 'problems.sizes = "small"', put("problems", sizes="small"), placed
-    yield f"micro_batch_tokens = {LESS_TOKENS}", staged(micro_batch_tokens=LESS_TOKENS), placed
+    yield LESS, staged(micro_batch_tokens=LESS_TOKENS), placed
+    for num in ROW_TOKENS if placed.train else ():
+        yield f"{ROWS} {num} tokens", with_rows(num), placed
     if placed.train and model.quantize is None:
         for num in (num for num in MORE_GPUS if num > len(placed.train)):
             more = (replace(placed.train[0], uuid=f"more-{k}") for k in range(num))

@@ -124,6 +124,22 @@ def test_too_little_memory_is_refused_with_the_sums_and_what_would_fit():
     assert "it has 42.9 GB. Would fit: devices.train = 4 (fsdp2); [model.lora]; " in message
 
 
+def test_a_row_too_long_for_a_card_is_refused_with_a_length_that_fits_and_why():
+    asked = (*ALL_AUTO, "devices.share=never", "model.dtype=bfloat16", "serve.precision=fast")
+    rows = ("stage.1.max_length=262144", "model.tiny.max_context_tokens=262144")
+    with pytest.raises(MachineError) as caught:
+        place_on("4xH100-80GB", *asked, *rows, model="Qwen/Qwen3-8B")
+    found = re.search(r"rows of (\d+) tokens; .*\(a row is not split over GPUs", str(caught.value))
+    assert found, caught.value
+    num = int(found[1])
+    assert num >= 8192
+    assert place_on(
+        "4xH100-80GB", *asked, f"stage.1.max_length={num}", rows[1],
+        "stage.1.micro_batch_tokens=1024",
+        "stage.3.micro_batch_tokens=1024", model="Qwen/Qwen3-8B",
+    ).train  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("card", "asked", "has", "has_not"),
     [
