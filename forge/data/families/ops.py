@@ -149,7 +149,7 @@ def is_sound_in_half(chain: Chain) -> bool:
     rounded = list(map(_to_bf16, _POINTS))
     for name in chain:
         rounded = [_to_bf16(OPS[name].value(x)) for x in rounded]
-    from_rounded = [_apply(chain, _to_bf16(x)) for x in _POINTS]
+    from_rounded = [apply(chain, _to_bf16(x)) for x in _POINTS]
     pairs = zip(rounded, from_rounded, strict=True)
     if any(abs(r - v) > _HALF_TOLERANCE * (scale + abs(v)) for r, v in pairs):
         return False
@@ -170,7 +170,8 @@ def keeps_small_results(chain: Chain) -> bool:
     return not ({"softplus", "logsigmoid"} & set(chain) or {"tanh", "elu"} & set(chain[1:]))
 
 
-def _apply(chain: Chain, x: float) -> float:
+def apply(chain: Chain, x: float) -> float:
+    """The value of a chain of operations."""
     for name in chain:
         x = OPS[name].value(x)
     return x

@@ -6,7 +6,7 @@ import math
 from random import Random
 from typing import TYPE_CHECKING
 
-from forge.data.families.ops import OPS, Chain, is_sound, is_sound_in_half
+from forge.data.families.ops import Chain, apply, is_sound, is_sound_in_half
 from forge.data.families.rows import RowFamily, RowVariant
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Reduction(RowFamily):
         if not is_sound(chain) or (is_extremum and _ROUNDED & set(chain)):
             return False
         reduce = _PYTHON[variant]
-        out = [reduce([_apply(chain, x) for x in row]) for row in _ROWS]
+        out = [reduce([apply(chain, x) for x in row]) for row in _ROWS]
         mean = sum(out) / len(out)
         rms = math.sqrt(sum(v * v for v in out) / len(out))
         spread = math.sqrt(sum((v - mean) ** 2 for v in out) / len(out))
@@ -77,22 +77,16 @@ class Reduction(RowFamily):
 
 def _is_flat(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
     """True if the chain has a plateau at its extremum, so that all long rows give one value."""
-    values = [_apply(chain, x) for x in _WIDE]
+    values = [apply(chain, x) for x in _WIDE]
     return values.count(extremum(values)) > 1
 
 
 def _is_idle(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
     """True if a row's extremum is the same without one of the steps."""
     row = _ROWS[0]
-    whole = extremum([_apply(chain, x) for x in row])
+    whole = extremum([apply(chain, x) for x in row])
     fewer = (chain[:i] + chain[i + 1 :] for i in range(len(chain)))
-    return any(extremum([_apply(one, x) for x in row]) == whole for one in fewer)
-
-
-def _apply(chain: Chain, x: float) -> float:
-    for name in chain:
-        x = OPS[name].value(x)
-    return x
+    return any(extremum([apply(one, x) for x in row]) == whole for one in fewer)
 
 
 REDUCTION = Reduction(name="reduction", variants=tuple(_LINES), lines=_LINES, reduces=True)

@@ -11,7 +11,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from forge.data.inductor.kernel.runtime_functions import FUNCTIONS, translate
-from forge.data.inductor.source import NotRewritten, RewriteReason, dotted, is_class, named, walk
+from forge.data.inductor.source import (
+    NotRewritten,
+    RewriteReason,
+    dotted,
+    is_class,
+    named,
+    names_in,
+    walk,
+)
 from forge.data.inductor.steps import (
     Allocate,
     Compute,
@@ -135,7 +143,7 @@ def _function(
 def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> list[ast.stmt]:
     """Jitted functions that the kernels call, and those that these call."""
     found: dict[str, ast.stmt] = {}
-    waiting = sorted(_names(kernels))
+    waiting = sorted(names_in(*kernels))
     while waiting:
         name = waiting.pop(0)
         if name in found or (name not in FUNCTIONS and name not in answer.combines):
@@ -146,7 +154,7 @@ def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> l
             node = _without_decorations(copy.deepcopy(answer.combines[name]))
         assert isinstance(node, ast.stmt)
         found[name] = node
-        waiting.extend(sorted(_names([node])))
+        waiting.extend(sorted(names_in(node)))
     return [found[name] for name in reversed(found)]
 
 
@@ -178,11 +186,11 @@ def _body(
         made.append((one, [*_step(one, kernels, names, forward.device, known)]))
         if isinstance(one, Allocate):
             known.append(one.root)
-    read = _names([result])
+    read = names_in(result)
     kept: list[tuple[Step, list[ast.stmt]]] = []
     for step, nodes in reversed(made):
         if not isinstance(step, Number) or step.name in read:
-            read |= _names(ast.parse(ast.unparse(node)) for node in nodes)  # a grid is a text
+            read |= names_in(*(ast.parse(ast.unparse(node)) for node in nodes))  # a grid is a text
             kept.append((step, nodes))
     body: list[ast.stmt] = []
     for axes, group in groupby(reversed(kept), lambda one: _axis(one[0], forward)):
@@ -384,7 +392,10 @@ def _is_given(node: ast.stmt) -> bool:
 
 
 def _imports(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    used = _names(body) | {"torch", "nn"}  # always: a small model leaves out what is there at times
+    used = names_in(*body) | {
+        "torch",
+        "nn",
+    }  # always: a small model leaves out what is there at times
     lines = {
         "torch": "import torch",
         "nn": "import torch.nn as nn",
@@ -393,10 +404,6 @@ def _imports(body: Sequence[ast.stmt]) -> list[ast.stmt]:
         "libdevice": "from triton.language.extra import libdevice",
     }
     return [ast.parse(line).body[0] for name, line in lines.items() if name in used]
-
-
-def _names(nodes: Iterable[ast.AST]) -> set[str]:
-    return {one.id for one in walk(*nodes) if isinstance(one, ast.Name)}
 
 
 def _free_names(code: str) -> set[str]:

@@ -27,7 +27,7 @@ from forge.data.inductor.expressions import (
 )
 from forge.data.inductor.kernel.body import cleaned, with_used_parameters
 from forge.data.inductor.module import operations
-from forge.data.inductor.source import dotted, is_call, named, walk
+from forge.data.inductor.source import dotted, is_call, named, names_in, walk
 from forge.data.inductor.steps import Allocate, Compute, Launch, Number, Root, Step, View
 
 if TYPE_CHECKING:
@@ -617,7 +617,7 @@ def _is_movable(value: ast.expr) -> bool:
 
 def _renamed(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
     """The kernel with names from its first launch."""
-    names = _Names({one.id for one in walk(*kernel.body) if isinstance(one, ast.Name)}, kernel)
+    names = _Names(names_in(*kernel.body), kernel)
     if launches:
         for name in kernel.arguments:
             names.add(name, _argument_name(name, launches[0].arguments.get(name)))
@@ -791,17 +791,13 @@ def _used(steps: list[Step], forward: Forward) -> list[Step]:
         for step in steps:
             read |= _names_of(step)
         for one in forward.outputs:
-            read |= _names(one.write())
-        read |= _names(forward.result)
+            read |= names_in(one.write())
+        read |= names_in(forward.result)
         left = [one for one in steps if not isinstance(one, Number) or one.name in read]
         if len(left) == len(steps):
             break
         steps = left
     return steps
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {one.id for one in walk(node) if isinstance(one, ast.Name)}
 
 
 def _names_of(step: Step) -> set[str]:
@@ -820,7 +816,7 @@ def _names_of(step: Step) -> set[str]:
                 *step.grid,
                 *(one for one in step.sizes.values() if isinstance(one, ast.expr)),
             ]
-    return _names(ast.Tuple(elts=nodes))
+    return names_in(*nodes)
 
 
 def _name_buffers(steps: list[Step], forward: Forward) -> None:

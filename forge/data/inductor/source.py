@@ -208,6 +208,11 @@ def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
         stack += ast.iter_child_nodes(node)
 
 
+def names_in(*nodes: ast.AST) -> set[str]:
+    """All names below some nodes."""
+    return {one.id for one in walk(*nodes) if isinstance(one, ast.Name)}
+
+
 def is_call(node: ast.AST, name: str) -> bool:
     """True for a call of a function of that name, such as `tl.load`."""
     return isinstance(node, ast.Call) and dotted(node.func) == name

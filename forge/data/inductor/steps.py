@@ -9,7 +9,7 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from forge.data.inductor.expressions import Polynomial, polynomial, product
+from forge.data.inductor.expressions import polynomial, product, summed
 from forge.data.inductor.source import NotRewritten, RewriteReason, dotted
 
 if TYPE_CHECKING:
@@ -96,24 +96,11 @@ def is_contiguous(size: Sequence[ast.expr] | None, stride: Sequence[ast.expr] | 
     for length, step in zip(reversed(size), reversed(stride), strict=True):
         if polynomial(length) != ONE and polynomial(step) != expected:
             return False
-        expected = product([length, _written(expected)])
+        expected = product([length, summed(expected)])
     return True
 
 
 ONE = polynomial(ast.Constant(1))
-
-
-def _written(value: Polynomial) -> ast.expr:
-    """A polynomial as an expression."""
-    made: ast.expr = ast.Constant(value.get((), 0))
-    for factors, number in value.items():
-        if factors:
-            part: ast.expr = ast.Constant(number)
-            for one in factors:
-                inner = ast.parse(one, mode="eval").body
-                part = ast.BinOp(left=part, op=ast.Mult(), right=inner)
-            made = ast.BinOp(left=made, op=ast.Add(), right=part)
-    return made
 
 
 def _is_reshaped(size: Sizes, stride: Sizes, of_size: Sizes, of_stride: Sizes) -> bool:
