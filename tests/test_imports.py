@@ -35,8 +35,8 @@ ROOMS: dict[str, set[str]] = {
     "data.families": set(),
     "data.harvest": {
         "config.schema", "data", "data.build", "data.harvest.sources",
-        "data.harvest.sources.compositions", "data.harvest.sources.samples", "data.pairs",
-        "data.prompts", "data.sources",
+        "data.harvest.sources.compositions", "data.harvest.sources.samples", "data.prompts",
+        "data.sources",
     },
     "data.harvest.sources": {"data", "data.harvest", "data.pairs", "data.sources"},
     "data.harvest.sources.compositions": {"data.harvest"},
@@ -173,12 +173,10 @@ ROOMS: dict[str, set[str]] = {
     "views.sql": {"store", "views.text"},
     "views.report": {"store", "views", "views.text"},
     # tui: the monitor
-    "tui": {"process", "store", "tui.frame", "tui.screens", "views.text"},
+    "tui": {"store", "tui.frame", "tui.screens", "views.text"},
     "tui.frame": {"process", "store", "views", "views.text"},
     "tui.widgets": {"process", "views", "views.text"},
-    "tui.screens": {
-        "process", "store", "tui.frame", "tui.widgets", "views", "views.text",
-    },
+    "tui.screens": {"store", "tui.frame", "tui.widgets", "views", "views.text"},
 }  # fmt: skip
 """The rooms that each room may import, besides GROUND and itself."""
 
@@ -188,7 +186,7 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.harvest", "data.sources", "rollout",
     "rollout.rewards",
     "serve", "serve.remote", "serve.upload", "evalpool", "train", "store", "store.write",
-    "views", "views.text", "views.sql", "views.report", "exits", "origin", "tools",
+    "views", "views.text", "views.report", "exits", "origin", "tools",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
@@ -205,7 +203,7 @@ SUPERVISOR: dict[str, set[str]] = {
     },
     "commands": {
         "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",
-        "adapters", "commands.doctor", "commands.judge",
+        "adapters", "commands.doctor",
     },
     "commands.judge": {"adapters", "commands"},
     "adapters": {"client"},
@@ -223,8 +221,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "forge/rollout/play.py": {"config.schema"},
     # An engine renders a chat with the same template code as training.
     "forge/serve/engine/formats.py": {"data"},
-    # The store's public names.
-    "forge/store/__init__.py": {"store.write"},
     # A source with a fault of its own needs no judge.
     "forge/adapters/answering.py": {"evalpool.judge.channel", "evalpool.judge.trial"},
     # A stored program is read where it is printed; that takes neither torch nor a judge.

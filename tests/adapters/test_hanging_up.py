@@ -34,11 +34,6 @@ pytestmark = pytest.mark.anyio
 NUM_CLIENTS = 64
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Held(Script):
     """A judge that answers once the test lets it."""
 

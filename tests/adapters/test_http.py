@@ -35,11 +35,6 @@ pytestmark = pytest.mark.anyio
 GOOD = {"problem": PROBLEM, "answer": code("a")}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def asking(
     tmp_path: Path, pool: TextPool | None = None, **options: Any

@@ -5,8 +5,7 @@ Faults are struck when the phase is reached, by observation and never by time (`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -124,8 +123,6 @@ class Cell:
     """Pattern that blames the wrong party."""
     file: str = ""
     """Glob of the damaged file inside the run directory; the last match in name order."""
-    sets: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Further `--set` items."""
     finishes: bool | None = True
     """False if `forge resume` must refuse and name the file, None if it may."""
     loses_rows: bool = False

@@ -126,8 +126,7 @@ def _play_in_namespace(cell: Cell, taught: Taught, result: Result, *, env: dict[
 def _play_on(machine: Machine, cell: Cell, taught: Taught, result: Result) -> None:
     (machine.root / "x.toml").write_text(experiment_of(cell, taught))
     run = RunView(root=machine.root / "runs" / "x-1")
-    sets = [f"--set={key}={value}" for key, value in cell.sets.items()]
-    command = machine.start("run", "x.toml", *sets)
+    command = machine.start("run", "x.toml")
     if cell.phase in (Phase.STOPPED, Phase.RESUMING):
         _kill(cell, run, command)
     if cell.phase is Phase.STOPPED:

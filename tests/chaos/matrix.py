@@ -26,13 +26,12 @@ LONG = {"supervisor-eval-kill", "zygote-eval-kill", "machine-eval-clock-back"}
 def cell(
     target: Target, phase: Phase, fault: Fault, *expects: Seen, says: str = "",
     never_says: str = "", file: str = "", finishes: bool | None = True, loses_rows: bool = False,
-    loops: bool = False, sets: dict[str, str] | None = None,
+    loops: bool = False,
 ) -> Cell:  # fmt: skip
     """One cell."""
     return Cell(
         target=target, phase=phase, fault=fault, expects=frozenset(expects), says=says,
         never_says=never_says, file=file, finishes=finishes, loses_rows=loses_rows, loops=loops,
-        sets=sets or {},
     )  # fmt: skip
 
 

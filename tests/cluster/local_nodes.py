@@ -1,8 +1,7 @@
 """`python local_nodes.py STORE_MB`: a Ray cluster of nodes on this machine, driven over stdin.
 
     add LABEL CPUS [CORE ...] → node N      kill N → killed N
-    card LABEL GPU → node N, which has one GPU      end of stdin: the cluster ends
-    raylet N → raylet PID, whose children are the node
+    raylet N → raylet PID, whose children are the node      end of stdin: the cluster ends
     actors → actors NUMBER, of those that live      holder PID → holder N, the process's node
 
 The first line printed is the address. The head has the label `head`. A node with CORES has these
@@ -46,15 +45,6 @@ def main() -> None:
                         cluster.add_node(
                             num_cpus=int(cpus), labels={"role": label},
                             object_store_memory=store_bytes,
-                        )
-                    )  # fmt: skip
-                    print(f"node {len(nodes) - 1}", flush=True)  # noqa: T201
-                case ["card", label, gpu]:
-                    nodes.append(
-                        cluster.add_node(
-                            num_cpus=8, num_gpus=1, labels={"role": label},
-                            object_store_memory=store_bytes,
-                            env_vars={"CUDA_VISIBLE_DEVICES": gpu},
                         )
                     )  # fmt: skip
                     print(f"node {len(nodes) - 1}", flush=True)  # noqa: T201

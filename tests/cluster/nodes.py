@@ -33,10 +33,6 @@ class LocalNodes:
         """Start a node; returns its number."""
         return int(self._say(f"add {label} {cpus}").split()[1])
 
-    def add_card(self, label: str, *, gpu: int) -> int:
-        """Start a node that has one GPU of this machine; returns its number."""
-        return int(self._say(f"card {label} {gpu}").split()[1])
-
     def kill(self, number: int) -> None:
         """End a node with SIGKILL."""
         self._say(f"kill {number}")

@@ -199,11 +199,6 @@ def test_a_fork_of_an_earlier_stage_continues_that_one(parent: Parent) -> None:
     assert list(past.stage_weights or {}) == [0]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def hold(root: Path) -> HeldRows:
     with open_run(root) as reader:
         return hold_rows(reader, STAGES)

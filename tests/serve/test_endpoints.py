@@ -21,7 +21,7 @@ from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Completion, Finish, Message
 from forge.serve.engine.endpoints import Endpoints
-from forge.serve.engine.formats import Texts, choice, completion, request_from
+from forge.serve.engine.formats import Texts, request_from
 from forge.serve.port import SLEEP, Chunk, EngineSample, EngineStatus, Request
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
@@ -343,22 +343,3 @@ def test_any_bytes_raise_machine_error_only(content: bytes) -> None:
     for tried in (content, b"FS1\0" + content):
         with pytest.raises(MachineError):
             unpack(tried)
-
-
-def test_json_and_packed_answers_have_the_same_numbers() -> None:
-    request = Request(prompt=np.arange(3), n=1, max_tokens=9, temperature=1.0, seed=0)
-    logprobs = np.random.default_rng(0).standard_normal(9).astype(np.float32)
-    sample = EngineSample(
-        request,
-        0,
-        tokens=np.arange(9, dtype=np.int32),
-        logprobs=logprobs,
-        versions=np.array([3, 3, 4, 4, 4, 4, 4, 4, 4]),
-        finish=Finish.LENGTH,
-    )
-    (packed,) = unpack(pack([completion(sample)]))
-    spelled = json.loads(json.dumps(choice(sample)))
-    assert list(packed.token_ids) == spelled["token_ids"]
-    assert list(packed.logprobs) == np.float32(spelled["logprobs"]["token_logprobs"]).tolist()
-    assert (packed.min_version, packed.max_version) == (3, 4)
-    assert np.abs(np.array(packed.logprobs) - logprobs).max() < 1e-7

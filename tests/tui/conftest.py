@@ -10,12 +10,6 @@ LOOK_S = 0.005
 """How often textual's pilot looks whether the process is idle; its own period is 20 ms."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Textual runs on asyncio only."""
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and pauses take little longer than their effect; `settle` decides when it is complete.

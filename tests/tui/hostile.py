@@ -22,8 +22,6 @@ WORDS = (
 """Textual's and Rich's markup, ECMA-48 in 7 and 8 bit, a title, a clipboard, template tokens,
 reversed letters, a carriage return, an unopened tag."""
 NAME = "evil-[red]\x1b[31m\u202e-0"
-VISIBLE = ("[@click=app.quit]press[/]", "[bold red]loud[/]", "␛[2J", "<|im_end|>␍<|im_start|>")
-"""Parts of it that are on one line in a wide terminal."""
 
 
 async def write_hostile_run(tmp_path: Path) -> RunPaths:

@@ -392,10 +392,8 @@ def _is_given(node: ast.stmt) -> bool:
 
 
 def _imports(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    used = names_in(*body) | {
-        "torch",
-        "nn",
-    }  # always: a small model leaves out what is there at times
+    # torch and nn always: a small model leaves out what is there at times.
+    used = names_in(*body) | {"torch", "nn"}
     lines = {
         "torch": "import torch",
         "nn": "import torch.nn as nn",

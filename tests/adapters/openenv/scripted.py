@@ -10,12 +10,10 @@ from forge.adapters.answering import Answering
 from forge.adapters.openenv.episodes import Environment, EpisodeRules, ServedProblems, Sessions
 from forge.config.schema import JudgeTable, PromptTable, RewardTable
 from forge.data.prompts.prompt_set import make_prompts
-from forge.records import Problem, Status, Timing, Verdict
+from forge.records import Status, Timing, Verdict
 from tests.evalpool.judged import CODE, PROBLEM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forge.records.problem import ReferenceModule
 
 RIGHT = Verdict(status=Status.CORRECT, reason="ok", detail="", is_compiled=True)
@@ -47,9 +45,9 @@ class ScriptedJudge:
         return RIGHT if code.strip() == CODE.strip() else WRONG
 
 
-def scripted_rules(*verdicts: Verdict, pause_s: float = 0.0, max_turns: int = 3) -> EpisodeRules:
+def scripted_rules(*verdicts: Verdict, pause_s: float = 0.0) -> EpisodeRules:
     """EpisodeRules of episodes with a scripted judge."""
-    return rules_of(ScriptedJudge(*verdicts, pause_s=pause_s), max_turns=max_turns)
+    return rules_of(ScriptedJudge(*verdicts, pause_s=pause_s))
 
 
 def rules_of(judge: ScriptedJudge, *, max_turns: int = 3) -> EpisodeRules:
@@ -69,13 +67,11 @@ def scripted_environment(
     pause_s: float = 0.0,
     limit: int = 8,
     idle_s: float = 60.0,
-    now: Callable[[], float] = lambda: 0.0,
-    problems: dict[str, Problem] | None = None,
 ) -> Environment:
     """An environment with three problems and a scripted judge."""
     return Environment(
         rules=scripted_rules(*verdicts, pause_s=pause_s),
-        problems=ServedProblems(by_name=PROBLEMS if problems is None else problems),
+        problems=ServedProblems(by_name=PROBLEMS),
         sessions=Sessions(limit=limit, idle_s=idle_s),
-        now=now,
+        now=lambda: 0.0,
     )

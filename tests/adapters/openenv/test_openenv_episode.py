@@ -38,11 +38,6 @@ from tests.evalpool.judged import CODE, PROBLEM, SOURCE
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def episode_of(*verdicts, pause_s: float = 0.0, episode_id: str = "e") -> Episode:
     rules = scripted_rules(*verdicts, pause_s=pause_s)
     return Episode(rules=rules, episode_id=episode_id, name="L1_1_Add", problem=PROBLEM)

@@ -57,11 +57,6 @@ MADE_UP = {
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def site(tmp_path: Path) -> dict[str, str]:
     """Environment with made-up packages."""
     for name, source in MADE_UP.items():

@@ -36,7 +36,6 @@ def weight_sync(
     serving: Any,
     *,
     precision: Literal["exact", "fast"] = "exact",
-    on_gpu: bool = False,
 ) -> tuple[WeightSync, Recorder]:
     sink: Any = Recorder()
     sync = WeightSync(
@@ -45,7 +44,6 @@ def weight_sync(
         precision=precision,
         gate=TurnGate(timeout_s=5),
         sink=sink,
-        on_gpu=on_gpu,
     )
     sync.serving = serving
     return sync, sink
