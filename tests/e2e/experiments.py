@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,14 +121,24 @@ def teach(
     problems: list[Path],
     answers: tuple[str, ...] = ANSWERS,
     sizes: TinyModel = SIZES,
+    words: str = "",
 ) -> None:
-    """Trains a model directory that gives each of a few answers about equally often."""
+    """Trains a model directory that gives each of a few answers about equally often.
+
+    Args:
+        words: text about tools at the end of the first message.
+    """
     import torch
     from transformers import Qwen3ForCausalLM
 
     from forge.train.trainer.model.init_model import make_model
 
     prompts = [PROMPTS.first_messages(from_source(path.read_text())) for path in problems]
+    if words:
+        prompts = [
+            (replace(first, content=f"{first.content}\n\n{words}"), *others)
+            for first, *others in prompts
+        ]
     texts = [message.content for prompt in prompts for message in prompt]
     texts += answers * len(prompts)
     make_model(sizes.model_dump(), texts=texts, model_dir=model_dir, seed=0)
