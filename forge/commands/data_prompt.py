@@ -150,6 +150,7 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
         max_completion_tokens=experiment.rollout.max_completion_tokens,
         tools=tuple(experiment.rollout.tools),
         max_calls=experiment.rollout.tool_calls,
+        has_template=not experiment.serve.url,
     )
     prompt = prompter.prompt(problem, attempts)
     if prompt is None:

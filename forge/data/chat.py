@@ -36,6 +36,7 @@ from forge.data.answers import THINKING
 from forge.data.pieces import PieceEncoder
 from forge.data.template import Template, find_template, read_object, within_trial
 from forge.data.tokenizer_files import load_tokenizer, special_names, stop_ids
+from forge.data.tool_form import ToolForm, find_tool_form
 from forge.errors import ConfigError
 from forge.records import Message, Prompt
 
@@ -150,26 +151,43 @@ class ChatTemplate:
         """Number of tokens, with added tokens."""
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """The conversation, ready for the model's next turn."""
-        text = self._apply(messages, add_generation_prompt=True)
+    @cached_property
+    def tool_form(self) -> ToolForm | None:
+        """How the template writes calls of tools; None if it does not, or not in a known form."""
+        return find_tool_form(self._render, special=self._special_ids)
+
+    def prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Prompt:
+        """The conversation, ready for the model's next turn. `tools`: schemas for a template with a
+        `tool_form`."""
+        text = self._apply(messages, True, tools)
         return Prompt(
             ids=tuple(self._tokenize(text)),
             messages=tuple(messages),
             text=text.replace(_GUARD, ""),
         )
 
-    def following(self, reply: Message, answer_ids: Sequence[int]) -> list[int]:
+    def following(
+        self,
+        reply: Message,
+        answer_ids: Sequence[int],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Token ids after an answer, from its end on: a reply, and the generation prompt. What was
         sampled stays as it is, whatever the template makes of earlier answers."""
         question = Message(role="user", content=QUESTION)
         answer = Message(role="assistant", content=ANSWER)
-        text = self._apply([question, answer, reply], add_generation_prompt=True)
-        rest, end = text.partition(ANSWER)[2], self.form.end
-        end_ids = self._tokenize(end)
-        if list(answer_ids[-len(end_ids) :]) == end_ids:
-            rest = rest.removeprefix(end)
-        return self._tokenize(rest)
+        text = self._apply([question, answer, reply], True, tools)
+        ids, end = self._tokenize(text.partition(ANSWER)[2]), self._tokenize(self.form.end)
+        played = list(answer_ids)
+        known = 0
+        if played[-len(end) :] == end:  # an end of the last answer alone may begin as others do
+            pairs = enumerate(zip(ids, end, strict=False))
+            known = next((num for num, (one, other) in pairs if one != other), len(end))
+        overlaps = (num for num in range(1, len(ids)) if played[-num:] == ids[:num])
+        return ids[max(known, next(overlaps, 0)) :]
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -350,14 +368,24 @@ class ChatTemplate:
             re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else re.compile("$^")
         )
 
-    def _apply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        return self._render(list(map(self._fields, messages)), add_generation_prompt)
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        return self._render(list(map(self._fields, messages)), add_generation_prompt, tools)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         return self.template.render(
             messages=messages,
             add_generation_prompt=add_generation_prompt,
-            tools=None,
+            tools=list(tools) or None,
             documents=None,
             **self.special_tokens,
             **self.switches,

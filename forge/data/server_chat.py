@@ -31,6 +31,11 @@ class PlainChat:
     """Tag of thinking; empty for none."""
 
     @property
+    def tool_form(self) -> None:
+        """Unknown: tools are asked for by fenced blocks."""
+        return
+
+    @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The end of an answer."""
         return (END,)
@@ -42,7 +47,9 @@ class PlainChat:
         text = "\n\n".join(message.content for message in sent)
         return Prompt(ids=code_points(text), messages=sent, text=text)
 
-    def following(self, reply: Message, answer_ids: Sequence[int]) -> list[int]:
+    def following(
+        self, reply: Message, answer_ids: Sequence[int], *, tools: Sequence[object] = ()
+    ) -> list[int]:
         """An id per character of a reply to an answer."""
         return self.encode_plain(f"\n\n{reply.content}\n\n")
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from forge.data.answers import extract
 from forge.data.prompts.prompt_set import TOOL_ROLE, Exchange, fit
 from forge.errors import ConfigError
 from forge.records import Message, Prompt, Reason, Status, Verdict
-from forge.tools.toolbox import fenced_words, find_call
+from forge.tools.toolbox import TOOLS, fenced_words, find_call
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from forge.data.chat import ChatTemplate
     from forge.data.prompts.prompt_set import PromptSet
+    from forge.data.tool_form import ToolForm
     from forge.records import Completion, Problem
     from forge.tools.toolbox import Call
 
@@ -31,7 +33,7 @@ class ModelNew(nn.Module):
 """An answer that is shorter than any with a kernel, and the least that a verdict says."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TemplatePrompter:
     """Renders prompts with a chat template, within a budget of tokens."""
 
@@ -43,6 +45,8 @@ class TemplatePrompter:
     tools: tuple[str, ...] = ()
     """Names of the tools that a turn may call."""
     max_calls: int = 0
+    has_template: bool = True
+    """Tools are called as the model's chat template writes it, where that is known."""
 
     def prompt(self, problem: Problem, attempts: Sequence[Exchange]) -> Prompt | None:
         """The next turn's prompt, with as many of the newest attempts as fit beside a completion;
@@ -86,13 +90,26 @@ class TemplatePrompter:
         conversation = self.prompts.conversation(problem, attempts)
         return len(self._render(conversation).ids) + self.max_completion_tokens
 
+    @cached_property
+    def _form(self) -> ToolForm | None:
+        """How the model's own template calls tools; None for fenced blocks."""
+        return self.chat.tool_form if self.tools and self.has_template else None
+
+    @property
+    def _schemas(self) -> list[Mapping[str, Any]]:
+        return [] if self._form is None else [TOOLS[name].schema() for name in self.tools]
+
     def _render(self, messages: Sequence[Message]) -> Prompt:
-        """A conversation, whose first message tells about the tools."""
-        if self.tools:
-            words = fenced_words(self.tools, max_calls=self.max_calls)
-            first, *others = messages
-            messages = [replace(first, content=f"{first.content}\n\n{words}"), *others]
-        return self.chat.prompt(messages)
+        """A conversation, whose template or first message tells about the tools."""
+        if not self.tools:
+            return self.chat.prompt(messages)
+        if self._form is not None:
+            return self.chat.prompt(messages, tools=self._schemas)
+        words = fenced_words(self.tools, max_calls=self.max_calls)
+        first, *others = messages
+        told = replace(first, content=f"{first.content}\n\n{words}")
+        others = [replace(one, role="user") if one.role == TOOL_ROLE else one for one in others]
+        return self.chat.prompt([told, *others])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a completion."""
@@ -111,14 +128,15 @@ class TemplatePrompter:
 
     def find_call(self, message: str) -> Call | None:
         """The call of a tool that a message asks for; None for an answer."""
-        return find_call(message, self.tools, thinking=self.prompts.thinking)
+        thinking = self.prompts.thinking
+        return find_call(message, self.tools, thinking=thinking, form=self._form)
 
     def reply(
         self, prompt: Prompt, completion: Completion, *, message: str, result: str
     ) -> Prompt | None:
         """The prompt that a turn goes on from; None if it leaves no room for a completion."""
-        reply = Message(role=TOOL_ROLE, content=result)
-        reply_ids = self.chat.following(reply, completion.token_ids)
+        reply = Message(role="user" if self._form is None else TOOL_ROLE, content=result)
+        reply_ids = self.chat.following(reply, completion.token_ids, tools=self._schemas)
         ids = (*prompt.ids, *completion.token_ids, *reply_ids)
         if len(ids) > self.context_tokens - self.max_completion_tokens:
             return None

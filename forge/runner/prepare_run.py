@@ -146,6 +146,7 @@ def _prompter(run: RunContext, model_dir: Path) -> TemplatePrompter:
         max_completion_tokens=run.experiment.rollout.max_completion_tokens * unit,
         tools=tuple(run.experiment.rollout.tools),
         max_calls=run.experiment.rollout.tool_calls,
+        has_template=not run.experiment.serve.url,
     )
 
 

@@ -1,6 +1,7 @@
 """The tools of a rollout: what a model may ask for, found in its message, and the answers.
 
-A message asks by a fenced block whose word is the tool's name. The first call of a message counts.
+A message asks as the model's own chat template writes calls (`forge.data.tool_form`), or by a
+fenced block whose word is the tool's name. The first call of a message counts.
 
 `run` and `profile` ask the judges, which treat the candidate as any other: the same refusals,
 sandbox and limits. `run` shows the results of inputs that nothing is judged on. `profile` says of a
@@ -25,6 +26,7 @@ from forge.tools.docs import reference, search
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forge.data.tool_form import ToolForm
     from forge.records import Verdict
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import LaunchFacts, OutputFacts
@@ -177,15 +179,26 @@ async def search_docs(query: str) -> str:
     return search(query, entries, max_chars=MAX_CHARS)
 
 
-def find_call(text: str, names: Sequence[str], *, thinking: str) -> Call | None:
+def find_call(
+    text: str, names: Sequence[str], *, thinking: str, form: ToolForm | None = None
+) -> Call | None:
     """The first call in a message; None for one that is an answer.
 
     Args:
         thinking: tag of thinking, in which nothing is called.
+        form: that of the model's own chat template; None for fenced blocks.
     """
     answer = without_thinking(text, tag=thinking) if thinking else text
     if answer is None:
         return None
+    if form is not None:
+        if (found := form.find(answer)) is None:
+            return None
+        name, arguments = found
+        if name in names:
+            return Call(name, arguments)
+        error = arguments.get("error", f"no tool {name[:80]!r}; there are {', '.join(names)}")
+        return Call(names[0], {"error": error})
     for block in fenced_blocks(answer):
         name = block.info.strip()
         if name in names:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
 from forge.data.server_chat import PlainChat, code_points
+from forge.data.tool_form import ToolForm
 from forge.records import (
     Completion,
     Finish,
@@ -81,8 +82,26 @@ class Judges:
         return Verdict(status=Status.WRONG, reason=Reason.MISMATCH, detail="", is_compiled=True)
 
 
+class ToolChat(PlainChat):
+    """A template with a form for tools."""
+
+    told: ClassVar[list[list[str]]] = []
+
+    @property
+    def tool_form(self) -> Any:
+        return ToolForm(opening="<tool_call>", name_key="name", arguments_key="arguments")
+
+    def prompt(self, messages: Any, *, tools: Any = ()) -> Prompt:
+        self.told.append([each["function"]["name"] for each in tools])
+        return super().prompt(messages)
+
+
 async def play(
-    *messages: str, max_calls: int = 2, max_turns: int = 1, room: int = 9000
+    *messages: str,
+    max_calls: int = 2,
+    max_turns: int = 1,
+    room: int = 9000,
+    chat: PlainChat | None = None,
 ) -> tuple[Group, Scripted, Judges]:
     policy, judges = Scripted(list(messages)), Judges()
     names = ("docs", "run", "profile")
@@ -92,7 +111,7 @@ async def play(
         sink=Recorder(),
         prompter=TemplatePrompter(
             prompts=PROMPTS,
-            chat=cast("ChatTemplate", PlainChat("think")),
+            chat=cast("ChatTemplate", chat or PlainChat("think")),
             context_tokens=room,
             max_completion_tokens=200,
             tools=names,
@@ -146,6 +165,23 @@ async def test_a_conversation_tells_of_the_tools_and_shows_earlier_calls() -> No
     shown = [one.content for one in second.messages]
     at = shown.index(ASKED)
     assert shown[at + 1 : at + 3] == [policy.asked[1].messages[-1].content, ANSWER]
+
+
+async def test_a_template_for_tools_tells_of_them_and_has_their_replies() -> None:
+    asked = '<tool_call>{"name": "docs", "arguments": {"query": "tl.dot"}}</tool_call>'
+    ToolChat.told.clear()
+    group, policy, _ = await play(asked, ANSWER, ANSWER, max_turns=2, chat=ToolChat("think"))
+    assert "```docs" not in policy.asked[0].text
+    assert ToolChat.told == [["docs", "run", "profile"]] * 2
+    assert [one.role for one in policy.asked[1].messages][-2:] == ["assistant", "tool"]
+    assert [one.role for one in policy.asked[2].messages][-4:-1] == [
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert turn_of(group).calls[0].arguments == {"query": "tl.dot"}
+    group, _, _ = await play(asked.replace("docs", "ls"), ANSWER, chat=ToolChat("think"))
+    assert "no tool 'ls'; there are docs, run, profile" in turn_of(group).calls[0].result
 
 
 async def test_calls_end_with_the_budget_of_a_turn() -> None:

@@ -17,6 +17,7 @@ import forge.data
 from forge.data.chat import ChatTemplate
 from forge.data.server_chat import split_thinking
 from forge.records import Message
+from forge.tools.toolbox import TOOLS, Call, find_call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,8 @@ CLOSES = {
 """How a prompt's thinking is closed where the whole conversation does not show it."""
 ENDS = ("glm4moe",)
 """Templates that write no end: the next question's token ends an answer."""
+LAST = ("<|return|>", "<EOS>")
+"""Tokens that some templates write after the last answer alone."""
 CODE = "```python\nimport triton\n\n\nclass ModelNew:\n    pass\n```"
 THINKING = f"<think>\none pass\n</think>\n\n{CODE}"
 NAMES = re.compile(r"<[|｜][\w▁]+[|｜]?>|<\w+\|>|</s>|<(?:start|end)_of_\w+>|\[/?INST\]")
@@ -172,6 +175,82 @@ def test_a_row_is_the_whole_conversation_of_transformers(
             assert covers(marked(theirs, name, messages, chat), before, written)
         read = chat.decode(row.input_ids[len(prompt) :])
         assert split_thinking(read, tag="think") == split_thinking(answer, tag="think")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_reply_follows_an_answer_as_in_a_whole_conversation(
+    name: str, folder: Path, theirs: Any
+) -> None:
+    chat = load(name, folder, thinking="")
+    messages = [*conversation(CODE), Message(role="user", content="A reply")]
+    whole = theirs.apply_chat_template(
+        dicts(name, messages), chat_template=source(name), add_generation_prompt=True,
+        return_dict=False, **chat.switches,
+    )  # fmt: skip
+    row = chat.training_row(messages[:2])
+    played = row.input_ids + chat.following(messages[2], row.input_ids)
+    after = [theirs.decode(ids).rpartition(CODE)[2] for ids in (played, whole)]
+    for ends in LAST:  # of the last answer of a conversation
+        after[0] = after[0].replace(ends, "", 1) if ends not in after[1] else after[0]
+    assert after[0] == after[1]
+    if whole[: len(row.input_ids)] == row.input_ids:  # it shows earlier answers as they were
+        assert played == whole
+    cut = chat.following(messages[2], row.input_ids[:-1])
+    assert cut[-len(played) + len(row.input_ids) :] == played[len(row.input_ids) :]
+
+
+CALLED = {
+    "llama3_1": '{"name": "docs", "parameters": {"query": "tl.dot"}}',
+    "qwen2_5": '<tool_call>\n{"name": "docs", "arguments": {"query": "tl.dot"}}\n</tool_call>',
+    "qwen3": '<tool_call>\n{"name": "docs", "arguments": {"query": "tl.dot"}}\n</tool_call>',
+    "qwen3_instruct_2507": '<tool_call>\n{"name": "docs", "arguments": {}}\n</tool_call>',
+}
+"""Calls as these templates write them; the others have another form, or none."""
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_calls_and_replies_are_those_of_the_template(name: str, folder: Path, theirs: Any) -> None:
+    chat, form = load(name, folder, thinking=""), load(name, folder, thinking="").tool_form
+    assert form is not None
+    asked = json.loads(CALLED[name][CALLED[name].index("{") : CALLED[name].rindex("}") + 1])
+    tool, arguments = asked["name"], asked[form.arguments_key]
+    question, reply = {"role": "user", "content": "Q"}, {"role": "tool", "content": "A reply"}
+    call = {"type": "function", "function": {"name": tool, "arguments": arguments}}
+    options: dict[str, Any] = {
+        "chat_template": source(name), "tools": [TOOLS["docs"].schema()], **chat.switches,
+    }  # fmt: skip
+    whole = theirs.apply_chat_template(
+        [question, {"role": "assistant", "content": "", "tool_calls": [call]}, reply],
+        add_generation_prompt=True, tokenize=False, **options,
+    )  # fmt: skip
+    assert CALLED[name] in whole
+    text = f"Let me see.\n{CALLED[name]}" if form.opening else CALLED[name]
+    assert find_call(text, ["docs"], thinking="", form=form) == Call(tool, arguments)
+    prompt = chat.prompt([Message(role="user", content="Q")], tools=options["tools"])
+    asking = theirs.apply_chat_template([question], add_generation_prompt=True, **options)
+    assert list(prompt.ids) == asking["input_ids"]
+    sampled = [*chat.encode_plain(CALLED[name]), chat.stop_token_ids[0]]
+    following = chat.following(
+        Message(role="tool", content="A reply"), sampled, tools=options["tools"]
+    )
+    assert whole.rpartition(CALLED[name])[2].endswith(theirs.decode(following))
+
+
+@pytest.mark.parametrize("name", ["ours", "llama3", "deepseekv3", "qwen3_5_think", "gptoss"])
+def test_a_template_without_a_known_form_has_none(name: str, folder: Path) -> None:
+    assert load(name, folder).tool_form is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<tool_call>\nno</tool_call>", '<tool_call>{"name": 3}', "<tool_call>{", "<tool_call>"],
+)
+def test_a_call_that_cannot_be_read_is_a_mistake(text: str, folder: Path) -> None:
+    form = load("qwen3", folder).tool_form
+    found = find_call(text, ["docs"], thinking="think", form=form)
+    assert found is not None
+    assert "JSON object of name and arguments" in found.arguments["error"]
+    assert find_call(f"<think>{text}</think>{CODE}", ["docs"], thinking="think", form=form) is None
 
 
 def marked(theirs: Any, name: str, messages: Sequence[Message], chat: ChatTemplate) -> str:

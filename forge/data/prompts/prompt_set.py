@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from forge.records import Problem, Prompt, ToolCall, Verdict
 
 
-TOOL_ROLE = "user"
-"""Role of a tool's reply."""
+TOOL_ROLE = "tool"
+"""Role of a tool's reply. A prompter without a template for it takes `user`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

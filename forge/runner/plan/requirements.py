@@ -179,6 +179,7 @@ def require_template(
             prompts=prompts, chat=chat, context_tokens=experiment.serve.context_tokens,
             max_completion_tokens=experiment.rollout.max_completion_tokens,
             tools=tuple(experiment.rollout.tools), max_calls=experiment.rollout.tool_calls,
+            has_template=not experiment.serve.url,
         )  # fmt: skip
         turns = turns_trained(experiment)
         found.append(prompter.require_room(problems or [NO_SOURCE], max_turns=turns))
