@@ -25,13 +25,13 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import ITEM_BYTES
+from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.blocks import widened
 from forge.evalpool.judge.numbers.called import CLOCK, Unjudgeable, dtype_name, leaves
 from forge.evalpool.judge.numbers.given import list_sets
-from forge.evalpool.judge.reference.oracle import Describer
 from forge.evalpool.judge.reference.reports import describe
 from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
-from forge.evalpool.judge.reference.subject import FILE, Outputs, Subject
+from forge.evalpool.judge.reference.subject import FILE, Describer, Outputs, Subject, terms_of
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:
@@ -115,8 +115,12 @@ class Study:
     def load(self) -> Found:
         """Loads the module and its model."""
         run_eagerly(self.request["source"])
+        torch.backends.cuda.matmul.allow_tf32 = bool(self.request["tf32_products"])
+        torch.backends.cudnn.allow_tf32 = bool(self.request["tf32"])
         started = time.monotonic()
-        self.subject = Subject.load(self.request)
+        self.subject = Subject.load(self.request, terms_of(self.request))
+        Describer().tree(self.subject.init)
+        parameters.move(self.subject.model)
         self.load_s = time.monotonic() - started
         return Found()
 
@@ -154,7 +158,7 @@ class Study:
         CLOCK.start(lambda _: None)
         found = Found()
         try:
-            self.draws = self.subject.draws()
+            self.draws = self.subject.draws(self.subject.counted())
             self.sets = self.draws.sets(self.request["num_sets"])
             self.first = next(self.sets)
         except Unjudgeable as error:

@@ -17,9 +17,7 @@ import itertools
 import os
 import select
 import time
-import types
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,46 +27,25 @@ from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.channel.shm import TensorSpec, offsets
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.blocks import are_finite
-from forge.evalpool.judge.numbers.called import (
-    Unjudgeable,
-    call_on,
-    dtype_name,
-    memory_order,
-    on_device,
-)
-from forge.evalpool.judge.numbers.given import (
-    Terms,
-    cast,
-    constructor_arguments,
-    draw_inputs,
-    placed,
-    run_source,
-)
-from forge.evalpool.judge.numbers.opcount import count_work, has_products, rounding_of
-from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.called import Unjudgeable, call_on, dtype_name
+from forge.evalpool.judge.numbers.given import Terms
+from forge.evalpool.judge.numbers.opcount import has_products
 from forge.evalpool.judge.numbers.sizes import require_room
-from forge.evalpool.judge.reference.construct import (
-    construct,
-    construct_noting,
-    drawn_tensors,
-    parameters_made,
-    training_read,
-)
+from forge.evalpool.judge.reference.construct import training_read
 from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.reports import describe, reported
-from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub, run_eagerly
+from forge.evalpool.judge.reference.stand_ins import run_eagerly
+from forge.evalpool.judge.reference.subject import Describer, Subject, rounded_terms, terms_of
 from forge.evalpool.judge.wide.plants import plant_state
-from forge.evalpool.judge.wide.sets import ROUNDING, Draws, InputSet, WideDraw
+from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from forge.evalpool.judge.numbers.given import Arguments
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
-Tree = list[Any]
 LARGE_BYTES = 8 << 20
 """Tensors of a draw behind which free memory goes back to the system, and for which it has several
 threads."""
@@ -76,52 +53,11 @@ KEPT_S = 10.0
 """Time for which it waits with that for another problem: half of a draw is page faults, and those
 of memory that the system must find anew cost most."""
 MAX_THREADS = 8
-AS_TF32 = "fp16"
-"""The precision with as many bits as TF32."""
 UNLIMITED = 1 << 60
-FIRST_SEED = torch.initial_seed()
-"""Torch's default: a candidate, too, can draw the constants that a source draws at import."""
 
 
 class NotSmall(Exception):
     """A problem for a card, whose tensors have so many bytes; 0 if unknown."""
-
-
-class Describer:
-    """Turns values into a JSON tree, gathering the tensors on the way."""
-
-    def __init__(self) -> None:
-        self.tensors: list[torch.Tensor] = []
-
-    def add(self, tensor: torch.Tensor) -> int:
-        """Keeps a tensor; returns its number."""
-        self.tensors.append(tensor.detach().contiguous())
-        return len(self.tensors) - 1
-
-    def tree(self, value: Any) -> Tree:
-        """A value as lists with tags; tensors by their numbers. Raises Unjudgeable."""
-        if isinstance(value, torch.Tensor):
-            order = memory_order(value)
-            if order is None:
-                return ["tensor", self.add(value)]
-            back = sorted(range(len(order)), key=order.__getitem__)
-            return ["permuted", [["tensor", self.add(value.permute(order))], back]]
-        if isinstance(value, list | tuple):
-            return [
-                "list" if isinstance(value, list) else "tuple",
-                [self.tree(item) for item in value],
-            ]
-        if isinstance(value, dict):
-            return ["dict", [[str(key), self.tree(item)] for key, item in value.items()]]
-        if isinstance(value, torch.dtype):
-            return ["dtype", str(value).removeprefix("torch.")]
-        if (fields := config_fields(value)) is not None:
-            return ["config", fields]
-        if value is None or isinstance(value, bool | int | float | str):
-            return ["value", value]
-        raise Unjudgeable(
-            f"an argument of type {type(value).__name__} cannot be handed to a candidate"
-        )
 
 
 def main(sock: socket.socket) -> None:
@@ -177,7 +113,6 @@ def _draw(sock: socket.socket) -> int | None:
 def _sketch(request: dict[str, Any]) -> dict[str, Any]:
     """The layout of a draw of one set, without values: its source runs on torch's `meta` device.
     Raises whatever a source does there that needs values."""
-    replace_hub(request["source"])
     run_eagerly(request["source"])
     terms = Terms(
         precision=request["precision"],
@@ -187,20 +122,21 @@ def _sketch(request: dict[str, Any]) -> dict[str, Any]:
         is_plain=request["plain"],
     )
     with torch.no_grad():
-        made = on_device(terms.device, lambda: _constructed(request, terms))
-        inputs = draw_inputs(made.module, terms)
+        subject = Subject.load(request, terms)
+        inputs = subject.draw()
         reads: list[None] = []
         with training_read(lambda: reads.append(None)):
-            called = call_on(made.model, inputs)
-        held = _held(made, request, terms, is_sketch=True)
+            called = call_on(subject.model, inputs)
+        held = subject.held(is_sketch=True)
         one = InputSet(inputs=inputs, outputs=called.outputs, changed=[], form=called.form)
-        layout, _ = _describe(made.init, state=dict(made.model.state_dict()) | held, sets=[one])
-    made.module.__dict__.clear()  # typing remembers its classes, and they its constants
+        state = dict(subject.model.state_dict()) | held
+        layout, _ = _describe(subject.init, state=state, sets=[one])
+    subject.module.__dict__.clear()  # typing remembers its classes, and they its constants
     return {
         **layout,
-        "order": made.order,
+        "order": subject.order,
         "held": list(held),
-        "drawn": made.drawn,
+        "drawn": subject.drawn,
         "flops": 0,
         "names": [],
         "form": called.form,
@@ -217,7 +153,6 @@ def _compute(
     if terms.device != "cpu":
         torch.cuda.init()  # a generator that is made later would have torch's own seed
         torch.cuda.set_per_process_memory_fraction(request["memory_share"])
-    replace_hub(request["source"])
     run_eagerly(request["source"])
     if terms.device == "cpu":
         needed = require_room(
@@ -252,35 +187,21 @@ def _computed(
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
     num_ooms = _num_ooms(terms)
     with torch.no_grad():
-        torch.manual_seed(FIRST_SEED)
-        made = on_device(terms.device, lambda: _constructed(request, terms))
-        module, init, model = made.module, made.init, made.model
+        subject = Subject.load(request, terms)
         reads: list[None] = []
         with training_read(lambda: reads.append(None)):
-            counted = count_work(model, draw_inputs(module, terms))
+            counted = subject.counted()
         if "small" in request:
             _require_small(counted, request["small"][1])
-        terms = rounded_terms(terms, counted)
-        draw = _moved_and_drawn(
-            module,
-            model,
-            request=request,
-            terms=terms,
-            counted=counted,
-            delivery=delivery,
-            construct=lambda: on_device(
-                terms.device,
-                lambda: construct(getattr(module, request["entry_point"]), init).to(terms.device),
-            ),
-        )
-        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        draw = _moved_and_drawn(subject, request, counted, delivery)
+        state = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
         is_short = _num_ooms(terms) > num_ooms
-        held = _held(made, request, terms)
+        held = subject.held()
         facts = {
-            "order": made.order,
+            "order": subject.order,
             "held": list(held),
-            "drawn": made.drawn,
-            "rounding": terms.rounding,
+            "drawn": subject.drawn,
+            "rounding": rounded_terms(terms, counted).rounding,
             "flops": 0 if counted is None else counted.flops,
             "products": has_products(counted),
             "names": [] if counted is None else sorted(counted.names),
@@ -294,31 +215,9 @@ def _computed(
             # with more memory.
             "is_short": is_short,
         }
-    module.__dict__.clear()  # typing remembers its classes, and they its constants
-    layout, tensors = _describe(init, state=state | held, sets=draw.sets)
+    subject.module.__dict__.clear()  # typing remembers its classes, and they its constants
+    layout, tensors = _describe(subject.init, state=state | held, sets=draw.sets)
     return {**layout, **facts}, tensors
-
-
-def terms_of(request: dict[str, Any]) -> Terms:
-    """Terms of a request."""
-    is_of_card = request["device"] != "cpu" or "small" in request
-    return Terms(
-        precision=request["precision"],
-        device=request["device"],
-        is_tf32=request["tf32"] and is_of_card and request["precision"] == "fp32",
-        max_bytes=request["max_bytes"],
-        is_plain=request["plain"],
-    )
-
-
-def rounded_terms(terms: Terms, counted: OpCounter | None) -> Terms:
-    """Terms with what the work of a call says: whether TF32 matters, and the coarsest precision
-    that the reference rounds to."""
-    is_tf32 = terms.is_tf32 and has_products(counted)
-    rounding = rounding_of(counted, terms.precision)
-    if is_tf32 and rounding == "fp32":
-        rounding = AS_TF32
-    return replace(terms, is_tf32=is_tf32, rounding=rounding)
 
 
 def _require_small(counted: OpCounter | None, max_work: int) -> None:
@@ -328,91 +227,34 @@ def _require_small(counted: OpCounter | None, max_work: int) -> None:
         raise NotSmall(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A problem's model in its precision, and what it was constructed from."""
-
-    module: types.ModuleType
-    init: Arguments
-    model: Any
-    order: list[str]
-    """Names of the parameters in the order in which they were made."""
-    drawn: dict[str, str] | None
-    """For another protocol the digests of what the constructor draws."""
-
-
-def _constructed(request: dict[str, Any], terms: Terms) -> Made:
-    module = types.ModuleType("problem")
-    run_source(request["source"], module)
-    seed_everything(fresh_seed())
-    init = placed(constructor_arguments(module, request["entry_point"]), terms)
-    made: list[torch.Tensor] = []
-    entry, drawn = getattr(module, request["entry_point"]), None
-    with parameters_made(made.append):
-        if terms.is_plain:
-            model, origins = construct_noting(entry, init)
-            drawn = origins.by_name(model)
-        else:
-            model = construct(entry, init)
-        model = model.to(terms.device)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    order = [names[id(parameter)] for parameter in made if id(parameter) in names]
-    return Made(module, init, cast(model, terms.precision), order, drawn)
-
-
-def _held(
-    made: Made, request: dict[str, Any], terms: Terms, *, is_sketch: bool = False
-) -> dict[str, torch.Tensor]:
-    """Tensors that the constructor draws and no `state_dict` has, by name."""
-    entry = getattr(made.module, request["entry_point"])
-
-    def again() -> Any:
-        return on_device(terms.device, lambda: construct(entry, made.init).to(terms.device))
-
-    saved = made.model.state_dict()
-    found = drawn_tensors(made.model, again, is_sketch=is_sketch)
-    return {name: one.to(terms.device) for name, one in found.items() if name not in saved}
-
-
 def _moved_and_drawn(
-    module: Any,
-    model: Any,
-    *,
+    subject: Subject,
     request: dict[str, Any],
-    terms: Terms,
     counted: OpCounter | None,
     delivery: Delivery | None,
-    construct: Callable[[], Any],
 ) -> WideDraw:
     """Moves the parameters while outputs stay finite, and makes the input sets."""
+    model, device = subject.model, subject.terms.device
     use = {} if delivery is None else {"use": delivery.add}
 
     def draw() -> WideDraw:
         if delivery is not None:
             delivery.restart()
-        draws = Draws(
-            module,
-            model,
-            terms=terms,
-            counted=counted,
-            source=request["source"],
-            construct=construct,
-            is_wide=request.get("wide") is True,
-        )
+        draws = subject.draws(counted, is_wide=request.get("wide") is True)
         return draws.make(request["num_sets"], **use)
 
     if not request["moved"]:
         return draw()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     sign = 0 if counted is None else parameters.sign_of(counted.names)
-    is_wide = request.get("wide") and isinstance(model, torch.nn.Module)
+    is_wide = request.get("wide")
     for far, has_plants in itertools.product(
         parameters.Reach, (True, False) if is_wide else (False,)
     ):
         is_last = not parameters.move(model, far=far, sign=sign)
         is_last = is_last and not has_plants
         if has_plants:
-            with nullcontext() if terms.device == "cpu" else torch.device(terms.device):
+            with nullcontext() if device == "cpu" else torch.device(device):
                 plant_state(model, before)
         try:
             found = draw()

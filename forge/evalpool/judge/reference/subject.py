@@ -1,84 +1,176 @@
-"""One problem's reference: loaded, placed on a device, run on copies of its inputs.
+"""One problem's reference: loaded, constructed and placed on a device, and what describes it.
 
-Used by examiners and baselines. Does to it what an oracle does, and nothing else.
+Used by oracles, examiners and baselines, which do the same to it.
 """
 
 from __future__ import annotations
 
-import os
 import types
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.numbers import parameters
-from forge.evalpool.judge.numbers.called import Unjudgeable, call, held_tensors, on_device
-from forge.evalpool.judge.numbers.given import cast, constructor_arguments, draw_inputs, run_source
-from forge.evalpool.judge.numbers.opcount import count_work
-from forge.evalpool.judge.reference.construct import construct
-from forge.evalpool.judge.reference.oracle import Describer, rounded_terms, terms_of
-from forge.evalpool.judge.reference.stand_ins import replace_hub
+from forge.evalpool.judge.numbers.called import (
+    Unjudgeable,
+    call,
+    held_tensors,
+    memory_order,
+    on_device,
+)
+from forge.evalpool.judge.numbers.given import (
+    Terms,
+    cast,
+    constructor_arguments,
+    draw_inputs,
+    placed,
+    run_source,
+)
+from forge.evalpool.judge.numbers.opcount import count_work, has_products, rounding_of
+from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.reference.construct import (
+    construct,
+    construct_noting,
+    drawn_tensors,
+    parameters_made,
+)
+from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub
 from forge.evalpool.judge.wide.sets import Draws
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from forge.evalpool.judge.numbers.given import Arguments
+    from forge.evalpool.judge.numbers.opcount import OpCounter
 
-    from forge.evalpool.judge.numbers.given import Terms
-
+Tree = list[Any]
 Outputs = list[torch.Tensor]
 FILE = "problem.py"
 """Name of the problem's source in tracebacks."""
+AS_TF32 = "fp16"
+"""The precision with as many bits as TF32."""
+FIRST_SEED = torch.initial_seed()
+"""Torch's default: a candidate, too, can draw the constants that a source draws at import."""
 
 
+class Describer:
+    """Turns values into a JSON tree, gathering the tensors on the way."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """Keeps a tensor; returns its number."""
+        self.tensors.append(tensor.detach().contiguous())
+        return len(self.tensors) - 1
+
+    def tree(self, value: Any) -> Tree:
+        """A value as lists with tags; tensors by their numbers. Raises Unjudgeable."""
+        if isinstance(value, torch.Tensor):
+            order = memory_order(value)
+            if order is None:
+                return ["tensor", self.add(value)]
+            back = sorted(range(len(order)), key=order.__getitem__)
+            return ["permuted", [["tensor", self.add(value.permute(order))], back]]
+        if isinstance(value, list | tuple):
+            return [
+                "list" if isinstance(value, list) else "tuple",
+                [self.tree(item) for item in value],
+            ]
+        if isinstance(value, dict):
+            return ["dict", [[str(key), self.tree(item)] for key, item in value.items()]]
+        if isinstance(value, torch.dtype):
+            return ["dtype", str(value).removeprefix("torch.")]
+        if (fields := config_fields(value)) is not None:
+            return ["config", fields]
+        if value is None or isinstance(value, bool | int | float | str):
+            return ["value", value]
+        raise Unjudgeable(
+            f"an argument of type {type(value).__name__} cannot be handed to a candidate"
+        )
+
+
+def terms_of(request: dict[str, Any]) -> Terms:
+    """Terms of a request."""
+    is_of_card = request["device"] != "cpu" or "small" in request
+    return Terms(
+        precision=request["precision"],
+        device=request["device"],
+        is_tf32=request["tf32"] and is_of_card and request["precision"] == "fp32",
+        max_bytes=request["max_bytes"],
+        is_plain=request["plain"],
+    )
+
+
+def rounded_terms(terms: Terms, counted: OpCounter | None) -> Terms:
+    """Terms with what the work of a call says: whether TF32 matters, and the coarsest precision
+    that the reference rounds to."""
+    is_tf32 = terms.is_tf32 and has_products(counted)
+    rounding = rounding_of(counted, terms.precision)
+    if is_tf32 and rounding == "fp32":
+        rounding = AS_TF32
+    return replace(terms, is_tf32=is_tf32, rounding=rounding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A problem's module and model, made by `load`. Each method may raise any error of the
-    reference."""
+    """A problem's model in its precision, and what it was constructed from. Made by `load`. Each
+    method may raise any error of the reference."""
 
-    def __init__(
-        self,
-        module: Any,
-        model: torch.nn.Module,
-        *,
-        terms: Terms,
-        source: str,
-        construct: Callable[[], torch.nn.Module],
-    ) -> None:
-        self.module, self.model = module, model
-        self._terms, self._source, self._construct = terms, source, construct
+    module: types.ModuleType
+    init: Arguments
+    model: Any
+    terms: Terms
+    source: str
+    entry_point: str
+    order: list[str]
+    """Names of the parameters in the order in which they were made."""
+    drawn: dict[str, str] | None
+    """For another protocol the digests of what the constructor draws."""
 
     @classmethod
-    def load(cls, request: dict[str, Any]) -> Subject:
-        """The module, and its model with parameters moved as for a candidate."""
-        torch.backends.cuda.matmul.allow_tf32 = bool(request["tf32_products"])
-        torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
+    def load(cls, request: dict[str, Any], terms: Terms) -> Subject:
+        """The module, and its model with parameters as the constructor makes them."""
         replace_hub(request["source"])
-        torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
-        terms = terms_of(request)
+        torch.manual_seed(FIRST_SEED)
+        return on_device(terms.device, lambda: cls._constructed(request, terms))
+
+    @classmethod
+    def _constructed(cls, request: dict[str, Any], terms: Terms) -> Subject:
         module = types.ModuleType("problem")
-
-        def load() -> Any:
-            run_source(request["source"], module, file=FILE)
-            init = constructor_arguments(module, request["entry_point"])
-            Describer().tree(init)
-            return init
-
-        init = on_device(terms.device, load)
-        entry = getattr(module, request["entry_point"])
-
-        def made() -> Any:
-            model = on_device(terms.device, lambda: construct(entry, init))
+        run_source(request["source"], module, file=FILE)
+        seed_everything(fresh_seed())
+        init = placed(constructor_arguments(module, request["entry_point"]), terms)
+        made: list[torch.Tensor] = []
+        entry, drawn = getattr(module, request["entry_point"]), None
+        with parameters_made(made.append):
+            if terms.is_plain:
+                model, origins = construct_noting(entry, init)
+                drawn = origins.by_name(model)
+            else:
+                model = construct(entry, init)
             if not isinstance(model, torch.nn.Module):
                 raise Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
-            return cast(model.to(terms.device), terms.precision)
+            model = model.to(terms.device)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        return cls(
+            module=module,
+            init=init,
+            model=cast(model, terms.precision),
+            terms=terms,
+            source=request["source"],
+            entry_point=request["entry_point"],
+            order=[names[id(parameter)] for parameter in made if id(parameter) in names],
+            drawn=drawn,
+        )
 
-        model = made()
-        parameters.move(model)
-        return cls(module, model, terms=terms, source=request["source"], construct=made)
+    def another(self) -> Any:
+        """Another model of the same constructor, on the device."""
+        entry, device = getattr(self.module, self.entry_point), self.terms.device
+        return on_device(device, lambda: construct(entry, self.init).to(device))
 
     def again(self) -> Any:
-        """Another model of the same constructor, with the parameters, buffers and other tensors of
-        this one: all that an answer gets."""
-        other = self._construct()
+        """Another model with the parameters, buffers and other tensors of this one: all that an
+        answer gets."""
+        other = cast(self.another(), self.terms.precision)
         other.load_state_dict(self.model.state_dict())
         held = {one.name: one.tensor for one in held_tensors(self.model)}
         for one in held_tensors(other):
@@ -86,25 +178,35 @@ class Subject:
                 one.replace(held[one.name])
         return other
 
+    def held(self, *, is_sketch: bool = False) -> dict[str, torch.Tensor]:
+        """Tensors that the constructor draws and no `state_dict` has, by name."""
+        saved = self.model.state_dict()
+        found = drawn_tensors(self.model, self.another, is_sketch=is_sketch)
+        return {n: one.to(self.terms.device) for n, one in found.items() if n not in saved}
+
     def draw(self) -> list[Any]:
         """Fresh inputs, in the problem's precision."""
-        return draw_inputs(self.module, self._terms)
+        return draw_inputs(self.module, self.terms)
 
-    def draws(self) -> Draws:
-        """The draws of an oracle."""
-        counted = count_work(self.model, self.draw())
+    def counted(self) -> OpCounter | None:
+        """Operations of one call; None if unknown."""
+        return count_work(self.model, self.draw())
+
+    def draws(self, counted: OpCounter | None, *, is_wide: bool = True) -> Draws:
+        """Input sets with the outputs that are due."""
         return Draws(
             self.module,
             self.model,
-            terms=rounded_terms(self._terms, counted),
+            terms=rounded_terms(self.terms, counted),
             counted=counted,
-            source=self._source,
-            construct=self._construct,
+            source=self.source,
+            construct=self.another,
+            is_wide=is_wide,
         )
 
     def run(self, inputs: list[Any], model: Any = None) -> Outputs:
         """On copies, since a reference may work in place and keep statistics."""
         outputs = call(self.model if model is None else model, inputs).outputs
-        if self._terms.device == "cuda":
+        if self.terms.device == "cuda":
             torch.cuda.synchronize()
         return outputs

@@ -94,7 +94,7 @@ class Uids:
 
 
 CANDIDATE_UIDS, OTHER_UIDS = Uids(FIRST_UID), Uids(FIRST_UID + NUM_UIDS)
-"""Those of captures, and those of all other children: of all judges in this process."""
+"""For captures, and for all other children of this process."""
 
 
 # --- caps

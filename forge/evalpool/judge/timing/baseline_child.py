@@ -21,9 +21,10 @@ import torch
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
+from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import leaves, replaced
 from forge.evalpool.judge.reference.reports import describe
-from forge.evalpool.judge.reference.subject import Subject
+from forge.evalpool.judge.reference.subject import Subject, terms_of
 
 if TYPE_CHECKING:
     import socket
@@ -45,7 +46,10 @@ class Timed:
 
     def __init__(self, request: dict[str, Any]) -> None:
         """Raises whatever the reference does."""
-        subject = Subject.load(request)
+        torch.backends.cuda.matmul.allow_tf32 = bool(request["tf32_products"])
+        torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
+        subject = Subject.load(request, terms_of(request))
+        parameters.move(subject.model)
         self._model: Any = subject.model
         if request["mode"] == "compile":
             self._model = torch.compile(self._model, dynamic=False)
