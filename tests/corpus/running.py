@@ -151,7 +151,7 @@ class Answers:
         executor = executor_of(program, copy.deepcopy(self.inputs), self.state)
         executor.init()
         executor.forward()
-        return [executor.scalar(number) for number in program.outputs]
+        return [executor.tensors.torch(number).item() for number in program.outputs]
 
 
 def executor_of(program: Program, inputs: list[Any], state: dict[str, Any]) -> CpuExecutor:
@@ -168,7 +168,7 @@ def raw(tensor: torch.Tensor) -> Any:
 def tensor_of(executor: CpuExecutor, program: Program, number: int) -> torch.Tensor:
     """An output as a torch tensor."""
     one = program.tensors[number]
-    array = executor.read(number)
+    array = executor.tensors.read(number)
     flat = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return flat.view(getattr(torch, one.dtype)).reshape(one.shape)
 

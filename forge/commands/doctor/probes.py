@@ -172,7 +172,7 @@ def _multiply_as_judged(path: Path, a: Any, b: Any) -> Any:
     executor = CpuExecutor(program, [one.reshape(-1).view(np.uint8) for one in (a, b)], {})
     executor.init()
     executor.forward()
-    return executor.read(program.outputs[0]).view(np.float32)
+    return executor.tensors.read(program.outputs[0]).view(np.float32)
 
 
 def add_up(config: Mapping[str, Any], answer: AnswerFile) -> None:

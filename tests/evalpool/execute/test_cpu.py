@@ -53,7 +53,7 @@ def executor(one: Program) -> CpuExecutor:
 def test_a_launch_computes_and_its_bytes_are_counted() -> None:
     one = executor(program(launch(256)))
     outcome = one.forward()
-    assert np.array_equal(one.read(1).view(np.float32), X)
+    assert np.array_equal(one.tensors.read(1).view(np.float32), X)
     assert (outcome.num_launches, outcome.num_bytes) == (1, 2048)
     assert outcome.faults == []
 
@@ -123,7 +123,7 @@ def test_op_nodes_run_by_torch_and_initialise_their_results() -> None:
     nodes = (Op(name="aten.add.Tensor", arguments=uses, results=(2,)), launch(256, source=2))
     one = executor(program(*nodes, num_temporaries=1))
     assert one.forward().faults == []
-    assert np.array_equal(one.read(1).view(np.float32), 2 * X)
+    assert np.array_equal(one.tensors.read(1).view(np.float32), 2 * X)
 
 
 def test_an_operation_beyond_the_table_is_refused() -> None:
@@ -256,7 +256,7 @@ def test_an_uninitialised_read_of_init_counts_if_an_output_depends_on_it() -> No
     one = executor(replace(made, storages=(*made.storages[:2], *of_init)))
     for _ in range(2):
         assert [fault.kind for fault in one.forward().faults] == ["uninitialised"]
-        assert np.isnan(one.read(1).view(np.float32)).all()
+        assert np.isnan(one.tensors.read(1).view(np.float32)).all()
 
 
 KEEP = """

@@ -188,7 +188,7 @@ class Session:
         done |= _short(executor.forward(turn=turn, shift=shift))
         done["returned"] = current.returned
         if body.get("is_question"):
-            done["values"] = [executor.scalar(number) for number in current.outputs]
+            done["values"] = [executor.tensors.torch(number).item() for number in current.outputs]
         else:
             slots = body.get("slots", self.request["slots"])
             done["outputs"] = self._deliver(executor, slots, layout)
@@ -236,7 +236,7 @@ class Session:
                 continue
             dtype, shape, _ = layout[slots[place]]
             if dtype == one.dtype and tuple(shape) == one.shape:
-                executor.copy(number, self._bytes(slots[place], layout))
+                executor.tensors.copy(number, self._bytes(slots[place], layout))
         return forms
 
 

@@ -60,16 +60,6 @@ class Conditions:
     """`is_near` and `alignment` of other addresses (`Memory.move`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Terms of a call, which all of its runs share (`CpuExecutor.forward`)."""
-
-    turn: int = 0
-    """Number of the alternative that runs of the first open choice."""
-    shift: int = 0
-    """Distance from it of the alternative of the next one."""
-
-
 def chosen_nodes(nodes: Sequence[Node], *, turn: int, shift: int) -> list[Node]:
     """Nodes in order, with the chosen alternative of each choice, or that of this turn."""
     found: list[Node] = []

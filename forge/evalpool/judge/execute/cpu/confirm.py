@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.execute.cpu.sections import Sections
+    from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 
 LAYOUTS = tuple(
     Conditions(layout=(is_near, alignment)) for is_near in (True, False) for alignment in ALIGNMENTS
@@ -41,7 +41,7 @@ POISONS = tuple(
 class Confirmation:
     """Runs of one call under other conditions, behind its first run."""
 
-    sections: Sections
+    executor: CpuExecutor
     kept: Mapping[int, NDArray[np.uint8]]
     """Content before the call of what it may write to."""
     reruns_init: bool
@@ -52,15 +52,15 @@ class Confirmation:
     """Outputs of the first run."""
 
     def __post_init__(self) -> None:
-        self._outputs = self.sections.tensors.outputs()
+        self._outputs = self.executor.tensors.outputs()
 
     def reports(self, suspicions: Sequence[Suspicion]) -> list[FaultReport]:
         """Reports of the suspicions that change an output. Leaves memory as the first run did."""
-        sections, memory = self.sections, self.sections.memory
-        after = {number: memory.storages[number].data.copy() for number in sections.written}
-        saved, layout = dict(sections.saved), memory.layout
+        executor, memory = self.executor, self.executor.memory
+        after = {number: memory.storages[number].data.copy() for number in executor.written}
+        saved, layout = dict(executor.saved), memory.layout
         found = [one.report() for one in suspicions if one.kind is FaultKind.BARRIER]
-        turn = sections.terms.turn if has_open_choices(sections.program) else 0
+        turn = executor.turn if has_open_choices(executor.program) else 0
         for kind, tried in self._tried(turn).items():
             mine = [one for one in suspicions if one.kind is kind]
             if mine and self._matters(kind, tried):
@@ -69,9 +69,9 @@ class Confirmation:
                 self.settled.add(turn)
         memory.layout = layout  # init may have kept addresses
         if self.reruns_init:
-            sections.saved = saved
-            sections.restore(Conditions(), is_whole=True)
-        sections.put_back(after)
+            executor.saved = saved
+            executor.restore(Conditions(), is_whole=True)
+        executor.put_back(after)
         return found
 
     def _tried(self, turn: int) -> dict[FaultKind, Sequence[Conditions]]:
@@ -89,52 +89,52 @@ class Confirmation:
 
     def _matters(self, kind: FaultKind, tried: Sequence[Conditions]) -> bool:
         """True if an output depends on an error of some kind."""
-        if kind is FaultKind.UNINITIALISED and uses_leftovers(self.sections, self.kept):
+        if kind is FaultKind.UNINITIALISED and uses_leftovers(self.executor, self.kept):
             return True
         return any(self._is_changed(one) for one in tried)
 
     def _is_changed(self, conditions: Conditions) -> bool:
         """True if a call under other conditions has other outputs, or fails."""
-        self.sections.put_back(self.kept)
+        self.executor.put_back(self.kept)
         if conditions.layout is not None:
             is_near, alignment = conditions.layout
-            self.sections.memory.move(is_near=is_near, alignment=alignment)
+            self.executor.memory.move(is_near=is_near, alignment=alignment)
         try:
             if self.reruns_init:
-                self.sections.prepare(Outcome(), conditions)
-            self.sections.call(Outcome(), conditions)
+                self.executor.prepare(Outcome(), conditions)
+            self.executor.call(Outcome(), conditions)
         except ExecutionFailed:
             return True
-        return has_other_outputs(self.sections.tensors, self._outputs)
+        return has_other_outputs(self.executor.tensors, self._outputs)
 
 
-def uses_leftovers(sections: Sections, kept: Mapping[int, NDArray[np.uint8]]) -> bool:
+def uses_leftovers(executor: CpuExecutor, kept: Mapping[int, NDArray[np.uint8]]) -> bool:
     """True if outputs on other inputs depend on what the last call has left in memory that nothing
     has written.
 
     Args:
         kept: Content before the call of what it may write to.
     """
-    sizes = _float_inputs(sections.program)
-    given = {number: sections.memory.storages[number].data.copy() for number in sizes}
+    sizes = _float_inputs(executor.program)
+    given = {number: executor.memory.storages[number].data.copy() for number in sizes}
     try:
-        _mix(sections, given, sizes)
-        mixed = {**kept, **sections.contents(given)}
-        _call_on(sections, mixed, Conditions(poison=Poison.LEFT))
-        outputs = sections.tensors.outputs()
-        _call_on(sections, mixed, Conditions())
-        return has_other_outputs(sections.tensors, outputs)
+        _mix(executor, given, sizes)
+        mixed = {**kept, **executor.contents(given)}
+        _call_on(executor, mixed, Conditions(poison=Poison.LEFT))
+        outputs = executor.tensors.outputs()
+        _call_on(executor, mixed, Conditions())
+        return has_other_outputs(executor.tensors, outputs)
     except ExecutionFailed:  # other inputs may be out of its range
         return False
     finally:
-        sections.put_back(given)
+        executor.put_back(given)
 
 
 def _call_on(
-    sections: Sections, data_of: Mapping[int, NDArray[np.uint8]], conditions: Conditions
+    executor: CpuExecutor, data_of: Mapping[int, NDArray[np.uint8]], conditions: Conditions
 ) -> None:
-    sections.put_back(data_of)
-    sections.call(Outcome(), conditions)
+    executor.put_back(data_of)
+    executor.call(Outcome(), conditions)
 
 
 def _float_inputs(program: Program) -> dict[int, int]:
@@ -146,11 +146,11 @@ def _float_inputs(program: Program) -> dict[int, int]:
     }
 
 
-def _mix(sections: Sections, given: Iterable[int], sizes: Mapping[int, int]) -> None:
+def _mix(executor: CpuExecutor, given: Iterable[int], sizes: Mapping[int, int]) -> None:
     """Exchanges a random half of the elements of inputs among each other."""
     draw = np.random.default_rng()
     for number in given:
-        data = sections.memory.storages[number].data
+        data = executor.memory.storages[number].data
         elements = data[: len(data) // sizes[number] * sizes[number]].view(RAW[sizes[number]])
         chosen = np.flatnonzero(draw.random(len(elements)) < 0.5)
         elements[chosen] = elements[draw.permutation(chosen)]

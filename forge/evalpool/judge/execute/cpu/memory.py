@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
-from forge.evalpool.judge.program.format import ITEM_BYTES, Origin, Program, Section
+from forge.evalpool.judge.program.format import ITEM_BYTES, Origin, Program
 from forge.evalpool.judge.ttir.memory.storages import Memory, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from forge.evalpool.judge.execute.cpu.conditions import Poison
 
 
 def bound_memory(
@@ -33,32 +31,6 @@ def bound_memory(
             for number in range(len(program.storages))
         ]
     )
-
-
-def poison_allocations(program: Program, memory: Memory, section: Section, poison: Poison) -> None:
-    """Poisons the allocations of a section, which count as unwritten from then on."""
-    for number, one in enumerate(program.storages):
-        if one.origin is Origin.ALLOCATION and one.section is section:
-            storage = memory.storages[number]
-            poison.fill(storage.data)
-            storage.forget()
-
-
-def contents(
-    program: Program, memory: Memory, numbers: Iterable[int]
-) -> dict[int, NDArray[np.uint8]]:
-    """Copies of those storages that are no allocations."""
-    return {
-        number: memory.storages[number].data.copy()
-        for number in numbers
-        if program.storages[number].origin is not Origin.ALLOCATION
-    }
-
-
-def put_back(memory: Memory, data_of: Mapping[int, NDArray[np.uint8]]) -> None:
-    """Writes contents over their storages."""
-    for number, data in data_of.items():
-        memory.storages[number].data[:] = data
 
 
 def _granules(program: Program) -> list[int]:

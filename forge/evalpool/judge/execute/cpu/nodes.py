@@ -1,4 +1,4 @@
-"""Runs nodes: launches by the evaluator of `ttir`, operations by torch. Called by `sections`."""
+"""Runs nodes: launches by the evaluator of `ttir`, operations by torch. Called by `executor`."""
 
 from __future__ import annotations
 
