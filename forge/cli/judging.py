@@ -76,7 +76,10 @@ Target = Annotated[
 IsTimed = Annotated[
     bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
 ]
-IsProfiled = Annotated[bool, typer.Option("--profile", help="Show GPU time by kernel.")]
+IsProfiled = Annotated[
+    bool,
+    typer.Option("--profile", help="Show launches, registers and bytes; on a GPU, time by kernel."),
+]
 IsExplained = Annotated[bool, typer.Option("--explain", help="Print the captured program.")]
 Url = Annotated[str | None, typer.Option(help="Use a served pool instead.")]
 IsServing = Annotated[bool, typer.Option("--serve", help="Serve judges to clients.")]

@@ -17,7 +17,7 @@ from forge.commands.judge.judge import (
     render_verdicts,
 )
 from forge.records import Problem, Split, Status, Timing, Verdict
-from forge.records.verdict import KernelTime, OtherVerdict, Profile, ShapeVerdict
+from forge.records.verdict import KernelTime, LaunchFacts, OtherVerdict, Profile, ShapeVerdict
 
 TIMING = Timing(
     speedup=2.0, speedup_low=1.9, candidate_us=100.0, baseline_us=200.0, candidate_spread_us=1.0,
@@ -165,3 +165,16 @@ def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share() -> No
     said = show(replace(both, rules="kernelbench:own"))
     assert "protocol kernelbench, policy own (the protocol's own is hybrid)" in said
     assert "own share of the work 40.0 %" in said
+
+
+def test_a_profile_of_a_cpu_has_launches() -> None:
+    launch = LaunchFacts(
+        name="relu\x1b[31m", grid=(4, 1, 1), num_warps=4, num_stages=3, num_bytes=8192,
+        num_registers=12, num_spills=0, shared_bytes=0,
+    )  # fmt: skip
+    verdict = replace(FAST, device="cpu", timing=None, profile=Profile(launches=(launch,)))
+    shown = " ".join(show(verdict, is_profiled=True).split())
+    assert "launch of relu␛[31m: grid 4x1x1, 4 warps, 3 stages, 12 registers" in shown
+    assert "no GPU here" in shown
+    none = show(replace(verdict, profile=Profile()), is_profiled=True)
+    assert "none was captured" in none

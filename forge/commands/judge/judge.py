@@ -51,6 +51,7 @@ from forge.evalpool.site_packages import KEY as PACKAGES_KEY
 from forge.records import Reason, Status, Verdict
 from forge.records.rules import rules_in_words
 from forge.rollout.play import verdict_without_code
+from forge.tools.toolbox import describe_profile
 from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable
 
@@ -546,12 +547,14 @@ def _rates(timing: Timing) -> Iterator[str]:
 
 def _profile(verdict: Verdict) -> Iterator[RenderableType]:
     yield Text("")
-    if verdict.device == "cpu":
-        yield Text("profile: a CPU has no GPU time")
-    elif verdict.profile is None or not verdict.profile.kernels:
-        yield Text("profile: no kernels; only correct candidates are profiled")
-    else:
-        yield _kernel_table(verdict.profile.kernels)
+    profile = verdict.profile
+    if profile is None or not (profile.kernels or profile.launches):
+        yield Text("profile: no kernels; none was captured")
+        return
+    if profile.kernels:
+        yield _kernel_table(profile.kernels)
+    if profile.launches:
+        yield from (Text(printable(line)) for line in describe_profile(verdict).splitlines())
 
 
 def _kernel_table(kernels: tuple[KernelTime, ...]) -> Table:
