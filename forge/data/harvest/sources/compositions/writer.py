@@ -49,7 +49,7 @@ class WritingStyle:
     """True if each step has a name of its own; else the input's name is used again."""
     is_typed: bool
     doc: str
-    """Of the class: `line`, `sections` with arguments, or `full` for those of the methods, too;
+    """A docstring of the class in one `line` or in `sections`, of the methods also (`full`), or
     `comments` beside the steps."""
     constants: str
     """`literal`, `argument` or `default`."""

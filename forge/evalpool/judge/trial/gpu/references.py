@@ -44,7 +44,7 @@ most as many as there are candidates; one that needs more is drawn again, while 
 _LARGE = threading.Lock()
 """Held while a large draw is made: the card has no room for two."""
 ROOM_TIMEOUT_S = 120.0
-"""For candidates that hold a large draw to let go of it."""
+"""Longest wait until candidates give a large draw back."""
 
 
 class NoRoom(ProblemTooLarge):
@@ -88,7 +88,7 @@ class CardReferences(References[CardDraw]):
         self._tf32 = Tf32.of(is_tf32, is_other=not is_varied)
         self._small = small and SmallDraws(small, request=self._request, timeout_s=timeout_s)
         self._large: list[CardDraw] = []
-        """Those on the card, held or kept."""
+        """Large draws on the card, held or kept."""
         self._freed = threading.Condition(self._lock)
 
     def close(self) -> None:
@@ -116,8 +116,8 @@ class CardReferences(References[CardDraw]):
                 return self._draw_large(problem)
 
     def _wait_for_room(self) -> None:
-        """Waits until no candidate holds a large draw, and retires those that are kept. Without a
-        turn: whoever holds one may wait to have the card alone."""
+        """Waits until no candidate holds a large draw, and retires kept ones. The caller has no
+        turn: whoever holds a draw may wait to have the card alone."""
         with self._freed:
             for key in [key for key, one in self._cache.items() if one in self._large]:
                 self._retire(key)
