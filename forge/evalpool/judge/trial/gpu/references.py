@@ -117,7 +117,7 @@ class CardReferences(References[CardDraw]):
 
     def _wait_for_room(self) -> None:
         """Waits until no candidate holds a large draw, and retires kept ones. The caller has no
-        turn: whoever holds a draw may wait to have the card alone."""
+        turn: a thread with a draw may wait to have the card alone."""
         with self._freed:
             for key in [key for key, one in self._cache.items() if one in self._large]:
                 self._retire(key)
