@@ -28,7 +28,7 @@ from forge.runner.plan.placement import needs_serving, num_ranks, turns_played, 
 from forge.runner.plan.shape import config_dir, llama_refusal, lora_rank, model_shape
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
-from forge.train.refusals import OWN_CODE, has_own_code, is_mixture, refusals
+from forge.train.refusals import OWN_CODE, has_own_code, is_mixture, missing_package, refusals
 from forge.views.text.numbers import count, gigabytes
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
 
     Raises:
         ConfigError: one line for each stage and limit.
-        MachineError: bitsandbytes or flash_attn is missing.
+        MachineError: a package is missing.
     """
     model, folder = experiment.model, config_dir(experiment.model)
     shape = None if folder else model_shape(model)
@@ -231,17 +231,11 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
             lines.append(f'{IPC}, and the trainer has no GPU; "files", or devices.train = 1')
     if lines:
         raise ConfigError("\n".join(dict.fromkeys(lines)))
-    needing = [
-        f'stage {index}: optimizer = "adamw_8bit"'
-        for index, stage in trained
-        if stage.optimizer == "adamw_8bit"
-    ]
-    needing += ["[model.quantize]"] if trained and model.quantize is not None else []
-    if is_here and trained:
+    for index, stage in trained if is_here else ():
         for name in ("transformers", "trl", "peft"):
-            _require_package(name, f"stage {trained[0][0]}: training")
-    if is_here and needing:
-        _require_package("bitsandbytes", needing[0])
+            _require_package(name, f"stage {index}: training")
+        if missing := missing_package(stage, model=model):
+            raise MachineError(f"stage {index}: {missing}")
 
 
 def require_packages(experiment: Experiment) -> None:
