@@ -102,5 +102,5 @@ def test_an_adapter_of_another_run_is_served_from_the_start(ran: Path) -> None:
     given = forge("run", "given.toml", cwd=folder)
     assert given.returncode == 0, given.stderr
     served = (folder / "runs" / "given-1" / "logs" / "latest" / "serve-0.log").read_text()
-    begun = f"version 0 (adapter) from {ran}/weights/sft-000002"
+    begun = f"version 0 from {ran}/weights/sft-000002"
     assert begun in served, "before anything is published"
