@@ -12,7 +12,7 @@ import torch
 
 from forge.evalpool.cards import FLOPS_PER_CLOCK
 from forge.evalpool.judge.timing import device as gpu_device
-from forge.evalpool.judge.timing.baseline import Baseline, Baselines, baselines_path
+from forge.evalpool.judge.timing.baseline import Baseline, Baselines, baselines_folder
 from forge.evalpool.judge.timing.samples import RESOLUTION_US, Time, speedup
 
 if TYPE_CHECKING:
@@ -56,25 +56,19 @@ def test_a_short_time_is_only_as_good_as_the_events() -> None:
 ONE = Baseline(gpu_us=(150.0, 151.0, 152.0), probe_us=100.0)
 
 
-def test_a_baseline_is_found_by_another_judge(tmp_path: Path) -> None:
-    path = tmp_path / "forge" / "baselines.db"
-    first, second = Baselines(path), Baselines(path)
+def test_a_baseline_is_found_by_another_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, second = Baselines(baselines_folder()), Baselines(baselines_folder())
     assert second.get("a") is None
     first.put("a", ONE)
     assert second.get("a") == ONE
     second.put("a", Baseline(gpu_us=(1.0,), probe_us=2.0))
     assert first.get("a") != ONE
-
-
-def test_each_card_has_a_file_that_no_other_machine_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    paths = [baselines_path(uuid) for uuid in ("GPU-1a", "GPU-2b", "../MIG-3c")]
-    folder = tmp_path / "forge" / "baselines"
-    assert paths == [folder / "GPU-1a.db", folder / "GPU-2b.db", folder / "___MIG-3c.db"]
-    Baselines(paths[0]).put("a", ONE)
-    assert Baselines(paths[1]).get("a") is None
+    (file,) = tmp_path.rglob("*.json")
+    file.write_text('{"gpu_us": 1')
+    assert first.get("a") is None
 
 
 def test_a_card_that_runs_slower_than_then_is_another_card() -> None:

@@ -6,11 +6,10 @@ that times candidates (`baseline_child.py`); its preparation runs beside others,
 Children are kept between problems as oracles are (`trial.oracles`).
 
 Baselines are kept between judgements and runs below `$XDG_CACHE_HOME/forge/baselines/`, in a file
-for each card: nodes of a cluster often share a home directory, and SQLite's WAL works only between
-processes of one machine. The key is everything that a baseline depends on (problem, precision,
-TF32, GPU, driver, harness). With it the time of a fixed piece of work of the judge then is kept
-(the probe): where the same work takes another time now, clocks or neighbours have changed, and the
-baseline is measured again.
+each, which judges and nodes of a cluster share. The key is everything that a baseline depends on
+(problem, precision, TF32, GPU, driver, harness). With it the time of a fixed piece of work of the
+judge then is kept (the probe): where the same work takes another time now, clocks or neighbours
+have changed, and the baseline is measured again.
 """
 
 from __future__ import annotations
@@ -19,13 +18,10 @@ import hashlib
 import json
 import logging
 import os
-import re
-import sqlite3
 import sys
 import threading
 import time
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
@@ -192,12 +188,6 @@ MAX_SPREAD = 0.1
 """Interquartile range over median. An idle H200: 0.0005 to 0.03."""
 EVENT_RESOLUTION_US = 1.0
 """Absolute spread that says nothing."""
-BUSY_S = 10.0
-SCHEMA = """CREATE TABLE IF NOT EXISTS graph_baselines (
-    key TEXT PRIMARY KEY,      -- hash of problem, precision, card, driver and harness
-    gpu_us TEXT NOT NULL,    -- JSON: GPU time of each call
-    probe_us REAL NOT NULL     -- the judge's own piece of work at that time
-) WITHOUT ROWID"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,36 +214,31 @@ class Baseline:
 
 
 class Baselines:
-    """The file. Each call opens a connection: judges and runs share it."""
+    """A folder with a file for each baseline, whole or absent."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(self._open()) as db:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute(SCHEMA)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str) -> Baseline | None:
-        """The baseline of a key; None if it was never measured. Raises sqlite3.Error."""
-        with closing(self._open()) as db:
-            query = "SELECT gpu_us, probe_us FROM graph_baselines WHERE key = ?"
-            row = db.execute(query, (key,)).fetchone()
-        if row is None:
+        """The baseline of a key; None if it was never measured, or its file is damaged."""
+        try:
+            found: Any = json.loads(self._path(key).read_text())
+            return Baseline(gpu_us=tuple(found["gpu_us"]), probe_us=float(found["probe_us"]))
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        return Baseline(gpu_us=tuple(json.loads(row[0])), probe_us=row[1])
 
     def put(self, key: str, baseline: Baseline) -> None:
-        """Keeps a baseline, in place of an older one. Raises sqlite3.Error."""
-        row = (key, json.dumps(baseline.gpu_us), baseline.probe_us)
-        with closing(self._open()) as db:
-            db.execute("INSERT OR REPLACE INTO graph_baselines VALUES (?, ?, ?)", row)
+        """Keeps a baseline, in place of an older one."""
+        spare = self._folder / f"{key}.{os.getpid()}.{threading.get_ident()}"
+        spare.write_text(json.dumps(asdict(baseline)))
+        spare.replace(self._path(key))
 
-    def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"
 
 
-def baselines_path(uuid: str) -> Path:
-    """Path of this user's file for a card."""
+def baselines_folder() -> Path:
+    """This user's; follows $XDG_CACHE_HOME."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = re.sub(r"[^\w-]", "_", uuid)
-    return Path(cache).expanduser() / "forge" / "baselines" / f"{name}.db"
+    return Path(cache).expanduser() / "forge" / "baselines"

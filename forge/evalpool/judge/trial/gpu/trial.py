@@ -37,7 +37,7 @@ from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.executor import ExecutorGone
 from forge.evalpool.judge.execute.executors import Executors, Nursery
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
-from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, baselines_path
+from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, baselines_folder
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.timing.samples import speedup
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
@@ -146,7 +146,7 @@ def open_gpu_trials(
         baselines=BaselineTimes(
             Oracles(card_spawner, num_kept=NUM_BASELINES, role="baseline"),
             device=device,
-            store=Baselines(baselines_path(uuid)),
+            store=Baselines(baselines_folder()),
             harness=stamp.harness,
             shared=turn,
             alone=partial(turns.alone, timeout_s=LEASE_TIMEOUT_S),
