@@ -265,7 +265,6 @@ async def open_pool(
     socket_dir: Path,
     log_dir: Path,
     observer: ProcessObserver | None = None,
-    threads: int = 1,
     gpus: Sequence[Gpu] = (),
     elsewhere: Sequence[OpenElsewhere] = (),
     finishes_started: bool = False,
@@ -303,7 +302,7 @@ async def open_pool(
         seat = Seat(f"judge-{number}", capacity=CPU_CAPACITY if gpu is None else GPU_CAPACITY)
         spec = judge_spec(
             seat.name, table=table, socket_dir=socket_dir, log_dir=log_dir,
-            threads=threads, capacity=seat.capacity, gpu=gpu, cores=own, harvests=harvests,
+            threads=1, capacity=seat.capacity, gpu=gpu, cores=own, harvests=harvests,
         )  # fmt: skip
         opens[seat] = partial(open_child_link, spec, observer=observer, timeout_s=timeout_s)
     seating = Seating(opens)

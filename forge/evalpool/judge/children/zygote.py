@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
@@ -49,22 +49,9 @@ IMPORT_ENVIRONMENT = {
 }
 
 
-class RunsCandidate(Protocol):
-    """Serves the judge with a candidate's code."""
-
-    def __call__(self, sock: socket.socket, *, file: str) -> None:
-        """`file`: path for the candidate's source."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Children:
-    """Main functions of the children that a zygote forks."""
-
-    candidates: Mapping[str, RunsCandidate]
-    """By role; empty if the children have the card's files: no candidate runs in them."""
-    others: Mapping[str, Callable[[socket.socket], None]]
-    """Children of our own code, by role."""
+CANDIDATE_ROLES = frozenset({"capture", "plain"})
+"""Roles of the children in which candidates' Python runs. Their main functions also take `file`, a
+path for the candidate's source. A zygote whose children have the card's files has none of them."""
 
 
 def _names_of_forge() -> tuple[str, ...]:
@@ -78,7 +65,8 @@ class Zygote:
 
     sock: socket.socket
     around: Surroundings
-    children: Children
+    mains: Mapping[str, Callable[..., None]]
+    """Main functions of the children, by role."""
     folder: str
     """Parent of children's scratch folders, without a mount namespace."""
     scratch: dict[int, str] = field(default_factory=dict)
@@ -181,14 +169,13 @@ class Zygote:
         if role != "probe":
             _silence()
         frames.send(sock, Kind.HELLO, {})
-        if role in self.children.others:
-            self.children.others[role](sock)
+        if role not in CANDIDATE_ROLES:
+            self.mains[role](sock)
             return
-        if role not in self.children.candidates:
-            raise RuntimeError(f"no child of this zygote is a {role}")
+        main = self.mains[role]
         _forget(self.own_modules)
         sock.settimeout(None)
-        self.children.candidates[role](sock, file=f"{scratch}/work/candidate.py")
+        main(sock, file=f"{scratch}/work/candidate.py")
 
 
 def be_zygote(
@@ -210,7 +197,7 @@ def be_zygote(
     if is_gpu:
         environment |= root.child_environment()
     with _reporting_faults(sock), collector_paused():
-        children = _import_for_gpu() if is_gpu else _import_for_cpu(harvests)
+        mains = _import_for_gpu() if is_gpu else _import_for_cpu(harvests)
     gc.collect()
     mapped_bytes = enter.mapped_bytes()
     num_threads = len(os.listdir("/proc/self/task")) - (not is_gpu and _asked_driver())
@@ -233,7 +220,7 @@ def be_zygote(
         own_pid_namespace=namespace,
         proc=proc,
     )
-    zygote = Zygote(sock=sock, around=around, children=children, folder=folder)
+    zygote = Zygote(sock=sock, around=around, mains=mains, folder=folder)
     if num_threads > 1:
         raise RuntimeError(f"the zygote has {num_threads} threads; a fork would copy only one")
     import torch
@@ -304,7 +291,7 @@ def _asked_driver() -> bool:
     return "/libcuda.so" in Path("/proc/self/maps").read_text()
 
 
-def _import_for_cpu(harvests: str) -> Children:
+def _import_for_cpu(harvests: str) -> dict[str, Callable[..., None]]:
     """Imports everything that a child of a machine without GPUs uses; no child pays for it."""
     import torch
 
@@ -315,7 +302,7 @@ def _import_for_cpu(harvests: str) -> Children:
     from forge.evalpool.judge.execute import child_cpu
     from forge.evalpool.judge.reference import examine, oracle
 
-    own: dict[str, Callable[[socket.socket], None]] = {}
+    own: dict[str, Callable[..., None]] = {}
     if harvests:
         from forge.evalpool.judge.harvest import child as harvester
 
@@ -324,20 +311,19 @@ def _import_for_cpu(harvests: str) -> Children:
             harvester.load_answerer()
     warm_up()
     child_cpu.warm_up()
-    return Children(
-        candidates={"capture": capture_child.main, "plain": capture_child.serve_plain},
-        others={
-            "compiler": compiler.main,
-            "evaluator": child_cpu.main,
-            "examiner": examine.main,
-            "oracle": oracle.main,
-            "probe": proof.try_forbidden,
-            **own,
-        },
-    )
+    return {
+        "capture": capture_child.main,
+        "plain": capture_child.serve_plain,
+        "compiler": compiler.main,
+        "evaluator": child_cpu.main,
+        "examiner": examine.main,
+        "oracle": oracle.main,
+        "probe": proof.try_forbidden,
+        **own,
+    }
 
 
-def _import_for_gpu() -> Children:
+def _import_for_gpu() -> dict[str, Callable[..., None]]:
     """Imports what a child with the GPU's files uses. Makes no context: a child forked after that
     could not use it."""
     import torch
@@ -359,15 +345,12 @@ def _import_for_gpu() -> Children:
             os.environ["TRITON_CACHE_DIR"] = cache
             driver.set_active(backends["nvidia"].driver())
 
-    return Children(
-        candidates={},
-        others={
-            "baseline": baseline_child.main,
-            "examiner": examine.main,
-            "oracle": oracle.main,
-            "probe": proof.try_forbidden,
-        },
-    )
+    return {
+        "baseline": baseline_child.main,
+        "examiner": examine.main,
+        "oracle": oracle.main,
+        "probe": proof.try_forbidden,
+    }
 
 
 def _silence() -> None:

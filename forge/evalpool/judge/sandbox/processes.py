@@ -32,29 +32,28 @@ def read_table() -> list[Row]:
 
 def read_row(pid: int) -> Row | None:
     """None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            _, parent, group = file.read().rpartition(b")")[2].split()[:3]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return Row(pid, int(parent), int(group))
+    fields = _stat(pid)
+    return None if fields is None else Row(pid, int(fields[1]), int(fields[2]))
 
 
 def has_ended(pid: int) -> bool:
     """True if a process is a zombie, or gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    fields = _stat(pid)
+    return fields is None or fields[0] in (b"Z", b"X")
 
 
 def start_time(pid: int) -> int | None:
     """Time of a process's start, which tells it from a later one of the same pid; None when it is
     gone."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """Fields of a process's line in /proc from its state on; None when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            return file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
 

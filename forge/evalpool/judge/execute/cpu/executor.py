@@ -61,7 +61,7 @@ class CpuExecutor:
     launches: Launches = field(init=False)
     turn: int = field(init=False, default=0)
     shift: int = field(init=False, default=0)
-    """Arrays of the current call, which all of its runs share."""
+    """Turn and shift of the current call, which all of its runs share."""
     written: frozenset[int] = field(init=False)
     """Storages that `forward` may write to."""
     given: Bytes = field(init=False, default_factory=dict[int, Any])
