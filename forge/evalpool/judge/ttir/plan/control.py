@@ -9,7 +9,8 @@ branches gets an instance for each element.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -53,11 +54,16 @@ def run_block(block: BlockPlan, env: Environment, group: Group) -> Run:
     return []
 
 
+def assign(env: Environment, numbers: Sequence[int], values: Sequence[Any]) -> None:
+    """Gives values to SSA numbers."""
+    for number, value in zip(numbers, values, strict=True):
+        env[number] = value
+
+
 def run_function(plan: FunctionPlan, arguments: Sequence[Any], group: Group) -> Run:
     """Runs a function; the generator returns the values of its results."""
     env = plan.template.copy()
-    for number, value in zip(plan.blocks[0].arguments, arguments, strict=True):
-        env[number] = value
+    assign(env, plan.blocks[0].arguments, arguments)
     if len(plan.blocks) == 1:
         block = plan.blocks[0]
         yield from run_block(block, env, group)
@@ -87,12 +93,10 @@ def run_blocks(plan: FunctionPlan, env: Environment, group: Group) -> Run:
                 there = part.subset(chosen)
                 target = [take_any(value, chosen) for value in env]
                 subset = lanes[chosen]
-            values = [target[value] for value in end.jumps[jump].arguments]
-            for argument, value in zip(
-                plan.blocks[end.jumps[jump].block].arguments, values, strict=True
-            ):
-                target[argument] = value
-            heapq.heappush(waiting, (end.jumps[jump].block, count, subset, target, there))
+            way = end.jumps[jump]
+            values = [target[value] for value in way.arguments]
+            assign(target, plan.blocks[way.block].arguments, values)
+            heapq.heappush(waiting, (way.block, count, subset, target, there))
             count += 1
     return merged(pieces, group.size)
 
@@ -177,8 +181,7 @@ def if_step(operation: Operation, planner: Planner) -> ControlStep:
                 values = [inner[value] for value in branch.terminator.operands]
                 pieces.append((slice(None) if lanes is None else lanes, values))
         if results:
-            for result, value in zip(results, merged(pieces, group.size), strict=True):
-                env[result] = value
+            assign(env, results, merged(pieces, group.size))
         return []
 
     return run
@@ -203,96 +206,78 @@ def call_step(operation: Operation, planner: Planner) -> ControlStep:
             raise Unsupported(f"calls deeper than {MAX_CALLS}")
         found = yield from run_function(target, [env[one] for one in operation.operands], group)
         launch.depth -= 1
-        for result, value in zip(operation.results, found, strict=True):
-            env[result] = value
+        assign(env, operation.results, found)
         return []
 
     return run
 
 
+class _Remaining:
+    """Instances of a group that are still in a loop: they leave it one after the other."""
+
+    def __init__(self, env: Environment, group: Group, outside: Sequence[int]) -> None:
+        """`outside`: values from outside of the loop that differ between instances."""
+        self.env, self.group = env, group
+        self.staying: Lanes = slice(None)
+        """Those of the instances before that the last `stay` has kept."""
+        self._outside, self._size = outside, group.size
+        self._positions = np.arange(group.size)
+        self._pieces: list[tuple[Lanes, list[Any]]] = []
+
+    def stay(self, is_staying: Array, values: list[Any]) -> list[Any] | None:
+        """Takes the values of instances that leave for their results. Returns the values of those
+        that stay; None if all have left."""
+        self.staying = slice(None)
+        ways = split(is_staying, self.group.size)
+        if ways == [(True, None)]:
+            return values
+        if len(ways) == 1:
+            self._pieces.append((self._positions, values))
+            return None
+        (_, staying), (_, leaving) = ways
+        assert staying is not None
+        assert leaving is not None
+        left = [take_any(value, leaving) for value in values]
+        self._pieces.append((self._positions[leaving], left))
+        self.env, self.group = subset(self.env, self._outside, staying, self.group)
+        self._positions, self.staying = self._positions[staying], staying
+        return [take_any(value, staying) for value in values]
+
+    def results(self) -> list[Any]:
+        """The values of all instances."""
+        return merged(self._pieces, self._size)
+
+
 def for_step(operation: Operation, planner: Planner) -> ControlStep:
     """The step of `scf.for`."""
     body = planner.block(operation.regions[0].blocks[0])
-    template = planner.plan.template
-    return _For(
-        operation=operation,
-        body=body,
-        outside=[value for value in captured(operation) if template[value] is None],
-        yielded=() if body.terminator is None else body.terminator.operands,
-        dtype=dtype_of(scalar_of(operation.types.operands[0])),
-        is_unsigned=bool(operation.attributes.get("unsigned")),
-    ).run
+    outside = [value for value in captured(operation) if planner.plan.template[value] is None]
+    yielded = () if body.terminator is None else body.terminator.operands
+    dtype = dtype_of(scalar_of(operation.types.operands[0]))
+    is_unsigned = bool(operation.attributes.get("unsigned"))
+    low, high, step, *initial = operation.operands
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _For:
-    """One `scf.for`."""
-
-    operation: Operation
-    body: BlockPlan
-    outside: list[int]
-    """Values from outside of the body that differ between instances."""
-    yielded: Sequence[int]
-    dtype: np.dtype[Any]
-    """Type of the induction variable."""
-    is_unsigned: bool
-
-    def run(self, env: Environment, group: Group) -> Run:
-        """All iterations of all instances of a group."""
-        low, high, step, *initial = self.operation.operands
-        start, end, stride = (_wide(env[value], self.is_unsigned) for value in (low, high, step))
+    def run(env: Environment, group: Group) -> Run:
+        start, end, stride = (_wide(env[value], is_unsigned) for value in (low, high, step))
         if (stride <= 0).any():
-            line = self.operation.line
-            raise Unsupported(f"line {line}: a loop whose step is not positive")
+            raise Unsupported(f"line {operation.line}: a loop whose step is not positive")
         trips = np.maximum(-((start - end) // stride), 0)
-        values: list[Any] = [env[value] for value in initial]
-        bounds = start, stride
-        if trips.size == 1 or (trips == trips[0]).all():
-            values = yield from self._iterate(values, bounds, (0, int(trips[0])), env, group)
-        else:
-            values = yield from self._uneven(values, trips, bounds, env, group)
-        for result, value in zip(self.operation.results, values, strict=True):
-            env[result] = value
+        values: list[Any] | None = [env[value] for value in initial]
+        rest, done = _Remaining(env, group, outside), 0
+        while values is not None:
+            count = int(trips.min())
+            for number in range(done, count):
+                induction = (start + stride * number).astype(dtype)
+                assign(rest.env, body.arguments, [induction, *values])
+                yield from run_block(body, rest.env, rest.group)
+                values = [rest.env[value] for value in yielded]
+            done = count
+            values = rest.stay(trips > count, values)
+            start, stride, trips = (_of(one, rest.staying) for one in (start, stride, trips))
+        assign(env, operation.results, rest.results())
         return []
 
-    def _iterate(
-        self, values: list[Any], bounds: tuple[Array, Array], counts: tuple[int, int],
-        env: Environment, group: Group,
-    ) -> Run:  # fmt: skip
-        """The iterations `counts[0]` to `counts[1]` - 1 of instances that stay together."""
-        start, stride = bounds
-        induction, *carried = self.body.arguments
-        for count in range(*counts):
-            env[induction] = (start + stride * count).astype(self.dtype)
-            for number, value in zip(carried, values, strict=True):
-                env[number] = value
-            yield from run_block(self.body, env, group)
-            values = [env[value] for value in self.yielded]
-        return values
-
-    def _uneven(
-        self, values: list[Any], trips: Array, bounds: tuple[Array, Array],
-        env: Environment, group: Group,
-    ) -> Run:  # fmt: skip
-        """Instances leave the loop one after the other."""
-        pieces: list[tuple[Lanes, list[Any]]] = []
-        positions = np.arange(group.size)
-        done = 0
-        inner, part = env, group
-        for count in map(int, np.unique(trips)):
-            values = yield from self._iterate(values, bounds, (done, count), inner, part)
-            done = count
-            here = trips == count
-            leaving = lanes_of(here)
-            pieces.append((positions[leaving], [take_any(value, leaving) for value in values]))
-            if here.all():
-                break
-            staying = lanes_of(~here)
-            values = [take_any(value, staying) for value in values]
-            inner, part = subset(inner, self.outside, staying, part)
-            bounds = (_of(bounds[0], staying), _of(bounds[1], staying))
-            positions, trips = positions[staying], trips[staying]
-        return merged(pieces, group.size)
+    return run
 
 
 def _of(array: Array, lanes: Lanes) -> Array:
@@ -316,35 +301,21 @@ def while_step(operation: Operation, planner: Planner) -> ControlStep:
     yielded = after.terminator.operands
 
     def run(env: Environment, group: Group) -> Run:
+        rest = _Remaining(env, group, outside)
         values: list[Any] = [env[value] for value in operation.operands]
-        pieces: list[tuple[Lanes, list[Any]]] = []
-        positions = np.arange(group.size)
-        inner, part = env, group
         while True:
-            for number, value in zip(before.arguments, values, strict=True):
-                inner[number] = value
-            yield from run_block(before, inner, part)
-            values = [inner[value] for value in forwarded]
-            ways = split(inner[condition], part.size)
-            if ways[0] == (False, None):
-                pieces.append((positions, values))
+            assign(rest.env, before.arguments, values)
+            yield from run_block(before, rest.env, rest.group)
+            forward = [rest.env[value] for value in forwarded]
+            staying = rest.stay(rest.env[condition], forward)
+            if staying is None:
                 break
-            if len(ways) == 2:
-                staying, leaving = ways[0][1], ways[1][1]
-                assert staying is not None
-                assert leaving is not None
-                pieces.append((positions[leaving], [take_any(one, leaving) for one in values]))
-                values = [take_any(one, staying) for one in values]
-                inner, part = subset(inner, outside, staying, part)
-                positions = positions[staying]
-            for number, value in zip(after.arguments, values, strict=True):
-                inner[number] = value
-            yield from run_block(after, inner, part)
-            values = [inner[value] for value in yielded]
-            if part.launch.is_serial:
+            assign(rest.env, after.arguments, staying)
+            yield from run_block(after, rest.env, rest.group)
+            values = [rest.env[value] for value in yielded]
+            if group.launch.is_serial:
                 yield  # another instance may change what this one waits for
-        for result, value in zip(operation.results, merged(pieces, group.size), strict=True):
-            env[result] = value
+        assign(env, operation.results, rest.results())
         return []
 
     return run
@@ -353,28 +324,27 @@ def while_step(operation: Operation, planner: Planner) -> ControlStep:
 def region_step(operation: Operation, planner: Planner) -> Step:
     """The step of tt.reduce, tt.scan or tt.map_elementwise."""
     evaluate = _elementwise(operation, planner)
-    if operation.name == "tt.map_elementwise":
-        return _map_step(operation, evaluate)
-    axis = operation.attributes["axis"]
-    name = _single_name(operation)
-    kinds = operation.types.operands
-    reverse = bool(operation.attributes.get("reverse"))
+    attributes, pairs = operation.attributes, (operation.operands, operation.types.operands)
+    is_map = operation.name == "tt.map_elementwise"
+    if is_map and attributes.get("pack", 1) != 1:
+        raise Unsupported(f"line {operation.line}: tt.map_elementwise of packs")
+    axis = 0 if is_map else attributes["axis"]
+    name, reverse = _single_name(operation), bool(attributes.get("reverse"))
+    combined = partial(scan, reverse=reverse) if operation.name == "tt.scan" else reduce
 
     def step(env: Environment, group: Group) -> None:
-        operands = [
-            _along(array_of(env[value], kind), shape_of(kind), axis)
-            for value, kind in zip(operation.operands, kinds, strict=True)
-        ]
+        operands = [array_of(env[value], kind) for value, kind in zip(*pairs, strict=True)]
 
         def combine(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
             return evaluate([*left, *right], env, group)
 
-        if operation.name == "tt.reduce":
-            found = reduce(operands, axis, combine, name)
+        if is_map:
+            found = evaluate(operands, env, group)
         else:
-            found = scan(operands, axis, reverse, combine, name)
-        for result, value in zip(operation.results, found, strict=True):
-            env[result] = value
+            shapes = map(shape_of, operation.types.operands)
+            full = [_along(one, shape, axis) for one, shape in zip(operands, shapes, strict=True)]
+            found = combined(full, axis=axis, combine=combine, name=name)
+        assign(env, operation.results, found)
 
     return step
 
@@ -384,24 +354,6 @@ def _along(array: Array, shape: tuple[int, ...], axis: int) -> Array:
     sizes = list(array.shape[1:])
     sizes[axis] = shape[axis]
     return expanded(array, sizes)
-
-
-def _map_step(
-    operation: Operation, evaluate: Callable[[list[Array], Environment, Group], list[Array]]
-) -> Step:
-    if operation.attributes.get("pack", 1) != 1:
-        raise Unsupported(f"line {operation.line}: tt.map_elementwise of packs")
-    kinds = operation.types.operands
-
-    def step(env: Environment, group: Group) -> None:
-        arrays = [
-            array_of(env[value], kind)
-            for value, kind in zip(operation.operands, kinds, strict=True)
-        ]
-        for result, value in zip(operation.results, evaluate(arrays, env, group), strict=True):
-            env[result] = value
-
-    return step
 
 
 def _single_name(operation: Operation) -> str:
@@ -430,8 +382,7 @@ def _elementwise(
         rank = arrays[0].ndim
         for value in outside:
             env[value] = env[value].reshape(-1, *(1,) * (rank - 1))
-        for number, array in zip(block.arguments, arrays, strict=True):
-            env[number] = array
+        assign(env, block.arguments, arrays)
         for step, _, _ in block.steps:
             step(env, group)
         for value, before in kept.items():

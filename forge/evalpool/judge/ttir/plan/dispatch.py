@@ -15,41 +15,26 @@ from forge.evalpool.judge.ttir.plan.planner import (
     Step,
 )
 from forge.evalpool.judge.ttir.plan.steps import (
+    FUNCTIONS,
     SUMS,
     WIDTHS,
-    addptr,
-    array_step,
-    assertion,
-    assume,
-    atomic_step,
-    broadcast,
-    compare_step,
-    descriptor_load,
-    descriptor_store,
+    Compute,
+    atomic,
+    compared,
     has_pointers,
     is_block_integer,
-    load_step,
-    logic_step,
-    make_descriptor,
-    make_range,
-    num_programs,
-    pointer_step,
-    poison,
-    program_id,
-    rearranged,
-    splat,
-    store_step,
-    sum_step,
-    unsplat,
-    width_step,
+    joined,
+    on_arrays,
+    on_pointers,
+    on_sums,
+    resized,
+    step_by,
 )
 from forge.evalpool.judge.ttir.scan import malformed
 from forge.evalpool.judge.ttir.values import scalar_of
 from forge.evalpool.judge.ttir.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forge.evalpool.judge.ttir.tree import Operation
 
 
@@ -94,44 +79,21 @@ def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep 
         return CONTROL[name](operation, planner), True
     if name in ("tt.reduce", "tt.scan", "tt.map_elementwise"):
         return region_step(operation, planner), False
-    if name in OWN:
-        return OWN[name](operation), False
+    return step_by(_function(operation, planner), operation), False
+
+
+def _function(operation: Operation, planner: Planner) -> Compute:
+    name = operation.name
+    if name in FUNCTIONS:
+        return FUNCTIONS[name](operation)
     if name.startswith("tt.atomic_"):
-        return atomic_step(operation, planner.used), False
+        return atomic(operation, planner.used)
     if name in SUMS and is_block_integer(operation.types.results[0]):
-        return sum_step(operation), False
+        return on_sums(operation)
     if name == "arith.cmpi":
-        return compare_step(operation), False
+        return compared(operation)
     if name in ("arith.andi", "arith.ori") and scalar_of(operation.types.results[0]).name == "i1":
-        return logic_step(operation), False
+        return joined(operation)
     if name in WIDTHS and is_block_integer(operation.types.results[0]):
-        return width_step(operation), False
-    if has_pointers(operation):
-        return pointer_step(operation), False
-    return array_step(operation), False
-
-
-OWN: dict[str, Callable[[Operation], Step]] = {
-    "tt.make_range": make_range,
-    "tt.get_program_id": program_id,
-    "tt.get_num_programs": num_programs,
-    "tt.splat": splat,
-    "tt.unsplat": unsplat,
-    "tt.broadcast": broadcast,
-    "tt.expand_dims": rearranged,
-    "tt.trans": rearranged,
-    "tt.reshape": rearranged,
-    "tt.addptr": addptr,
-    "tt.load": load_step,
-    "tt.store": store_step,
-    "tt.make_tensor_descriptor": make_descriptor,
-    "tt.descriptor_load": descriptor_load,
-    "tt.descriptor_gather": descriptor_load,
-    "tt.descriptor_store": descriptor_store,
-    "tt.descriptor_scatter": descriptor_store,
-    "tt.descriptor_reduce": descriptor_store,
-    "ub.poison": poison,
-    "llvm.intr.assume": assume,
-    "tt.assert": assertion,
-    "cf.assert": assertion,
-}
+        return resized(operation)
+    return on_pointers(operation) if has_pointers(operation) else on_arrays(operation)

@@ -1,20 +1,23 @@
-"""Steps of operations without control flow: numbers, addresses, shapes and memory accesses.
+"""Functions of operations without control flow: numbers, addresses, shapes and memory accesses.
 
-Called by `dispatch`; `evaluate` makes descriptors of arguments of a launch. Integers of blocks keep
-a sum of lines (`Symbolic`) where an operand is one; any other operand goes through `array_step`.
+Each is made once for an operation and works on the values of its operands (`Compute`); `dispatch`
+chooses it and makes a step of it. `evaluate` makes descriptors of arguments of a launch. Integers
+of blocks keep a sum of lines (`Symbolic`) where an operand is one; any other operand goes through
+`on_arrays`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from forge.evalpool.judge.program.dialect import refused_assembly
 from forge.evalpool.judge.ttir import symbolic
 from forge.evalpool.judge.ttir.memory.access import UPDATES, load, store, swap, update
-from forge.evalpool.judge.ttir.memory.storages import Access
+from forge.evalpool.judge.ttir.memory.storages import Access, Group
 from forge.evalpool.judge.ttir.plan.planner import Environment, Step, block_of
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
@@ -22,9 +25,30 @@ from forge.evalpool.judge.ttir.tree import Operation, Pointer, Scalar, Type, ele
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed, scalar_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from forge.evalpool.judge.ttir.memory.storages import Group
+
+Compute: TypeAlias = Callable[..., Any]
+"""`function(group, *values of the operands)`: the value of the result, or of each of several."""
+
+
+def step_by(function: Compute, operation: Operation) -> Step:
+    """The step of an operation that a function computes."""
+    operands, results = operation.operands, operation.results
+    if len(results) == 1:
+        (result,) = results
+
+        def step(env: Environment, group: Group) -> None:
+            env[result] = function(group, *[env[value] for value in operands])
+
+        return step
+
+    def steps(env: Environment, group: Group) -> None:
+        found = function(group, *[env[value] for value in operands])
+        for number, value in zip(results, found or (), strict=True):
+            env[number] = value
+
+    return steps
 
 
 # --- numbers and addresses
@@ -51,33 +75,24 @@ def array_of(value: Value, kind: Type) -> Array:
     return value.array(dtype_of(element) if isinstance(element, Scalar) else symbolic.INT64)
 
 
-def array_step(operation: Operation) -> Step:
-    """The step of an operation of `semantics`."""
+def on_arrays(operation: Operation) -> Compute:
+    """The function of `semantics`."""
     function = OPERATIONS.get(operation.name)
     if function is None:
         raise Unsupported(f"line {operation.line}: {operation.name} needs a card")
-    kinds, operands, results = operation.types, operation.operands, operation.results
-    attributes = operation.attributes
+    kinds, attributes = operation.types, operation.attributes
     if operation.name == "tt.elementwise_inline_asm" and (
         refused := refused_assembly(str(attributes["asm_string"]), str(attributes["constraints"]))
     ):
         raise Unsupported(f"line {operation.line}: {refused}")
-    pairs = tuple(zip(operands, kinds.operands, strict=True))
-    if len(results) == 1:
-        result = results[0]
+    is_single = len(operation.results) == 1
 
-        def step(env: Environment, group: Group) -> None:
-            given = [array_of(env[value], kind) for value, kind in pairs]
-            env[result] = function(given, kinds, attributes)[0]
+    def compute(_group: Group, *values: Value) -> Any:
+        arrays = [array_of(*pair) for pair in zip(values, kinds.operands, strict=True)]
+        found = function(arrays, kinds, attributes)
+        return found[0] if is_single else found
 
-        return step
-
-    def steps(env: Environment, group: Group) -> None:
-        found = function([array_of(env[value], kind) for value, kind in pairs], kinds, attributes)
-        for result, value in zip(results, found, strict=True):
-            env[result] = value
-
-    return steps
+    return compute
 
 
 SUMS: dict[str, Callable[[Any, Any, int], Symbolic | None]] = {
@@ -92,26 +107,22 @@ SUMS: dict[str, Callable[[Any, Any, int], Symbolic | None]] = {
 WIDTHS = frozenset({"arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"})
 
 
-def _quick(operation: Operation, function: Callable[[Any, Any], Value | None], slow: Step) -> Step:
-    """A step of two operands by a function, or by another step where that answers None."""
-    a, b = operation.operands
-    (result,) = operation.results
+def _quick(operation: Operation, function: Callable[..., Value | None]) -> Compute:
+    """By a function of the operands, or on arrays where that answers None."""
+    slow = on_arrays(operation)
 
-    def step(env: Environment, group: Group) -> None:
-        found = function(env[a], env[b])
-        if found is None:
-            slow(env, group)
-        else:
-            env[result] = found
+    def compute(group: Group, *values: Value) -> Any:
+        found = function(*values)
+        return slow(group, *values) if found is None else found
 
-    return step
+    return compute
 
 
 def _has_sum(left: Value, right: Value) -> bool:
     return isinstance(left, Symbolic) or isinstance(right, Symbolic)
 
 
-def sum_step(operation: Operation) -> Step:
+def on_sums(operation: Operation) -> Compute:
     """Sums where an operand is one."""
     function = SUMS[operation.name]
     bits = scalar_of(operation.types.results[0]).bits
@@ -119,151 +130,113 @@ def sum_step(operation: Operation) -> Step:
     def summed(left: Value, right: Value) -> Symbolic | None:
         return function(left, right, bits) if _has_sum(left, right) else None
 
-    return _quick(operation, summed, array_step(operation))
+    return _quick(operation, summed)
 
 
-def compare_step(operation: Operation) -> Step:
+def compared(operation: Operation) -> Compute:
     """A comparison of integers or addresses where an operand is a sum."""
-    slow = pointer_step(operation) if has_pointers(operation) else array_step(operation)
     predicate = operation.attributes["predicate"]
 
-    def compared(left: Value, right: Value) -> Array | None:
+    def compare(left: Value, right: Value) -> Array | None:
         return symbolic.compare(left, right, predicate) if _has_sum(left, right) else None
 
-    return _quick(operation, compared, slow)
+    return _quick(operation, compare)
 
 
-def logic_step(operation: Operation) -> Step:
+def joined(operation: Operation) -> Compute:
     """The and, or the or, of masks that may be ranges of lines."""
     function = symbolic.both if operation.name == "arith.andi" else symbolic.either
 
-    def joined(left: Array, right: Array) -> Array | None:
+    def join(left: Array, right: Array) -> Array | None:
         found = function(left, right)
         return found if found is not None and found.ndim == left.ndim else None
 
-    return _quick(operation, joined, array_step(operation))
+    return _quick(operation, join)
 
 
-def width_step(operation: Operation) -> Step:
+def resized(operation: Operation) -> Compute:
     """A change of width that leaves a sum as it is where it fits."""
-    slow = array_step(operation)
-    (a,) = operation.operands
-    (result,) = operation.results
     bits = scalar_of(operation.types.results[0]).bits
     is_signed = operation.name != "arith.extui"
 
-    def step(env: Environment, group: Group) -> None:
-        value = env[a]
+    def resize(value: Value) -> Symbolic | None:
         if isinstance(value, Symbolic) and value.fits(bits) and (is_signed or value.low >= 0):
-            env[result] = value
-        else:
-            slow(env, group)
+            return value
+        return None
 
-    return step
+    return _quick(operation, resize)
 
 
-def _pointee_bytes(kind: Type) -> int:
-    element = element_of(kind)
+def _added(operation: Operation) -> Compute:
+    """`tt.addptr`: an address plus a number of elements."""
+    element = element_of(operation.types.operands[0])
     assert isinstance(element, Pointer)
     pointee = element_of(element.pointee)
-    return pointee.num_bytes if isinstance(pointee, Scalar) else 8
+    size = pointee.num_bytes if isinstance(pointee, Scalar) else 8
+
+    def add(_group: Group, address: Symbolic, count: Value) -> Symbolic:
+        return address.plus(symbolic.sum_of(count).times(size))
+
+    return add
 
 
-def addptr(operation: Operation) -> Step:
-    """`tt.addptr`: an address plus a number of elements."""
-    a, b = operation.operands
-    (result,) = operation.results
-    size = _pointee_bytes(operation.types.operands[0])
-
-    def step(env: Environment, group: Group) -> None:
-        env[result] = env[a].plus(symbolic.sum_of(env[b]).times(size))
-
-    return step
-
-
-def pointer_step(operation: Operation) -> Step:
+def on_pointers(operation: Operation) -> Compute:
     """Operations on addresses that do not depend on the type of the target."""
-    name, operands, (result,) = operation.name, operation.operands, operation.results
+    name = operation.name
+    if name == "tt.ptr_to_int" and not shape_of(operation.types.results[0]):
+        return _from_value(lambda address: array_of(address, INDEX))
     if name in ("tt.bitcast", "tt.ptr_to_int"):
-        is_number = name == "tt.ptr_to_int" and not shape_of(operation.types.results[0])
-        return _alias(operands[0], result, is_number=is_number)
+        return _from_value(lambda address: address)
     if name == "arith.select":
-        return _select(operation)
-    if name == "arith.cmpi":
-        function = OPERATIONS[name]
-
-        def compare(env: Environment, group: Group) -> None:
-            arrays = [array_of(env[value], Scalar("i64")) for value in operands]
-            env[result] = function(arrays, operation.types, operation.attributes)[0]
-
-        return compare
+        return _selected
     raise Unsupported(f"line {operation.line}: {name} of pointers")
 
 
-def _alias(source: int, result: int, *, is_number: bool) -> Step:
-    def step(env: Environment, group: Group) -> None:
-        env[result] = env[source].array(symbolic.INT64) if is_number else env[source]
-
-    return step
+INDEX = Scalar("i64")
 
 
-def _select(operation: Operation) -> Step:
-    condition, a, b = operation.operands
-    (result,) = operation.results
+def _from_value(function: Callable[[Value], Value]) -> Compute:
+    def compute(_group: Group, value: Value) -> Value:
+        return function(value)
 
-    def step(env: Environment, group: Group) -> None:
-        mask: Array = env[condition]
-        if mask.size == 1:
-            env[result] = env[a] if mask.flat[0] else env[b]
-            return
-        left: Array = env[a].array(symbolic.INT64)
-        right: Array = env[b].array(symbolic.INT64)
-        mask = mask.reshape(mask.shape + (1,) * (left.ndim - mask.ndim))
-        chosen: Array = np.where(mask, left, right)
-        env[result] = Symbolic.of(chosen)
-
-    return step
+    return compute
 
 
-def poison(operation: Operation) -> Step:
+def _constant(value: Value) -> Compute:
+    def compute(_group: Group) -> Value:
+        return value
+
+    return compute
+
+
+def _selected(_group: Group, mask: Array, a: Symbolic, b: Symbolic) -> Symbolic:
+    if mask.size == 1:
+        return a if mask.flat[0] else b
+    left, right = a.array(symbolic.INT64), b.array(symbolic.INT64)
+    mask = mask.reshape(mask.shape + (1,) * (left.ndim - mask.ndim))
+    return Symbolic.of(np.where(mask, left, right))
+
+
+def _poison(operation: Operation) -> Compute:
     """`ub.poison`: zeros."""
-    (result,) = operation.results
     kind = operation.types.results[0]
-    element = element_of(kind)
-    rank = len(shape_of(kind))
-
-    def step(env: Environment, group: Group) -> None:
-        if isinstance(element, Scalar):
-            env[result] = np.zeros((1,) * (rank + 1), dtype_of(element))
-        else:
-            env[result] = Symbolic.constant(0, rank)
-
-    return step
+    element, rank = element_of(kind), len(shape_of(kind))
+    if isinstance(element, Scalar):
+        return _constant(fixed(np.zeros((1,) * (rank + 1), dtype_of(element))))
+    return _constant(Symbolic.constant(0, rank))
 
 
-def assume(operation: Operation) -> Step:
-    """`tl.assume`: what a card's compiler takes for true must be true, or the kernel means nothing
-    there."""
-    (condition,) = operation.operands
-    line = operation.line
+def _claimed(operation: Operation) -> Compute:
+    """`tl.assume`, where a card's compiler takes the condition for true, so that the kernel means
+    nothing if it is not; and `tl.device_assert`, which is in a text only where a kernel asks for it
+    (`debug=True`)."""
+    name = "tl.assume" if operation.name == "llvm.intr.assume" else "tl.device_assert"
 
-    def step(env: Environment, group: Group) -> None:
-        if not np.all(env[condition]):
-            raise Unsupported(f"line {line}: tl.assume of something that is false")
+    def check(_group: Group, condition: Array) -> None:
+        if not np.all(condition):
+            raise Unsupported(f"line {operation.line}: {name} of something that is false")
 
-    return step
-
-
-def assertion(operation: Operation) -> Step:
-    """`tl.device_assert`, which is in a text only where a kernel asks for it (`debug=True`)."""
-    condition = operation.operands[0]
-    line = operation.line
-
-    def step(env: Environment, group: Group) -> None:
-        if not np.all(env[condition]):
-            raise Unsupported(f"line {line}: tl.device_assert of something that is false")
-
-    return step
+    return check
 
 
 # --- shapes
@@ -272,165 +245,125 @@ def assertion(operation: Operation) -> Step:
 AXES = {"x": 0, "y": 1, "z": 2, 0: 0, 1: 1, 2: 2}
 
 
-def make_range(operation: Operation) -> Step:
+def _range(operation: Operation) -> Compute:
     """`tt.make_range`: a line of numbers."""
     start, end = operation.attributes["start"], operation.attributes["end"]
-    (result,) = operation.results
     line = fixed(np.arange(start, end, dtype=np.int64)[None])
-    values = Symbolic((line,), start, end - 1)
-
-    def step(env: Environment, group: Group) -> None:
-        env[result] = values
-
-    return step
+    return _constant(Symbolic((line,), start, end - 1))
 
 
-def program_id(operation: Operation) -> Step:
-    """`tt.get_program_id`"""
+def _program_id(operation: Operation) -> Compute:
     axis = AXES[operation.attributes["axis"]]
-    (result,) = operation.results
 
-    def step(env: Environment, group: Group) -> None:
-        env[result] = group.program_ids(axis)
+    def program_id(group: Group) -> Array:
+        return group.program_ids(axis)
 
-    return step
+    return program_id
 
 
-def num_programs(operation: Operation) -> Step:
-    """`tt.get_num_programs`"""
+def _num_programs(operation: Operation) -> Compute:
     axis = AXES[operation.attributes["axis"]]
-    (result,) = operation.results
 
-    def step(env: Environment, group: Group) -> None:
-        env[result] = np.array([group.launch.grid[axis]], np.int32)
+    def num_programs(group: Group) -> Array:
+        return np.array([group.launch.grid[axis]], np.int32)
 
-    return step
+    return num_programs
 
 
-def splat(operation: Operation) -> Step:
+def _splat(operation: Operation) -> Compute:
     """`tt.splat`: a scalar as a block."""
-    (a,), (result,) = operation.operands, operation.results
     kind = operation.types.results[0]
-    rank = len(shape_of(kind))
-    is_sum = is_block_integer(kind)
+    rank, is_sum = len(shape_of(kind)), is_block_integer(kind)
 
-    def step(env: Environment, group: Group) -> None:
-        value = symbolic.splat(env[a], rank)
-        env[result] = Symbolic.of(value) if is_sum and not isinstance(value, Symbolic) else value
+    def splat(scalar: Value) -> Value:
+        value = symbolic.splat(scalar, rank)
+        return Symbolic.of(value) if is_sum and not isinstance(value, Symbolic) else value
 
-    return step
+    return _from_value(splat)
 
 
-def unsplat(operation: Operation) -> Step:
+def _unsplat(operation: Operation) -> Compute:
     """`tt.unsplat`: a block of one element as a scalar."""
-    (a,), (result,) = operation.operands, operation.results
     kind = operation.types.operands[0]
 
-    def step(env: Environment, group: Group) -> None:
-        value = env[a]
-        if isinstance(element_of(kind), Pointer):
-            env[result] = symbolic.mapped(value, lambda array: array.reshape(-1))
-        else:
-            env[result] = array_of(value, kind).reshape(-1)
+    is_address = isinstance(element_of(kind), Pointer)
 
-    return step
+    def unsplat(value: Value) -> Value:
+        return symbolic.mapped(value if is_address else array_of(value, kind), np.ravel)
+
+    return _from_value(unsplat)
 
 
-def broadcast(operation: Operation) -> Step:
-    """`tt.broadcast`: axes of one element stand for any number of them."""
-    (a,), (result,) = operation.operands, operation.results
-
-    def step(env: Environment, group: Group) -> None:
-        env[result] = env[a]
-
-    return step
+def _expanded(operation: Operation) -> Compute:
+    axis = operation.attributes["axis"]
+    return _from_value(lambda value: symbolic.expand_dims(value, axis))
 
 
-def rearranged(operation: Operation) -> Step:
-    """expand_dims, reshape, trans"""
-    (a,), (result,) = operation.operands, operation.results
-    attributes = operation.attributes
+def _transposed(operation: Operation) -> Compute:
+    order = operation.attributes["order"]
+    return _from_value(lambda value: symbolic.transpose(value, order))
+
+
+def _reshaped(operation: Operation) -> Compute:
     before = shape_of(operation.types.operands[0])
     after = shape_of(operation.types.results[0])
-
-    def expand(env: Environment, group: Group) -> None:
-        env[result] = symbolic.expand_dims(env[a], attributes["axis"])
-
-    def transpose(env: Environment, group: Group) -> None:
-        env[result] = symbolic.transpose(env[a], attributes["order"])
-
-    def reshape(env: Environment, group: Group) -> None:
-        env[result] = symbolic.reshape(env[a], before, after)
-
-    steps = {"tt.expand_dims": expand, "tt.trans": transpose, "tt.reshape": reshape}
-    return steps[operation.name]
+    return _from_value(lambda value: symbolic.reshape(value, before, after))
 
 
 # --- memory
 
 
-def _memory_element(kind: Type, operation: Operation) -> Scalar:
+def _memory_element(operation: Operation) -> Scalar:
+    """Type of the elements behind an operation's pointers."""
+    kind = operation.types.operands[0]
     element = element_of(kind)
     if isinstance(element, Pointer) and isinstance(element.pointee, Scalar):
         return element.pointee
     raise Unsupported(f"line {operation.line}: {operation.name} of {kind}")
 
 
-def _through(operation: Operation, mask: int) -> Callable[[Environment, Group], Access]:
-    """Makes the access through an operation's pointers; the operand at `mask` is its mask."""
-    pointer, chosen = operation.operands[0], operation.operands[mask : mask + 1]
-    element = _memory_element(operation.types.operands[0], operation)
+def _load(operation: Operation) -> Compute:
+    element, kind = _memory_element(operation), operation.types.results[0]
 
-    def access(env: Environment, group: Group) -> Access:
-        return Access(group, env[pointer], env[chosen[0]] if chosen else None, operation, element)
+    def compute(
+        group: Group, address: Symbolic, mask: Array | None = None, other: Value | None = None
+    ) -> Array:
+        rest = None if other is None else array_of(other, kind)
+        return load(Access(group, address, mask, operation, element), rest)
 
-    return access
-
-
-def load_step(operation: Operation) -> Step:
-    """`tt.load`"""
-    access, other = _through(operation, mask=1), operation.operands[2:]
-    (result,) = operation.results
-    kind = operation.types.results[0]
-
-    def step(env: Environment, group: Group) -> None:
-        rest = array_of(env[other[0]], kind) if other else None
-        env[result] = load(access(env, group), rest)
-
-    return step
+    return compute
 
 
-def store_step(operation: Operation) -> Step:
-    """`tt.store`"""
-    access, value = _through(operation, mask=2), operation.operands[1]
-    kind = operation.types.operands[1]
+def _store(operation: Operation) -> Compute:
+    element, kind = _memory_element(operation), operation.types.operands[1]
 
-    def step(env: Environment, group: Group) -> None:
-        store(access(env, group), array_of(env[value], kind))
+    def compute(group: Group, address: Symbolic, value: Value, mask: Array | None = None) -> None:
+        store(Access(group, address, mask, operation, element), array_of(value, kind))
 
-    return step
+    return compute
 
 
-def atomic_step(operation: Operation, used: frozenset[int]) -> Step:
-    """The step of tt.atomic_rmw or tt.atomic_cas; `used` are the values that something reads."""
-    if operation.name == "tt.atomic_rmw":
-        return _update_step(operation, is_used=not used.isdisjoint(operation.results))
+def atomic(operation: Operation, used: frozenset[int]) -> Compute:
+    """tt.atomic_rmw or tt.atomic_cas; `used` are the values that something reads."""
+    element, kind = _memory_element(operation), operation.types.operands[1]
     if operation.name == "tt.atomic_cas":
-        return _swap_step(operation)
-    raise Unsupported(f"line {operation.line}: {operation.name}")
 
+        def exchange(
+            group: Group, address: Symbolic, before: Value, after: Value, mask: Array | None = None
+        ) -> Array:
+            access = Access(group, address, mask, operation, element)
+            return swap(access, array_of(before, kind), array_of(after, kind))
 
-def _update_step(operation: Operation, *, is_used: bool) -> Step:
-    access, operand = _through(operation, mask=2), operation.operands[1]
-    results = operation.results
-    element = _memory_element(operation.types.operands[0], operation)
-    name = _update_name(operation, element)
+        return exchange
+    if operation.name != "tt.atomic_rmw":
+        raise Unsupported(f"line {operation.line}: {operation.name}")
+    name, is_used = _update_name(operation, element), not used.isdisjoint(operation.results)
 
-    def step(env: Environment, group: Group) -> None:
-        values = array_of(env[operand], element)
-        env[results[0]] = update(access(env, group), values, name, is_used=is_used)
+    def compute(group: Group, address: Symbolic, value: Value, mask: Array | None = None) -> Array:
+        access = Access(group, address, mask, operation, element)
+        return update(access, array_of(value, element), name, is_used=is_used)
 
-    return step
+    return compute
 
 
 def _update_name(operation: Operation, element: Scalar) -> str:
@@ -439,18 +372,6 @@ def _update_name(operation: Operation, element: Scalar) -> str:
     if name not in UPDATES:
         raise Unsupported(f"line {operation.line}: atomic {name}")
     return name
-
-
-def _swap_step(operation: Operation) -> Step:
-    access, (_, expected, desired) = _through(operation, mask=3), operation.operands
-    (result,) = operation.results
-    kind = operation.types.operands[1]
-
-    def step(env: Environment, group: Group) -> None:
-        before, after = array_of(env[expected], kind), array_of(env[desired], kind)
-        env[result] = swap(access(env, group), before, after)
-
-    return step
 
 
 ALIGNMENT = 16
@@ -474,52 +395,38 @@ class TensorDescriptor:
     """Value of what lies outside the shape."""
 
 
-def make_descriptor(operation: Operation) -> Step:
+def _described(operation: Operation) -> Compute:
     """`tt.make_tensor_descriptor`"""
-    base, *rest = operation.operands
-    (result,) = operation.results
-    rank = len(rest) // 2
+    rank = (len(operation.operands) - 1) // 2
     is_nan = "nan" in str(operation.attributes.get("padding", "")).lower()
-    size = _element_bytes(operation.types.results[0])
+    size = scalar_of(block_of(operation.types.results[0])).num_bytes
 
-    def step(env: Environment, group: Group) -> None:
-        numbers = [env[value].astype(np.int64) for value in rest]
-        starts = [env[base].array(symbolic.INT64), *_steps(numbers, rank, size)]
-        if any(np.any(one % ALIGNMENT) for one in starts):
+    def describe(_group: Group, base: Symbolic, *given: Array) -> TensorDescriptor:
+        numbers = [one.astype(np.int64) for one in given]
+        shape, strides = tuple(numbers[:rank]), tuple(numbers[rank:])
+        # Bytes from one element to the next along each axis but the last, as far as it has several.
+        steps = [
+            np.where(length > 1, stride * size, 0)
+            for length, stride in zip(shape[:-1], strides[:-1], strict=True)
+        ]
+        if any(np.any(one % ALIGNMENT) for one in (base.array(symbolic.INT64), *steps)):
             raise Unsupported(f"line {operation.line}: {UNALIGNED_WORDS}")
-        env[result] = TensorDescriptor(
-            base=env[base],
-            shape=tuple(numbers[:rank]),
-            strides=tuple(numbers[rank:]),
-            padding=float("nan") if is_nan else 0.0,
-        )
+        padding = float("nan") if is_nan else 0.0
+        return TensorDescriptor(base=base, shape=shape, strides=strides, padding=padding)
 
-    return step
+    return describe
 
 
-def _element_bytes(kind: Type) -> int:
-    return scalar_of(block_of(kind)).num_bytes
-
-
-def _steps(numbers: list[Array], rank: int, size: int) -> list[Array]:
-    """Bytes from one element to the next along each axis but the last, as far as it has several."""
-    pairs = zip(numbers[: rank - 1], numbers[rank : 2 * rank - 1], strict=True)
-    return [np.where(length > 1, stride * size, 0) for length, stride in pairs]
-
-
-def _window(
-    operation: Operation, starts: Sequence[int], kind: Type
-) -> Callable[[Environment, Group], Access]:
-    """Makes the access to a block through a descriptor, the first operand, at some indices."""
-    target, element, shape = operation.operands[0], scalar_of(kind), _block_shape(operation, kind)
+def _window(operation: Operation, kind: Type) -> Callable[..., Access]:
+    """Makes the access to a block through a descriptor at some indices."""
+    element, shape = scalar_of(kind), _block_shape(operation, kind)
     rank = len(shape)
 
-    def window(env: Environment, group: Group) -> Access:
-        descriptor: TensorDescriptor = env[target]
+    def window(group: Group, descriptor: TensorDescriptor, starts: Sequence[Any]) -> Access:
         addresses = descriptor.base.mapped(lambda term: term.reshape(-1, *(1,) * rank))
         mask: Array | None = None
         for axis, start in enumerate(starts):
-            index = _along(env[start], axis, shape)
+            index = _along(start, axis, shape)
             limit = descriptor.shape[axis].reshape(-1, *(1,) * rank)
             for found in (
                 symbolic.compare(index, Symbolic.constant(0, rank), "sge"),
@@ -557,40 +464,38 @@ def _along(start: Any, axis: int, shape: tuple[int, ...]) -> Symbolic:
     return first.plus(Symbolic((line,), 0, shape[axis] - 1))
 
 
-def descriptor_load(operation: Operation) -> Step:
+def _load_described(operation: Operation) -> Compute:
     """`tt.descriptor_load` and `tt.descriptor_gather`"""
-    source, *starts = operation.operands
-    (result,) = operation.results
     kind = operation.types.results[0]
     block, dtype = _block_shape(operation, kind), dtype_of(scalar_of(kind))
-    window = _window(operation, starts, kind)
+    window = _window(operation, kind)
 
-    def step(env: Environment, group: Group) -> None:
-        other = np.full((1,) * (len(block) + 1), env[source].padding, dtype)
-        env[result] = symbolic.reshape(load(window(env, group), other), block, shape_of(kind))
+    def compute(group: Group, descriptor: TensorDescriptor, *starts: Value) -> Value:
+        other = np.full((1,) * (len(block) + 1), descriptor.padding, dtype)
+        found = load(window(group, descriptor, starts), other)
+        return symbolic.reshape(found, block, shape_of(kind))
 
-    return step
+    return compute
 
 
-def descriptor_store(operation: Operation) -> Step:
+def _store_described(operation: Operation) -> Compute:
     """`tt.descriptor_store`, `tt.descriptor_scatter`, and the atomic update of a block,
     `tt.descriptor_reduce`."""
-    _, *starts, value = operation.operands
     kind = operation.types.operands[-1]
-    block = _block_shape(operation, kind)
-    window = _window(operation, starts, kind)
+    block, window = _block_shape(operation, kind), _window(operation, kind)
     is_update = operation.name == "tt.descriptor_reduce"
     name = _update_name(operation, scalar_of(kind)) if is_update else ""
 
-    def step(env: Environment, group: Group) -> None:
-        values = symbolic.reshape(array_of(env[value], kind), shape_of(kind), block)
+    def compute(group: Group, descriptor: TensorDescriptor, *given: Value) -> None:
+        *starts, value = given
+        values = symbolic.reshape(array_of(value, kind), shape_of(kind), block)
         assert not isinstance(values, Symbolic)
         if is_update:
-            update(window(env, group), values, name, is_used=False)
+            update(window(group, descriptor, starts), values, name, is_used=False)
         else:
-            store(window(env, group), values)
+            store(window(group, descriptor, starts), values)
 
-    return step
+    return compute
 
 
 def _block_shape(operation: Operation, kind: Type) -> tuple[int, ...]:
@@ -598,3 +503,30 @@ def _block_shape(operation: Operation, kind: Type) -> tuple[int, ...]:
     if operation.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
         return shape_of(kind)
     return block_of(operation.types.operands[0]).shape
+
+
+FUNCTIONS: dict[str, Callable[[Operation], Compute]] = {
+    "tt.make_range": _range,
+    "tt.get_program_id": _program_id,
+    "tt.get_num_programs": _num_programs,
+    "tt.splat": _splat,
+    "tt.unsplat": _unsplat,
+    "tt.broadcast": lambda _: _from_value(lambda block: block),  # 1 stands for any size
+    "tt.expand_dims": _expanded,
+    "tt.trans": _transposed,
+    "tt.reshape": _reshaped,
+    "tt.addptr": _added,
+    "tt.load": _load,
+    "tt.store": _store,
+    "tt.make_tensor_descriptor": _described,
+    "tt.descriptor_load": _load_described,
+    "tt.descriptor_gather": _load_described,
+    "tt.descriptor_store": _store_described,
+    "tt.descriptor_scatter": _store_described,
+    "tt.descriptor_reduce": _store_described,
+    "ub.poison": _poison,
+    "llvm.intr.assume": _claimed,
+    "tt.assert": _claimed,
+    "cf.assert": _claimed,
+}
+"""Operations that have a function of their own, whatever their types."""
