@@ -438,10 +438,6 @@ def _norm(*values: Array) -> Array:
     return np.sqrt(sum(value.astype(np.float64) ** 2 for value in values)).astype(values[0].dtype)
 
 
-def _scale(value: Array, power: Array) -> Array:
-    return np.ldexp(value, power)
-
-
 def _reciprocal(function: Function) -> Function:
     def call(*values: Array) -> Array:
         return 1 / function(*(value.astype(np.float64) for value in values))
@@ -482,41 +478,6 @@ def _ten_to(value: Array) -> Array:
     return np.power(10.0, value.astype(np.float64))
 
 
-NUMPY = (
-    "sqrt cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh ceil floor trunc "
-    "rint copysign fmod nextafter"
-)
-"""Functions that numpy has by the same name."""
-INVERSE = "asin acos atan atan2 asinh acosh atanh"
-
-ELEMENTARY: Mapping[str, Function] = {
-    **{name: getattr(np, name) for name in NUMPY.split()},
-    **{name: getattr(np, f"arc{name[1:]}") for name in INVERSE.split()},
-    **{"erf": erf, "erfc": erfc, "erfinv": erfinv, "normcdf": normcdf, "normcdfinv": normcdfinv},
-    "rsqrt": rsqrt,
-    "fabs": np.abs,
-    "nearbyint": np.rint,
-    "round": round_half_away,
-    "pow": np.power,
-    "div": np.divide,
-    "remainder": _remainder,
-    "fdim": _positive_difference,
-    **dict.fromkeys(("hypot", "norm3d", "norm4d"), _norm),
-    **dict.fromkeys(("rhypot", "rnorm3d", "rnorm4d"), _reciprocal(_norm)),
-    "rcbrt": _reciprocal(np.cbrt),
-    "powi": _to_power,
-    "pown": _to_power,
-    "sinpi": _of_pi(np.sin),
-    "cospi": _of_pi(np.cos),
-    "saturate": _saturate,
-    "exp10": _ten_to,
-    "ldexp": _scale,
-    "scalbn": _scale,
-    "fma": fma,
-}
-"""Functions of libdevice by their name in double precision."""
-
-
 def _of_unsigned(function: Function) -> Function:
     def call(*arrays: Array) -> Array:
         result = function(*(unsigned(array) for array in arrays))
@@ -541,56 +502,60 @@ def _whole(rounded: Function, bits: int, *, is_unsigned: bool = False) -> Functi
     return call
 
 
-WHOLE_FUNCTIONS: Mapping[str, Function] = {
-    "abs": np.abs,
-    "llabs": np.abs,
-    "clz": _of_unsigned(count_leading_zeros),
-    "clzll": _of_unsigned(count_leading_zeros),
-    "popc": _of_unsigned(count_ones),
-    "popcll": _of_unsigned(count_ones),
-    "mulhi": multiply_high_signed,
-    "mul64hi": multiply_high_signed,
-    "umulhi": _of_unsigned(multiply_high),
-    "umul64hi": _of_unsigned(multiply_high),
+NUMPY = (
+    "sqrt cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh ceil floor trunc "
+    "rint copysign fmod nextafter ldexp signbit isinf isnan isfinite"
+)
+"""Functions that numpy has by the same name."""
+INVERSE = "asin acos atan atan2 asinh acosh atanh"
+_NEAREST: Mapping[str, Function] = {
+    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},
+    **{"sqrt": np.sqrt, "rcp": np.reciprocal, "rsqrt": _reciprocal(np.sqrt)},
 }
 
-BITS: Mapping[str, Function] = {
-    "float_as_int": _viewed(np.int32),
-    "float_as_uint": _viewed(np.int32),
-    "int_as_float": _viewed(np.float32),
-    "uint_as_float": _viewed(np.float32),
-    "double_as_longlong": _viewed(np.int64),
-    "longlong_as_double": _viewed(np.float64),
-    "signbit": np.signbit,
-    "isinf": np.isinf,
-    "isnan": np.isnan,
-    "isfinite": np.isfinite,
+LIBRARY: Mapping[str, Function] = {
+    **{name: getattr(np, name) for name in NUMPY.split()},
+    **{name: getattr(np, f"arc{name[1:]}") for name in INVERSE.split()},
+    **{f"{kind}{name}_rn": one for name, one in _NEAREST.items() for kind in "fd"},
+    **{"erf": erf, "erfc": erfc, "erfinv": erfinv, "normcdf": normcdf, "normcdfinv": normcdfinv},
+    **dict.fromkeys(("fma", "fma_rn", "fmaf_rn"), fma),
+    "rsqrt": rsqrt,
+    "fabs": np.abs,
+    "nearbyint": np.rint,
+    "round": round_half_away,
+    "pow": np.power,
+    **dict.fromkeys(("div", "fdivide"), np.divide),
+    "rcp": np.reciprocal,
+    "remainder": _remainder,
+    "fdim": _positive_difference,
+    **dict.fromkeys(("hypot", "norm3d", "norm4d"), _norm),
+    **dict.fromkeys(("rhypot", "rnorm3d", "rnorm4d"), _reciprocal(_norm)),
+    "rcbrt": _reciprocal(np.cbrt),
+    **dict.fromkeys(("powi", "pown"), _to_power),
+    "sinpi": _of_pi(np.sin),
+    "cospi": _of_pi(np.cos),
+    "saturate": _saturate,
+    "exp10": _ten_to,
+    "scalbn": np.ldexp,
     "finite": np.isfinite,
     "llrint": _whole(np.rint, 64),
     "llround": _whole(round_half_away, 64),
+    **dict.fromkeys(("abs", "llabs"), np.abs),
+    **dict.fromkeys(("clz", "clzll"), _of_unsigned(count_leading_zeros)),
+    **dict.fromkeys(("popc", "popcll"), _of_unsigned(count_ones)),
+    **dict.fromkeys(("mulhi", "mul64hi"), multiply_high_signed),
+    **dict.fromkeys(("umulhi", "umul64hi"), _of_unsigned(multiply_high)),
+    **dict.fromkeys(("float_as_int", "float_as_uint"), _viewed(np.int32)),
+    **dict.fromkeys(("int_as_float", "uint_as_float"), _viewed(np.float32)),
+    "double_as_longlong": _viewed(np.int64),
+    "longlong_as_double": _viewed(np.float64),
 }
-
-_NEAREST = re.compile(r"[fd]?(?P<operation>add|sub|mul|div|sqrt|fma|rcp|rsqrt)f?_rn")
+"""Functions of libdevice by their name in double precision, without `__nv_` and `fast_`."""
 _CONVERSION = re.compile(
     r"(?P<source>float|double|u?int|u?ll)2(?P<target>float|double|u?int|u?ll)"
     r"(?:_(?P<rounding>r[nzud]))?"
 )
-NEAREST: Mapping[str, Function] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "sqrt": np.sqrt,
-    "fma": fma,
-    "rcp": np.reciprocal,
-    "rsqrt": _reciprocal(np.sqrt),
-}
-_WHOLE: Mapping[str, Function] = {
-    "rn": np.rint,
-    "rz": np.trunc,
-    "ru": np.ceil,
-    "rd": np.floor,
-}
+_WHOLE: Mapping[str, Function] = {"rn": np.rint, "rz": np.trunc, "ru": np.ceil, "rd": np.floor}
 
 
 def lookup(symbol: str) -> Function | None:
@@ -603,14 +568,8 @@ def lookup(symbol: str) -> Function | None:
         return None
     if found := _CONVERSION.fullmatch(name):
         return _conversion(found["source"], found["target"], found["rounding"] or "rn")
-    if found := _NEAREST.fullmatch(name):
-        return NEAREST[found["operation"]]
-    name = "div" if name == "fast_fdividef" else name.removeprefix("fast_")
-    for table in (WHOLE_FUNCTIONS, ELEMENTARY, BITS):
-        for spelled in (name, name[:-1]):
-            if spelled in table and (spelled == name or name[-1] in "fd"):
-                return table[spelled]
-    return None
+    name = name.removeprefix("fast_")
+    return LIBRARY.get(name) or (LIBRARY.get(name[:-1]) if name[-1] in "fd" else None)
 
 
 def _conversion(source: str, target: str, rounding: str) -> Function | None:
@@ -645,26 +604,14 @@ def extern_elementwise(operands: Operands, kinds: Signature, attributes: Attribu
     return [result.astype(wanted, copy=False)]
 
 
-INSTRUCTIONS: Mapping[str, Function] = {
-    "cos": np.cos,
-    "ex2": np.exp2,
-    "lg2": np.log2,
-    "rcp": np.reciprocal,
-    "rsqrt": _reciprocal(np.sqrt),
-    "sin": np.sin,
-    "sqrt": np.sqrt,
-    "tanh": np.tanh,
-}
-"""Functions of PTX by the name of their approximate instruction."""
-
-
 def inline_asm(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
     """The result of a template of the closed list. Raises Unsupported for other types."""
     names = [scalar_of(kind).name for kind in (*kinds.operands, *kinds.results)]
     if names != ["f32", "f32"]:
         raise Unsupported(f"assembly on {' '.join(names)}")
     name = str(attributes["asm_string"]).split(".")[0].strip()
-    return [INSTRUCTIONS[name](operands[0].astype(np.float64)).astype(np.float32)]
+    function = LIBRARY[{"ex2": "exp2", "lg2": "log2"}.get(name, name)]
+    return [function(operands[0].astype(np.float64)).astype(np.float32)]
 
 
 EXTERNS: Mapping[str, Operation] = {
