@@ -278,7 +278,7 @@ def trace(
             key = placed.node.kernel, shown, host, *passed
             if key not in seen:
                 found = _looked_up(passed, (lookups or {}).get(placed.node.kernel, ()), shown, host)
-                seen[key] = _or(chosen for chosen, _, is_place in found if not is_place)
+                seen[key] = union_of(chosen for chosen, _, is_place in found if not is_place)
                 looked_up += (
                     LookedUp(placed, _decoded(table), _decoded(index), is_place)
                     for table, index, is_place in {
@@ -286,7 +286,7 @@ def trace(
                         for chosen, index, is_place in found
                     }
                 )
-            tables.update(held[place] for place in _places(seen[key]))
+            tables.update(held[place] for place in places_in(seen[key]))
         made = _through(program, placed, source)
         for storage in step.writes:
             before = 0 if storage in step.replaces else contents[storage]
@@ -359,16 +359,18 @@ def _looked_up(
 
 def _joined(passed: Sequence[int], chosen: int) -> int:
     """Contents of the arguments whose bits are set."""
-    return _or(passed[place] for place in _places(chosen))
+    return union_of(passed[place] for place in places_in(chosen))
 
 
-def _places(bits: int) -> Iterator[int]:
+def places_in(bits: int) -> Iterator[int]:
+    """Positions of the bits that are set."""
     while bits:
         yield (bits & -bits).bit_length() - 1
         bits &= bits - 1
 
 
-def _or(masks: Iterable[int]) -> int:
+def union_of(masks: Iterable[int]) -> int:
+    """The bits that any of them has."""
     found = 0
     for one in masks:
         found |= one

@@ -3,19 +3,21 @@
 `verify` holds a module to the closed list. `uses_of` says what a kernel does with its pointers.
 
 `lookups_of` finds choices from the memory behind an argument by other memory: of a place, or its
-use. It finds too much rather than too little. Each value has two sets of arguments: those whose
-memory it was computed from, and those whose memory decided which value it is, by a comparison, a
-mask, a branch or the bounds of a loop. The judge refuses a table of answers that values of an input
-choose from: at an index, by a mask, or in a branch.
+use. It finds too much rather than too little.
+
+Both read a function until nothing new is found. Each value has three sets of arguments: those whose
+address it may hold, those whose memory it was computed from, and those whose memory decided which
+value it is, by a comparison, a mask, a branch or the bounds of a loop. The judge refuses a table of
+answers that values of an input choose from: at an index, by a mask, or in a branch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from forge.evalpool.judge.program.dataflow import Lookup
+from forge.evalpool.judge.program.dataflow import Lookup, places_in, union_of
 from forge.evalpool.judge.program.dialect import OPERATIONS
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.tree import (
@@ -26,11 +28,12 @@ from forge.evalpool.judge.ttir.tree import (
     Operation,
     Pointer,
     Region,
+    Type,
     element_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+    from collections.abc import Iterator, Sequence
 
 
 READS = frozenset(
@@ -122,16 +125,13 @@ class _Summary:
             raise InvalidModule(f"function {name} calls itself")
         self.known[name] = None
         function = self.module.functions[name]
-        uses = tuple(
-            Use() if isinstance(element_of(kind), Pointer) or isinstance(kind, Descriptor) else None
-            for kind in function.arguments
-        )
+        uses = tuple(Use() if is_memory(kind) else None for kind in function.arguments)
         accessed: dict[int, Use] = {}
         for operation in operations_of(function):
             self._note(operation, accessed)
-        sources = addresses_of(function)
+        reading = _read(function) if accessed else _Reading(function)
         for value, use in accessed.items():
-            for place in sources.get(value, ()):
+            for place in places_in(reading.held((value,)).address):
                 _add(uses[place], use)
         self.known[name] = uses
         return uses
@@ -164,90 +164,6 @@ def _add(use: Use | None, other: Use | None) -> None:
         use.writers |= other.writers
 
 
-MAX_REACHED = 1_000_000
-"""Values of a function that hold an address, times the arguments that it may come from: a second of
-the judge's time."""
-NO_FLOW = READS | ATOMICS | WRITES
-"""Operations whose results do not hold the address that they access."""
-
-
-def addresses_of(function: Function) -> Mapping[int, frozenset[int]]:
-    """Arguments that each value may hold the address of: what each argument's flows reach."""
-    found: dict[int, frozenset[int]] = {}
-    num_left = MAX_REACHED
-    flows: dict[int, list[int]] = {}
-    for source, target in flows_of(function):
-        flows.setdefault(source, []).append(target)
-    for place, value in enumerate(function.body.blocks[0].arguments):
-        kind = function.arguments[place]
-        if not isinstance(element_of(kind), Pointer) and not isinstance(kind, Descriptor):
-            continue
-        own = frozenset({place})
-        all_reached = reached({value}, flows, most=num_left)
-        num_left -= len(all_reached)
-        for one in all_reached:
-            found[one] = found.get(one, frozenset()) | own
-    return found
-
-
-def reached(values: Set[int], flows: Mapping[int, list[int]], *, most: int) -> set[int]:
-    """Values and those that they flow into. Raises InvalidModule beyond `most`."""
-    found, waiting = set(values), list(values)
-    while waiting:
-        for target in flows.get(waiting.pop(), ()):
-            if target not in found:
-                found.add(target)
-                waiting.append(target)
-        if len(found) > most:
-            raise InvalidModule("too many operations compute addresses")
-    return found
-
-
-def flows_of(function: Function) -> Iterator[tuple[int, int]]:
-    """Pairs of values: an address in the first one may be in the second one."""
-    for operation in operations_of(function):
-        yield from _flows_of(operation)
-        for region in operation.regions:
-            yield from _flows_between(region.blocks)
-    for block in function.body.blocks:
-        if not block.operations:
-            raise InvalidModule(f"line {function.line}: a block of {function.name} is empty")
-    yield from _flows_between(function.body.blocks)
-
-
-def _flows_between(blocks: Sequence[BasicBlock]) -> Iterator[tuple[int, int]]:
-    """Values that jumps hand over to other blocks of the same region."""
-    for block in blocks:
-        for jump in block.operations[-1].jumps if block.operations else ():
-            yield from zip(jump.arguments, blocks[jump.block].arguments, strict=False)
-
-
-def _flows_of(operation: Operation) -> Iterator[tuple[int, int]]:
-    if operation.name not in NO_FLOW:
-        for result in operation.results:
-            for operand in operation.operands:
-                yield operand, result
-    carried = operation.operands[3:] if operation.name == "scf.for" else operation.operands
-    for region in operation.regions:
-        for block in region.blocks:
-            first = 1 if operation.name == "scf.for" else 0
-            yield from zip(carried, block.arguments[first:], strict=False)
-            yield from _flows_back(operation, block)
-
-
-def _flows_back(operation: Operation, block: BasicBlock) -> Iterator[tuple[int, int]]:
-    """Values that a region yields go to the results and into the next iteration."""
-    if not block.operations:
-        return
-    end = block.operations[-1]
-    values = end.operands[1:] if end.name == "scf.condition" else end.operands
-    yield from zip(values, operation.results, strict=False)
-    for region in operation.regions:
-        for target in region.blocks:
-            first = 1 if operation.name == "scf.for" else 0
-            yield from zip(values, target.arguments[first:], strict=False)
-
-
 # --- lookups
 
 
@@ -268,46 +184,72 @@ def lookups_of(module: Module, name: str) -> Lookups:
     A function that is called, rather than inlined, may do with its arguments whatever there is.
     """
     function = module.functions[name]
-    kinds = function.arguments
-    is_memory = [isinstance(element_of(k), Pointer) or isinstance(k, Descriptor) for k in kinds]
-    if sum(is_memory) < 2:
+    if sum(map(is_memory, function.arguments)) < 2:
         return frozenset()
-    reading = _Reading(function, {at: _mask(of) for at, of in addresses_of(function).items()})
-    for _ in range(MAX_PASSES):
-        reading.has_changed = False
-        reading.blocks(function.body.blocks, (), 0)
-        if not reading.has_changed:
-            break
-    else:
-        raise InvalidModule("values go around loops too often")
+    reading = _read(function)
     reading.is_settled = True
     reading.blocks(function.body.blocks, (), 0)
     reading.compare_branches()
     return frozenset(reading.found)
 
 
-def _mask(places: frozenset[int]) -> int:
-    return sum(1 << place for place in places)
+def is_memory(kind: Type) -> bool:
+    """True for pointers, blocks of them, and descriptors."""
+    return isinstance(element_of(kind), Pointer) or isinstance(kind, Descriptor)
+
+
+def _read(function: Function) -> _Reading:
+    """A reading of a function to which nothing more can be found. Raises InvalidModule."""
+    reading = _Reading(function)
+    for _ in range(MAX_PASSES):
+        reading.has_changed = False
+        reading.blocks(function.body.blocks, (), 0)
+        if not reading.has_changed:
+            return reading
+    raise InvalidModule("values go around loops too often")
+
+
+class Held(NamedTuple):
+    """Arguments that a value depends on, as the bits of integers."""
+
+    address: int = 0
+    """Those whose address it may hold."""
+    data: int = 0
+    """Those whose memory it was computed from."""
+    deciding: int = 0
+    """Those whose memory decided which value it is."""
+
+    @property
+    def memory(self) -> int:
+        """Those whose memory it depends on in any way."""
+        return self.data | self.deciding
+
+
+NOTHING = Held()
 
 
 @dataclass(slots=True)
 class _Reading:
-    """Sets of arguments, as the bits of integers, for each value. Sets only grow until settled."""
+    """What each value depends on. Sets only grow until settled."""
 
     function: Function
-    addresses: Mapping[int, int]
-    """Arguments that a value may hold the address of."""
     has_changed: bool = False
     is_settled: bool = False
     found: set[Lookup] = field(default_factory=set[Lookup])
-    _data: dict[int, int] = field(default_factory=dict[int, int])
-    _deciding: dict[int, int] = field(default_factory=dict[int, int])
+    _held: dict[int, Held] = field(default_factory=dict[int, Held])
     _under: dict[int, int] = field(default_factory=dict[int, int])
     """Arguments that decide whether a block is reached, by its id."""
     _branches: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Data that a branch stores or hands on, and what decides that it is taken."""
     _comparisons: dict[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
     """Operands of the comparison that made a value."""
+
+    def __post_init__(self) -> None:
+        if not all(block.operations for block in self.function.body.blocks):
+            raise InvalidModule(f"line {self.function.line}: a block is empty")
+        for place, value in enumerate(self.function.body.blocks[0].arguments):
+            if is_memory(self.function.arguments[place]):
+                self._held[value] = Held(address=1 << place)
 
     def compare_branches(self) -> None:
         """Notes what only one branch uses, where another one that the same memory decides about
@@ -325,7 +267,7 @@ class _Reading:
             inner = under | self._under.get(id(block), 0)
             made.append(self._block(block, inner))
             for end in block.operations[-1:]:
-                decides = inner | self._all(end.operands[:1] if len(end.jumps) > 1 else ())
+                decides = inner | self.held(end.operands[:1] if len(end.jumps) > 1 else ()).memory
                 for jump in end.jumps:
                     target = blocks[jump.block]
                     if decides & ~self._under.get(id(target), 0):
@@ -336,7 +278,7 @@ class _Reading:
                     self._hand_over(_handed(end), results, inner & ~under)
         if self.is_settled and len(blocks) > 1:
             self._jumps(blocks, made)
-        return _or(made)
+        return union_of(made)
 
     def _jumps(self, blocks: Sequence[BasicBlock], made: Sequence[int]) -> None:
         """Notes the two sides of each jump that has a condition."""
@@ -345,7 +287,8 @@ class _Reading:
             if len(end.jumps) == 2:
                 sides = [_reached(jump.block, ends) for jump in end.jumps]
                 for own in (sides[0] - sides[1], sides[1] - sides[0]):
-                    self._branch(_or(made[block] for block in own), self._all(end.operands[:1]))
+                    deciding = self.held(end.operands[:1]).memory
+                    self._branch(union_of(made[block] for block in own), deciding)
 
     def _branch(self, made: int, deciding: int) -> None:
         if self.is_settled and made and deciding:
@@ -359,11 +302,13 @@ class _Reading:
                 made |= self._store(one, under)
             if name in READS or name in ATOMICS:
                 self._load(one)
-            elif name == "tt.call":
+                continue
+            self._join(one.results, Held(address=self.held(one.operands).address))
+            if name == "tt.call":
                 self._call(one)
             elif name in ("arith.cmpi", "arith.cmpf"):
                 self._comparisons[one.results[0]] = frozenset(one.operands)
-                self._join(one.results, 0, self._all(one.operands))
+                self._join(one.results, Held(deciding=self.held(one.operands).memory))
             elif name == "arith.select":
                 self._select(one)
             elif name == "scf.if":
@@ -372,70 +317,72 @@ class _Reading:
                 made |= self._regions(one, under)
             else:
                 if name == "tt.gather":
-                    tables = self._data.get(one.operands[0], 0)
-                    self._note(tables, self._all(one.operands[1:]), is_place=True)
-                self._computed(one.operands, one.results)
-            if self.is_settled:
-                for result in one.results:
-                    self._note(self._data.get(result, 0), self._deciding.get(result, 0))
+                    tables = self.held(one.operands[:1]).data
+                    self._note(tables, self.held(one.operands[1:]).memory, is_place=True)
+                self._join(one.results, self.held(one.operands))
+        if self.is_settled:
+            for held in (self.held((value,)) for one in block.operations for value in one.results):
+                self._note(held.data, held.deciding)
         return made
 
     def _load(self, one: Operation) -> None:
+        """Notes places that memory chooses. The result does not hold the address."""
         at, *others = one.operands
         mask = MASKED.get(one.name, len(one.operands))
-        deciding = self._all(one.operands[mask : mask + 1])
-        tables = self.addresses.get(at, 0)
+        deciding = self.held(one.operands[mask : mask + 1]).memory
+        tables = self.held((at,)).address
         places = one.operands if one.name.startswith("tt.descriptor") else (at,)
         self._note(tables, deciding)
-        self._note(tables, self._all(places), is_place=True)
-        data = tables | self._data.get(at, 0)
-        data |= self._union(self._data, (*others[: mask - 1], *others[mask:]))
-        self._join(one.results, data, deciding | self._union(self._deciding, one.operands))
+        self._note(tables, self.held(places).memory, is_place=True)
+        data = tables | self.held((at, *others[: mask - 1], *others[mask:])).data
+        deciding |= self.held(one.operands).deciding
+        self._join(one.results, Held(data=data, deciding=deciding))
 
     def _store(self, one: Operation, under: int) -> int:
         """Notes what is stored, and what is left of the memory where it is not."""
         at, *others = one.operands
         mask = MASKED.get(one.name, len(one.operands))
-        deciding = under | self._all(one.operands[mask : mask + 1])
-        data = self._union(self._data, (*others[: mask - 1], *others[mask:]))
-        targets = self.addresses.get(at, 0)
+        deciding = under | self.held(one.operands[mask : mask + 1]).memory
+        data = self.held((*others[: mask - 1], *others[mask:])).data
+        targets = self.held((at,)).address
         self._note(targets, deciding)
-        self._note(data, deciding | self._union(self._deciding, others), targets=targets)
+        self._note(data, deciding | self.held(others).deciding, targets=targets)
         return data
 
     def _call(self, one: Operation) -> None:
-        memory = self._union(self.addresses, one.operands)
-        everything = memory | self._all(one.operands)
-        self._note(memory, everything, is_place=True)
-        self._join(one.results, everything, everything)
+        held = self.held(one.operands)
+        everything = held.address | held.memory
+        self._note(held.address, everything, is_place=True)
+        self._join(one.results, Held(data=everything, deciding=everything))
 
     def _select(self, one: Operation) -> None:
         """Notes a choice; the smaller or larger of two values is none: it is made from both."""
         condition, *values = one.operands
-        deciding = self._all((condition,))
+        deciding = self.held((condition,)).memory
         if self._comparisons.get(condition) != frozenset(values):
             for value in values:
-                self._note(self._data.get(value, 0), deciding)
+                self._note(self.held((value,)).data, deciding)
             one_value, other_value = values
             self._either(one_value, other_value, deciding)
-        deciding |= self._union(self._deciding, values)
-        self._join(one.results, self._union(self._data, values), deciding)
+        self._join(one.results, self.held(values))
+        self._join(one.results, Held(deciding=deciding))
 
     def _if(self, one: Operation, under: int) -> int:
-        deciding = self._all(one.operands[:1])
+        deciding = self.held(one.operands[:1]).memory
         made: list[int] = []
         for region in one.regions:
             stored = self.blocks(region.blocks, (), under | deciding)
             handed = _handed(region.blocks[-1].operations[-1])
             made.append(stored | self._choose(handed, one.results, deciding))
             self._branch(made[-1], deciding)
-        return _or(made)
+        return union_of(made)
 
     def _regions(self, one: Operation, under: int) -> int:
         """Loops, and operations that call their region for elements, such as reductions."""
         given, first, deciding = one.operands, 0, 0
+        is_loop = one.name.startswith("scf.")
         if one.name == "scf.for":
-            deciding = self._all(one.operands[:3])
+            deciding = self.held(one.operands[:3]).memory
             given, first = one.operands[3:], 1
         ends = [
             block.operations[-1]
@@ -445,31 +392,32 @@ class _Reading:
         ]
         for end in ends:
             if end.name == "scf.condition":
-                deciding |= self._all(end.operands[:1])
+                deciding |= self.held(end.operands[:1]).memory
         carried = [given, *(_handed(end) for end in ends if not end.jumps)]
         made = 0
         for region in one.regions:
             arguments = region.blocks[0].arguments
-            if one.name.startswith("scf."):
-                self._join(arguments[:first], self._union(self._data, one.operands[:3]), deciding)
+            if is_loop:
+                index = Held(data=self.held(one.operands[:3]).data, deciding=deciding)
+                self._join(arguments[:first], index)
                 for values in carried:
                     self._hand_over(values, arguments[first:], deciding)
             else:
-                self._computed(given, arguments)
+                self._join(arguments, self.held(given))
             made |= self.blocks(region.blocks, one.results, under | deciding)
-        if one.name.startswith("scf."):
+        if is_loop:
             for values in carried:
                 self._hand_over(values, one.results, deciding)
             for value, other in zip(given, carried[-1], strict=False):
                 self._either(value, other, deciding)
         else:
-            self._computed(given, one.results)
+            self._join(one.results, self.held(given))
         return made
 
     def _either(self, one: int, other: int, deciding: int) -> None:
         """Notes what only one of two values is computed from, where the other one has something
         else: a loop that adds to its first value has all of that."""
-        data, others = self._data.get(one, 0), self._data.get(other, 0)
+        data, others = self.held((one,)).data, self.held((other,)).data
         if data & ~others and others & ~data:
             self._note(data & ~others, deciding)
             self._note(others & ~data, deciding)
@@ -477,52 +425,45 @@ class _Reading:
     def _choose(self, values: Sequence[int], targets: Sequence[int], deciding: int) -> int:
         """Hands values over where something decides to. Returns their data."""
         for value in values[: len(targets)]:
-            decides = self._deciding.get(value, 0) | deciding
-            self._note(self._data.get(value, 0), decides)
+            held = self.held((value,))
+            self._note(held.data, held.deciding | deciding)
         self._hand_over(values, targets, deciding)
-        return self._union(self._data, values[: len(targets)])
+        return self.held(values[: len(targets)]).data
 
     def _hand_over(self, values: Sequence[int], targets: Sequence[int], deciding: int) -> None:
         for value, target in zip(values, targets, strict=False):
-            decides = self._deciding.get(value, 0) | deciding
-            self._join((target,), self._data.get(value, 0), decides)
+            self._join((target,), self.held((value,)))
+            self._join((target,), Held(deciding=deciding))
 
-    def _computed(self, values: Sequence[int], results: Sequence[int]) -> None:
-        self._join(results, self._union(self._data, values), self._union(self._deciding, values))
-
-    def _join(self, values: Sequence[int], data: int, deciding: int) -> None:
+    def _join(self, values: Sequence[int], new: Held) -> None:
         for value in values:
-            for known, new in ((self._data, data), (self._deciding, deciding)):
-                old = known.get(value, 0)
-                if new & ~old:
-                    known[value] = old | new
-                    self.has_changed = True
+            old = self._held.get(value, NOTHING)
+            if new[0] & ~old[0] or new[1] & ~old[1] or new[2] & ~old[2]:
+                self._held[value] = Held(old[0] | new[0], old[1] | new[1], old[2] | new[2])
+                self.has_changed = True
+
+    def held(self, values: Sequence[int]) -> Held:
+        """What any of the values depends on."""
+        address = data = deciding = 0
+        for value in values:
+            one = self._held.get(value, NOTHING)
+            address |= one.address
+            data |= one.data
+            deciding |= one.deciding
+        return Held(address, data, deciding)
 
     def _note(self, tables: int, index: int, *, targets: int = 0, is_place: bool = False) -> None:
         if not self.is_settled or not tables or not (index or targets):
             return
         if is_place:
-            for place in range(tables.bit_length()):
-                table = tables & (1 << place)
-                if table and index & ~table:
+            for place in places_in(tables):
+                table = 1 << place
+                if index & ~table:
                     self.found.add(Lookup(table, index & ~table, 0, is_place=True))
         else:
             self.found.add(Lookup(tables, index, targets, is_place=False))
         if len(self.found) > MAX_LOOKUPS:
             raise InvalidModule("too many arguments choose places in others")
-
-    def _all(self, values: Sequence[int]) -> int:
-        return self._union(self._data, values) | self._union(self._deciding, values)
-
-    def _union(self, known: Mapping[int, int], values: Sequence[int]) -> int:
-        return _or(known.get(value, 0) for value in values)
-
-
-def _or(masks: Iterable[int]) -> int:
-    found = 0
-    for one in masks:
-        found |= one
-    return found
 
 
 def _handed(end: Operation) -> Sequence[int]:
