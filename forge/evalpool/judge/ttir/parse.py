@@ -48,21 +48,12 @@ MAX_BLOCKS = 10_000
 """Basic blocks of a module; Triton makes a handful."""
 MAX_OPERANDS = 1024
 PACK = re.compile(r"%([\w$.\-]+)(?::(\d+))?")
-WORDS: dict[str, tuple[str, ...]] = {
-    "arith.cmpi": ("predicate",),
-    "arith.cmpf": ("predicate",),
-    "tt.get_program_id": ("axis",),
-    "tt.get_num_programs": ("axis",),
-    "tt.atomic_rmw": ("operation", "semantics", "scope"),
-    **dict.fromkeys(
-        ("tt.atomic_cas", "tt.atomic_load", "tt.atomic_store", "tt.atomic_poll"),
-        ("semantics", "scope"),
-    ),
-    "tt.descriptor_reduce": ("operation",),
+WORDS = {
+    **dict.fromkeys(("arith.cmpi", "arith.cmpf"), "predicate"),
+    **dict.fromkeys(("tt.get_program_id", "tt.get_num_programs"), "axis"),
+    **dict.fromkeys(("tt.atomic_rmw", "tt.descriptor_reduce"), "operation"),
 }
-"""Names of the attributes that the pretty form prints as bare words, in order."""
-STRINGS = {"tt.elementwise_inline_asm": "asm_string", "tt.print": "prefix", "tt.assert": "message"}
-"""Name of the attribute that is printed as a bare string."""
+"""Name of the attribute that the pretty form prints as its first bare word."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,8 +68,6 @@ class Draft:
     attributes: dict[str, Attribute] = field(default_factory=dict[str, "Attribute"])
     words: list[str] = field(default_factory=list[str])
     """Bare words of the head."""
-    groups: list[int] = field(default_factory=list[int])
-    """Number of operands in each pair of square brackets."""
     regions: list[Region] = field(default_factory=list[Region])
     targets: list[tuple[str, list[int]]] = field(default_factory=list[tuple[str, list[int]]])
     left: list[Type] = field(default_factory=list["Type"])
@@ -135,7 +124,7 @@ class Parser(Scanner):
         self.skip()
         if self.position != len(self.text):
             raise self.error("text behind the module")
-        return Module(functions=functions, num_operations=self.num_operations)
+        return Module(functions=functions)
 
     def _skip_aliases(self) -> None:
         """Moves over `#name = ...` lines: hints of loops, and locations."""
@@ -149,8 +138,7 @@ class Parser(Scanner):
         line = self.line
         self.expect("tt.func")
         self._count()
-        is_public = self.accept_word("public")
-        if not is_public:
+        if not self.accept_word("public"):
             self.accept_word("private")
         name = self.symbol()
         self._open_scope()
@@ -161,16 +149,15 @@ class Parser(Scanner):
             if self.peek("{"):
                 self.attributes()
         results = self._result_list() if self.accept("->") else []
-        attributes = self.attributes() if self.accept_word("attributes") else {}
+        if self.accept_word("attributes"):
+            self.attributes()
         if not self.peek("{"):
             raise self.error(f"function {name} has no body")
         body = self.region(arguments, is_open=True)
         return Function(
             name=name,
-            is_public=is_public,
             arguments=tuple(self.types[one] for one in arguments),
             results=tuple(results),
-            attributes=attributes,
             body=body,
             num_values=len(self.types),
             line=line,
@@ -347,13 +334,9 @@ class Parser(Scanner):
 
     def _pretty(self, draft: Draft) -> list[Type]:
         self._head(draft)
-        names = WORDS.get(draft.name, ())
-        draft.attributes.update(zip(names, draft.words, strict=False))
-        draft.attributes.update(dict.fromkeys(draft.words[len(names) :], True))
-        if draft.groups:
-            draft.attributes["groups"] = tuple(draft.groups)
-        if "" in draft.attributes:
-            draft.attributes[STRINGS.get(draft.name, "text")] = draft.attributes.pop("")
+        if draft.name in WORDS and draft.words:
+            draft.attributes[WORDS[draft.name]] = draft.words.pop(0)
+        draft.attributes.update(dict.fromkeys(draft.words, True))
         if self.accept(":"):
             self._printed_types(draft)
         return self._result_types(draft)
@@ -388,15 +371,13 @@ class Parser(Scanner):
                 self.position += 1
             elif mark == "[":
                 self.expect("[")
-                before = len(draft.operands)
                 draft.operands += (self._value() for _ in self.items("]"))
-                draft.groups.append(len(draft.operands) - before)
             elif mark == "(":
                 self._parenthesis(draft)
             elif mark == "{":
                 draft.attributes.update(self.attributes())
             elif mark == '"':
-                draft.attributes[""] = self.string()
+                draft.attributes["asm_string"] = self.string()  # or what is printed or asserted
             elif mark == "<":
                 self.position += 1
                 draft.attributes.update(self.attributes())
@@ -423,11 +404,8 @@ class Parser(Scanner):
             draft.attributes[word] = self.attribute()
         elif self.peek_in_line("<"):
             end = self.text.find(">", self.position)
-            name = {"overflow": "overflowFlags"}.get(word, word)
-            draft.attributes[name] = self.text[self.position + 1 : end]
+            draft.attributes[word] = self.text[self.position + 1 : end]
             self.position = end + 1
-        elif word == "scale":
-            draft.attributes.setdefault("scales", []).append(len(draft.operands))
         else:
             draft.words.append(word)
 
@@ -592,15 +570,6 @@ class Parser(Scanner):
                 self.type()
         return label, values
 
-    def statement(self, draft: Draft) -> list[Type]:
-        """An operation without results whose operands may be printed in any way."""
-        self._head(draft)
-        draft.regions = []
-        draft.attributes.update(dict.fromkeys(draft.words, True))
-        if self.accept(":"):
-            self._printed_types(draft)
-        return []
-
 
 def _flat(literal: list[Any]) -> list[str]:
     found: list[str] = []
@@ -612,11 +581,6 @@ def _flat(literal: list[Any]) -> list[str]:
     return found
 
 
-STATEMENTS = (
-    *("tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"),
-    *("scf.yield", "scf.condition", "tt.print", "tt.assert", "cf.assert"),
-    *("ttg.barrier", "gpu.barrier", "llvm.intr.assume"),
-)
 CUSTOM: dict[str, Callable[[Parser, Draft], list[Type]]] = {
     "arith.constant": Parser.constant,
     "scf.for": Parser.loop,
@@ -624,7 +588,6 @@ CUSTOM: dict[str, Callable[[Parser, Draft], list[Type]]] = {
     "scf.while": Parser.while_loop,
     "cf.br": Parser.jump,
     "cf.cond_br": Parser.jump,
-    **dict.fromkeys(STATEMENTS, Parser.statement),
 }
 
 
@@ -655,7 +618,9 @@ _PRINTED_LAST = (
 )
 _WITHOUT = (
     *("tt.store", "tt.descriptor_store", "tt.descriptor_reduce", "tt.descriptor_scatter"),
-    "tt.atomic_store",
+    *("tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"),
+    *("scf.yield", "scf.condition", "tt.print", "tt.assert", "cf.assert", "tt.atomic_store"),
+    *("ttg.barrier", "gpu.barrier", "llvm.intr.assume"),
 )
 RESULTS: dict[str, Callable[[Parser, Draft], list[Type]]] = {
     "arith.cmpi": _compared,

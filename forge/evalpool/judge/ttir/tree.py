@@ -173,10 +173,8 @@ class Function:
     """A function of the module; its entry block's arguments are its parameters."""
 
     name: str
-    is_public: bool
     arguments: tuple[Type, ...]
     results: tuple[Type, ...]
-    attributes: Mapping[str, Attribute]
     body: Region
     num_values: int
     line: int
@@ -187,11 +185,3 @@ class Module:
     """A parsed module."""
 
     functions: Mapping[str, Function]
-    num_operations: int
-
-    def entry(self, name: str) -> Function:
-        """The public function of this name; KeyError where there is none."""
-        function = self.functions[name]
-        if not function.is_public:
-            raise KeyError(name)
-        return function
