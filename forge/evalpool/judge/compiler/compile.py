@@ -100,8 +100,6 @@ class Compiler:
         self._failures: dict[str, Failure] = {}
         self._shared: dict[str, int] = {}
         """Bytes of shared memory of kernels whose tiles are large, by key."""
-        self.num_compiled = 0
-        """Children that were asked."""
 
     def close(self) -> None:
         """Waits for children that compile, and ends the threads."""
@@ -230,7 +228,6 @@ class Compiler:
         """Result that `read` makes of a child's answer. A zygote that dies meanwhile is infra."""
         try:
             child = self._spawner.spawn(role=ROLE)
-            self.num_compiled += 1
             return self._ask(child, job, read)
         except (ZygoteGone, proof.WeakSandbox) as error:
             return Failure(kind=FailureKind.INFRA, message=str(error))

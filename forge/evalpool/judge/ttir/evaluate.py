@@ -295,6 +295,4 @@ def _scalar(kind: Scalar, value: float) -> Array:
         return round_to(array, "bf16") if kind.name == "bf16" else array
     if kind.name == "i1":
         return np.array([bool(value)])
-    bits = 8 * dtype.itemsize
-    wrapped = int(value) & ((1 << bits) - 1)
-    return np.array([wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped], dtype)
+    return np.array([int(value) & ((1 << 64) - 1)], np.uint64).astype(dtype)

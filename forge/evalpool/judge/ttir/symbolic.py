@@ -13,7 +13,7 @@ arrays. Also here: rearranging blocks of either form, taking some instances, mer
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -140,7 +140,6 @@ def _covers(wide: Sequence[int], narrow: Sequence[int]) -> bool:
 
 MAX_TERM = 4096
 """Elements of an array that may become a term of a sum."""
-TRUE, FALSE = np.True_, np.False_
 
 
 def as_sum(value: Value) -> Symbolic | None:
@@ -272,22 +271,6 @@ def mapped(value: Value, function: Callable[[Array], Array]) -> Value:
     return value.mapped(function) if isinstance(value, Symbolic) else function(value)
 
 
-def splat(value: Value, rank: int) -> Value:
-    """A scalar of each instance as a block with `rank` axes."""
-    return mapped(value, lambda array: array.reshape(-1, *(1,) * rank))
-
-
-def expand_dims(value: Value, axis: int) -> Value:
-    """Inserts an axis of size 1 into a block."""
-    return mapped(value, lambda array: np.expand_dims(array, axis + 1))
-
-
-def transpose(value: Value, order: Sequence[int]) -> Value:
-    """Permutes the axes of a block."""
-    axes = (0, *(axis + 1 for axis in order))
-    return mapped(value, lambda array: array.transpose(axes))
-
-
 def reshape(value: Value, before: Sequence[int], after: Sequence[int]) -> Value:
     """The elements of a block in the same order in another shape."""
 
@@ -302,11 +285,15 @@ def lanes_of(mask: NDArray[np.bool_]) -> Lanes:
     return slice(first, last + 1) if last - first + 1 == len(found) else found
 
 
-def take(value: Value | None, lanes: Lanes) -> Value | None:
+Taken = TypeVar("Taken", bound="Value | None")
+
+
+def take(value: Taken, lanes: Lanes) -> Taken:
     """The value of some instances of a group."""
     if value is None:
-        return None
-    return mapped(value, lambda array: array if array.shape[0] == 1 else array[lanes])
+        return value
+    found = mapped(value, lambda array: array if array.shape[0] == 1 else array[lanes])
+    return cast("Taken", found)
 
 
 def merge(pieces: Sequence[tuple[Lanes, Value]], size: int) -> Value:

@@ -27,6 +27,7 @@ from forge.evalpool.judge.ttir.memory.storages import (
     first_lane,
     windows_of,
 )
+from forge.evalpool.judge.ttir.symbolic import take
 from forge.evalpool.judge.ttir.tree import shape_of
 from forge.evalpool.judge.ttir.values import Array, decode, encode, memory_dtype, round_to
 
@@ -90,9 +91,7 @@ def store(access: Access, values: Array) -> None:
     launch, dtype = access.launch, memory_dtype(access.element)
     raw = encode(values, access.element)
     for part in resolve(access, is_write=True):
-        chosen = raw
-        if part.instances is not None and raw.shape[0] > 1:
-            chosen = raw[part.instances]
+        chosen = raw if part.instances is None else take(raw, part.instances)
         flat = launch.memory.elements(part.number, dtype)
         check = conflicts.note_write(access, part, flat, chosen) if launch.is_racing else None
         if part.number in launch.relayed and access.operation.name == "tt.store":
@@ -186,13 +185,8 @@ def resolve(access: Access, *, is_write: bool) -> Iterator[Part]:
         return
     good, bad = np.flatnonzero(inside), np.flatnonzero(~inside)
     windows = Windows(found.bases[good], found.strides, found.shape)
-    yield Part(good, number, storage, windows, _taken(mask, good))
-    chosen = addresses.mapped(lambda term: term[bad] if term.shape[0] > 1 else term)
-    yield from _lanes(access, chosen, _taken(mask, bad), allowed, bad)
-
-
-def _taken(mask: Array | None, instances: NDArray[np.intp]) -> Array | None:
-    return mask if mask is None or mask.shape[0] == 1 else mask[instances]
+    yield Part(good, number, storage, windows, take(mask, good))
+    yield from _lanes(access, take(addresses, bad), take(mask, bad), allowed, bad)
 
 
 def _lanes(

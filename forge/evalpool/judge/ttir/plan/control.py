@@ -273,15 +273,11 @@ def for_step(operation: Operation, planner: Planner) -> ControlStep:
                 values = [rest.env[value] for value in yielded]
             done = count
             values = rest.stay(trips > count, values)
-            start, stride, trips = (_of(one, rest.staying) for one in (start, stride, trips))
+            start, stride, trips = (take_any(one, rest.staying) for one in (start, stride, trips))
         assign(env, operation.results, rest.results())
         return []
 
     return run
-
-
-def _of(array: Array, lanes: Lanes) -> Array:
-    return array if array.shape[0] == 1 else array[lanes]
 
 
 def _wide(value: Array, unsigned: bool) -> Array:

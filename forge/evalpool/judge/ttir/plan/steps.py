@@ -276,7 +276,7 @@ def _splat(operation: Operation) -> Compute:
     rank, is_sum = len(shape_of(kind)), is_block_integer(kind)
 
     def splat(scalar: Value) -> Value:
-        value = symbolic.splat(scalar, rank)
+        value = symbolic.mapped(scalar, lambda array: array.reshape(-1, *(1,) * rank))
         return Symbolic.of(value) if is_sum and not isinstance(value, Symbolic) else value
 
     return _from_value(splat)
@@ -295,13 +295,13 @@ def _unsplat(operation: Operation) -> Compute:
 
 
 def _expanded(operation: Operation) -> Compute:
-    axis = operation.attributes["axis"]
-    return _from_value(lambda value: symbolic.expand_dims(value, axis))
+    axis = operation.attributes["axis"] + 1
+    return _from_value(lambda value: symbolic.mapped(value, lambda one: np.expand_dims(one, axis)))
 
 
 def _transposed(operation: Operation) -> Compute:
-    order = operation.attributes["order"]
-    return _from_value(lambda value: symbolic.transpose(value, order))
+    axes = (0, *(axis + 1 for axis in operation.attributes["order"]))
+    return _from_value(lambda value: symbolic.mapped(value, lambda one: one.transpose(axes)))
 
 
 def _reshaped(operation: Operation) -> Compute:
