@@ -57,34 +57,34 @@ def test_masked_loads_give_the_other_value(n: int, stride: int) -> None:
     assert np.array_equal(y, np.where(np.arange(64) < n, x[places.clip(0, 127)], -1))
 
 
-def test_a_load_behind_the_end_names_the_first_element() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "moved", "arguments", "found"),
+    [
+        ((60, 64), None, (64, 1), ("tt.load", 0, 240, (3, 0, 0))),
+        ((60, 64), None, (16, -1), ("tt.load", 0, -4, (0, 0, 0))),
+        ((64, 63), None, (64, 1), ("tt.store", 1, 252, (3, 0, 0))),
+        ((64, 64, 64), (0, 2), (64, 1), ("tt.load", 2, 0, (0, 0, 0))),
+        ((64, 64), (1, 0), (64, 1), ("tt.store", 0, 0, (0, 0, 0))),
+    ],
+    ids=["load behind", "load before", "store behind", "load elsewhere", "store elsewhere"],
+)
+def test_an_access_outside_of_what_its_argument_names_is_found_at_its_first_element(
+    sizes: tuple[int, ...],
+    moved: tuple[int, int] | None,
+    arguments: tuple[int, int],
+    found: tuple[str, int, int, tuple[int, int, int]],
+) -> None:
+    """`moved`: an argument whose pointer is moved into another storage."""
+    memory = memory_of(*map(floats, sizes))
+    pointers = [Address(0), Address(1)]
+    if moved is not None:
+        one, other = moved
+        pointers[one] = Address(one, memory.address(other) - memory.address(one))
     with pytest.raises(Faulted) as caught:
-        run(COPY, 4, floats(60), floats(64), 64, 1)
+        run(COPY, 4, *pointers, *arguments, memory=memory)
     fault = caught.value.fault
-    assert (fault.kind, fault.operation) == (FaultKind.OUT_OF_BOUNDS, "tt.load")
-    assert (fault.storage, fault.offset, fault.instance) == (0, 240, (3, 0, 0))
-
-
-def test_a_load_before_the_start_is_out_of_bounds() -> None:
-    with pytest.raises(Faulted) as caught:
-        run(COPY, 1, floats(60), floats(64), 16, -1)
-    assert (caught.value.fault.storage, caught.value.fault.offset) == (0, -4)
-
-
-def test_a_pointer_reaches_no_storage_but_those_of_its_launch() -> None:
-    memory = memory_of(floats(64), floats(64), floats(64))
-    far = memory.address(2) - memory.address(0)
-    with pytest.raises(Faulted) as caught:
-        run(COPY, 4, Address(0, far), Address(1), 64, 1, memory=memory)
-    assert (caught.value.fault.kind, caught.value.fault.storage) == (FaultKind.OUT_OF_BOUNDS, 2)
-
-
-def test_a_store_reaches_no_storage_that_its_argument_does_not_name() -> None:
-    memory = memory_of(floats(64), floats(64))
-    back = memory.address(0) - memory.address(1)
-    with pytest.raises(Faulted) as caught:
-        run(COPY, 4, Address(0), Address(1, back), 64, 1, memory=memory)
-    assert (caught.value.fault.operation, caught.value.fault.storage) == ("tt.store", 0)
+    assert fault.kind is FaultKind.OUT_OF_BOUNDS
+    assert (fault.operation, fault.storage, fault.offset, fault.instance) == found
 
 
 def test_no_kernel_knows_the_distance_of_two_storages() -> None:
@@ -103,12 +103,6 @@ def test_every_order_runs_each_instance_once(order: Order, grid: int) -> None:
     x, y = floats(16 * grid), np.zeros(16 * grid, np.float32)
     run(COPY, grid, x, y, 16 * grid, 1, order=order)
     assert np.array_equal(x, y)
-
-
-def test_a_store_behind_the_end_is_found_in_the_right_storage() -> None:
-    with pytest.raises(Faulted) as caught:
-        run(COPY, 4, floats(64), floats(63), 64, 1)
-    assert (caught.value.fault.operation, caught.value.fault.offset) == ("tt.store", 252)
 
 
 def test_masked_lanes_may_point_anywhere() -> None:
@@ -373,23 +367,18 @@ def is_found(place: str, between: str = "", *, before: float = 0.0, num_warps: i
     return bool(report.suspicions)
 
 
-def test_a_load_of_what_a_far_lane_stored_is_found() -> None:
-    assert is_found("%far")
-
-
-@pytest.mark.parametrize("between", ["gpu.barrier", "ttg.barrier all", SUM])
-def test_a_barrier_orders_a_store_and_a_load(between: str) -> None:
-    assert not is_found("%far", between)
-
-
-@pytest.mark.parametrize("place", ["%i", "%near"])
-def test_a_thread_sees_its_own_stores(place: str) -> None:
-    assert not is_found(place)
-
-
-def test_a_store_that_changes_nothing_is_none() -> None:
-    assert not is_found("%far", before=2.0)
-
-
-def test_the_threads_of_one_warp_run_together() -> None:
-    assert not is_found("%far", num_warps=1)
+@pytest.mark.parametrize(
+    ("place", "options", "is_suspect"),
+    [
+        ("%far", {}, True),
+        *[("%far", {"between": one}, False) for one in ("gpu.barrier", "ttg.barrier all", SUM)],
+        ("%far", {"before": 2.0}, False),  # the store changes nothing
+        ("%far", {"num_warps": 1}, False),
+        ("%i", {}, False),  # a thread's own
+        ("%near", {}, False),
+    ],
+)
+def test_a_load_of_what_another_thread_stored_without_a_barrier_is_found(
+    place: str, options: dict[str, Any], is_suspect: bool
+) -> None:
+    assert is_found(place, **options) is is_suspect
