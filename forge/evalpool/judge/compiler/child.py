@@ -13,13 +13,12 @@ binary itself. Uses nothing of a GPU.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import re
-import socket
 import sys
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
@@ -27,6 +26,9 @@ from forge.evalpool.judge.compiler import backend
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind, warp_size_of
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
+
+if TYPE_CHECKING:
+    import socket
 
 IDLE_S = 600.0
 MAX_MESSAGE_CHARACTERS = 2000
@@ -63,15 +65,14 @@ def warm_up(target: str) -> None:
 
 def main(sock: socket.socket) -> None:
     """Serves one request of the judge."""
-    sock.settimeout(None)
-    data, fds, _, _ = socket.recv_fds(sock, frames.HEADER.size, 4)
-    if len(data) < frames.HEADER.size or not fds:
+    deadline = time.monotonic() + IDLE_S
+    try:
+        asked = frames.receive(sock, deadline=deadline, expected=(Kind.CALL,), takes_fds=True)
+    except frames.PeerGone:
         return
-    length = frames.HEADER.unpack(data)[2]
-    request = json.loads(_read(sock, length))
     sys.setrecursionlimit(10_000)
-    with mmap.mmap(fds[0], request["num_bytes"]) as memory:
-        kind, body = answer(request, memory)
+    with mmap.mmap(asked.fds[0], asked.body["num_bytes"]) as memory:
+        kind, body = answer(asked.body, memory)
     frames.send(sock, kind, body, timeout_s=IDLE_S)
 
 
@@ -142,16 +143,6 @@ class _Words:
         os.dup2(self._saved, 2)
         os.close(self._saved)
         self._file.close()
-
-
-def _read(sock: socket.socket, length: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < length:
-        part = sock.recv(length - len(parts))
-        if not part:
-            sys.exit(0)
-        parts += part
-    return bytes(parts)
 
 
 def fault(name: str) -> str:
