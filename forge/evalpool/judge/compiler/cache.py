@@ -135,6 +135,9 @@ def _is_own(folder: Path) -> bool:
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         logger.warning("no kernel cache at %s: others can write to it", folder)
         return False
+    if not os.access(folder, os.W_OK):
+        logger.warning("no kernel cache at %s: it cannot be written", folder)
+        return False
     return True
 
 

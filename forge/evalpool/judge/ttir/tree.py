@@ -9,7 +9,7 @@ Values are numbers, counted from 0 in each function. Imports nothing of this pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -185,3 +185,5 @@ class Module:
     """A parsed module."""
 
     functions: Mapping[str, Function]
+    readings: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
+    """Readings of its functions so far (`verify`)."""

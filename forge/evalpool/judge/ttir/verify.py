@@ -129,7 +129,7 @@ class _Summary:
         accessed: dict[int, Use] = {}
         for operation in operations_of(function):
             self._note(operation, accessed)
-        reading = _read(function) if accessed else _Reading(function)
+        reading = _read(self.module, name)
         for value, use in accessed.items():
             for place in places_in(reading.held((value,)).address):
                 _add(uses[place], use)
@@ -186,7 +186,7 @@ def lookups_of(module: Module, name: str) -> Lookups:
     function = module.functions[name]
     if sum(map(is_memory, function.arguments)) < 2:
         return frozenset()
-    reading = _read(function)
+    reading = _read(module, name)
     reading.is_settled = True
     reading.blocks(function.body.blocks, (), 0)
     reading.compare_branches()
@@ -198,13 +198,17 @@ def is_memory(kind: Type) -> bool:
     return isinstance(element_of(kind), Pointer) or isinstance(kind, Descriptor)
 
 
-def _read(function: Function) -> _Reading:
+def _read(module: Module, name: str) -> _Reading:
     """A reading of a function to which nothing more can be found. Raises InvalidModule."""
+    if name in module.readings:
+        return module.readings[name]
+    function = module.functions[name]
     reading = _Reading(function)
     for _ in range(MAX_PASSES):
         reading.has_changed = False
         reading.blocks(function.body.blocks, (), 0)
         if not reading.has_changed:
+            module.readings[name] = reading
             return reading
     raise InvalidModule("values go around loops too often")
 
@@ -213,15 +217,15 @@ class Held(NamedTuple):
     """Arguments that a value depends on, as the bits of integers."""
 
     address: int = 0
-    """Those whose address it may hold."""
+    """Arguments whose address it may hold."""
     data: int = 0
-    """Those whose memory it was computed from."""
+    """Arguments whose memory it was computed from."""
     deciding: int = 0
-    """Those whose memory decided which value it is."""
+    """Arguments whose memory decided which value it is."""
 
     @property
     def memory(self) -> int:
-        """Those whose memory it depends on in any way."""
+        """Arguments whose memory it depends on in any way."""
         return self.data | self.deciding
 
 
@@ -230,7 +234,7 @@ NOTHING = Held()
 
 @dataclass(slots=True)
 class _Reading:
-    """What each value depends on. Sets only grow until settled."""
+    """Dependences of each value. Sets only grow until settled."""
 
     function: Function
     has_changed: bool = False
@@ -443,7 +447,7 @@ class _Reading:
                 self.has_changed = True
 
     def held(self, values: Sequence[int]) -> Held:
-        """What any of the values depends on."""
+        """Dependences of several values together."""
         address = data = deciding = 0
         for value in values:
             one = self._held.get(value, NOTHING)

@@ -219,7 +219,7 @@ class _Remaining:
         """`outside`: values from outside of the loop that differ between instances."""
         self.env, self.group = env, group
         self.staying: Lanes = slice(None)
-        """Those of the instances before that the last `stay` has kept."""
+        """Positions that the last `stay` has kept, among the instances before it."""
         self._outside, self._size = outside, group.size
         self._positions = np.arange(group.size)
         self._pieces: list[tuple[Lanes, list[Any]]] = []
