@@ -1,8 +1,7 @@
-"""Commands that start engines for a model: chat, serve, eval."""
+"""Commands that start engines for a model: serve, solve, eval."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,7 @@ from forge.cli.options import (
     app,
     require_linux,
 )
-from forge.cli.printing import print_json, print_rich, print_text, say, waiting, write
+from forge.cli.printing import print_json, print_rich, print_text, say, waiting
 
 Model = Annotated[
     str,
@@ -63,44 +62,6 @@ Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the answers, as i
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Number of problems, spread over the suite; absent: all.")
 ]
-
-
-@app.command()
-def chat(
-    run: Annotated[str, typer.Argument(metavar="RUN[:STEP]", help="Run, optionally at a step.")],
-    problem: Annotated[
-        str, typer.Option(help="File with a problem or a function; - is stdin.")
-    ] = "-",
-    turns: Annotated[int, typer.Option(min=1, max=16, help="Maximum attempts.")] = 3,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0 is greedy.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
-    store: Store = RUNS,
-    as_json: Json = False,
-) -> None:
-    """Ask a run's model for a kernel; each turn is judged, and stored beside the run."""
-    require_linux()
-    from forge.adapters.subjects import STDIN, read_source
-    from forge.commands import chat as view
-
-    if problem == "-" and sys.stdin is not None and sys.stdin.isatty():
-        say("enter a problem or a function of tensors, then Ctrl-D; or name a file with --problem")
-    name = "stdin" if problem == STDIN else Path(problem).stem
-    request = view.ChatRequest(
-        run=run, source=read_source(problem), name=name, turns=turns, temperature=temperature,
-        seed=seed,
-    )  # fmt: skip
-    with waiting("engine and judge start", is_shown=not as_json) as end_waiting:
-
-        def say_more(text: str) -> None:
-            end_waiting()
-            write(text)
-
-        played = view.chat(request, store_dir=store, say=None if as_json else say_more)
-    if as_json:
-        return print_json(played.to_json())
-    say(f'stored: "forge show {played.shown_path}" shows it')
 
 
 @app.command()

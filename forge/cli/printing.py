@@ -26,13 +26,6 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def write(text: str) -> None:
-    """Prints a model's text as it is generated, with control characters escaped."""
-    from forge.views.text.terminal import printable
-
-    print(printable(text), end="", flush=True)
-
-
 def print_lines(lines: Iterable[str]) -> None:
     """Prints lines, each at once."""
     for line in lines:

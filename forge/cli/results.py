@@ -78,9 +78,7 @@ def rollouts(
     ] = None,
     stage: Annotated[int | None, typer.Option(help="Stage, counted from 0.")] = None,
     step: Annotated[int | None, typer.Option(help="Training step.")] = None,
-    purpose: Annotated[
-        str | None, typer.Option(help="Purpose: train, eval, search or chat.")
-    ] = None,
+    purpose: Annotated[str | None, typer.Option(help="Purpose: train, eval or search.")] = None,
     best: Annotated[bool, typer.Option("--best", help="Highest reward first.")] = False,
     turns: Annotated[bool, typer.Option("--turns", help="Show whole conversations.")] = False,
     limit: Annotated[int, typer.Option(help="Maximum number of rollouts.")] = 20,

@@ -1,5 +1,5 @@
-"""Engines without a supervisor: their placement, for `forge chat` too, and `forge serve`, which
-runs those of an experiment, or of a run's model, behind one address.
+"""`forge serve`: engines without a supervisor, of an experiment or of a run's model, behind one
+address.
 
 SIGTERM and Ctrl-C end it with every child. It claims its GPUs like a run. Addresses other than
 loopback need a token.
@@ -45,35 +45,6 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment, ServeTable
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
-
-
-def small(experiment: Experiment) -> Experiment:
-    """The experiment with one engine, one judge and no trainer, on GPUs for roles that had some."""
-    devices, serve = experiment.devices, experiment.serve
-    fewer = devices.model_copy(
-        update={
-            "train": 0,
-            "serve": serve.tensor_parallel if devices.serve else 0,
-            "judge": 1 if devices.judge else 0,
-            "share": "auto",
-        }
-    )
-    return experiment.model_copy(
-        update={
-            "devices": fewer,
-            "serve": serve.model_copy(update={"replicas": 1, "url": []}),
-            "judge": experiment.judge.model_copy(update={"workers": 1}),
-            "stage": [EvalStage(kind="eval")],
-        }
-    )
-
-
-def place_on(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:
-    """Places engine and judge as the run's plan would; on the CPU if the machine has no GPUs."""
-    if not machine.gpus:
-        devices = experiment.devices.model_copy(update={"gpus": None, "serve": 0, "judge": 0})
-        experiment = experiment.model_copy(update={"devices": devices})
-    return place_engine(experiment, machine, model_dir=model_dir)
 
 
 def place_engine(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:

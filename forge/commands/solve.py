@@ -4,7 +4,7 @@ Makes an experiment of the model and the problems, with one search stage, and gi
 supervisor, so that engine, judge, store, monitor and `forge resume` are those of every run. A
 problem is
 
-    X.py            a problem in KernelBench's layout, or one function of tensors
+    X.py            a problem in KernelBench's layout, or one function of tensors; - is stdin
     DIR             every problem file below it
     PACKAGE.MODULE:CLASS
                     a module of an installed package, made self-contained; its arguments are guessed
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import tomli_w
 
-from forge.adapters.subjects import read_source
+from forge.adapters.subjects import STDIN, read_source
 from forge.commands.kernels import KernelLayout, empty_directory, export_kernels
 from forge.commands.suite import EvalRequest, Suite, check_options, experiment_of, find_source
 from forge.config.schema import Budget, SearchStage
@@ -181,11 +181,12 @@ def _read(given: str, inputs: Path | None) -> Iterator[tuple[str, str]]:
             yield name, _text(str(file), name=file.stem, definitions=definitions)
     elif found := CLASS.fullmatch(given):
         yield found[2], class_problem(found[1], found[2], definitions=definitions)
-    elif path.suffix == ".py" or path.is_file():
-        yield path.stem, _text(given, name=path.stem, definitions=definitions)
+    elif path.suffix == ".py" or path.is_file() or given == STDIN:
+        name = "stdin" if given == STDIN else path.stem
+        yield name, _text(given, name=name, definitions=definitions)
     else:
         raise ConfigError(
-            f"{given}: no such problem; X.py, a directory, or PACKAGE.MODULE:CLASS as in "
+            f"{given}: no such problem; X.py, -, a directory, or PACKAGE.MODULE:CLASS as in "
             "torchvision.ops:SqueezeExcitation"
         )
 

@@ -227,7 +227,7 @@ def _own_stage(request: EvalRequest, source: ModelSource) -> dict[str, Any]:
     found = [stage for stage in stages if isinstance(stage, EvalStage)]
     if not found:
         return {}
-    exclude = None if request.suite is None else {"num_problems"}
+    exclude = {"round"} if request.suite is None else {"round", "num_problems"}
     return found[-1].model_dump(mode="json", exclude_none=True, exclude=exclude)
 
 

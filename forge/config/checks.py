@@ -29,6 +29,7 @@ from forge.config.schema import (
     SearchStage,
     SftStage,
     TrainStage,
+    split_of,
 )
 from forge.config.schema.experiment import DEFAULT_EVENTS, WEBHOOK
 from forge.config.schema.problems import (
@@ -40,6 +41,7 @@ from forge.config.schema.problems import (
     is_hub_name,
 )
 from forge.config.schema.training import CHATML, names_file
+from forge.records import Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -555,7 +557,9 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
                 text += f"rollout.max_completion_tokens = {longest}"
                 yield mistake(text, "stage", index, "budget")
         heldout = experiment.problems.num_reserved
-        wanted = stage.num_problems if isinstance(stage, PlayStage) else None
+        wanted = None
+        if isinstance(stage, PlayStage) and split_of(stage) is Split.HELDOUT:
+            wanted = stage.num_problems
         if not experiment.problems.has_others and wanted and wanted > heldout:
             text = f"found {wanted}; at most problems.num_heldout = {heldout}"
             yield mistake(text, "stage", index, "num_problems")

@@ -1,6 +1,6 @@
 """Conversations to token ids and back, with `tokenizers` and jinja2, without torch or transformers.
 
-Called by the runner (SFT rows), the rollout loop (prompts, decoding) and `forge chat`. For ordinary
+Called by the runner (SFT rows), and the rollout loop (prompts, decoding). For ordinary
 text the ids equal those of transformers' `apply_chat_template`. A row is the prompt that the engine
 gets and then what the template itself writes for the answer, up to the token that ends it; the
 `form` of a template (`answer_form`) says where thinking goes, and how to read an answer back.

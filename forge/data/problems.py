@@ -74,8 +74,7 @@ def from_source(source: str, *, name: str = "stdin") -> Problem:
     """A problem from text: a whole problem file, or a bare torch function.
 
     A bare function is called by `Model.forward`; arguments without a default become
-    `torch.randn` tensors of SHAPE. The id, `chat/<name>-<hash>`, depends on the text, so that a
-    run keeps every problem of its chats beside its own.
+    `torch.randn` tensors of SHAPE. The id, `chat/<name>-<hash>`, depends on the text.
 
     Raises:
         ConfigError: the text is no Python, or neither of the two.

@@ -56,7 +56,6 @@ class Purpose(StrEnum):
     TRAIN = "train"
     EVAL = "eval"
     SEARCH = "search"
-    CHAT = "chat"
     ABANDONED = "abandoned"
     """Played for training or evaluation, past a step that the run went back to."""
 

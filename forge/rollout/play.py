@@ -1,7 +1,7 @@
 """Playing one problem: a group of sibling rollouts, each up to `max_turns` of prompt → generate →
 judge → feedback.
 
-Called by the loop (training), by evaluations and by `forge chat`. The sink gets the start of the
+Called by the loop (training), by evaluations and by searches. The sink gets the start of the
 group, then each turn as soon as it is judged, so that a crash loses no turn that was paid for;
 trajectory and group follow when they are complete.
 

@@ -1,7 +1,7 @@
 # pyright: strict
 """The client of one engine: token ids in, completions out, over its Unix socket or a URL.
 
-Used by `replica`, by `forge chat` and by tests. Promise: every call has a deadline and ends with an
+Used by `replica` and by tests. Promise: every call has a deadline and ends with an
 answer or with an error that names the engine (ChildDied: it hung up; Stalled: it was silent;
 ConfigError: it refused; MachineError: it failed).
 """

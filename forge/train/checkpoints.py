@@ -174,7 +174,7 @@ def put_in_place(partial: Path, path: Path, *, sync: bool = True) -> None:
 
 def is_kept(step: int, *, steps: int, save_every: int) -> bool:
     """True if the weights of a step are kept when the next version replaces them: those of
-    checkpoints and of the last step, for `forge chat RUN:STEP`. Kept weights are synced."""
+    checkpoints and of the last step, for `forge eval RUN:STEP`. Kept weights are synced."""
     return step % save_every == 0 or step == steps
 
 

@@ -89,7 +89,6 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         "stage": run.stage,
         "step": run.step,
         **run.played.to_json(),
-        "chat": load_chat(reader),
         "evaluations": load_evaluations(reader),
         # over all problems, by the rule of v_best_kernels; without times, the hardest problem
         "best_kernel": reader.one("SELECT * FROM v_best_kernels ORDER BY rank LIMIT 1"),
@@ -152,12 +151,6 @@ def load_by_protocol(reader: RunReader) -> dict[tuple[int, int], list[dict[str, 
     return found
 
 
-def load_chat(reader: RunReader) -> dict[str, Any] | None:
-    """The run and the weights that a chat's store is of; None for a run."""
-    found = reader.value("SELECT data FROM events WHERE kind = 'chat' LIMIT 1")
-    return None if found is None else dict(json.loads(found))
-
-
 def load_counters(reader: RunReader) -> dict[str, int]:
     """Row counts for the printed summary."""
     row = reader.one(
@@ -183,8 +176,7 @@ def render_show(data: dict[str, Any]) -> RichGroup:
     parts: list[Any] = [
         Text(f"{data['name']}: {data['state']}", style="bold"),
         *(Text(line) for line in why_lines(data["reason"])),
-        *(Text(line) for line in _chat_lines(data["chat"])),
-        *([Text(f"stages: {stages}")] if data["chat"] is None else []),
+        Text(f"stages: {stages}"),
         *(Text(line) for line in describe_steps(data)),
         Text(
             f"{counters['groups']} groups, {counters['rollouts']} rollouts, {counters['turns']} "
@@ -203,12 +195,6 @@ def render_show(data: dict[str, Any]) -> RichGroup:
     if data["best_kernel"] is not None:
         parts += [Text(""), render_best_kernel(data["best_kernel"])]
     return RichGroup(*parts)
-
-
-def _chat_lines(chat: dict[str, Any] | None) -> list[str]:
-    if chat is None:
-        return []
-    return [f"chat with {chat['run']}, policy version {chat['policy_version']}"]
 
 
 def render_best_kernel(best: dict[str, Any]) -> RichGroup:

@@ -120,7 +120,6 @@ def test_any_other_error_is_a_bug_with_its_traceback(capsys):
         (["plan", "quickstart"], 2, "there is experiments/quickstart.toml\n"),
         (["show", "nothing"], 2, "forge: nothing: no such run; runs/ holds x-1\n"),
         (["stop", "x"], 2, "x-1 is not running"),
-        (["chat", "x-1@3", "--problem", "pyproject.toml"], 2, "x-1:3"),
         (["serve", "x-1@3", "--socket", "s"], 2, "x-1:3"),
         (["keys", "rolout"], 2, "did you mean rollout?"),
         (["keys", "rollout"], 0, "group_size"),

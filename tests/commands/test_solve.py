@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,11 @@ def test_a_function_becomes_a_problem_below_the_store(tmp_path: Path) -> None:
     assert "class Model" in text
     assert made["problems"]["path"].startswith(str(tmp_path / "runs"))
     assert made["stage"] == [{"kind": "search", "budget": "8", "strategy": "evolve"}]
+
+
+def test_a_problem_comes_from_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(FUNCTION.encode())))
+    assert list(texts(experiment(tmp_path, "-"))) == ["stdin.py"]
 
 
 def test_a_second_search_leaves_the_problems_of_the_first_as_they_are(tmp_path: Path) -> None:

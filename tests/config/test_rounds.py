@@ -56,8 +56,11 @@ def test_a_run_has_the_stages_of_each_round_after_its_others(tmp_path: Path) -> 
 
 
 def test_rounds_are_counted_on_and_a_file_may_have_nothing_else(tmp_path: Path) -> None:
-    experiment = load_experiment(write(tmp_path, HEAD + BEFORE + ROUND + ROUND))
+    path = write(tmp_path, HEAD + BEFORE + ROUND + ROUND)
+    experiment = load_experiment(path)
     assert [stage.round for stage in experiment.stage[-3:]] == [6] * 3
+    many = load_experiment(path, overrides=["round.0.stage.0.num_problems=100"])
+    assert many.problems.num_reserved < 100, "training problems have no such limit"
     alone = ROUND.replace('source = "search"\n', "")
     assert len(load_experiment(write(tmp_path, HEAD + alone)).stage) == 9
 

@@ -90,10 +90,10 @@ def test_an_adapter_is_served_on_resume_and_asked(ran: Path, tmp_path: Path) -> 
     assert evaluated == [("eval-0", 0), ("eval-2", 1), ("eval-3", 1)]
 
     (tmp_path / "f.py").write_text(FUNCTION)
-    chatted = forge("chat", "lora-1", "--problem", "f.py", "--turns", "1", "--json", cwd=tmp_path)
-    assert chatted.returncode == 0, chatted.stderr
-    (turn,) = json.loads(chatted.stdout)["turns"]
-    assert turn["completion"]["min_version"] == 1
+    solved = forge("solve", "f.py", "--model=lora-1", "--budget=1", "--json", cwd=tmp_path)
+    assert solved.returncode == 0, solved.stderr
+    log = Path(json.loads(solved.stdout)["path"]) / "logs" / "latest" / "serve-0.log"
+    assert f"from {root}/weights/sft-000002" in log.read_text()
 
 
 def test_an_adapter_of_another_run_is_served_from_the_start(ran: Path) -> None:

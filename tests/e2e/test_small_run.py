@@ -183,21 +183,18 @@ def test_forge_eval_gives_the_figures_of_the_runs_own_evaluation(finished: Path)
 
 
 @pytest.mark.long
-def test_a_chat_is_judged_and_stored_beside_the_run_which_stays_as_it_was(finished: Path) -> None:
+def test_a_search_by_a_runs_model_leaves_the_run_as_it_was(finished: Path) -> None:
     cwd = finished.parents[1]
     before = forge("show", "small-1", "--json", cwd=cwd).stdout
     latest = (finished / "logs" / "latest").readlink()
     (cwd / "f.py").write_text(FUNCTION)
-    chatted = forge("chat", "small-1", "--problem", "f.py", "--turns", "2", "--json", cwd=cwd)
-    assert chatted.returncode == 0, chatted.stderr
-    played = json.loads(chatted.stdout)
-    stored = "SELECT problem_id, count(*) FROM v_turns WHERE purpose = 'chat' GROUP BY group_id"
-    with opened(finished.parent / "chats" / "small-1-1") as db:
-        ((name, count),) = db.execute(stored).fetchall()
-    assert (name.rpartition("-")[0], count) == ("chat/f", len(played["turns"]))
-    assert played["store"] == str(finished.parent / "chats" / "small-1-1")
-    shown = forge("show", "runs/chats/small-1-1", cwd=cwd).stdout
-    assert f"chat with small-1, policy version {played['policy_version']}" in shown
+    solved = forge("solve", "f.py", "--model", "small-1", "--budget", "2", "--json", cwd=cwd)
+    assert solved.returncode == 0, solved.stderr
+    told = json.loads(solved.stdout)
+    assert [(row["problem_id"], row["num_answers"]) for row in told["problems"]] == [("f", 2)]
+    with opened(Path(told["path"])) as db:
+        stored = db.execute("SELECT purpose, parents FROM groups ORDER BY group_id").fetchall()
+    assert stored == [("search", "[]"), ("search", '["g0.r0.t0"]')]
     assert forge("show", "small-1", "--json", cwd=cwd).stdout == before
     assert (finished / "logs" / "latest").readlink() == latest
 

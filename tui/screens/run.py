@@ -32,7 +32,14 @@ from forge.tui.widgets.run_lines import (
 )
 from forge.views.curves import Activity, Curve, Curves, load_activity
 from forge.views.gains import load_gains
-from forge.views.run_state import IN_ORDER, Rung, load_ladder, load_stages, stage_names
+from forge.views.run_state import (
+    IN_ORDER,
+    Rung,
+    load_ladder,
+    load_stages,
+    stage_name,
+    stage_names,
+)
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -141,7 +148,7 @@ class RunScreen(AskingScreen[RunData]):
             self._version = version
         words = self.CURVES_OF.get(self._curves.kind, "")
         if self._curves.stage is not None:
-            words = f"{words}, {self._curves.kind}-{self._curves.stage}, by step"
+            words = f"{words}, {stage_name(load_stages(reader), self._curves.stage)}, by step"
         return RunData(
             now=now, run=run, stored=self._stored, curves_of=words,
         )  # fmt: skip

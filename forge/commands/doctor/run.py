@@ -184,7 +184,7 @@ def _batches(paths: RunPaths) -> Iterator[Finding]:
 
 def _checkpoints(paths: RunPaths, experiment: Experiment, held: HeldRows) -> Iterator[Finding]:
     for index, stage in enumerate(experiment.stage):
-        folder, name = paths.checkpoints / f"stage-{index}", f"checkpoints of {stage.kind}-{index}"
+        folder, name = paths.checkpoints / f"stage-{index}", f"checkpoints of {stage.label(index)}"
         damages = {step: find_damage(path) for step, path in checkpoints(folder).items()}
         whole = [step for step, damage in damages.items() if not damage]
         is_needed = index not in held.state.finished_stages and bool(damages)
@@ -220,7 +220,7 @@ def _next_work(reader: RunReader, experiment: Experiment, held: HeldRows) -> Nex
         step = find_resume_point(reader.paths.checkpoints / f"stage-{index}").step
         trained = reader.value(_TRAINED, {"stage": index}) or 0
         return NextWork(
-            stage=f"{stage.kind}-{index}",
+            stage=stage.label(index),
             step=step,
             num_steps=stage.steps if isinstance(stage, TrainStage) else 0,
             repeated=max(0, trained - step),

@@ -176,18 +176,6 @@ async def open_scorer(
         yield scorer, await scorer.load()
 
 
-@asynccontextmanager
-async def open_own_scorer(
-    reward: RewardTable, *, socket_dir: Path, log_dir: Path
-) -> AsyncGenerator[FunctionScorer | None]:
-    """As `open_scorer`; None without a function."""
-    if reward.function is None:
-        yield None
-        return
-    async with open_scorer(reward, socket_dir=socket_dir, log_dir=log_dir) as (scorer, _):
-        yield scorer
-
-
 async def try_function(reward: RewardTable, *, is_timed: bool) -> None:
     """Load the function and call it once on made verdicts: a refused candidate and a correct one.
     Raises ConfigError, Stalled or ChildDied. `is_timed`: correct candidates of the run have a

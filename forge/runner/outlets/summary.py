@@ -43,7 +43,7 @@ def show_summary(paths: RunPaths, console: Console, placement: Placement | None 
     name = paths.root if paths.root.parent.name != "runs" else paths.name
     console.say(
         f"more:  forge show {name}  ·  forge rollouts {name} --best  ·  "
-        f"forge sql {name} --named failures  ·  forge chat {name}"
+        f"forge sql {name} --named failures"
     )
 
 

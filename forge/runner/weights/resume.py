@@ -1,5 +1,4 @@
-"""Published weights: their digest, and those that a resumed attempt, `forge chat` and `forge serve`
-load."""
+"""Published weights: their digest, and those that a resumed attempt and `forge serve` load."""
 
 from __future__ import annotations
 

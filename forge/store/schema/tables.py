@@ -81,7 +81,7 @@ CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY,
     attempt INTEGER,                 -- attempt that last wrote it
     problem_id TEXT NOT NULL,
-    purpose TEXT NOT NULL,           -- train, eval, search, chat; abandoned: see v_rewinds
+    purpose TEXT NOT NULL,           -- train, eval, search; abandoned: see v_rewinds
     stage INTEGER NOT NULL,          -- index in the experiment, from 0
     step INTEGER NOT NULL,           -- training step it was admitted for, or evaluated at
     is_greedy INTEGER NOT NULL,      -- sampled at temperature 0

@@ -1,4 +1,4 @@
 """The single writer of a run's databases: a queue, an encoder thread, a writer thread.
 
-The supervisor and `forge chat` call `open_writer`; readers never import from here.
+The supervisor calls `open_writer`; readers never import from here.
 """

@@ -55,6 +55,7 @@ learning_rate = 1e-4
 [[stage]]
 kind = "eval"
 num_problems = 7
+round = 2
 samples = 1
 greedy = false
 """
