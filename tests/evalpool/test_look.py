@@ -17,6 +17,11 @@ HOLE = RELU_KERNEL.replace("tl.maximum(value, 0.0) * 2", "tl.log(value - value)"
 READER = RELU_KERNEL.replace("y = torch.empty_like(x)", "y = torch.load('/etc/passwd')")
 
 
+@pytest.fixture(params=["bench", pytest.param("gpu_bench", marks=pytest.mark.gpu)])
+def either(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
 def look(bench: Any, code: str, problem: str = RELU) -> tuple[Verdict, OutputFacts]:
     found = bench.judge(code, problem=problem, options=LOOK)
     assert found == Verdict.from_json(found.to_json())
@@ -25,33 +30,33 @@ def look(bench: Any, code: str, problem: str = RELU) -> tuple[Verdict, OutputFac
     return found, output
 
 
-def test_a_look_has_the_range_of_each_output_and_its_error(bench: Any) -> None:
-    found, output = look(bench, RELU_KERNEL)
+def test_a_look_has_the_range_of_each_output_and_its_error(either: Any) -> None:
+    found, output = look(either, RELU_KERNEL)
     assert (found.status, found.reason) == (Status.CORRECT, "ok")
     assert (output.dtype, output.shape) == ("float32", (16, 64))
     assert (output.low, output.largest_error) == (0.0, 0.0)
     assert 2 < (output.high or 0) == output.expected_high
-    wrong, shifted = look(bench, SHIFTED)
+    wrong, shifted = look(either, SHIFTED)
     assert (wrong.status, wrong.reason) == (Status.WRONG, "mismatch")
-    assert shifted.largest_error == pytest.approx(0.5)
+    assert shifted.largest_error == pytest.approx(0.5, rel=1e-5)
     assert "agrees" in describe_run(found, name="N=1")
     assert "largest difference: 0.5" in describe_run(wrong, name="N=1")
 
 
-def test_what_is_not_finite_is_counted(bench: Any) -> None:
-    _, output = look(bench, HOLE)
+def test_what_is_not_finite_is_counted(either: Any) -> None:
+    _, output = look(either, HOLE)
     assert (output.num_inf, output.low, output.largest_error) == (16 * 64, None, None)
-    assert f"{16 * 64} infinite" in describe_run(look(bench, HOLE)[0], name="N=1")
+    assert f"{16 * 64} infinite" in describe_run(look(either, HOLE)[0], name="N=1")
 
 
-def test_every_look_has_inputs_of_its_own(bench: Any) -> None:
-    means = {look(bench, RELU_KERNEL)[1].expected_mean for _ in range(3)}
+def test_every_look_has_inputs_of_its_own(either: Any) -> None:
+    means = {look(either, RELU_KERNEL)[1].expected_mean for _ in range(3)}
     assert len(means) == 3
 
 
 @pytest.mark.parametrize("options", [LOOK, JudgeOptions(timing=False, profile=True)])
-def test_a_candidate_is_refused_as_in_a_judgement(bench: Any, options: JudgeOptions) -> None:
-    found, judged = bench.judge(READER, options=options), bench.judge(READER)
+def test_a_candidate_is_refused_as_in_a_judgement(either: Any, options: JudgeOptions) -> None:
+    found, judged = either.judge(READER, options=options), either.judge(READER)
     assert not found.is_correct
     assert (found.status, found.reason, found.detail) == (
         judged.status, judged.reason, judged.detail,
@@ -62,15 +67,15 @@ def test_a_candidate_is_refused_as_in_a_judgement(bench: Any, options: JudgeOpti
     assert judged.reason in describe_profile(found)
 
 
-def test_a_size_that_a_model_chose_takes_a_gigabyte_at_most(bench: Any) -> None:
+def test_a_size_that_a_model_chose_takes_a_gigabyte_at_most(either: Any) -> None:
     huge = RELU.replace("torch.randn(16, 64)", "torch.empty(1 << 14, 1 << 15).expand(-1, -1)")
-    found = bench.judge(RELU_KERNEL, problem=huge, options=LOOK)
+    found = either.judge(RELU_KERNEL, problem=huge, options=LOOK)
     assert found.reason == "problem_too_large"
 
 
-def test_a_profile_has_the_launches_and_what_they_move(bench: Any) -> None:
+def test_a_profile_has_the_launches_and_what_they_move(either: Any) -> None:
     for code in (RELU_KERNEL, SHIFTED):
-        found = bench.judge(code, options=JudgeOptions(timing=False, profile=True))
+        found = either.judge(code, options=JudgeOptions(timing=False, profile=True))
         assert found.profile is not None
         (launch,) = found.profile.launches
         assert (launch.name, launch.grid) == ("kernel", (4, 1, 1))
