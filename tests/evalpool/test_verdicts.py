@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forge.config.schema import JudgeTable, RewardTable
-from forge.evalpool.judge.trial import trial
+from forge.evalpool.judge.trial import references, trial
 from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.references import References
 from forge.records.verdict import Status
@@ -106,13 +106,34 @@ def test_an_answer_that_fails_by_itself_waits_for_no_draw(
 def test_a_draw_asks_for_the_program_of_its_sketch(bench: Any, source: str, is_plain: bool) -> None:
     trials, one = bench.trials, make_problem(source)
     sketch = trials.sketches.of(one, is_plain=is_plain)
-    references = trials.given if is_plain else trials.references
-    kept = references.hold(one)
+    draws = trials.given if is_plain else trials.references
+    kept = draws.hold(one)
     assert kept.draw.is_sketched_by(sketch), (kept.draw.request, sketch.request)
-    references.let_go(kept)
+    draws.let_go(kept)
 
 
 READS_VALUES = problem("return torch.relu(x) * (2 if x.sum() < 1e9 else 3)")
+
+
+@pytest.mark.parametrize(("problem", "is_slow"), [(RELU, True), (READS_VALUES, False)])
+def test_a_sketch_that_a_loaded_machine_did_not_give_is_asked_for_again(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, problem: str, is_slow: bool
+) -> None:
+    now, asked = [0.0], list[str]()
+    found = references.Sketches(
+        bench.trials.sketches._oracles, max_bytes=1 << 30, clock=lambda: now[0]
+    )
+    ask = found._asked
+    monkeypatch.setattr(found, "_asked", lambda *a, **k: asked.append("") or ask(*a, **k))
+    with monkeypatch.context() as patched:
+        patched.setattr(references, "SKETCH_S", -1.0 if is_slow else 60.0)
+        assert found.of(make_problem(problem), is_plain=False) is None
+        assert found.of(make_problem(problem), is_plain=False) is None
+    assert len(asked) == 1
+    now[0] += 1000.0
+    monkeypatch.setattr(references, "SKETCH_S", 60.0)
+    assert (found.of(make_problem(problem), is_plain=False) is not None) == is_slow
+    assert len(asked) == 1 + is_slow
 
 
 @pytest.mark.parametrize("source", [RELU, READS_VALUES])

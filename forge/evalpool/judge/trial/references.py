@@ -9,6 +9,7 @@ numbers each, which is too much only where there are few (`Draw.is_used_up`).
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -23,6 +24,7 @@ from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.trial.draws.build import Builder, parse_specs
 from forge.evalpool.judge.trial.draws.failures import (
+    FAILED_S,
     KnownFailures,
     ProblemTooLarge,
     ReferenceFailed,
@@ -199,7 +201,9 @@ class Sketches:
     """Draws of one set without values: types and shapes, which are all that a capture needs. An
     answer that fails by itself needs no draw. Safe to call from several threads."""
 
-    def __init__(self, oracles: Oracles, *, max_bytes: int) -> None:
+    def __init__(
+        self, oracles: Oracles, *, max_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """
         Args:
             oracles: of a CPU.
@@ -208,7 +212,9 @@ class Sketches:
         self._oracles = oracles
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, bool], Draw | None] = OrderedDict()
+        self._clock = clock
+        self._kept: OrderedDict[tuple[str, bool], tuple[Draw | None, float]] = OrderedDict()
+        """Sketches, and the times until which they stand."""
 
     def of(self, problem: ReferenceModule, *, is_plain: bool) -> Draw | None:
         """The sketch of a problem; None for one that needs values to run, or more memory than there
@@ -222,12 +228,19 @@ class Sketches:
         """
         key = _key(problem), is_plain
         with self._lock:
-            if key in self._kept:
+            found, until = self._kept.get(key, (None, -math.inf))
+            if self._clock() < until:
                 self._kept.move_to_end(key)
-                return self._kept[key]
-        found = self._asked(problem, is_plain=is_plain)
+                return found
+        try:
+            found, until = self._asked(problem, is_plain=is_plain), math.inf
+        except (
+            *(frames.PeerGone, frames.DeadlinePassed, frames.FrameError),
+            *(OutOfMemory, LayoutError),
+        ):  # of a loaded machine, perhaps: asked again later
+            found, until = None, self._clock() + FAILED_S
         with self._lock:
-            self._kept[key] = found
+            self._kept[key] = found, until
             while len(self._kept) > MAX_SKETCHES:
                 self._kept.popitem(last=False)
         return found
@@ -237,6 +250,7 @@ class Sketches:
         self._oracles.clear()
 
     def _asked(self, problem: ReferenceModule, *, is_plain: bool) -> Draw | None:
+        """An oracle's sketch. Raises what may be the machine's fault."""
         body = {
             "source": problem.source,
             "entry_point": problem.entry_point,
@@ -244,21 +258,19 @@ class Sketches:
             "plain": is_plain,
             "sketch": True,
         }
-        try:
-            with self._oracles.lent(problem) as oracle:
-                frames.send(oracle.sock, Kind.PROBLEM, body)
-                deadline = time.monotonic() + SKETCH_S
-                answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT,))
-            specs = parse_specs(answer.body.get("tensors"))
-            draw = Builder(specs, precision=problem.precision).build(answer.body)
-        except (
-            frames.PeerGone,
-            frames.DeadlinePassed,
-            frames.FrameError,
-            OutOfMemory,
-            LayoutError,
-        ):
+        expected = (Kind.LAYOUT, Kind.FAILED)
+        with self._oracles.lent(problem) as oracle:
+            frames.send(oracle.sock, Kind.PROBLEM, body)
+            deadline = time.monotonic() + SKETCH_S
+            answer = frames.receive(oracle.sock, deadline=deadline, expected=expected)
+            if answer.kind is Kind.FAILED:
+                self._oracles.spend(oracle)
+        if answer.kind is Kind.FAILED:
+            if is_out_of_memory(f"{answer.body.get('type')}: {answer.body.get('message')}"):
+                raise OutOfMemory
             return None
+        specs = parse_specs(answer.body.get("tensors"))
+        draw = Builder(specs, precision=problem.precision).build(answer.body)
         is_small = draw.least_bytes <= self._max_bytes
         return draw if is_small and draw.has_elements(0) else None
 
