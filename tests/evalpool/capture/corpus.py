@@ -17,55 +17,6 @@ def _add(name: str, code: str, **asked: Any) -> None:
 
 
 _add(
-    "fused_softmax_of_the_tutorial",
-    """
-from triton.runtime import driver
-
-DEVICE = triton.runtime.driver.active.get_active_torch_device()
-properties = driver.active.utils.get_device_properties(DEVICE.index)
-NUM_SM = properties["multiprocessor_count"]
-NUM_REGS = properties["max_num_regs"]
-SIZE_SMEM = properties["max_shared_mem"]
-WARP_SIZE = properties["warpSize"]
-target = triton.runtime.driver.active.get_current_target()
-
-
-@triton.jit
-def softmax_kernel(out, inp, in_stride, out_stride, n_rows, n_cols, BLOCK: tl.constexpr,
-                   num_stages: tl.constexpr):
-    start, step = tl.program_id(0), tl.num_programs(0)
-    for row in tl.range(start, n_rows, step, num_stages=num_stages):
-        cols = tl.arange(0, BLOCK)
-        mask = cols < n_cols
-        x = tl.load(inp + row * in_stride + cols, mask=mask, other=-float("inf"))
-        e = tl.exp(x - tl.max(x, axis=0))
-        tl.store(out + row * out_stride + cols, e / tl.sum(e, axis=0), mask=mask)
-
-
-def softmax(x):
-    n_rows, n_cols = x.shape
-    BLOCK = triton.next_power_of_2(n_cols)
-    num_stages = 4 if SIZE_SMEM > 200000 else 2
-    y = torch.empty_like(x)
-    kernel = softmax_kernel.warmup(y, x, x.stride(0), y.stride(0), n_rows, n_cols, BLOCK=BLOCK,
-                                   num_stages=num_stages, num_warps=8, grid=(1,))
-    kernel._init_handles()
-    n_regs, size_smem = kernel.n_regs, kernel.metadata.shared
-    occupancy = NUM_REGS // (n_regs * WARP_SIZE * 8)
-    occupancy = min(occupancy, SIZE_SMEM // size_smem)
-    num_programs = min(NUM_SM * occupancy, n_rows)
-    kernel[(num_programs, 1, 1)](y, x, x.stride(0), y.stride(0), n_rows, n_cols, BLOCK, num_stages)
-    return y
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        return softmax(x)
-""",
-    inputs=[[1823, 781]],
-)
-
-_add(
     "attention_with_host_tensor_descriptors",
     """
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -220,7 +171,7 @@ class ModelNew(torch.nn.Module):
 )
 
 _add(
-    "prepacked_weights_and_events",
+    "prepacked_weights",
     """
 @triton.jit
 def linear(x, w, b, y, M, N, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
@@ -237,8 +188,6 @@ class ModelNew(torch.nn.Module):
     def __init__(self, fan_in, fan_out):
         super().__init__()
         self.fc = torch.nn.Linear(fan_in, fan_out)
-        self.side = torch.cuda.current_stream()
-        self.packed = None
 
     def load_reference(self, state):
         self.weight = state["fc.weight"].t().contiguous()
@@ -246,15 +195,9 @@ class ModelNew(torch.nn.Module):
 
     def forward(self, x):
         y = torch.empty((x.shape[0], self.bias.numel()), device=x.device)
-        self.side.wait_stream(torch.cuda.current_stream())
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(self.side):
-            start.record()
-            M, N = y.shape
-            grid = (triton.cdiv(M, 16), triton.cdiv(N, 16))
-            linear[grid](x, self.weight, self.bias, y, M, N, K=x.shape[1], BM=16, BN=16)
-            end.record(self.side)
-        torch.cuda.current_stream(x.device).wait_stream(self.side)
+        M, N = y.shape
+        grid = (triton.cdiv(M, 16), triton.cdiv(N, 16))
+        linear[grid](x, self.weight, self.bias, y, M, N, K=x.shape[1], BM=16, BN=16)
         torch.cuda.synchronize()
         return y
 """,
@@ -519,67 +462,4 @@ class ModelNew(torch.nn.Module):
         return reinterpret_tensor(buf0, (200,), (1,), 0)
 """,
     inputs=[[10, 20]],
-)
-
-_add(
-    "inductor_output_with_kernels_as_text",
-    """
-from torch._inductor.async_compile import AsyncCompile
-assert_size_stride = torch._C._dynamo.guards.assert_size_stride
-empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
-async_compile = AsyncCompile()
-
-triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', '''
-import triton
-import triton.language as tl
-
-from torch._inductor.runtime import triton_helpers, triton_heuristics
-from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
-from torch._inductor.runtime.hints import AutotuneHint, ReductionHint, TileHint, DeviceProperties
-triton_helpers.set_driver_to_gpu()
-
-@triton_heuristics.pointwise(
-    size_hints={'x': 4096},
-    filename=__file__,
-    triton_meta={'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32',
-                               'XBLOCK': 'constexpr'},
-                 'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90,
-                                            major=9, regs_per_multiprocessor=65536,
-                                            max_threads_per_multi_processor=2048, warp_size=32),
-                 'constants': {}, 'configs': [{(0,): [['tt.divisibility', 16]]}]},
-    inductor_meta={'grid_type': 'Grid1D', 'autotune_hints': set(), 'mutated_arg_names': [],
-                   'kernel_name': 'triton_poi_fused_add_0', 'num_load': 1, 'num_reduction': 0},
-    min_elem_per_thread=0
-)
-@triton.jit
-def triton_poi_fused_add_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
-    xnumel = 4000
-    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:]
-    xmask = xindex < xnumel
-    tmp0 = tl.load(in_ptr0 + (xindex), xmask)
-    tl.store(out_ptr0 + (xindex), libdevice.tanh(tmp0) + 1.0, xmask)
-''', device_str='cuda')
-
-async_compile.wait(globals())
-del async_compile
-
-
-def call(args):
-    arg0_1, = args
-    args.clear()
-    assert_size_stride(arg0_1, (4000, ), (1, ))
-    with torch.cuda._DeviceGuard(0):
-        torch.cuda.set_device(0)
-        buf0 = empty_strided_cuda((4000, ), (1, ), torch.float32)
-        stream0 = torch._C._cuda_getCurrentRawStream(0)
-        triton_poi_fused_add_0.run(arg0_1, buf0, 4000, stream=stream0)
-        del arg0_1
-    return (buf0, )
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        return call([x])[0]
-""",
-    inputs=[[4000]],
 )

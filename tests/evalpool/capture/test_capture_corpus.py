@@ -9,13 +9,11 @@ from forge.evalpool.judge.program.ops import misuse
 from tests.evalpool.capture.capturing import captured
 from tests.evalpool.capture.corpus import CORPUS
 
-FACTS = {"n_regs": 32, "n_spills": 0, "n_max_threads": 1024, "shared": 2048}
-
 
 @pytest.mark.parametrize("name", list(CORPUS))
 def test_an_honest_candidate_is_captured(name, tmp_path):
     asked, code = CORPUS[name]
-    program = captured(tmp_path, code, ask=lambda kind, body, program: FACTS, **asked)
+    program = captured(tmp_path, code, **asked)
     kinds = {type(node) for node in program.forward}
     assert kinds & {Launch, Choice}
     assert program.outputs

@@ -1,4 +1,4 @@
-"""A capture asks the judge for values that the host reads, and for facts of compiled kernels."""
+"""A capture asks the judge for values that the host reads."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Judge:
         self.answers = list(answers)
         self.asked: list[Any] = []
 
-    def __call__(self, kind: str, body: dict[str, Any], program: Any) -> Any:
-        self.asked.append((kind, body, program))
-        return self.answers[: len(program.outputs)] if kind == "value" else self.answers[0]
+    def __call__(self, program: Any) -> Any:
+        self.asked.append(program)
+        return self.answers[: len(program.outputs)]
 
 
 def test_a_read_value_decides_what_is_launched(tmp_path):
@@ -48,8 +48,7 @@ def test_a_question_carries_the_program_until_then(tmp_path):
     code = CLASS + "a, b = scaled(x[:2]).tolist()\n        return scaled(x, a + b)"
     program = captured(tmp_path, code, inputs=[[8]], ask=judge)
     assert launches(program)[1].arguments[-1] == 4.0
-    kind, _, prefix = judge.asked[0]
-    assert kind == "value"
+    prefix = judge.asked[0]
     assert len(launches(prefix)) == 1
     assert len(prefix.outputs) == 2
     first, second = (prefix.tensors[one] for one in prefix.outputs)
@@ -100,21 +99,6 @@ def test_the_size_of_a_selection_is_a_value(tmp_path):
     assert program.tensors[program.outputs[0]].shape == (3,)
 
 
-def test_facts_of_a_kernel_are_asked_once(tmp_path):
-    judge = Judge({"n_regs": 40, "n_spills": 0, "n_max_threads": 1024, "shared": 64})
-    code = CLASS + (
-        "k = scale.warmup(x, x, 8, 2.0, BLOCK=64, grid=(1,))\n"
-        "        y = torch.empty_like(x)\n"
-        "        k[(k.n_regs, k.metadata.shared, 1)](x, y, 8, 2.0)\n"
-        "        return y"
-    )
-    program = captured(tmp_path, code, inputs=[[8]], ask=judge)
-    assert launches(program)[0].grid == (40, 64, 1)
-    ((kind, body, prefix),) = judge.asked
-    assert (kind, body) == ("kernel", {"kernel": 0})
-    assert [kernel.name for kernel in prefix.kernels] == ["scale"]
-
-
 @pytest.fixture
 def judge():
     """The judge's end of a socket whose other end a capture child serves."""
@@ -137,7 +121,6 @@ def test_a_child_answers_with_a_programs_bytes_after_its_questions(judge, tmp_pa
     frames.send(ours, Kind.CANDIDATE, {**request(inputs=[[8]]), "code": code})
     deadline = time.monotonic() + 20
     while (found := exchange.receive(ours, deadline=deadline)).kind is Kind.ASK:
-        assert found.body["kind"] == "value"
         assert [type(one) for one in wire.loads(found.program).forward] == [Op]
         exchange.answer(ours, [2.5])
     thread.join()

@@ -34,73 +34,11 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.trial import Runner
     from tests.evalpool.benches import Bench
 
-ASKING = (
-    HEAD
-    + """
-@triton.jit
-def kernel(x, y, K: tl.constexpr):
-    tl.store(y, tl.load(x) * K)
 
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        for k in range(8):
-            kernel.warmup(x, y, K=k + 2, grid=(1,)).n_regs
-        kernel[(1,)](x, y, K=2)
-        return y
-"""
-)
-
-
-class SlowCompiler:
-    """Answers that take a while."""
-
-    def __init__(self) -> None:
-        self.num_asked = 0
-
-    def values(self, prefix: Program, *, number: int) -> list[Any] | None:
-        raise AssertionError("no value is read")
-
-    def facts(self, prefix: Program) -> dict[str, int] | None:
-        time.sleep(0.5)
-        self.num_asked += 1
-        return {"n_regs": 40, "n_spills": 0, "n_max_threads": 1024, "shared": 0}
-
-
-@pytest.mark.long
-def test_compilations_that_a_capture_waits_for_have_a_limit_together(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = bench.references.hold(make_problem(RELU)).draw.request
-    table = TABLE.model_copy(update={"compile_timeout_s": 3.0})
-    patient = captures.Captures(bench.spawner, table=table, target=bench.trials.captures._target)
-
-    def capture(answers: SlowCompiler) -> None:
-        patient.capture(
-            ASKING,
-            request,
-            entry_point="ModelNew",
-            phases=Phases(),
-            answers=answers,
-        )
-
-    answers = SlowCompiler()
-    capture(answers)
-    assert answers.num_asked == 8
-    defaults = captures.Asked.__init__.__kwdefaults__ or {}
-    monkeypatch.setitem(defaults, "_facts_left_s", 0.2)
-    answers = SlowCompiler()
-    with pytest.raises(Decided) as ended:
-        capture(answers)
-    assert ended.value.finding.status is Status.TIMEOUT
-    assert answers.num_asked < 8
-
-
-class Answering(SlowCompiler):
+class Answering:
     """Answers about values after some time, of its own or of others."""
 
     def __init__(self, *, waits_s: float = 0.0, works_s: float = 0.0) -> None:
-        super().__init__()
         self.waits_s, self.works_s = waits_s, works_s
 
     def values(self, prefix: Program, *, number: int) -> list[Any] | None:
@@ -118,7 +56,7 @@ def found(status: Status, reason: str, detail: str) -> Finding:
 def asked(answers: Answering) -> tuple[captures.Asked, Answer]:
     run = cast("Runner", SimpleNamespace(finding=found))
     program = build(inputs=[(1,)], kernels=[], forward=[], outputs=[0])
-    question = Answer(kind=Kind.ASK, body={"kind": "value"}, program=wire.dumps(program))
+    question = Answer(kind=Kind.ASK, program=wire.dumps(program))
     return captures.Asked(run=run, answers=answers, number=0, parse=captures._parsed), question
 
 

@@ -8,7 +8,7 @@ PROBLEM = "relu"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "unsupported"
-SAYS = "CUDA streams or graphs"
+SAYS = "CUDA streams, events or graphs"
 
 
 @triton.jit

@@ -11,7 +11,7 @@ PROBLEM = "relu_large"
 DEVICES = ("cuda",)
 VERDICT = "rejected"
 REASON = "unsupported"
-SAYS = "CUDA streams or graphs"
+SAYS = "CUDA streams, events or graphs"
 
 
 @triton.jit

@@ -9,7 +9,7 @@ PROBLEM = "two_terms"
 DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "unsupported"
-SAYS = "CUDA streams or graphs"
+SAYS = "CUDA streams, events or graphs"
 
 
 @triton.jit

@@ -122,19 +122,15 @@ def build(
     init: Sequence[Node],
     forward: Sequence[Node],
     outputs: Sequence[int],
-    kernels: Sequence[int] = (),
     target: str,
     triton: str,
     returned: str = "tensor",
     nesting: str = "",
     stateful: str = "",
 ) -> Program:
-    """A program of these nodes. `kernels` are kept also where no node launches them, and come
-    first."""
+    """A program of these nodes."""
     tensor, kernel = _Numbering(), _Numbering()
     storage, constant = _Numbering(), _Numbering()
-    for number in kernels:
-        kernel(number)
     kept = pruned(parts, init=init, forward=forward, outputs=outputs)
     new_init = tuple(renumbered(node, tensor, kernel) for node in kept)
     new_forward = tuple(renumbered(node, tensor, kernel) for node in forward)

@@ -52,12 +52,11 @@ def main(sock: socket.socket, *, file: str = FILE) -> None:
     deadline = monotonic() + IDLE_S
     request = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,)).body
 
-    def ask(kind: str, body: dict[str, Any], program: Program) -> Any:
-        question = {"kind": kind, "body": body}
-        exchange.send_program(sock, Kind.ASK, question, wire.dumps(program))
+    def ask(program: Program) -> Any:
+        exchange.send_program(sock, Kind.ASK, {}, wire.dumps(program))
         found = frames.receive(sock, deadline=deadline, expected=(Kind.ANSWER,)).body["answer"]
         if found is None:
-            raise Unsupported(UNANSWERED[kind])
+            raise Unsupported(UNANSWERED)
         return found
 
     _report(sock, request, ask=ask, file=file)
@@ -113,7 +112,4 @@ def _forget(file: str) -> None:
         del names[name]
 
 
-UNANSWERED = {
-    "value": "the judge cannot read this value: compute on the device, without .item() or bool()",
-    "kernel": "the judge cannot tell registers and shared memory: choose the grid without them",
-}
+UNANSWERED = "the judge cannot read this value: compute on the device, without .item() or bool()"

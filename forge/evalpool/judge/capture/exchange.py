@@ -5,8 +5,8 @@
                                 └── DONE (program) | FAILED ─▶
 
 A frame holds 4 MB, a program up to 40: it travels in parts. The child's side is `send_program`, the
-judge's `receive`. Each question (values that the host reads, facts of compiled kernels) carries the
-program as far as it is known, so that the judge needs nothing else. Imports no torch.
+judge's `receive`. Each question (values that the host reads) carries the program as far as it is
+known, so that the judge needs nothing else. Imports no torch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class Answer:
 
     Attributes:
         kind: DONE, ASK or FAILED.
-        body: For DONE the notes of `session.capture`; for ASK `kind` (`value` or `kernel`) and
-            `body` of the question; for FAILED `stage`, `type`, `message`, `line`.
+        body: For DONE the notes of `session.capture`; for FAILED `CaptureFailed.body`.
         program: Bytes of the program for DONE and ASK; unchecked.
     """
 
@@ -91,23 +90,16 @@ def _part(body: dict[str, Any]) -> bytes:
 
 
 def answer(sock: socket.socket, value: Any) -> None:
-    """The judge's answer to ASK: a list of scalars, or a dict of a kernel's facts. None says that
-    the judge does not know it: the candidate is unsupported."""
+    """The judge's answer to ASK: a list of scalars. None says that the judge does not know them:
+    the candidate is unsupported."""
     frames.send(sock, Kind.ANSWER, {"answer": value})
 
 
 class Ask(Protocol):
     """Puts a question to the judge and waits for its answer."""
 
-    def __call__(self, kind: str, body: dict[str, Any], program: Program) -> Any:
-        """
-        Args:
-            kind: `value` or `kernel`.
-            body: For `value`, `{}`: the answer is a list with a number for each of the program's
-                outputs, tensors of one element. For `kernel`, `{"kernel": number}`: the answer is a
-                dict with `n_regs`, `n_spills`, `n_max_threads` and `shared` (bytes).
-            program: The prefix: nodes until now.
-        """
+    def __call__(self, program: Program) -> list[Any]:
+        """A number for each output of the program until now: tensors of one element."""
         ...
 
 
@@ -125,7 +117,6 @@ class Asking:
         """Place of a truth value that is another one then."""
         self._answered: list[tuple[list[str], list[Scalar]]] = []
         self._num_asked = self._num_truths = 0
-        self._facts: dict[int, dict[str, int]] = {}
         self.prefix: Any = None
         """Makes the program until now from the numbers of its outputs; set by the session."""
 
@@ -149,7 +140,7 @@ class Asking:
             before, found = self._answered[number] if number < len(self._answered) else ([], [])
             found = found if before == dtypes else [_typed(1, dtype) for dtype in dtypes]
             return [self._shown(answer) for answer in found]
-        answers = self._ask("value", {}, self.prefix(outputs=tensors, kernel=None))
+        answers = self._ask(self.prefix(outputs=tensors))
         found = [_typed(answer, dtype) for answer, dtype in zip(answers, dtypes, strict=True)]
         self._answered[number:] = [(dtypes, found)]
         return found
@@ -159,19 +150,6 @@ class Asking:
             return answer
         self._num_truths += 1
         return answer != (self._num_truths - 1 == self.negated)
-
-    def facts(self, kernel: int) -> dict[str, int]:
-        """Registers and memory of a compiled kernel. Raises Unsupported without a judge."""
-        if kernel in self._facts:
-            return self._facts[kernel]
-        if self._ask is None:
-            raise Unsupported(
-                "registers or shared memory of a compiled kernel: choose the grid without them"
-            )
-        program = self.prefix(outputs=[], kernel=kernel)
-        answer = self._ask("kernel", {"kernel": 0}, program)
-        self._facts[kernel] = {str(name): int(value) for name, value in answer.items()}
-        return self._facts[kernel]
 
 
 def _typed(answer: Any, dtype: str) -> Scalar:

@@ -1,8 +1,7 @@
 """Triton's active driver and compiler of a capture: launches become nodes, kernels TTIR.
 
 `triton.compile` is replaced, so that a `JITFunction`, an autotuner and code that calls the compiler
-itself (Inductor's) all end here. Nothing is compiled to a binary: registers and shared memory of a
-kernel are questions to the judge.
+itself all end here. Nothing is compiled to a binary.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.evalpool.judge.capture.failures import Unsupported
 from forge.evalpool.judge.capture.lowering import Lowering, Shared
-from forge.evalpool.judge.capture.pretence.streams import CURRENT
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Descriptor,
@@ -62,77 +60,43 @@ class CaptureDriver(DriverBase):
         """There is one card."""
         return 0
 
-    def set_current_device(self, device: Any) -> None:
-        """Changes nothing: there is one card."""
-
     def get_current_stream(self, device: Any = None) -> int:
         """The only one."""
-        return CURRENT.cuda_stream
+        return 0
 
     def get_active_torch_device(self) -> Any:
         """The made-up card as torch names it."""
         return torch.device("cuda", 0)
-
-    def get_device_interface(self) -> Any:
-        """`torch.cuda`, which is made up, too."""
-        return torch.cuda
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         """The type itself: no launcher is compiled here."""
         return ty
 
     def get_benchmarker(self) -> Any:
-        """Triton's own, which the capture replaces."""
+        """Triton's own, which the capture refuses."""
         return triton.testing.do_bench
-
-    def get_empty_cache_for_benchmark(self) -> Any:
-        """A tensor of one element: nothing is timed here."""
-        return torch.empty(1, dtype=torch.int32, device="cuda")
-
-    def clear_cache(self, cache: Any) -> None:
-        """Does nothing: there is no cache."""
-
-
-STAGES = ("source", "ttgir", "llir", "ptx", "cubin", "sass")
-"""Forms of a compiled kernel that some print: empty here, where nothing is compiled."""
 
 
 class CapturedKernel:
     """Stands for Triton's CompiledKernel."""
 
-    def __init__(self, source: Any, kernel: Kernel, options: Any, recorder: Recorder) -> None:
+    def __init__(self, source: Any, kernel: Kernel, recorder: Recorder) -> None:
         self.src = source
         self.name = kernel.name
-        self.hash = f"{hash(kernel):x}"
         self.function = self
-        self.module = self
         self.packed_metadata = ()
-        self.asm = dict.fromkeys(STAGES, "") | {"ttir": kernel.ttir}
         self.number = recorder.kernel(kernel)
-        self.metadata = _Metadata(self, options)
-        self._kernel = kernel
         self._recorder = recorder
         self._is_allocating = "tt.make_tensor_descriptor" in kernel.ttir
         """True if its launches need memory for descriptors, which the host must allocate."""
-        self._facts: dict[str, int] | None = None
 
-    def _init_handles(self) -> None:
-        pass
+    def __getattr__(self, name: str) -> Any:
+        """Raises Unsupported: nothing is compiled here, and a verdict holds for any compiler."""
+        raise Unsupported(f"{name} of a compiled kernel: choose the grid without it")
 
     def result(self) -> CapturedKernel:
         """Result of a compilation in the background: done at once."""
         return self
-
-    def fact(self, name: str) -> int:
-        """A fact of the compiled kernel, from the judge. Raises Unsupported."""
-        if self._facts is None:
-            self._facts = self._recorder.asking.facts(self.number)
-        return self._facts[name]
-
-    n_regs = property(lambda self: self.fact("n_regs"))
-    n_spills = property(lambda self: self.fact("n_spills"))
-    n_max_threads = property(lambda self: self.fact("n_max_threads"))
-    shared = property(lambda self: self.fact("shared"))
 
     def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> None:
         """None: no hook of a launch is called."""
@@ -190,27 +154,7 @@ class CapturedKernel:
         elif kind.startswith("*"):
             yield _pointer(self._recorder, value)
         else:
-            yield _number(self._recorder, kind, value)
-
-    def __getitem__(self, grid: Any) -> Any:
-        def runner(*args: Any, stream: Any = None) -> None:
-            self.launch(tuple(grid), args)
-
-        return runner
-
-
-class _Metadata:
-    """Options of a kernel, and facts that only its binary has."""
-
-    def __init__(self, kernel: CapturedKernel, options: Any) -> None:
-        self.__dict__.update(vars(options))
-        self.name = kernel.name
-        self._kernel = kernel
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory."""
-        return self._kernel.fact("shared")
+            yield _number(kind, value)
 
 
 def _pointer(recorder: Recorder, value: Any) -> TensorUse:
@@ -222,13 +166,11 @@ def _pointer(recorder: Recorder, value: Any) -> TensorUse:
     raise Unsupported(f"a {type(value).__name__} as a pointer: pass a tensor")
 
 
-def _number(recorder: Recorder, kind: str, value: Any) -> LaunchArgument:
+def _number(kind: str, value: Any) -> LaunchArgument:
     if hasattr(value, "item") and not isinstance(value, torch.Tensor):
         value = value.item()  # NumPy's scalars
     if kind.startswith(("fp", "bf", "f")):
         return float(value)
-    if recorder.is_address(int(value)):
-        raise Unsupported("a tensor's address as a number: pass the tensor")
     return int(value)
 
 
@@ -280,8 +222,8 @@ class Compiler:
         if target is None:
             target = triton.runtime.driver.active.get_current_target()
         assert self._lowering is not None
-        kernel, parsed = self._lowering.lower(src, target, options)
-        return CapturedKernel(src, kernel, parsed, self.recorder)
+        kernel = self._lowering.lower(src, target, options)
+        return CapturedKernel(src, kernel, self.recorder)
 
     def begin(self, recorder: Recorder, driver: CaptureDriver) -> None:
         """Takes the place of the compiler and the driver of this process."""

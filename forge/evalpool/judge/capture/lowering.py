@@ -103,8 +103,8 @@ class Lowering:
         self._context: Any = None
         self._texts: dict[Any, Text] = {}
 
-    def lower(self, source: Any, target: Any, options: Any) -> tuple[Kernel, Any]:
-        """TTIR of Triton's `ASTSource`, and the parsed options.
+    def lower(self, source: Any, target: Any, options: Any) -> Kernel:
+        """The kernel of Triton's `ASTSource`.
 
         Raises:
             CompilationError: Triton refuses the kernel.
@@ -117,7 +117,7 @@ class Lowering:
         key = _key(source, options)
         text, lines, floats = self._texts.get(key) or self._known(key, source, target, options)
         found = _PUBLIC.search(text)
-        kernel = Kernel(
+        return Kernel(
             name=found.group(1).strip('"') if found else source.name,
             ttir=text,
             options=shown,
@@ -125,7 +125,6 @@ class Lowering:
             lines=lines,
             floats=floats,
         )
-        return kernel, options
 
     def _known(self, key: Any, source: Any, target: Any, options: Any) -> Text:
         """A text that this capture has not seen; kept if it depends on its key alone."""

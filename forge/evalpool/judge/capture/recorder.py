@@ -189,7 +189,6 @@ class Recorder(TorchDispatchMode):
         """A CPU tensor as a constant on the card; equal ones share a storage, which nothing
         writes to."""
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        self._refuse_addresses(plain)
         if plain.nbytes > limits.MAX_CONSTANT_BYTES - self._constant_bytes:
             raise BoundExceeded(
                 f"more than {limits.MAX_CONSTANT_BYTES >> 20} MB of constants made on the host:"
@@ -205,19 +204,6 @@ class Recorder(TorchDispatchMode):
             self.constants.append(content)
         with self.fake:
             return self._constants[key].view(plain.shape)
-
-    def is_address(self, value: int) -> bool:
-        """True for a number within the made-up memory."""
-        return FIRST_ADDRESS <= value < self._next_address
-
-    def _refuse_addresses(self, tensor: torch.Tensor) -> None:
-        if tensor.dtype in (torch.int64, torch.uint64) and tensor.numel():
-            values = tensor.view(torch.int64)
-            if bool(((values >= FIRST_ADDRESS) & (values < self._next_address)).any()):
-                raise Unsupported(
-                    "a table of device addresses: pass the tensors themselves, or one stacked"
-                    " tensor with offsets"
-                )
 
     def _add_storage(self, tensor: Any, storage: Storage) -> int:
         number = len(self.storages)
@@ -251,10 +237,6 @@ class Recorder(TorchDispatchMode):
             raise BoundExceeded(f"more than {limits.MAX_NODES} launches and operations")
         self.nodes.append(node)
 
-    def take(self, nodes: list[Node]) -> None:
-        """Appends nodes that were recorded, and counted, aside."""
-        self.nodes.extend(nodes)
-
     def kernel(self, kernel: Kernel) -> int:
         """Number of a kernel; equal ones share it. Raises BoundExceeded."""
         number = self._kernel_numbers.get(kernel)
@@ -274,10 +256,6 @@ class Recorder(TorchDispatchMode):
             yield self.nodes
         finally:
             self.nodes = before
-
-    def position(self) -> tuple[int, int]:
-        """Place in the program: equal as long as no node is added."""
-        return id(self.nodes), len(self.nodes)
 
     # Operations
 

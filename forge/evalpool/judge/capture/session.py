@@ -78,7 +78,7 @@ def capture(
             `target`, `choices`, `repeats` (one call is made twice), `is_first` (the first
             call is the program) and `mode` ("gradients": inputs require them; "eval").
         code: The candidate's source.
-        ask: Answers value requests and kernel facts; without it they are unsupported.
+        ask: Answers with values that the host reads; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
         notes: Gets `follows_winner`: True if other winners of its choices make another program,
             `drawn_otherwise`: name of a tensor that has other values if nothing is loaded, and
@@ -116,7 +116,6 @@ class Session:
         stage = Stage.get()
         self.recorder = Recorder(fake=stage.fake, file=file, asking=self.asking)
         self.tuning = Tuning(self.recorder, request.get("choices") or {})
-        self.tuning.is_first_call = bool(request.get("is_first"))
         stage.begin(self.card, self.recorder, self.tuning)
         self.asking.prefix = self._prefix
         self.init: list[Node] = []
@@ -301,7 +300,7 @@ class Session:
     def _lost_choices(self, first: list[Node], forward: list[Node]) -> list[Node]:
         """Choices that only the first call made, since the candidate remembers the winner: the
         judge times them before the rest."""
-        made = {one.key: one for one in first if isinstance(one, Choice)} | self.tuning.benched
+        made = {one.key: one for one in first if isinstance(one, Choice)}
         again = {one.key for one in forward if isinstance(one, Choice)}
         return [one for key, one in made.items() if key not in again]
 
@@ -330,19 +329,18 @@ class Session:
             **facts,
         )
 
-    def _prefix(self, *, outputs: list[int], kernel: int | None) -> Program:
+    def _prefix(self, *, outputs: list[int]) -> Program:
         """The program until now, for a question to the judge."""
         is_forward = self.recorder.section is Section.FORWARD
         forward = self.recorder.nodes if is_forward else []
-        kernels = () if kernel is None else (kernel,)
         parts = forgotten(self.parts(), self._old)
-        return self._build(forward, outputs, parts=parts, kernels=kernels, returned="tuple")
+        return self._build(forward, outputs, parts=parts, returned="tuple")
 
     def _import(self, code: str) -> types.ModuleType:
         """Runs the candidate as a module of a real file: Triton reads kernel sources from it."""
         path = Path(self.file)
         path.write_text(code)
-        Stage.get().prepare_for(code, tuning=self.tuning, folder=path.parent)
+        Stage.get().prepare_for(code)
         module = types.ModuleType("candidate")
         module.__file__ = self.file
         sys.modules["candidate"] = module
@@ -440,7 +438,6 @@ class Session:
         self.tuning.begin_call(winners)
         with torch.set_grad_enabled(self._wants_gradients):
             result = self.model(*inputs)
-        self.tuning.end_benches()
         result = () if result is None else result  # an in-place problem
         self.nesting = nesting_of(result)
         self.returned = next(

@@ -6,9 +6,10 @@ Made once, in the zygote before any fork; each child begins its capture with the
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import triton.testing
 from torch._subclasses.fake_tensor import FakeTensor
 
 from forge.evalpool.judge.capture.failures import Unsupported
@@ -16,12 +17,9 @@ from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
 from forge.evalpool.judge.capture.pretence import card as cards
 from forge.evalpool.judge.capture.pretence import inductor
 from forge.evalpool.judge.capture.pretence.card import deep_copy, shallow_copy
-from forge.evalpool.judge.capture.pretence.streams import Stream
 from forge.evalpool.judge.capture.tuning import patches
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forge.evalpool.judge.capture.pretence.card import Card
     from forge.evalpool.judge.capture.recorder import Recorder
     from forge.evalpool.judge.capture.tuning import Tuning
@@ -29,23 +27,26 @@ if TYPE_CHECKING:
 
 CPP = "cpp_extension"
 """Module of torch that compiles C++ and CUDA C++, with the compilers of this machine."""
+CPP_WORDS = "CUDA C++ is not judged; write a Triton kernel"
+STREAMS = (
+    *("Stream", "Event", "stream", "StreamContext", "current_stream", "default_stream"),
+    *("set_stream", "ExternalStream", "CUDAGraph", "graph", "make_graphed_callables"),
+)
+"""Names of `torch.cuda` that order work, or time it."""
+STREAM_WORDS = (
+    "a program that uses CUDA streams, events or graphs cannot be judged: launch on the current "
+    "stream; kernels are timed in a graph of the judge's own"
+)
+TIME_WORDS = "do_bench: no kernel runs while host code does; let @triton.autotune choose"
 
 
-def refuse_cpp(*args: object, **kwargs: object) -> None:
-    """Stands for the functions of that module. Raises Unsupported."""
-    raise Unsupported("CUDA C++ is not judged; write a Triton kernel")
+def refusing(words: str) -> Any:
+    """A function that raises Unsupported, in place of another one."""
 
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise Unsupported(words)
 
-GRAPHS = ("ExternalStream", "CUDAGraph", "graph", "make_graphed_callables")
-"""Names of `torch.cuda` that make graphs, or streams of an address."""
-
-
-def refuse_streams(*args: object, **kwargs: object) -> NoReturn:
-    """Stands for what makes a stream or a graph. Raises Unsupported."""
-    raise Unsupported(
-        "a program that uses CUDA streams or graphs cannot be judged: launch on the current stream;"
-        " kernels are timed in a graph of the judge's own"
-    )
+    return refuse
 
 
 class Stage:
@@ -74,21 +75,22 @@ class Stage:
         self._pretence.set(FakeTensor, "__copy__", shallow_copy)
         self._pretence.set(FakeTensor, "__deepcopy__", deep_copy)
         self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.to_list(tensor))
-        self._pretence.set(Stream, "__new__", refuse_streams)
-        for name in GRAPHS:
-            self._pretence.set(torch.cuda, name, refuse_streams)
+        for name in STREAMS:
+            self._pretence.set(torch.cuda, name, refusing(STREAM_WORDS))
+        for name in ("do_bench", "do_bench_cudagraph"):
+            self._pretence.set(triton.testing, name, refusing(TIME_WORDS))
         for owner, name, value in patches(tuning):
             self._pretence.set(owner, name, value)
         self.compiler.begin(recorder, CaptureDriver(card))
 
-    def prepare_for(self, code: str, *, tuning: Tuning, folder: Path) -> None:
+    def prepare_for(self, code: str) -> None:
         """Makes ready what a source names and few others need."""
-        for owner, name, value in inductor.patches(code, tuning.choose, folder=folder):
+        for owner, name, value in inductor.patches(code):
             self._pretence.set(owner, name, value)
         if CPP in code:
             builder: Any = importlib.import_module(f"torch.utils.{CPP}")
             for name in ("load", "load_inline"):
-                self._pretence.set(builder, name, refuse_cpp)
+                self._pretence.set(builder, name, refusing(CPP_WORDS))
 
     def end(self) -> None:
         """Torch and Triton answer as they did before."""

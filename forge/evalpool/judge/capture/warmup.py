@@ -6,7 +6,6 @@ process.
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from pathlib import Path
 
@@ -75,15 +74,8 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def warm_up(*, with_inductor: bool = False) -> None:
-    """Captures a candidate with common constructs; afterwards the process answers as before.
-
-    Args:
-        with_inductor: Imports what Inductor's output needs, too: 1.5 s here, and as much in each
-            child that captures such a candidate otherwise.
-    """
-    if with_inductor:
-        importlib.import_module("torch._inductor.runtime.triton_heuristics")
+def warm_up() -> None:
+    """Captures a candidate with common constructs; afterwards the process answers as before."""
     request = {
         "entry_point": "ModelNew",
         "init": ["list", [["value", 32]]],

@@ -223,8 +223,6 @@ class Alternative:
     before it (`reset_to_zero`): the judge restores both."""
 
 
-BENCHMARK = "benchmark."
-"""Beginning of the key of a choice between benchmarks of the host's own (`do_bench`)."""
 Node: TypeAlias = Launch | Op | Value | Choice
 
 

@@ -222,11 +222,6 @@ MAX_BITS = 1024
 """Bits of all integers among them: sizes and counts are small, a float behind integers is not."""
 NUM_SECTIONS = 3
 """`init`, and `forward` twice."""
-MAX_FACTS = 256
-"""Questions about compiled kernels in one capture."""
-MAX_FACTS_S = 60.0
-"""Time of all compilations together that a capture's deadline does not count: one takes about a
-second, and a candidate may have each take as long as the compiler lets it."""
 
 
 @dataclass(frozen=True, slots=True)

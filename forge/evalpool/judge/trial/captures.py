@@ -22,8 +22,6 @@ from forge.evalpool.judge.children.spawner import CANDIDATE_ROLE
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import InvalidProgram, Program
 from forge.evalpool.judge.program.questions import (
-    MAX_FACTS,
-    MAX_FACTS_S,
     Question,
     excess,
     unanswerable,
@@ -54,7 +52,6 @@ DOUBTFUL = frozenset(
 )
 """Types of failures of a shared child after which a candidate gets a child of its own: it may have
 asked something, or the child may be worn out."""
-FACTS_WORDS = f"a question about a compiled kernel names one, {MAX_FACTS} times at most"
 
 
 class Answers(Protocol):
@@ -63,10 +60,6 @@ class Answers(Protocol):
     def values(self, prefix: Program, *, number: int) -> list[Any] | None:
         """The elements of the prefix's outputs, on input set `number`; None if they cannot be read.
         Raises Decided."""
-        ...
-
-    def facts(self, prefix: Program) -> dict[str, int] | None:
-        """Registers and memory of the prefix's kernel; None if they cannot be known here."""
         ...
 
 
@@ -253,9 +246,7 @@ class Asked:
     parse: Callable[[Runner, bytes], Program]
     questions: list[Question] = field(default_factory=list[Question])
     _num_values: int = 0
-    _num_facts: int = 0
     _num_bytes: int = 0
-    _facts_left_s: float = MAX_FACTS_S
 
     def answer(self, found: exchange.Answer) -> tuple[Any, float]:
         """The answer to a question, and the time that the capture's deadline does not count: a busy
@@ -269,16 +260,8 @@ class Asked:
             raise self._refused(f"more than {MAX_ASKED_BYTES >> 20} MB of questions")
         prefix = self.parse(self.run, found.program)
         began, own = time.monotonic(), time.thread_time()
-        if found.body.get("kind") == "value":
-            value = self._values(prefix)
-            return value, time.monotonic() - began - (time.thread_time() - own)
-        self._num_facts += 1
-        if self._num_facts > MAX_FACTS or len(prefix.kernels) != 1:
-            raise self._refused(FACTS_WORDS)
-        value = self.answers.facts(prefix)
-        spent = min(time.monotonic() - began, self._facts_left_s)
-        self._facts_left_s -= spent
-        return value, spent
+        value = self._values(prefix)
+        return value, time.monotonic() - began - (time.thread_time() - own)
 
     def _values(self, prefix: Program) -> list[Any] | None:
         self._num_values += len(prefix.outputs)
@@ -320,12 +303,8 @@ def _parsed(run: Runner, data: bytes) -> Program:
 
 
 class NoAnswers:
-    """For references: they are captured without values and facts."""
+    """For references: they are captured without values."""
 
     def values(self, prefix: Program, *, number: int) -> list[Any] | None:
-        """None: the capture fails as unsupported."""
-        return None
-
-    def facts(self, prefix: Program) -> dict[str, int] | None:
         """None: the capture fails as unsupported."""
         return None

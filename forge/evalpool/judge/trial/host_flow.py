@@ -103,12 +103,15 @@ class Seen:
 
     def joined(self, others: Iterable[Seen]) -> Seen:
         """A value that is made of this one and of others."""
-        for one in others:
-            of, is_fact = self.of or one.of, self.is_fact or one.is_fact
-            places, is_plain = self.places | one.places, self.is_plain and one.is_plain
-            self = replace(self, of=of, is_fact=is_fact, places=places, is_plain=is_plain)
-            self = self.marked(self.marks | one.marks)
-        return self
+        made = [self, *others]
+        return replace(
+            self,
+            of=next((one.of for one in made if one.of), ""),
+            is_fact=any(one.is_fact for one in made),
+            places=frozenset[str]().union(*(one.places for one in made)),
+            is_plain=all(one.is_plain for one in made),
+            marks=frozenset[str]().union(*(one.marks for one in made)),
+        )
 
     def marked(self, marks: frozenset[str]) -> Seen:
         """The same value with these marks alone."""
@@ -204,19 +207,14 @@ class Flow:
         """Raises Refused."""
         known = None
         self._seek()
-        while known != (found := self._found()):
-            known = found
+        while known != self.changed | self._parts:
+            known = self.changed | self._parts
             self._count = 0
-            self._known.clear()
             try:
                 self._pass()
             except Refused:
-                if known == self._found():
+                if known == self.changed | self._parts:
                     raise  # else it may be a cache that was not known as one
-
-    def _found(self) -> tuple[set[str], Names]:
-        """The findings that a pass may add to."""
-        return self.changed | self._parts, dict(self._held)
 
     def _seek(self) -> None:
         """Finds what calls set, as far as it is written out: a cache is known before it is read."""
@@ -232,9 +230,15 @@ class Flow:
                         self.changed.add(_root(place))
 
     def _pass(self) -> None:
-        self._at_the_top()
-        order = sorted(self._called_names(), key=lambda one: (one not in FIRST, one != "forward"))
-        for name in order:
+        held = None
+        while held != self._held:  # by one constructor, and read by another
+            held = dict(self._held)
+            self._known.clear()
+            self._at_the_top()
+            for node in (one for name in FIRST for one in self.methods.get(name, ())):
+                self._root(node)
+        names = self._called_names().difference(FIRST)
+        for name in sorted(names, key=lambda one: one != "forward"):
             for node in self.methods.get(name, ()):
                 self._root(node)
             if name in self.functions and not self.parts.is_kernel(self.functions[name]):

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.first_call import first_call
-from forge.evalpool.judge.program.format import BENCHMARK, Choice
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.checks import Checks, require_form
@@ -317,8 +316,7 @@ class Judgement(Generic[D]):
         programs, captured = self.programs, self.programs.first()
         if not self._draw.has_elements(0):
             return
-        keys = [node.key for node in captured.program.forward if isinstance(node, Choice)]
-        if captured.program.stateful or any(key.startswith(BENCHMARK) for key in keys):
+        if captured.program.stateful:
             one = programs.capture(0, is_first=True)
             require_form(one.program, self._draw, programs.report, number=0)
             if wrong := self._wrong(one):

@@ -15,7 +15,6 @@ from forge.evalpool.judge.program.questions import concealed, deviation, truths
 from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS, require_form
 from forge.evalpool.judge.trial.structure import (
     compile_finding,
-    kernel_facts,
     num_launches,
     operation_line,
     require_structure,
@@ -133,11 +132,6 @@ class Programs:
         if self.device is None:
             raise ValuesAsked
         return self.device.values(prefix, number=number)
-
-    def facts(self, prefix: Program) -> dict[str, int] | None:
-        """Answers the capture child: registers and memory of a kernel that it compiled."""
-        (found,) = self.compiler.compile(prefix.kernels, prefix.target)
-        return None if isinstance(found, Failure) else kernel_facts(found)
 
     def first(self) -> Captured:
         """The program of set 0, captured once."""

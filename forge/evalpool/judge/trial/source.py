@@ -11,6 +11,7 @@ import warnings
 from dataclasses import dataclass
 
 from forge.evalpool.judge.channel.words import at_line
+from forge.evalpool.judge.trial.host_parts import bound_names
 from forge.records.reason import Reason, Status
 
 MAX_CODE_BYTES = 256_000
@@ -44,7 +45,8 @@ def check_source(code: str, *, entry_point: str) -> SourceFault | None:
         return _syntax_error(at_line(code, error.lineno, f"{type(error).__name__}: {error.msg}"))
     except (ValueError, RecursionError, MemoryError) as error:
         return _syntax_error(f"the source cannot be parsed: {type(error).__name__}")
-    if entry_point not in _bound_names(tree):
+    imported = {o.asname or o.name for o in ast.walk(tree) if isinstance(o, ast.alias)}
+    if entry_point not in bound_names(tree) | imported:
         detail = f"the answer does not define class {entry_point}"
         return SourceFault(status=Status.REJECTED, reason=Reason.NO_ENTRY_POINT, detail=detail)
     return None
@@ -61,24 +63,6 @@ def _parse(code: str) -> ast.Module:
         ):
             compile(tree, "candidate.py", "exec")  # finds `return` outside a function and the like
     return tree
-
-
-def _bound_names(tree: ast.Module) -> set[str]:
-    """Names that the source binds anywhere outside functions and classes, or imports by `*`."""
-    found: set[str] = set()
-    pending: list[ast.AST] = list(tree.body)
-    while pending:
-        node = pending.pop()
-        match node:
-            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-                found.add(node.name)
-            case ast.Name(ctx=ast.Store()):
-                found.add(node.id)
-            case ast.alias():
-                found.add(node.asname or node.name)
-            case _:
-                pending += ast.iter_child_nodes(node)
-    return found
 
 
 def _syntax_error(detail: str) -> SourceFault:

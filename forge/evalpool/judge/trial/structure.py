@@ -221,16 +221,6 @@ def torch_share(program: Program) -> float:
     return moved / max(own + moved, 1)
 
 
-def kernel_facts(binary: Binary) -> dict[str, int]:
-    """Facts of a compiled kernel, by the names that Triton gives them."""
-    return {
-        "n_regs": binary.num_registers,
-        "n_spills": binary.num_spills,
-        "n_max_threads": MAX_THREADS,
-        "shared": binary.shared_bytes,
-    }
-
-
 def launch_facts(
     program: Program, binaries: Sequence[Binary | Failure | None]
 ) -> tuple[LaunchFacts, ...]:

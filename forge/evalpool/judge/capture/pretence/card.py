@@ -19,8 +19,6 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from triton.backends.compiler import GPUTarget
 
-from forge.evalpool.judge.capture.pretence.streams import CURRENT, STREAMS, Generator
-
 REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 """c10's table of device guards, by device type: `c10::impl::device_guard_impl_registry`."""
 
@@ -33,9 +31,6 @@ DEFAULTS: dict[str, Any] = {
     "max_threads_per_multi_processor": 2048,
     "max_threads_per_block": 1024,
     "l2_cache_size": 50 << 20,
-    "clock_rate": 1980000,
-    "memory_clock_rate": 2619000,
-    "memory_bus_width": 5120,
 }
 """Default properties: those of an H100."""
 
@@ -79,13 +74,11 @@ class Card:
             "max_num_regs": self.fact("max_num_regs"),
             "multiprocessor_count": self.fact("multi_processor_count"),
             "warpSize": self.warp_size,
-            "sm_clock_rate": self.fact("clock_rate"),
-            "mem_clock_rate": self.fact("memory_clock_rate"),
-            "mem_bus_width": self.fact("memory_bus_width"),
         }
 
     def torch_properties(self) -> SimpleNamespace:
-        """Properties as `torch.cuda.get_device_properties` returns them."""
+        """Properties as `torch.cuda.get_device_properties` returns them, but what tells one card
+        from another of its kind."""
         major, minor = self.capability
         found = SimpleNamespace(
             major=major,
@@ -101,15 +94,6 @@ class Card:
             shared_memory_per_block_optin=self.fact("max_shared_mem"),
             shared_memory_per_multiprocessor=self.fact("max_shared_mem") + 1024,
             L2_cache_size=self.fact("l2_cache_size"),
-            clock_rate=self.fact("clock_rate"),
-            memory_clock_rate=self.fact("memory_clock_rate"),
-            memory_bus_width=self.fact("memory_bus_width"),
-            is_integrated=0,
-            is_multi_gpu_board=0,
-            pci_bus_id=1,
-            pci_device_id=0,
-            pci_domain_id=0,
-            uuid="00000000-0000-0000-0000-000000000000",
             gcnArchName=str(self.arch) if self.backend == "hip" else "",
         )
         found.__dict__.update(self.properties)
@@ -172,17 +156,13 @@ class Pretence:
         """Makes `torch.cuda` answer as with this card."""
         torch._C._set_only_lift_cpu_tensors(True)
         self.set(fake_tensor, "init_gpu_context", lambda *args: None)
-        for name, value in (_answers(card) | STREAMS).items():
+        for name, value in _answers(card).items():
             self.set(torch.cuda, name, value)
-        self.set(torch.cuda, "default_generators", (Generator(),))
-        self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: CURRENT.cuda_stream)
+        self.set(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)
         self.set(torch._C, "_cuda_getDevice", lambda: 0)
         self.set(torch._C, "_cuda_setDevice", lambda device: None)
         self.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)
-        self.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
         self.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
-        for name in ("mark", "range_push", "range_pop"):
-            self.set(torch.cuda.nvtx, name, lambda *args: 0)
         self.set(torch.nn.Module, "_apply", _apply)
         self.set(torch, "compile", _as_written)
         self.set(torch.nn.Module, "compile", lambda module, *args, **kwargs: None)
@@ -214,48 +194,59 @@ def _apply(module: Any, fn: Any, recurse: bool = True) -> Any:
     return module
 
 
+class Guard:
+    """`torch.cuda.device(...)`, `device_of`: changes nothing."""
+
+    idx = prev_idx = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, *args: object) -> bool:
+        return False
+
+
+class Generator:
+    """The card's random generator, whose state `torch.utils.checkpoint` keeps: nothing is drawn."""
+
+    device = torch.device("cuda", 0)
+
+    def get_state(self) -> torch.Tensor:
+        """[16] uint8: seed and offset."""
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def set_state(self, state: torch.Tensor) -> None:
+        """Changes nothing."""
+
+
 def _answers(card: Card) -> dict[str, Any]:
     properties = card.torch_properties()
-    total = card.fact("total_memory")
     zero = lambda *args, **kwargs: 0  # noqa: E731
     nothing = lambda *args, **kwargs: None  # noqa: E731
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "init": nothing,
-        "_lazy_init": nothing,
         "_is_compiled": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: True,
         "is_tf32_supported": lambda: True,
         "device_count": lambda: 1,
-        "current_device": zero,
-        "set_device": nothing,
-        "_exchange_device": zero,
-        "_maybe_exchange_device": zero,
         "get_device_capability": lambda device=None: card.capability,
         "get_device_properties": lambda device=None: properties,
         "get_device_name": lambda device=None: properties.name,
-        "get_arch_list": lambda: [f"sm_{card.arch}"],
-        "empty_cache": nothing,
-        "ipc_collect": nothing,
-        "reset_peak_memory_stats": nothing,
-        "reset_max_memory_allocated": nothing,
-        "mem_get_info": lambda device=None: (total, total),
-        "memory_stats": lambda device=None: {},
-        "manual_seed": nothing,
-        "manual_seed_all": nothing,
         "is_current_stream_capturing": lambda: False,
-        "set_per_process_memory_fraction": nothing,
-        "can_device_access_peer": lambda *args: False,
+        "default_generators": (Generator(),),
     }
-    for name in (
-        "memory_allocated",
-        "max_memory_allocated",
-        "memory_reserved",
-        "max_memory_reserved",
-    ):
+    for name in ("current_device", "_exchange_device", "_maybe_exchange_device"):
         answers[name] = zero
-    return answers
+    for name in (
+        *("init", "_lazy_init", "set_device", "empty_cache", "synchronize"),
+        *("manual_seed", "manual_seed_all"),
+    ):
+        answers[name] = nothing
+    return answers | dict.fromkeys(("device", "device_of", "_DeviceGuard"), Guard)
 
 
 def deep_copy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
