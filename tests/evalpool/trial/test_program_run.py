@@ -696,7 +696,8 @@ def made_trials(folder: Path, **parts: Any) -> GpuTrials:
         "baselines",
     ]
     sketches = SimpleNamespace(of=lambda *_, **__: None)
-    made = dict.fromkeys(names) | {"given": parts["references"], "sketches": sketches}
+    draws = dict.fromkeys(("given", "shown"), parts["references"])
+    made = dict.fromkeys(names) | draws | {"sketches": sketches}
     given: Any = made | parts
     stamp = Stamp(isolation="namespaces", caps="watch", harness="h", device="GPU")
     turns = GpuTurns(GpuLease("GPU-1", folder=folder))
