@@ -129,7 +129,7 @@ def records(root: Path) -> list:
         ),
         Event(at=1.0, kind="stage_start", message="sft-0", data={"stage": 0, "weights": data}),
         PolicyVersion(
-            version=1, attempt=1, stage=0, step=9, path=f"{root}/weights/sft-9", sha256="",
+            version=1, attempt=1, stage=0, step=9, path=f"{root}/weights/sft-9", sha256="0",
             publish_s=0.0, probe_gap=0.0,
         ),
     ]  # fmt: skip

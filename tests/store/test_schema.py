@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import anyio
 import pytest
 
 from forge.cli import run_command
+from forge.records import ToolCall
 from forge.store.schema import rollups
 from forge.store.schema.create import (
     APPLICATION_ID,
@@ -25,7 +27,7 @@ from forge.store.schema.create import (
 from forge.store.write import databases
 from forge.views import run_state
 from tests.docs.pages import Block, read_blocks
-from tests.store.storefactory import small_run, write_run
+from tests.store.storefactory import small_run, turn, write_run
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -79,7 +81,8 @@ BLOCKS = read_blocks("sql")
 @pytest.fixture(scope="module")
 def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("docs") / "toy-1"
-    anyio.run(write_run, root, small_run())
+    call = ToolCall(message="Docs?", tool="docs", arguments={}, result="tl.load", seconds=0.5)
+    anyio.run(write_run, root, [*small_run(), replace(turn(9), calls=(call,))])
     return root / "run.db"
 
 
