@@ -86,7 +86,6 @@ class Session:
         except BaseException:
             self._loaded.close()
             raise
-        self._card = card
         self._timer: Timer | None = None
 
     def run(self, calls: Sequence[Call]) -> list[RunReport]:
@@ -98,7 +97,7 @@ class Session:
             with loaded.chosen(call.choices):
                 exchange.prepare(call, is_checked=True)
                 loaded.run(Section.FORWARD, is_checked=True)
-            self._synchronize()
+            self._loaded.synchronize()
             facts = {"values": tuple(loaded.values), "num_launches": loaded.num_launches}
             flags = exchange.collect(call)
             ran.append((call, facts, flags, loaded.places.slack_flags(call.slack)))
@@ -127,7 +126,7 @@ class Session:
         """Times the alternatives of every open choice, and fixes the winners."""
         self._place(Placement.START, is_direct=True)
         tuned = Tuner(self._loaded, self._exchange).tune(call)
-        self._synchronize()
+        self._loaded.synchronize()
         return tuned
 
     def close(self) -> None:
@@ -135,7 +134,7 @@ class Session:
 
         Raises Faulted.
         """
-        self._synchronize()
+        self._loaded.synchronize()
         if self._timer is not None:
             self._timer.close()
         self._exchange.close()
@@ -155,12 +154,6 @@ class Session:
             self._timer.close()
             self._timer = None
         places.place(placement, is_direct=is_direct)
-
-    def _synchronize(self) -> None:
-        try:
-            self._card.synchronize()
-        except DriverError as error:
-            raise failed(error, None) from error
 
 
 class ContextLost(Exception):

@@ -9,9 +9,8 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.call import ChoiceReport
-from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed, reason_of
+from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, reason_of
 from forge.evalpool.judge.program.format import Choice, Section
 
 if TYPE_CHECKING:
@@ -90,8 +89,5 @@ class Tuner:
             for tensor, content in zip(tensors, kept, strict=True):
                 tensor.copy_(content)
             pairs.append((start, end))
-        try:
-            card.synchronize()
-        except DriverError as error:
-            raise failed(error, steps[0] if steps else None) from error
+        loaded.synchronize(steps[0] if steps else None)
         return statistics.median(start.elapsed_time(end) * 1e3 for start, end in pairs[1:])

@@ -207,6 +207,13 @@ class Loaded:
                 raise CannotRun("capture", str(error).split("\n")[0], line=step.line) from error
             raise self._failed(error, step) from error
 
+    def synchronize(self, step: Step | None = None) -> None:
+        """Waits for the card. Raises as `run`, for `step` if it is known."""
+        try:
+            self.card.synchronize()
+        except DriverError as error:
+            raise failed(error, step) from error
+
     def _failed(self, error: Exception, step: Step) -> CannotRun | Faulted:
         """The exception for what torch raises: a lost context shows as a RuntimeError, too."""
         message = str(error).split("\n")[0][:500]

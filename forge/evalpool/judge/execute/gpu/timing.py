@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.call import TimedCall, TimeReport
 from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES, Graph
 from forge.evalpool.judge.execute.gpu.places import POISON
-from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, failed
+from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step
 from forge.evalpool.judge.program.format import Section
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Timer:
         for _ in range(NUM_WARM_UPS):
             self._exchange.prepare(call)
             self._loaded.run(Section.FORWARD)
-        self._synchronize()
+        self._loaded.synchronize()
         self._capture()
         for _ in range(NUM_WARM_UPS):
             self._exchange.prepare(call)
@@ -126,14 +125,14 @@ class Timer:
         for address, num_bytes in self._torch_ranges():
             card.driver.fill(address, num_bytes, POISON, stream=card.stream)
         card.driver.reset_persisting()
-        self._synchronize()
+        self._loaded.synchronize()
         began = time.perf_counter_ns()
         card.flush()
         card.keep_busy(REPLAY_CYCLES)
         start.record()
         work()
         end.record()
-        self._synchronize()
+        self._loaded.synchronize()
         wall_us = (time.perf_counter_ns() - began) / 1e3
         return start.elapsed_time(end) * 1e3, wall_us
 
@@ -142,12 +141,6 @@ class Timer:
         if self._graph is not None:
             return self._graph_ranges
         return self._loaded.memory.ranges() if self._loaded.residency.floating else []
-
-    def _synchronize(self) -> None:
-        try:
-            self._card.synchronize()
-        except DriverError as error:
-            raise failed(error, None) from error
 
     def _run_nodes(self) -> list[float]:
         loaded = self._loaded
@@ -159,5 +152,5 @@ class Timer:
             for step, event in zip(steps, events[1:], strict=True):
                 loaded.step(step)
                 event.record()
-        self._synchronize()
+        self._loaded.synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in pairwise(events)]
