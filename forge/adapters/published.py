@@ -6,13 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from forge.adapters.verdict import ProtocolResult, Reward, ShapeResult
 from forge.adapters.verdict import Verdict as PublicVerdict
-from forge.config.keys import found_mistakes
-from forge.config.schema import RewardTable, dotted
-from forge.errors import ConfigError
+from forge.config.keys import validated
+from forge.config.schema import RewardTable
 from forge.records import Status, Timing, Verdict
 from forge.records.verdict import TIMING_FIELDS
 from forge.rollout.rewards import reward_terms
@@ -116,10 +113,4 @@ def reward_of(
 
 def read_weights(weights: Mapping[str, Any] | None) -> RewardTable:
     """The `[reward]` table with these keys. Raises ConfigError."""
-    values = dict(weights or {})
-    try:
-        return RewardTable.model_validate(values)
-    except ValidationError as error:
-        found = found_mistakes(error, values, root=RewardTable)
-        lines = [f"weights.{dotted(mistake.path)}: {mistake.text}" for mistake in found]
-        raise ConfigError("\n".join(lines)) from error
+    return validated(RewardTable, dict(weights or {}), prefix="weights.")

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import ValidationError
-
-from forge.config.keys import found_mistakes
-from forge.config.schema import JudgeTable, dotted
+from forge.config.keys import validated
+from forge.config.schema import JudgeTable
 from forge.config.schema.judge import RulesName
 from forge.config.schema.problems import ConstantsTable, ProblemsTable, RowFormat
 from forge.errors import ConfigError, MachineError, pip_install
@@ -73,7 +71,7 @@ class JudgeSettings:
                         f"--url: --{option.name.replace('_', '-')} must be set where the pool is "
                         "served"
                     )
-            return _table_of({"url": [self.url]})
+            return validated(JudgeTable, {"url": [self.url]}, prefix="judge.")
         chosen: dict[str, str] = {
             name: value
             for name in ("isolation", "compile", "baseline", "protocol", "policy", "target")
@@ -86,8 +84,14 @@ class JudgeSettings:
             _require("--also", name, allowed=get_args(RulesName))
         workers = len(os.sched_getaffinity(0)) if self.workers is None else self.workers
         lists = {"also": list(self.also), "site_packages": list(self.site_packages)}
-        values = {"workers": workers, **lists, **chosen, **self._deadlines(), **self.more}
-        table = _table_of(values)
+        values: dict[str, Any] = {
+            "workers": workers,
+            **lists,
+            **chosen,
+            **self._deadlines(),
+            **self.more,
+        }
+        table = validated(JudgeTable, values, prefix="judge.")
         _require_torch()
         require_installed(table.site_packages, key=OPTION)
         require_target(table.target, key=f"{self.prefix}target")
@@ -151,12 +155,7 @@ def _allowed(key: str) -> tuple[str, ...]:
 def checked_constants(values: Mapping[str, Any]) -> ConstantsTable:
     """A table of module constants, as `problems.overrides` has it. Raises ConfigError."""
     given: dict[str, Any] = {"overrides": values}
-    try:
-        return ProblemsTable.model_validate(given).overrides
-    except ValidationError as error:
-        found = found_mistakes(error, given, root=ProblemsTable)
-        lines = [f"{dotted(mistake.path)}: {mistake.text}" for mistake in found]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
+    return validated(ProblemsTable, given).overrides
 
 
 def check_precision(precision: str) -> None:
@@ -176,12 +175,3 @@ def check_format(name: str) -> RowFormat:
 def _require(option: str, value: str, *, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ConfigError(f"{option} {value}: one of {', '.join(allowed)}")
-
-
-def _table_of(values: dict[str, Any]) -> JudgeTable:
-    try:
-        return JudgeTable.model_validate(values)
-    except ValidationError as error:
-        found = found_mistakes(error, values, root=JudgeTable)
-        lines = [f"judge.{dotted(mistake.path)}: {mistake.text}" for mistake in found]
-        raise ConfigError("\n".join(lines)) from error

@@ -15,21 +15,20 @@ import types
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from forge.config.checks import Mistake, show
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SearchStage, SftStage
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SearchStage, SftStage, dotted
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pydantic import ValidationError
     from rich.console import RenderableType
 
     from forge.config.schema import KeyPath, TomlTable, TomlValue
@@ -307,6 +306,21 @@ def found_mistakes(
         path = _real_path(detail["loc"], values)
         mistakes.setdefault(path, Mistake(path=path, text=_message(path, values, root)))
     return list(mistakes.values())
+
+
+Table = TypeVar("Table", bound=BaseModel)
+
+
+def validated(root: type[Table], values: TomlTable, *, prefix: str = "") -> Table:
+    """A table of values that are in no file. Raises ConfigError with a line for each mistake."""
+    try:
+        return root.model_validate(values)
+    except ValidationError as error:
+        found = found_mistakes(error, values, root=root)
+        lines = dict.fromkeys(
+            f"{prefix}{dotted(mistake.path)}: {mistake.text}" for mistake in found
+        )
+        raise ConfigError("\n".join(lines)) from error
 
 
 def without(values: TomlTable, mistakes: list[Mistake]) -> TomlTable:
