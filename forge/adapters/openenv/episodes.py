@@ -101,6 +101,8 @@ class Episode:
     is_solved: bool = False
     is_judging: bool = False
     """True while an answer is being judged."""
+    used_at: float = 0.0
+    """Time of its last request over HTTP, in seconds."""
 
     @property
     def is_done(self) -> bool:
@@ -256,7 +258,6 @@ class Sessions:
     """Seconds without a request after which an episode over HTTP is closed."""
     num_connections: int = 0
     _episodes: dict[str, Episode] = field(default_factory=dict[str, "Episode"])
-    _used_at: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def num_open(self) -> int:
@@ -277,39 +278,35 @@ class Sessions:
         if episode.episode_id not in self._episodes:
             self._make_place(now)
         self._episodes[episode.episode_id] = episode
-        self._used_at[episode.episode_id] = now
+        episode.used_at = now
 
     def find(self, episode_id: str | None, *, now: float) -> Episode | None:
         """An open episode; without an id, the only one. None if there is no such episode."""
         self._expire(now)
         if episode_id is None and len(self._episodes) == 1:
             episode_id = next(iter(self._episodes))
-        if episode_id is None or episode_id not in self._episodes:
-            return None
-        self._used_at[episode_id] = now
-        return self._episodes[episode_id]
+        found = None if episode_id is None else self._episodes.get(episode_id)
+        if found is not None:
+            found.used_at = now
+        return found
 
     def _make_place(self, now: float) -> None:
         if self.num_open < self.limit:
             return
         self._expire(now)
-        ended = [key for key, episode in self._episodes.items() if episode.is_done]
+        ended = [episode for episode in self._episodes.values() if episode.is_done]
         if self.num_open >= self.limit and ended:
-            self._close(min(ended, key=self._used_at.__getitem__))
+            del self._episodes[min(ended, key=lambda episode: episode.used_at).episode_id]
         if self.num_open >= self.limit:
             text = f"{self.limit} episodes are open, the maximum; try again later"
             raise Refusal(ErrorCode.CAPACITY_REACHED, text, status=BUSY)
 
     def _expire(self, now: float) -> None:
-        for key in [
-            key
-            for key, at in self._used_at.items()
-            if now - at > self.idle_s and not self._episodes[key].is_judging
-        ]:
-            self._close(key)
-
-    def _close(self, key: str) -> None:
-        del self._episodes[key], self._used_at[key]
+        self._episodes = {
+            key: episode
+            for key, episode in self._episodes.items()
+            if now - episode.used_at <= self.idle_s or episode.is_judging
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,10 +314,11 @@ class ServedProblems:
     """Problems by name, in order."""
 
     by_name: Mapping[str, Problem]
-    names: Sequence[str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", tuple(self.by_name))
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the problems, in order."""
+        return tuple(self.by_name)
 
     def find(self, name: str) -> tuple[str, Problem]:
         """The name and the problem that a client means. Raises Refusal."""
