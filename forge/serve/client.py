@@ -8,7 +8,6 @@ ConfigError: it refused; MachineError: it failed).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -17,7 +16,6 @@ import numpy as np
 from forge.errors import ConfigError, MachineError
 from forge.process.ask import (
     error_message,
-    named_errors,
     open_client,
     open_url_client,
     parse_content,
@@ -28,7 +26,7 @@ from forge.records import Completion, Finish
 from forge.serve.wire import COMPACT, MAGIC, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -39,17 +37,6 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 """Errors of reading an answer of another shape."""
 SHORT_TIMEOUT_S = 10.0
 """Maximum wait for /health."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamChunk:
-    """Tokens that one step added to one sample."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    """Empty if the checkpoint has no tokenizer."""
-    completion: Completion | None = None
-    """In the last chunk: the whole sample, with its log probabilities and versions."""
 
 
 class ReplicaClient:
@@ -93,51 +80,6 @@ class ReplicaClient:
         settings = {"n": n, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         body = {"prompt": list(prompt_ids), "stop_token_ids": list(stop_token_ids), **settings}
         return await self._ask("/v1/completions", body, parse=_completions, headers=ACCEPT)
-
-    async def stream(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        max_tokens: int,
-        temperature: float = 1.0,
-        seed: int = 0,
-        stop_token_ids: Sequence[int] = (),
-    ) -> AsyncIterator[StreamChunk]:
-        """Sample one continuation and yield its tokens step by step. The last chunk has the whole
-        sample. Leaving the iteration aborts it in the engine."""
-        ids: list[int] = []
-        settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-        body = {"prompt": list(prompt_ids), "stop_token_ids": list(stop_token_ids), **settings}
-        asked = "POST /v1/completions (stream)"
-        with named_errors(self.name, asked, timeout_s=self.timeout_s):
-            async with self._http.stream(
-                "POST", "/v1/completions", json={**body, "stream": True}
-            ) as response:
-                if response.status_code != 200:
-                    raise _refused(self.name, response.status_code, await response.aread())
-                async for line in response.aiter_lines():
-                    if (chunk := self._chunk(line, ids)) is not None:
-                        yield chunk
-
-    def _chunk(self, line: str, ids: list[int]) -> StreamChunk | None:
-        """Parse one event; None for other lines. `ids` collects the tokens of all events."""
-        if not line.startswith("data: {"):
-            return None
-        try:
-            return self._read_event(parse_json(line.removeprefix("data: ").encode()), ids)
-        except MALFORMED as error:
-            raise _unreadable(self.name, error) from error
-
-    def _read_event(self, event: Any, ids: list[int]) -> StreamChunk | None:
-        if "error" in event:
-            raise MachineError(f"{self.name}: {event['error']['message']}")
-        if "token_ids" not in event:
-            return None
-        ids += event["token_ids"]
-        is_last = event.get("finish_reason") is not None
-        completion = _completion({**event, "token_ids": ids}) if is_last else None
-        token_ids = tuple(event["token_ids"])
-        return StreamChunk(token_ids=token_ids, text=event["text"], completion=completion)
 
     async def load_weights(self, path: Path, *, version: int) -> float:
         """Serve the weights of a directory as `version`. Returns the engine's seconds for it."""
