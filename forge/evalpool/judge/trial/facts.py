@@ -49,6 +49,7 @@ class Facts:
         *,
         io_bytes: int,
         names: Collection[str],
+        changed: Collection[str] = (),
     ) -> ProblemFacts:
         """Facts of a problem.
 
@@ -56,18 +57,24 @@ class Facts:
             request: `request` of a draw of the problem.
             io_bytes: bytes of its inputs and outputs, which stand for the necessary work of a
                 reference without a program: how much of a table it reads is unknown.
-            names: torch's operations of one call: what is known of a reference without a program.
+            names, changed: torch's operations of one call, and parameters that it changes: what is
+                known of a reference without a program.
 
         Raises:
             ZygoteGone, WeakSandbox: no child can be had.
         """
-        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}\0{io_bytes}"
+        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}\0{io_bytes}{changed}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        found, is_sure = self._make(problem, request, io_bytes=io_bytes, names=names)
+        known = ProblemFacts(
+            num_bytes=io_bytes,
+            kinds=kinds_of_names(names),
+            written_parameters=frozenset(changed),
+        )
+        found, is_sure = self._make(problem, request, known=known)
         if not is_sure:
             return found
         with self._lock:
@@ -81,8 +88,7 @@ class Facts:
         problem: ReferenceModule,
         request: Mapping[str, Any],
         *,
-        io_bytes: int,
-        names: Collection[str],
+        known: ProblemFacts,
     ) -> tuple[ProblemFacts, bool]:
         """Facts, and True if another capture would give the same."""
         asked = {**request, "precision": problem.precision, "cast": True, "drawn": None}
@@ -97,8 +103,8 @@ class Facts:
         except Decided as decided:
             logger.info("%s: no program: %s", problem.problem_id, decided.finding.detail)
             is_sure = decided.finding.status not in CHANCE
-            return ProblemFacts(num_bytes=io_bytes, kinds=kinds_of_names(names)), is_sure
-        return known_facts(captured.program, io_bytes=io_bytes), True
+            return known, is_sure
+        return known_facts(captured.program, io_bytes=known.num_bytes), True
 
 
 def known_facts(reference: Program, *, io_bytes: int) -> ProblemFacts:

@@ -246,6 +246,7 @@ class Trials(ABC):
                 draw.request,
                 io_bytes=draw.io_bytes,
                 names=draw.names,
+                changed=draw.changed_parameters,
             )
 
     def _to_draw(self) -> AbstractContextManager[None]:
