@@ -38,7 +38,7 @@ from forge.evalpool.judge.capture.pretence.card import Card
 from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.capture.tuning import Tuning
-from forge.evalpool.judge.channel.nesting import nesting_of
+from forge.evalpool.judge.channel.nesting import Keywords, nesting_of, spread
 from forge.evalpool.judge.channel.words import needs_card
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Choice, Node, Origin, Section, Value
@@ -437,7 +437,8 @@ class Session:
         self.asking.begin_call()
         self.tuning.begin_call(winners)
         with torch.set_grad_enabled(self._wants_gradients):
-            result = self.model(*inputs)
+            by_place, by_name = spread(inputs)
+            result = self.model(*by_place, **by_name)
         result = () if result is None else result  # an in-place problem
         self.nesting = nesting_of(result)
         self.returned = next(
@@ -464,8 +465,9 @@ class Session:
             return make(value)
         if kind == "permuted":
             return self._decode(value[0], make).permute(value[1])
-        if kind == "dict":
-            return {key: self._decode(item, make) for key, item in value}
+        if kind in ("dict", "keywords"):
+            made = {key: self._decode(item, make) for key, item in value}
+            return made if kind == "dict" else Keywords(made)
         if kind in ("list", "tuple"):
             items = [self._decode(item, make) for item in value]
             return items if kind == "list" else tuple(items)

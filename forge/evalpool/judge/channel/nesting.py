@@ -1,5 +1,5 @@
 # pyright: strict
-"""Places of tensors in what forward returned: `(.(.-))` for `(a, (b, None))`.
+"""Places of tensors in what forward returned: `(.(.-))` for `(a, (b, None))`; arguments by name.
 
 A caller takes a result apart as the reference gives it. Empty for a tensor, and for a list or tuple
 of nothing but tensors: `Program.returned` says which. Imports no torch.
@@ -11,6 +11,16 @@ from typing import Any, cast
 
 MAX_NESTING = 4_000
 """Characters of a nesting, which is cut there: there are 1,000 outputs at most."""
+
+
+class Keywords(dict[str, Any]):
+    """Arguments that forward gets by name: the last of its inputs."""
+
+
+def spread(inputs: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call by place, and those by name."""
+    is_named = bool(inputs) and isinstance(inputs[-1], Keywords)
+    return (inputs[:-1], inputs[-1]) if is_named else (inputs, {})
 
 
 def nesting_of(result: Any) -> str:

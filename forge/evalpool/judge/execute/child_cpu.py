@@ -253,7 +253,7 @@ def _tensors(tree: Any) -> Iterator[int]:
         yield value
     elif kind == "permuted":
         yield from _tensors(value[0])
-    elif kind == "dict":
+    elif kind in ("dict", "keywords"):
         for _, item in value:
             yield from _tensors(item)
     elif kind in ("list", "tuple"):

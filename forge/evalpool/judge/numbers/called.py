@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from forge.evalpool.judge.channel.nesting import nesting_of
+from forge.evalpool.judge.channel.nesting import Keywords, nesting_of, spread
 from forge.evalpool.judge.numbers.blocks import widened
 from forge.records.examination import Flag
 
@@ -172,8 +172,9 @@ def call_again(model: Any, inputs: list[Any], first: Any) -> Called:
 
 
 def _called(model: Any, inputs: list[Any]) -> Called:
+    by_place, by_name = spread(inputs)
     with CLOCK.measured():
-        result = model(*inputs)
+        result = model(*by_place, **by_name)
     after = leaves(inputs)
     return Called(
         outputs=flatten(result),
@@ -272,7 +273,8 @@ def replaced(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor]) ->
             items = [visit(item) for item in value]
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict):
-            return {key: visit(item) for key, item in value.items()}
+            made = {key: visit(item) for key, item in value.items()}
+            return Keywords(made) if isinstance(value, Keywords) else made
         return value
 
     return visit(value)

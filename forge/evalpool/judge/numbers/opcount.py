@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.evalpool.judge.numbers.blocks import widened
 from forge.evalpool.judge.numbers.called import call_on, copied, leaves
 from forge.evalpool.judge.numbers.protocols import TOLERANCE
 
@@ -40,11 +39,11 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 STEPS = {"round", "floor", "ceil", "trunc", "frac", "div", "fmod", "remainder", "floor_divide"}
 """Operations that jump at multiples of 1, or of the number that they divide by."""
 CASTS = ("_to_copy", "copy_")
+MAX_TABLE = 64
+"""Elements of a tensor each of which is a number that an operation compares with."""
 MIXING = ("softmax", "norm", "cum", "sort", "mm", "conv", "roll", "flip")
 """Parts of names of operations that keep a shape and are not elementwise."""
 HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-MAX_BOUND = 1e20
-"""Larger numbers stand for infinity."""
 EXACT = {
     *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "index", "index_select", "gather"),
     *("embedding", "constant_pad_nd", "repeat", "repeat_interleave", "roll", "flip", "where"),
@@ -106,6 +105,8 @@ class OpCounter(TorchDispatchMode):
             address: n for n, address in enumerate(map(_address, inputs)) if address
         }
         """Memory of inputs and of elementwise functions of them: the input, None of several."""
+        self._fixed = set[int]()
+        """Memory of tensors that are made of none."""
         self.names: set[str] = set()
         """Operations that read or write data."""
         self.flops = 0
@@ -123,8 +124,6 @@ class OpCounter(TorchDispatchMode):
         counts."""
         self.specials: set[float] = set()
         """NaN and infinities that operations look for in an input itself."""
-        self.is_bounded = False
-        """True if a finite number was beyond all that it was compared with."""
         self.is_comparing = False
         """True if two tensors with axes were compared."""
         self.is_truncating = False
@@ -152,7 +151,6 @@ class OpCounter(TorchDispatchMode):
             self.is_comparing |= is_search or (name in COMPARISONS and len(_with_axes(args)) == 2)
             found = set(self._numbers([*args, *(kwargs or {}).values()]))
             self.constants |= found
-            self.is_bounded = self.is_bounded or _is_beyond(found, args[0])
             self.compared |= found if name in COMPARISONS else set()
             if not any(one.is_floating_point() or one.is_complex() for one in _tensors(args)):
                 steps = (0,) if name in ("eq", "ne", "isin") else (-1, 0, 1)
@@ -161,6 +159,9 @@ class OpCounter(TorchDispatchMode):
             if name in ("eq", "ne") and _is_same(*_tensors(args)):
                 self.constants.add(math.nan)  # x != x is a NaN
         self.specials |= self._looked_for(name, args, out)
+        is_fixed = all(_address(one) in self._fixed for one in _tensors(args))
+        change = self._fixed.update if is_fixed else self._fixed.difference_update
+        change(map(_address, _tensors((out,))))
         if name.rstrip("_") in STEPS:
             self.units |= self._units(name.rstrip("_"), args, kwargs or {})
         if not func.is_view and not _is_free(name):
@@ -217,16 +218,12 @@ class OpCounter(TorchDispatchMode):
                     yield float(value)
                 elif value.data_ptr() in self._own:
                     yield from (float(one) for one in torch.aminmax(value))
+                elif value.numel() <= MAX_TABLE and _address(value) in self._fixed:
+                    found = [float(one) for one in value.flatten()]
+                    is_places = found == [found[0] + n for n in range(len(found))]
+                    yield from [] if is_places else found
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 yield float(value)
-
-
-def _is_beyond(numbers: set[float], value: Any) -> bool:
-    """True if a number exceeds all elements of a tensor, and no float."""
-    most = max((abs(one) for one in numbers if abs(one) < MAX_BOUND), default=0.0)
-    if not most or not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return False
-    return bool(value.numel()) and bool((widened(value).abs() < most).all())
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -11,8 +11,9 @@ Where the reference looks for a maximum, what may be a bias is negative, or a ma
 with 0 would be right behind most products; where it looks for a minimum, positive.
 
 A buffer of one number moves where it is 0 or 1: any other may follow from the model's sizes, and a
-kernel may know it. A constant mask gets some of the other value. Where the reference does not bear
-that, signs are kept, in the end everything moves by a tenth alone.
+kernel may know it. An integer that may count calls is as after many of them. A constant mask gets
+some of the other value. Where the reference does not bear that, signs are kept, in the end
+everything moves by a tenth alone.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ MASK_SHARE = 0.7
 MAXIMA = ("max", "sort", "topk", "median", "kthvalue", "sumexp")
 """Parts of names of operations that look for a maximum, or for any place in an order; softmax is
 one of them."""
+FEW_CALLS, MANY_CALLS = 8, 32
+"""Calls that a counter has seen: so few where it may be an index, else more than so many, and more
+than any number that the reference compares with."""
+MAX_CALLS = 1 << 20
 SMALL = 0.1
 """A constant below it moves as 0 does: by half of itself it would stay next to nothing."""
 
@@ -63,11 +68,14 @@ def sign_of(names: Iterable[str]) -> int:
     return int(any("min" in name for name in every))
 
 
-def move(model: Any, *, far: Reach = Reach.SIGNS, sign: int = 0) -> bool:
+def move(
+    model: Any, *, far: Reach = Reach.SIGNS, sign: int = 0, bounds: Iterable[float] | None = None
+) -> bool:
     """Moves the floating parameters and running statistics of a module, in place.
 
     Args:
         sign: of all elements of what may be a bias (`sign_of`); 0 keeps them.
+        bounds: numbers that the reference compares with; None where an integer may be an index.
 
     Returns:
         True if a move that is not so far would be another one.
@@ -97,6 +105,8 @@ def move(model: Any, *, far: Reach = Reach.SIGNS, sign: int = 0) -> bool:
             module.running_mean.add_(torch.randn_like(module.running_mean) * reach)
             assert module.running_var is not None
             module.running_var.mul_((torch.randn_like(module.running_var) * reach).exp())
+            if module.num_batches_tracked is not None and far is Reach.SIGNS:
+                _count(module.num_batches_tracked, bounds or ())
             has_constants = not is_slight
         elif not is_slight:
             for buffer in module.buffers(recurse=False):
@@ -111,9 +121,19 @@ def move(model: Any, *, far: Reach = Reach.SIGNS, sign: int = 0) -> bool:
                     buffer.logical_xor_(torch.rand(buffer.shape, device=buffer.device) > MASK_SHARE)
                     has_constants = True
                 elif buffer.dtype is not torch.bool and is_default and far is Reach.SIGNS:
-                    buffer.add_(torch.randint_like(buffer, 1, 8))
+                    _count(buffer, None if buffer.numel() > 1 else bounds)
                     has_constants = True
     return has_constants
+
+
+def _count(value: torch.Tensor, bounds: Iterable[float] | None) -> None:
+    """Adds calls to a counter."""
+    if bounds is None or random.random() < 1 / FEW_CALLS:
+        value.add_(torch.randint_like(value, 1, FEW_CALLS))
+        return
+    most = torch.iinfo(value.dtype).max
+    least = max([one for one in bounds if one < MAX_CALLS], default=0)
+    value.fill_(int(min(max(least, MANY_CALLS) * 2 ** random.uniform(1, 7), most)))
 
 
 def _negate_some(value: torch.Tensor) -> None:

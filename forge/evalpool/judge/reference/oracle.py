@@ -38,6 +38,7 @@ from forge.evalpool.judge.reference.stand_ins import run_eagerly
 from forge.evalpool.judge.reference.subject import Describer, Subject, rounded_terms, terms_of
 from forge.evalpool.judge.wide.plants import plant_state
 from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw
+from forge.evalpool.judge.wide.sought import done_by
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:
@@ -247,19 +248,19 @@ def _moved_and_drawn(
         return draw()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     sign = 0 if counted is None else parameters.sign_of(counted.names)
+    is_indexing = counted is None or "indexes" in done_by(counted, request["source"])
+    bounds = None if counted is None or is_indexing else counted.compared
     is_wide = request.get("wide")
-    for far, has_plants in itertools.product(
-        parameters.Reach, (True, False) if is_wide else (False,)
-    ):
-        is_last = not parameters.move(model, far=far, sign=sign)
+    for far, has_plants in itertools.product(parameters.Reach, (2, 1, 0) if is_wide else (0,)):
+        is_last = not parameters.move(model, far=far, sign=sign, bounds=bounds)
         is_last = is_last and not has_plants
         if has_plants:
             with nullcontext() if device == "cpu" else torch.device(device):
-                plant_state(model, before)
+                plant_state(model, before, has_rows=has_plants > 1, has_indices=is_indexing)
         try:
             found = draw()
             is_good = are_finite(found.sets[0].outputs) and not (
-                has_plants and found.why == ROUNDING
+                has_plants and (found.why == ROUNDING or found.is_constant)
             )
             if is_last or is_good:
                 return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.channel.nesting import Keywords
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     call,
@@ -76,7 +77,8 @@ class Describer:
                 [self.tree(item) for item in value],
             ]
         if isinstance(value, dict):
-            return ["dict", [[str(key), self.tree(item)] for key, item in value.items()]]
+            kind = "keywords" if isinstance(value, Keywords) else "dict"
+            return [kind, [[str(key), self.tree(item)] for key, item in value.items()]]
         if isinstance(value, torch.dtype):
             return ["dtype", str(value).removeprefix("torch.")]
         if (fields := config_fields(value)) is not None:

@@ -23,7 +23,7 @@ from forge.evalpool.judge.wide.look import FAR as FAR_KINDS
 from forge.evalpool.judge.wide.sought import Looks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 BLOCK = 512
@@ -34,13 +34,15 @@ MIN_PLANTS = 4
 """Least number of plants of each kind where there are so many places."""
 NUM_LINES = 8
 """Lines of each axis of which the first or last element is planted."""
-MAX_ROWS, ROW_SHARE, MAX_SLAB = 24, 3, 1 << 18
-"""Rows of a set: at most so many, one in so many, and elements of each but those along the last
-axis."""
+MAX_ROWS, ROW_SHARE, MAX_SLAB = 48, 3, 1 << 18
+"""Rows of a set: at most so many where the reference compares something, half as many else; one in
+so many; and elements of each but those along the last axis."""
 MAX_FIELD = 256
 """Largest range of integers that may be a field of bits."""
 MIN_NUMBERS = 256
 """Integers that are no lengths."""
+MAX_SINGLE = (1 << 63) - (1 << 10)
+"""Largest int64 that is a double."""
 MAX_VALUES = 12
 """Different values of a group that are tried one by one."""
 GROWN = 0.9
@@ -49,11 +51,14 @@ FAR = 1100.0
 """Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
 FAR_IN_SINGLE = 100.0
 """The same in float32, in which a variance in one pass has three digits left there."""
+MIN_SIZE = 1e-12
+"""Least size of a row that is next to a constant: its squares do not vanish."""
 FAR_CONSTANT = 64.0
 """Constants from so many times the rms on are loud."""
-LARGE = ((3.0, 45.0), (6.0, 12.0), (3.0, 6.0), (1.0, 3.0))
-"""Powers of two by which a large plant exceeds the rms, by step. The first is for references that
-compare something with numbers beyond all that they compute: others may have -1e6 for infinity."""
+LARGE = ((3.0, 45.0), (3.0, 22.0), (6.0, 12.0), (3.0, 6.0), (1.0, 3.0))
+"""Powers of two by which a large plant exceeds the rms, by step: as far as the reference bears."""
+NEAR = 2
+"""The first step of what is asked for in the problem's own types, too."""
 
 Values = torch.Tensor
 Places = torch.Tensor
@@ -95,14 +100,16 @@ class Ground:
     domain: Domain
     looks: Looks
     kin: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
-    """Other inputs of its type, by number."""
+    """Other inputs, of any type whose values it may have, by number."""
+    strangers: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    """[rows, length] parameters with rows as long as its own."""
     shared: dict[Any, Any] = field(default_factory=dict[Any, Any])
     """Places and rows that all inputs of a shape share."""
     taken: torch.Tensor | None = None
     """[elements] True where whole rows are planted, into which nothing else goes."""
     turn: int = 0
     """Number of the set, by which rows of another axis are planted."""
-    size: int = 1
+    size: int = NEAR
     """Place in LARGE."""
     counts: list[int] = field(default_factory=list[int])
     """Numbers of one of two values in the next rows; -1 for any."""
@@ -120,6 +127,11 @@ class Ground:
     def is_float(self) -> bool:
         """True for floats."""
         return self.value.is_floating_point()
+
+    @property
+    def is_index(self) -> bool:
+        """True for integers that must not be negative: torch takes such an index, too."""
+        return not self.is_float and "indexes" in self.looks.does and self.domain.low >= 0
 
     def others(self) -> list[int]:
         """Numbers of the other inputs of its type and shape."""
@@ -147,7 +159,9 @@ class Ground:
             return torch.where(values.isfinite(), inside, values).to(self.value.dtype)
         if self.value.dtype is not torch.bool:
             ends = torch.iinfo(self.value.dtype)
-            values = values.clamp(ends.min, ends.max)
+            values = values.clamp(ends.min, min(ends.max, MAX_SINGLE))
+            if self.is_index and self.domain.form == "sorted":  # offsets end where rows do
+                values = values.clamp(max=self.domain.high)
         return values.to(self.value.dtype)
 
     def constants(self, *, far: bool) -> list[float]:
@@ -222,8 +236,11 @@ def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
     values = _chosen([*ground.constants(far=far), *([] if far else [1.0])], old)
     step = values.abs() * torch.finfo(ground.value.dtype).eps
     side = _chosen([0.0, 0.0, 1.0, -1.0], old)
-    apart = values * (1 + _signs(old.shape) * (0.05 + torch.rand(old.shape)))
-    return torch.where(torch.rand(old.shape) < 0.6, values + step * side, apart)
+    share = 0.05 + torch.rand(old.shape)
+    apart = values * (1 + _signs(old.shape) * share)
+    near = values + _chosen(ground.constants(far=False) or [0.0], old) * (0.4 + share)
+    made = torch.where(torch.rand(old.shape) < 0.4, apart, near)
+    return torch.where(torch.rand(old.shape) < 0.5, values + step * side, made)
 
 
 def _whole_constant(ground: Ground, old: Values) -> Values:
@@ -235,20 +252,21 @@ def _whole_constant(ground: Ground, old: Values) -> Values:
     bounds = torch.tensor([n for n in integers if {n - 1, n + 1} & {*integers}]).double()
     span = ground.domain.high - ground.domain.low + 2
     apart = made + _signs(old.shape) * (2 + span * torch.rand(old.shape)).floor()
-    if ground.looks.has_indices and ground.domain.low >= 0:  # torch takes a negative index, too
+    if ground.is_index:
         apart = apart.abs()
     return torch.where(torch.isin(made, bounds) & (torch.rand(old.shape) < 0.5), apart, made)
 
 
 def _beyond(ground: Ground, old: Values) -> Values:
     """Values of another sign, or beyond the range."""
-    wide = 21 if ground.value.itemsize < 8 else 36
-    most = (wide, wide, 4, 2)[ground.size]
-    power = torch.randint(1, most, old.shape).double()
-    grown = old * _power_of_2(power) + torch.randint(0, 2, old.shape)
-    if ground.looks.has_indices and ground.domain.low >= 0:  # torch takes a negative index, too
+    wide, own = 21 if ground.value.itemsize < 8 else 36, old.long()
+    most = (wide, wide, wide, 4, 2)[ground.size]
+    grown = own * 2 ** torch.randint(1, most, old.shape) + torch.randint(0, 2, old.shape)
+    if not ground.size:  # of which float64 has not all
+        grown = torch.randint(1 << 62, old.shape) >> torch.randint(8, old.shape) | 1
+    if ground.is_index:
         return grown
-    return torch.where(torch.rand(old.shape) < 0.5, -old - 1, grown)
+    return torch.where(torch.rand(old.shape) < 0.5, -own - 1, grown)
 
 
 def _edge(ground: Ground, old: Values) -> Values:
@@ -257,7 +275,7 @@ def _edge(ground: Ground, old: Values) -> Values:
     if ground.domain.form == "two":  # the other one
         low, high = (0.0, high or 1.0) if low == high else (low, high)
         return torch.where(old == high, low, high)
-    is_length = low == 1 and not ground.looks.is_wrapping  # else a length of 0 may be index -1
+    is_length = low == 1 and "wraps" not in ground.looks.does  # else a length of 0 may be index -1
     return _chosen([low, high, *([0.0] if is_length else [])], old)
 
 
@@ -266,7 +284,7 @@ def _single(ground: Ground, old: Values) -> Values:
     given, is_larger = int(old), ground.turn % 2 == 1
     tried = range(given + 1, 64 * given) if is_larger else range(2, given)
     alike = [n for n in tried[: 1 << 16] if (n % 16 == 0) == (given % 16 == 0)] or [0]
-    if is_larger and ground.looks.has_sizes:
+    if is_larger and "sizes" in ground.looks.does:
         alike = [n for n in alike if n in ground.looks.integers][-1:] or [0]
     chosen = random.choice(alike if is_larger else [0, random.choice(alike)])
     return torch.full_like(old, chosen)
@@ -306,7 +324,7 @@ def _bound(ground: Ground, old: Values, side: float) -> Values:
 
 def _scaled(ground: Ground, old: Values) -> Values:
     """A whole row or input next to 0, or of a size next to a constant that may bound it."""
-    small = [one for one in ground.looks.constants if 0 < one < ground.rms]
+    small = [one for one in ground.looks.constants if MIN_SIZE < one < ground.rms]
     if small and random.random() < 0.5:
         size = random.choice((old.abs().max(), old.norm(), old.square().mean().sqrt()))
         return old * (random.choice(small) * 2.0 ** random.uniform(-4, 1) / (float(size) or 1.0))
@@ -324,7 +342,7 @@ def _moved(ground: Ground, old: Values, sign: float) -> Values:
     if ground.size == len(LARGE) - 1:
         return sign * _positive(ground, old)
     is_small = ground.value.dtype is torch.float16
-    far = random.choice((FAR / 4, 5 * FAR)) if is_small else (FAR, FAR, FAR / 4)[ground.size]
+    far = random.choice((FAR / 4, 5 * FAR)) if is_small else FAR / (4 if ground.size > NEAR else 1)
     if ground.is_rough:
         far = FAR / 4 if is_small else FAR_IN_SINGLE
     return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
@@ -375,41 +393,98 @@ def _counted(ground: Ground, old: Values) -> Values:
     return torch.full_like(old, 0.0 if low == high else low).index_fill_(0, chosen, high or 1.0)
 
 
-ROWS: dict[str, Callable[[Ground, Values], Values]] = {
-    "zero row": lambda _, old: torch.zeros_like(old),
-    "equal row": _equal,
-    "negative row": lambda ground, old: -_positive(ground, old),
-    "positive row": _positive,
-    "lowered row": lambda ground, old: _moved(ground, old, -1.0),
-    "raised row": lambda ground, old: _moved(ground, old, 1.0),
-    "scaled row": _scaled,
-    "grown row": _grown,
-    "large row": _large,
-    "row above": lambda ground, old: _bound(ground, old, 1.0),
-    "row below": lambda ground, old: _bound(ground, old, -1.0),
-    "row near": lambda ground, old: _bound(ground, old, 0.0),
-    "same row": lambda _, old: old,  # as another one, which `_copied` takes
-    "opposite row": lambda _, old: -old,
-    "twin row": lambda _, old: old,
-    "turned row": lambda _, old: old.flip(0),
-    "rising row": lambda _, old: old.sort().values,
-    "falling row": lambda _, old: old.sort(descending=True).values,
-    "mirrored row": lambda _, old: torch.cat(
+def _opposite(ground: Ground, old: Values) -> Values:
+    low, high = ground.domain.low, ground.domain.high
+    return low + high - old if ground.domain.form == "two" else -old
+
+
+def _levels(ground: Ground, old: Values, *, in_runs: bool) -> Values:
+    """A row of two or three values, anywhere or side by side; of a mask of its two."""
+    levels = old[torch.randperm(len(old))[: random.randint(2, 3)]]
+    if ground.domain.form == "two":
+        levels = old.new_tensor([ground.domain.low, ground.domain.high])
+    at = torch.randint(len(levels), old.shape)
+    if in_runs:  # up to three of each
+        cuts = torch.zeros_like(at).index_fill_(
+            0, torch.randperm(len(old))[: random.randint(1, 5)], 1
+        )
+        at = (cuts.cumsum(0) + random.randrange(2)) % len(levels)
+    return levels[at]
+
+
+def _even(ground: Ground, old: Values) -> Values:
+    """The same with few digits: sums and differences of them are exact."""
+    unit = 2.0 ** round(math.log2(ground.rms) - 6) if ground.is_float else 1.0
+    return (old / unit).round() * unit
+
+
+def _progression(ground: Ground, old: Values) -> Values:
+    even = _even(ground, old)
+    step = even[even != 0].abs().min() if bool(even.any()) else 1.0
+    return even[0] + step * random.choice((1, -1)) * torch.arange(len(old))
+
+
+def _balanced(ground: Ground, old: Values) -> Values:
+    """A row whose sum is 0."""
+    half = _even(ground, old)[: len(old) // 2]
+    return torch.cat([half, -half, half.new_zeros(len(old) % 2)])[torch.randperm(len(old))]
+
+
+def _peaked(ground: Ground, old: Values) -> Values:
+    """A row that rises up to any place and falls from there."""
+    values = old.sort().values
+    is_left = torch.rand(old.shape) < random.random()
+    return torch.cat([values[is_left], values[~is_left].flip(0)])
+
+
+ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
+    "zero row": ("zero", lambda _, old: torch.zeros_like(old)),
+    "equal row": ("equal", _equal),
+    "negative row": ("any", lambda ground, old: -_positive(ground, old)),
+    "positive row": ("any", _positive),
+    "lowered row": ("any", lambda ground, old: _moved(ground, old, -1.0)),
+    "raised row": ("any", lambda ground, old: _moved(ground, old, 1.0)),
+    "scaled row": ("any", _scaled),
+    "grown row": ("any", _grown),
+    "large row": ("any", _large),
+    "row above": ("any", lambda ground, old: _bound(ground, old, 1.0)),
+    "row below": ("any", lambda ground, old: _bound(ground, old, -1.0)),
+    "row near": ("any", lambda ground, old: _bound(ground, old, 0.0)),
+    "same row": ("copied", lambda _, old: old),  # as another one, which `_copied` takes
+    "opposite row": ("opposite", _opposite),
+    "twin row": ("copied", lambda _, old: old),
+    "turned row": ("turned", lambda _, old: old.flip(0)),
+    "shuffled row": ("turned", lambda _, old: old[torch.randperm(len(old))]),
+    "rising row": ("ordered", lambda _, old: old.sort().values),
+    "falling row": ("ordered", lambda _, old: old.sort(descending=True).values),
+    "peaked row": ("ordered", _peaked),
+    "row by size": ("ordered", lambda _, old: old[old.abs().argsort()]),
+    "mirrored row": ("ordered", lambda _, old: torch.cat(
         [old[: len(old) // 2], old[: -(-len(old) // 2)].flip(0)]
+    )),
+    "periodic row": (
+        "ordered", lambda _, old: old[torch.arange(len(old)) % random.choice((2, 2, 3, 4))]
     ),
-    "alternating row": lambda _, old: old.abs() * (1 - 2 * (torch.arange(len(old)) % 2)),
-    "special row": lambda ground, old: _chosen(
+    "row of levels": ("ordered", lambda ground, old: _levels(ground, old, in_runs=False)),
+    "row of runs": ("runs", lambda ground, old: _levels(ground, old, in_runs=True)),
+    "even row": ("ordered", _progression),
+    "balanced row": ("ordered", _balanced),
+    "alternating row": (
+        "ordered", lambda _, old: old.abs() * (1 - 2 * (torch.arange(len(old)) % 2))
+    ),
+    "special row": ("special", lambda ground, old: _chosen(
         random.choice((ground.looks.special, [random.choice(ground.looks.special)])), old
-    ),
-    "largest row": _largest,
-    "permuted row": lambda _, old: old[torch.randperm(len(old))],
-    "other row": _other_row,
-    "counted row": _counted,
-    "full row": lambda ground, old: torch.full_like(old, ground.domain.high or 1.0),
-    "empty row": lambda ground, old: torch.full_like(old, ground.domain.low),
-    "constant row": _occurring,
-}
-"""Values by kind, of rows, columns and slabs, and of whole inputs."""
+    )),
+    "largest row": ("added", _largest),
+    "permuted row": ("permuted", lambda _, old: old[torch.randperm(len(old))]),
+    "other row": ("columns", _other_row),
+    "counted row": ("counted", _counted),
+    "full row": ("", lambda ground, old: torch.full_like(old, ground.domain.high or 1.0)),
+    "empty row": ("", lambda ground, old: torch.full_like(old, ground.domain.low)),
+    "constant row": ("", _occurring),
+}  # fmt: skip
+"""Kinds of rows, columns and slabs, and of whole inputs: what of `rows_for` allows them, and their
+values."""
 LOUD = {*FAR_KINDS, "special", "special row"}
 """Kinds beside which others do not show: they have sets of their own."""
 ALONE = FAR_KINDS - {"far constant", "beyond"}
@@ -419,12 +494,15 @@ ALONE = FAR_KINDS - {"far constant", "beyond"}
 # --- which kinds a tensor can have
 
 
-TWINS = ("twin row", "turned row")
+TWINS = ("twin row", "turned row", "shuffled row")
 COPIES = ("same row", "opposite row", *TWINS)
 """Kinds of rows that are as another one: a distance is 0, an angle is 0 or pi. Twins are anywhere,
 others at the same place of another input or side by side."""
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 FEW = ("two", "distinct")
 """Forms that no other value keeps: they have constants that are looked for beyond their range."""
+STATE_ROWS = ("zero row", "same row", "equal row", "scaled row", "scaled row", "balanced row")
+"""Kinds of rows of a parameter, the first where no others are borne."""
 BY_ROW = ("norms", "sums", "ordered")
 """Forms of which a row is a thing by itself, as a unit vector."""
 
@@ -450,9 +528,9 @@ def elements_for(ground: Ground) -> list[str]:
         "ignored": is_whole and ground.possible(looks.ignored),
         "within": is_any and is_whole and is_equal,
         "single": False,
-        "tie": (form == "distinct" and looks.is_accumulating)
+        "tie": (form == "distinct" and "accumulates" in looks.does)
         or (is_any and not is_equal),  # of equal ones, takes plants back
-        "other": is_any and looks.is_comparing and ground.kin,
+        "other": is_any and "decides" in looks.does and ground.kin,
     }
     return [kind for kind in ("between", *ELEMENTS, "tie", "other") if has[kind]]
 
@@ -470,8 +548,8 @@ def _may_exceed(ground: Ground) -> bool:
     most = domain.high + 1
     is_field = domain.low == 0 and most <= MAX_FIELD and math.log2(most).is_integer()
     is_long = value.numel() >= MIN_NUMBERS or (value.itemsize == 1 and value.ndim > 1)
-    is_none = (is_long or not looks.is_comparing) and not (is_field and looks.has_bits)
-    return not looks.has_sizes and (domain.low < 0 or is_none)
+    is_none = (is_long or not looks.is_comparing) and not (is_field and "bits" in looks.does)
+    return "sizes" not in looks.does and (domain.low < 0 or is_none)
 
 
 def rows_for(ground: Ground) -> list[str]:
@@ -483,31 +561,33 @@ def rows_for(ground: Ground) -> list[str]:
     is_agreeing = is_any or form in ("free", "sorted", "whole")
     is_short = value.itemsize < 8 and not ground.is_float
     is_two = form == "two" and ground.turn % 2 == 0  # else a mask has few other elements alone
-    is_ordering = is_agreeing and looks.is_comparing and form != "sorted"
-    is_copying = (ground.others() and form not in FEW) or (looks.is_comparing and is_agreeing)
-    is_copying = is_copying or (is_two and bool(ground.others() or looks.is_comparing))
-    has = dict.fromkeys(ROWS, is_any) | {
-        "zero row": is_any or (form == "hot" and 0.0 in looks.compared)
-        or (form == "free" and not looks.has_sizes and not looks.is_wrapping),
-        "equal row": is_any or (is_agreeing and ground.domain.low != ground.domain.high),
-        "same row": is_copying,
-        "opposite row": is_copying and form in ("free", "norms") and ground.domain.low < 0,
-        "twin row": is_copying,
-        "turned row": is_copying and looks.is_comparing,
-        "rising row": is_ordering,
-        "falling row": is_ordering,
-        "mirrored row": is_ordering,
-        "alternating row": is_any and looks.is_comparing,
-        "special row": is_any and looks.special and form != "sorted",
-        "largest row": is_short and is_agreeing and looks.is_adding and not looks.has_sizes,
-        "permuted row": form in ("distinct", "hot"),
-        "other row": form == "ordered",
-        "counted row": is_two,
-        "full row": False,
-        "empty row": False,
-        "constant row": False,
+    is_ordered = is_agreeing and looks.tells_rows and form != "sorted"
+    is_copied = (ground.others() and form not in FEW) or (looks.is_comparing and is_agreeing)
+    is_copied = (
+        is_copied
+        or (is_agreeing and bool(ground.strangers))
+        or (is_two and bool(ground.others() or looks.is_comparing))
+    )
+    is_free = form == "free" and "sizes" not in looks.does
+    has = {
+        "any": is_any,
+        "zero": is_any or (form == "hot" and 0.0 in looks.compared)
+        or (is_free and "wraps" not in looks.does),
+        "equal": is_any or form == "ordered"
+        or (is_agreeing and ground.domain.low != ground.domain.high),
+        "copied": is_copied,
+        "opposite": is_copied
+        and (is_two or (form in ("free", "norms") and ground.domain.low < 0)),
+        "turned": is_copied and looks.tells_rows,
+        "ordered": is_ordered,
+        "runs": is_ordered or (is_two and looks.tells_rows),
+        "special": is_any and looks.special and form != "sorted",
+        "added": is_short and is_agreeing and "adds" in looks.does and "sizes" not in looks.does,
+        "permuted": form in ("distinct", "hot"),
+        "columns": form == "ordered",
+        "counted": is_two,
     }  # fmt: skip
-    return [kind for kind in ROWS if has[kind]]
+    return [kind for kind, (what, _) in ROWS.items() if has.get(what)]
 
 
 def tensors_for(ground: Ground) -> list[str]:
@@ -540,7 +620,8 @@ def make_rows(ground: Ground, kinds: Sequence[str]) -> list[Group]:
     if not kinds:
         return []
     is_any = ground.domain.form in ("free", "two", "whole")
-    found = _planned(ground, kinds, _lines(ground.value, ground.turn if is_any else 0))
+    num = MAX_ROWS if ground.looks.tells_rows else MAX_ROWS // 2
+    found = _planned(ground, kinds, _lines(ground.value, ground.turn if is_any else 0, num))
     taken = torch.zeros(ground.value.numel(), dtype=torch.bool)
     for row in found:
         taken[row.line] = True
@@ -549,8 +630,9 @@ def make_rows(ground: Ground, kinds: Sequence[str]) -> list[Group]:
         values, stays = made[row.line].double(), [(ground.number, row.line)]
         if row.kind in COPIES:
             values, source = _copied(ground, made, row, taken)
-            stays.append(source)
-        values = ground.cast(ROWS[row.kind](ground, values))[row.part]
+            stays += source
+        values = ROWS[row.kind][1](ground, values)
+        values = ground.cast(values.abs() if ground.is_index else values)[row.part]
         at = row.line[row.part]
         if ground.domain.fixed is not None:
             is_free = ~ground.domain.fixed[at]
@@ -566,13 +648,13 @@ def make_tensor(ground: Ground, kind: str) -> Group:
     """A whole input as one row."""
     at = torch.arange(ground.value.numel())
     at = at if ground.domain.fixed is None else at[~ground.domain.fixed]
-    values = ground.cast(ROWS[kind](ground, ground.flat.double()))[at]
+    values = ground.cast(ROWS[kind][1](ground, ground.flat.double()))[at]
     return Group(tensor=ground.number, kind=kind, at=at, values=values)
 
 
 def _planned(ground: Ground, kinds: Sequence[str], lines: Sequence[Places]) -> list[_Row]:
     """Rows that do not meet: half of another input's of the shape, then own ones."""
-    key, turn = (ground.value.shape, "rows"), ground.turn % len(kinds)
+    key, turn = (ground.value.shape, "rows"), ground.turn // 2 * len(lines) % len(kinds)
     left = [*kinds[turn:], *kinds[:turn]]
     found = [one for one in ground.shared.get(key, ()) if one.kind in kinds]
     is_any = ground.domain.form in ("free", "whole", "sorted")
@@ -611,76 +693,62 @@ def _few(length: int) -> int:
 
 def _copied(
     ground: Ground, made: torch.Tensor, row: _Row, taken: torch.Tensor
-) -> tuple[Values, tuple[int, Places]]:
+) -> tuple[Values, list[tuple[int, Places]]]:
     """The row at the same place of another input of its shape, or before it; for a twin, at any
-    place of either."""
+    place of either, or a row of a parameter; and where it stays."""
     line, size, length, number, flat = row.line, len(made), len(row.line), ground.number, made
     step = length if length > 1 and int(line[1] - line[0]) == 1 else 1
     others, is_twin = ground.others(), row.kind in TWINS
+    is_strange = row.kind == "twin row" and step == length == ground.value.shape[-1]
+    if is_strange and ground.strangers and random.random() < (0.5 if others else 1.0):
+        return random.choice(random.choice(ground.strangers)).double(), []
     tries = [(line + step * random.randrange(1, max(2, size // length))) % size for _ in range(4)]
     tries = tries if is_twin else [(line - step) % size]
     source = next((one for one in tries if not taken[one].any()), tries[0])
-    if others and not (is_twin and random.random() < 0.5):
+    if others and not (is_twin and random.random() < 0.2):
         number = random.choice(others)
-        source, flat = (source if is_twin else line), ground.kin[number].view(-1)
+        source = random.choice((source, line)) if is_twin else line
+        flat = ground.kin[number].view(-1)
     else:
         taken[source] = True
-    return flat[source].double(), (number, source)
+    values = flat[source].double()
+    low, high = ground.domain.low, ground.domain.high
+    if ground.domain.form == "two" and not bool(((values == low) | (values == high)).all()):
+        values = torch.where(values > 0, high, low).double()
+    return values, [(number, source)]
 
 
-def _lines(value: torch.Tensor, turn: int) -> list[Places]:
-    """Flat indices of some rows, which do not meet: by turns samples, planes and rows side by side,
+def _lines(value: torch.Tensor, turn: int, num: int) -> list[Places]:
+    """Flat indices of some rows, the largest first: by turns samples, planes and rows side by side,
     or slabs and columns of a later axis; of parts of a tensor that has no rows."""
-    size = value.numel()
-    if found := (_across(value, turn // 2) if turn % 2 else []) or _blocks(value):
+    shape, size, axes = value.shape, value.numel(), range(value.ndim)
+    later = [[k] for k in axes if k and shape[k] > 1 and size // shape[k] <= MAX_SLAB]
+    later += [[n for n in axes if n != k] for k in axes[:-1] if shape[k] > 1]
+    is_later = turn % 2 == 1 and bool(later)
+    found: list[Places] = []
+    for fixed in [later[turn // 2 % len(later)]] if is_later else map(range, axes[1:]):
+        count = math.prod(shape[k] for k in fixed)
+        is_row = len(fixed) == value.ndim - 1
+        if not 1 < count < size or (size // count > MAX_SLAB and not is_row):
+            continue
+        most = count // 2 if count <= MAX_ROWS // 2 or num == MAX_ROWS else count // ROW_SHARE
+        if not is_row and not is_later:  # three: as many loud kinds
+            most = min(4, max(count // 4, min(3, most)))
+        starts, part = _offsets(shape, fixed), _offsets(shape, [k for k in axes if k not in fixed])
+        found += [starts[n] + part for n in torch.randperm(count)[: max(1, min(num, most))]]
+    if found:
         return found
     cuts = sorted({0, *(random.randrange(size) for _ in range(6)), size})
     parts = [torch.arange(a, min(b, a + MAX_SLAB)) for a, b in itertools.pairwise(cuts)]
     return random.sample(parts, max(1, len(parts) // 2))
 
 
-def _blocks(value: torch.Tensor) -> list[Places]:
-    """Samples, planes and rows: elements side by side, the largest first."""
-    shape = value.shape
-    taken = torch.zeros(math.prod(shape[:-1]), dtype=torch.bool)
-    found: list[Places] = []
-    for axis in range(1, value.ndim):
-        count, length = math.prod(shape[:axis]), math.prod(shape[axis:])
-        is_last = axis == value.ndim - 1
-        if count < (2 if is_last else ROW_SHARE) or not 1 < length <= (
-            value.numel() if is_last else MAX_SLAB
-        ):
-            continue
-        blocks = taken.view(count, -1)
-        share = 2 if count <= MAX_ROWS else ROW_SHARE
-        free = (~blocks.any(-1)).nonzero()[:, 0]
-        num = min(4, max(count // 4, min(3, count // 2)))  # three: as many loud kinds
-        num = max(1, min(MAX_ROWS, count // share)) if is_last else num
-        for index in free[torch.randperm(len(free))][:num].tolist():
-            blocks[index] = True
-            found.append(torch.arange(index * length, (index + 1) * length))
-    return found
-
-
-def _across(value: torch.Tensor, turn: int) -> list[Places]:
-    """Slabs of one index on a later axis, or lines along an axis that is not the last."""
-    shape, size = value.shape, value.numel()
-    inner = [math.prod(shape[axis + 1 :]) for axis in range(value.ndim)]
-    slabs = [(n, inner[k]) for k, n in enumerate(shape) if k and n > 1 and size // n > 1]
-    lines = [(n, -inner[k]) for k, n in enumerate(shape[:-1]) if k and n > 1]
-    options = [one for one in slabs if size // one[0] <= MAX_SLAB] + lines
-    if not options:
-        return []
-    length, step = options[turn % len(options)]
-    count = length if step > 0 else size // length
-    found: list[Places] = []
-    for index in torch.randperm(count)[: min(MAX_ROWS, max(1, count // ROW_SHARE))].tolist():
-        if step > 0:
-            outer = torch.arange(size // (length * step))[:, None] * (length * step)
-            found.append((outer + index * step + torch.arange(step)).flatten())
-        else:
-            start = index // -step * (-step * length) + index % -step
-            found.append(start - torch.arange(length) * step)
+def _offsets(shape: Sequence[int], axes: Iterable[int]) -> Places:
+    """Flat indices of all elements along these axes, from the first one on."""
+    found = torch.zeros(1, dtype=torch.int64)
+    for axis in axes:
+        step = math.prod(shape[axis + 1 :])
+        found = (found[:, None] + torch.arange(shape[axis]) * step).flatten()
     return found
 
 
@@ -697,7 +765,7 @@ def make_elements(ground: Ground, kinds: Sequence[str]) -> list[Group]:
         else:
             own = _places_of(ground, kind, at[number :: len(kinds)])
             values = _values(ground, kind, own)
-            if kind == "large":
+            if kind == "large" and ground.size >= NEAR:  # else they would cancel in a mean
                 values = _with_loud_ends(ground, own, values)
         if len(own):
             values = ground.cast(values)
@@ -718,7 +786,7 @@ def _places_of(ground: Ground, kind: str, own: Places) -> Places:
         own = torch.cat([own, _ends(ground, is_loud=is_loud)]).unique()
     if kind.endswith("constant"):
         sought = ground.looks.constants if ground.is_float else ground.looks.integers
-        num = min(24 * len(sought), size // (MAX_SHARE if ground.is_float else 4))
+        num = min(32 * len(sought), size // (MAX_SHARE if ground.is_float else 4))
         own = torch.cat([own, torch.randint(size, (num,))]).unique()
         own = ground.movable(ground.shared.setdefault((ground.value.shape, "constant"), own))
     elif form != "two":
@@ -730,10 +798,7 @@ def _places_of(ground: Ground, kind: str, own: Places) -> Places:
 
 def _values(ground: Ground, kind: str, at: Places) -> Values:
     if kind == "other":
-        flat = random.choice([*ground.kin.values()]).view(-1)
-        size = ground.value.numel()
-        at = at if len(flat) == size else torch.randint(len(flat), at.shape)
-        return flat[at].double()
+        return _related(ground, at)
     if kind == "tie":  # another element of the row
         length = max(1, ground.value.shape[-1] if ground.value.ndim else 1)
         start = at // length * length
@@ -741,6 +806,26 @@ def _values(ground: Ground, kind: str, at: Places) -> Values:
         step = torch.where(torch.rand(at.shape) < 0.5, 1, step)  # a neighbour in every second place
         return ground.flat[start + (at - start + step) % length].double()
     return ELEMENTS[kind](ground, ground.flat[at].double())
+
+
+def _related(ground: Ground, at: Places) -> Values:
+    """Values of another input, and in two of three places another size or sign of them, their sum
+    with a constant, or the sum or difference of two inputs."""
+    size = ground.value.numel()
+
+    def other() -> Values:
+        flat = random.choice([*ground.kin.values()]).view(-1)
+        return flat[at if len(flat) == size else torch.randint(len(flat), at.shape)].double()
+
+    one, sign = other(), _signs(at.shape)
+    sought = ground.looks.constants if ground.is_float else ground.looks.integers
+    made = torch.stack([
+        one, one, one, 2 * one, one / 2, -one,
+        one + sign * _chosen([1.0, *sought], one),
+        other() + sign * other(),
+    ])  # fmt: skip
+    made = made.gather(0, torch.randint(len(made), (1, len(at))))[0]
+    return made.abs() if ground.is_index else made
 
 
 def _places(ground: Ground, *, num_kinds: int) -> Places:
@@ -812,18 +897,20 @@ def _between(ground: Ground) -> tuple[Places, Values]:
     return torch.arange(made.numel()), made.flatten()
 
 
-def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+def plant_state(
+    model: torch.nn.Module, before: Mapping[str, torch.Tensor], *, has_rows: bool, has_indices: bool
+) -> None:
     """Plants into parameters and saved buffers of a model, in place: a few zeros, ties, other signs
     and sizes; of a few elements all grow. Some that were constant `before` they were moved get that
-    back in a part. Vectors of one sign stay so: biases below a maximum. A matrix gets a row and a
-    column of zeros, and quantised numbers are anything."""
+    back in a part. Vectors of one sign stay so: biases below a maximum. A matrix gets a column of
+    zeros and, where asked, rows of several kinds; of integers that are no indices anything."""
     trained = {one.data_ptr() for one in model.parameters()}
     has_defaults, is_head = random.random() < 0.5, random.random() < 0.7
     for name, value in model.state_dict().items():
         size = value.numel()
-        if value.dtype is torch.int8 and value.ndim > 1:  # quantised: of any value
-            chosen = torch.rand(value.shape) < 1 / MAX_SHARE
-            value.copy_(torch.where(chosen, torch.randint(-128, 128, value.shape), value))
+        is_whole = value.dtype in INTEGERS
+        if is_whole and value.ndim > 1 and (value.itemsize < 4 or not has_indices):
+            _plant_integers(value)
         if not value.is_floating_point() or not value.is_contiguous():
             continue
         if size < MIN_ROW:
@@ -837,7 +924,7 @@ def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> N
         if has_defaults and bool((default == default[0]).all()):
             part = torch.arange(size) < random.randint(size // 8, size - 1)
             flat.copy_(torch.where(part if is_head else ~part, default, flat))
-        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value), size=2)
+        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value), size=NEAR + 1)
         has_sign = size == max(value.shape) and domain.low * domain.high > 0
         kinds = ["tie"] if has_sign else ["zero", "tie", "small"]
         kinds += ["large"]  # a bound of a scale, a bias or a matrix
@@ -848,5 +935,18 @@ def plant_state(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> N
             own = own if kind != "large" or size == max(value.shape) else own[:MIN_PLANTS]
             flat[own] = ground.cast(_values(ground, kind, own))
         if size > max(value.shape) and min(value.shape[0], value.shape[-1]) >= MIN_ROW:
-            value[random.randrange(value.shape[0])] = 0
+            rows, old = value.view(-1, value.shape[-1]), value.clone().view(-1, value.shape[-1])
+            kinds = STATE_ROWS if has_rows else STATE_ROWS[:1]
+            for kind, at in zip(kinds, torch.randperm(len(rows)).tolist(), strict=False):
+                source = old[at - 1 if kind in COPIES else at].double()
+                rows[at] = ground.cast(ROWS[kind][1](ground, source))
             value[..., random.randrange(value.shape[-1])] = 0
+
+
+def _plant_integers(value: torch.Tensor) -> None:
+    """Integers of any size and sign that the type has, in some places of more than two values."""
+    if len(value.unique()) > 2:
+        bits = torch.iinfo(value.dtype).bits
+        drawn = torch.randint(-(1 << 63), (1 << 63) - 1, value.shape)
+        some = (drawn >> torch.randint(64 - bits, 64, value.shape)).to(value.dtype)
+        value.copy_(torch.where(torch.rand(value.shape) < 1 / MAX_SHARE, some, value))

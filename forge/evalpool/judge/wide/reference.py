@@ -56,8 +56,10 @@ FUSED = re.compile("norm|softmax|logsumexp|var|std|attention|dist")
 """Operations within which more is rounded than their results."""
 SENTINEL = 1e30
 """Magnitude of what stands for infinity, as masked scores: it is not computed."""
-OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "mode", "argsort", "cummax", "cummin"}
+OPEN = {"sort", "topk", "kthvalue", "median", "nanmedian", "cummax", "cummin"}
 """Operations that leave open which of equal elements they take; max and argmax take the first."""
+EXACT_BITS = 56
+"""Bits of a result, beside those of a noise, that are 0 where nothing was rounded."""
 CASTS = {"_to_copy", "copy_"}
 PUTS = {
     *("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"),
@@ -169,8 +171,8 @@ class WideReference:
 
         Args:
             changed: numbers of the inputs that a call changes.
-            noise: results of operations that round get other roundings, of this size; raises
-                UndefinedResult where equal elements leave open which of them is taken.
+            noise: results of operations that round get other roundings, of this size, and of equal
+                elements another one is taken.
             is_watched: raises it for what torch leaves open else.
         """
         model = copied(self.model) if self._has_state else self.model
@@ -264,9 +266,9 @@ class _Wide(TorchDispatchMode):
         elif name.rstrip("_") == "nan_to_num":
             args = _with_ends(args, torch.finfo(self._own))
         elif self._noise and name in OPEN and not kwargs.get("stable"):
-            _require_unique(func, args, kwargs)
+            return _with_ties(func, args, kwargs, self._noise)
         elif self._noise and FUSED.search(name):
-            args = (_noisy(args[0], self._noise, below=SENTINEL), *args[1:])
+            args = (_noisy(args[0], self._noise, below=SENTINEL, is_rounded=True), *args[1:])
         out = func(*args, **kwargs)
         if self._is_watched:
             _require_defined(name, args, kwargs, out)
@@ -316,11 +318,16 @@ def _with_ends(args: tuple[Any, ...], ends: torch.finfo) -> tuple[Any, ...]:
     return value, nan, ends.max if high is None else high, ends.min if low is None else low
 
 
-def _noisy(value: Any, noise: float, *, below: float = math.inf) -> Any:
-    """A tensor with other roundings; elements from a magnitude on stay."""
+def _noisy(value: Any, noise: float, *, below: float = math.inf, is_rounded: bool = False) -> Any:
+    """A tensor with other roundings. Elements from a magnitude on stay, and those that nothing has
+    rounded, unless it is said: a sum of a few numbers of fewer digits is exact in any kernel."""
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
         return value
-    made = torch.empty_like(value).uniform_(-1, 1).mul_(noise).add_(1).mul_(value)
+    made = torch.empty_like(value).uniform_(-1, 1).mul_(noise)
+    if not is_rounded:
+        bits = (1 << EXACT_BITS + round(math.log2(abs(noise)))) - 1
+        made.masked_fill_(value.view(torch.int64).bitwise_and(bits) == 0, 0.0)
+    made.add_(1).mul_(value)
     if below < math.inf:
         for block in blocks(tuple(value.shape), CHUNK):  # memory for some of a large one
             part = value[block]
@@ -328,18 +335,19 @@ def _noisy(value: Any, noise: float, *, below: float = math.inf) -> Any:
     return made
 
 
-def _require_unique(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises UndefinedResult for an operation that takes other elements if equal ones are moved
-    apart, in one order or the opposite one."""
-    value = args[0]
-    if not value.is_floating_point() or not value.numel():
-        return
+def _with_ties(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], noise: float) -> Any:
+    """Results of an operation that takes elements in an order, of equal ones in one that the sign
+    of a noise turns round."""
+    value, names = args[0], [one.name for one in func._schema.arguments]
+    axis = (dict(zip(names, args, strict=False)) | kwargs).get("dim", -1)
+    if not value.is_floating_point() or not value.numel() or len(func._schema.returns) < 2:
+        return func(*args, **kwargs)
     largest = float(value.nan_to_num(0.0, 0.0, 0.0).abs().max()) or 1.0
-    step = 1024 * NOISE * largest * torch.rand_like(value)
-    up, down = (func(value + one, *args[1:], **kwargs) for one in (step, -step))
-    pairs = zip(up, down, strict=True) if isinstance(up, tuple) else [(up, down)]
-    if any(one.dtype is torch.int64 and not torch.equal(one, two) for one, two in pairs):
-        raise UndefinedResult("an order of equal elements")
+    step = math.copysign(1024 * NOISE * largest, noise) * torch.rand_like(value)
+    at = func(value + step, *args[1:], **kwargs)[1]
+    if at.ndim < value.ndim:
+        return value.gather(axis, at.unsqueeze(axis)).squeeze(axis), at
+    return value.gather(axis, at), at
 
 
 def _with_noise(out: Any, noise: float, *, is_written: bool) -> Any:

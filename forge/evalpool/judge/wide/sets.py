@@ -17,11 +17,13 @@ import inspect
 import itertools
 import math
 import random
+import typing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
+from forge.evalpool.judge.channel.nesting import Keywords
 from forge.evalpool.judge.numbers.blocks import CHUNK, is_any_finite, widened
 from forge.evalpool.judge.numbers.called import (
     Called,
@@ -61,8 +63,9 @@ if TYPE_CHECKING:
 MATTERS, MATTERS_REAL = 100.0, 4.0
 """Least effect of a group of plants, in tolerances of question 1; in those of the problem's own
 types where the reference has no float64."""
-STABLE = 0.5
-"""Largest difference, in tolerances of question 1, that other roundings make."""
+STABLE, VAST_STABLE = 0.5 * SAME, 512 * NOISE
+"""Largest difference that other roundings make; behind vast values no more than they themselves, or
+an honest kernel's digits of log2(e) decide."""
 MAX_REAL_ERROR, MAX_OWN_ERROR = 0.25, 10.0
 """Largest distance between eager and float64, in tolerances: on planted inputs of question 2; on
 given inputs, where a larger one leaves no known right result."""
@@ -84,8 +87,9 @@ VANISHED = 1e-20
 SHRUNK, CANCELLED = 1e-4, 1e-5
 """Outputs below these shares of given ones and of the inputs may be differences of large numbers,
 as an entropy is: float64 loses more there than LEAST_SCALE and SAME allow."""
-MIN_SETS, NUM_SETS = 2, 5
-"""Sets where there is room for no more, and least number where there is: two with loud plants."""
+MIN_SETS, NUM_SETS, NUM_TELLING = 2, 5, 2
+"""Sets where there is room for no more, and least number where there is: two with loud plants; more
+where the reference compares something."""
 MIN_CONSTANT = 1e-3
 """Magnitude of a float argument that is no epsilon."""
 MAX_COUNT = 1 << 16
@@ -101,6 +105,8 @@ SPLIT = ("constant", "edge", "beyond", "sign", "special")
 NUM_MOVED, LOUD_ELEMENT, MOST = 4, 8.0, 0.5
 """Elements that are tried, their size in those of the largest one, and the share of an output that
 they move if it depends on the whole of an input."""
+ABSENT, HALF = ..., 0.5
+"""One more of any number of arguments, and the share of a mask."""
 LEAST_SHAKE = 0.1
 """Least change of a parameter."""
 NUM_TENSORS = 4
@@ -198,7 +204,7 @@ class _Plan:
     chosen: int = -1
     """The floats of a loud set that have far values: of two, a product would be beyond all other
     results, and beyond what a kernel has for infinity."""
-    first_size: int = 1
+    first_size: int = plants.NEAR
     """Place in LARGE of the first size of the chosen tensor's."""
     whole: str = ""
     """Kind of the chosen tensor as a whole, which nothing else is planted beside."""
@@ -272,7 +278,7 @@ class Draws:
         self.kinds: frozenset[str] = frozenset()
         self.why = ""
         self._has_room = is_wide
-        self._defaults = [] if terms.is_plain else _defaults(model, len(self._first))
+        self._defaults = [] if terms.is_plain else _defaults(model, len(self._first), self._looks)
         self._arguments: dict[int, list[Any]] = {}
         """Other values of an argument, by its number, that no set has yet."""
         self._bad: set[tuple[int, str]] = set()
@@ -328,7 +334,8 @@ class Draws:
         if self._terms.is_plain:
             yield from (self.given() for _ in range(min(num_sets, num_fit) - 1))
             return
-        plans = self._plans(min(max(num_sets, NUM_SETS), num_fit) - 1)
+        num_sets = max(num_sets, NUM_SETS) + NUM_TELLING * self._looks.tells_rows
+        plans = self._plans(min(num_sets, num_fit) - 1)
         for plan in plans:
             yield self._planted(plan) or self.given()
         room = min(NUM_TENSORS, num_fit - 1 - len(plans))
@@ -505,7 +512,8 @@ class Draws:
         every = [kind for one in self._grounds() for kind in plants.elements_for(one)]
         quiet = [one for one in dict.fromkeys(every) if one not in plants.LOUD]
         random.shuffle(quiet)
-        num_quiet = (num_sets + random.randrange(2)) // 2
+        is_more = self._looks.tells_rows and num_sets > NUM_SETS
+        num_quiet = (num_sets + is_more * NUM_TELLING + random.randrange(2)) // 2
         turn, other = random.randrange(64), random.randrange(64)
         found = [_Plan(turn=turn + n, kinds=quiet[n::num_quiet]) for n in range(num_quiet)]
         tensors = leaves(self._known.inputs)
@@ -513,7 +521,8 @@ class Draws:
         for n in range(num_sets - num_quiet):
             plan = _Plan(turn=other + n, kinds=plants.LOUD, is_loud=True, is_rough=not n)
             plan.chosen = floats[plan.turn % len(floats)]
-            plan.first_size = 1 if plan.is_rough or not self._looks.is_bounded else 0
+            is_near = plan.is_rough or self._wide is None or "extrema" in self._looks.does
+            plan.first_size = plants.NEAR if is_near else 0
             found.append(plan)
         random.shuffle(found)
         for one in found[: max(1, num_sets - 1)]:
@@ -598,18 +607,19 @@ class Draws:
     def _ground(self, work: _Work, tensor: int) -> Ground:
         values = [*map(opened, leaves(work.now.inputs))]
         one, own = values[tensor], self._domains[tensor]
+        is_chosen = tensor == work.plan.chosen or not one.is_floating_point()
         return Ground(
             number=tensor,
-            size=work.plan.first_size if tensor == work.plan.chosen else 1,
+            size=work.plan.first_size if is_chosen else plants.NEAR,
             value=one.contiguous(),
             domain=own,
             looks=self._looks,
             kin={
                 number: other.contiguous()
-                for number, other in enumerate(values)
-                if (number != tensor and other.dtype == one.dtype and other.numel())
-                and (own.form in ("free", "sorted") or self._domains[number].is_alike(own))
+                for number, other in enumerate(values[: len(self._domains)])
+                if number != tensor and other.numel() and self._is_kin(one, own, number, other)
             },
+            strangers=self._strangers(one),
             shared=work.shared,
             taken=work.taken.get(tensor),
             turn=work.plan.turn,
@@ -617,9 +627,26 @@ class Draws:
             is_rough=work.plan.is_rough,
         )
 
+    def _is_kin(self, one: torch.Tensor, own: Domain, number: int, other: torch.Tensor) -> bool:
+        """True for an input whose values another one may have, or their signs."""
+        if own.form not in ("free", "sorted") and not self._domains[number].is_alike(own):
+            return own.form == "two" and "decides" in self._looks.does
+        is_other = one.is_floating_point() or not other.is_floating_point()
+        return other.dtype == one.dtype or (is_other and other.dtype is not torch.bool)
+
+    def _strangers(self, one: torch.Tensor) -> list[torch.Tensor]:
+        """Parameters of several rows that an input's may be, where the reference may tell."""
+        is_module = "decides" in self._looks.does and isinstance(self._model, torch.nn.Module)
+        return [
+            each.data
+            for each in (self._model.parameters() if is_module else ())
+            if each.ndim == 2 and each.dtype == one.dtype and each.shape[-1:] == one.shape[-1:]
+        ]
+
     def _plant_rows(self, work: _Work, tensor: int) -> None:
         """Whole rows: all kinds together, or one after another where not all are borne."""
         ground = self._ground(work, tensor)
+        ground.size = plants.NEAR
         kinds = [
             kind
             for kind in plants.rows_for(ground)
@@ -635,10 +662,10 @@ class Draws:
     def _plant_elements(self, work: _Work, tensor: int, kinds: Sequence[str]) -> None:
         is_sized = not {"large", "beyond"}.isdisjoint(kinds)
         ground = self._ground(work, tensor)
-        for size in range(ground.size, len(plants.LARGE) if is_sized else 2):
-            ground.size = size
+        for size in range(ground.size, len(plants.LARGE) if is_sized else plants.NEAR + 1):
+            ground.size, is_vast = size, size < plants.NEAR
             groups = self._on_device(plants.make_elements, ground, kinds)
-            found = self._accepts(work, groups, is_stable=size == 0) if groups else False
+            found = self._accepts(work, groups, is_vast=is_vast) if groups else False
             if found:
                 return
             if found is None and len(kinds) > 1:  # one of them is to blame
@@ -653,7 +680,8 @@ class Draws:
         """A set with one input as a whole; of zeros all of its shape: a sum of theirs may be 0."""
         kind, ground = work.plan.whole, self._ground(work, work.plan.chosen)
         alike = [work.plan.chosen, *(ground.others() if kind == "zero row" else ())]
-        for size in range(1, len(plants.LARGE) if kind == "lowered row" else 2):
+        last = len(plants.LARGE) if kind == "lowered row" else plants.NEAR + 1
+        for size in range(plants.NEAR, last):
             ground.size = size
             group = self._on_device(plants.make_tensor, ground, kind)
             work.groups = [replace(group, tensor=n) for n in alike]
@@ -666,25 +694,29 @@ class Draws:
         return None
 
     def _plant_arguments(self, work: _Work) -> None:
-        """Other numbers and flags among the arguments, given ones and those with defaults."""
-        given = [*work.now.inputs, *self._defaults]
+        """Others of the arguments that are no tensors: given ones, and those with defaults up to
+        the last one that is not its default. A tensor comes behind all others."""
+        given, num = [*work.now.inputs, *self._defaults], len(work.now.inputs)
+        like = next((one for one in leaves(given) if one.is_floating_point()), None)
         for at, value in enumerate(given):
-            others = self._arguments.setdefault(at, _other_arguments(value))
+            is_last = not self._changed and not leaves(given[at + 1 :])
+            made = _others(value, self._looks.words, like if is_last else None)
+            others = self._arguments.setdefault(at, made)
             while others:
-                other = others.pop()
-                inputs = [other if n == at else one for n, one in enumerate(given)]
-                if (found := self._tried(inputs)) is not None:
+                trial, end = [*given[:at], others.pop(), *given[at + 1 :]], max(at + 1, num)
+                found = self._tried([one for one in trial[:end] if one is not ABSENT])
+                if found is not None:
                     work.start = work.now = found  # whichever plants are left out later
-                    given = inputs
+                    given, num = trial, end
                     break
 
-    def _accepts(self, work: _Work, groups: list[Group], *, is_stable: bool = False) -> bool | None:
+    def _accepts(self, work: _Work, groups: list[Group], *, is_vast: bool = False) -> bool | None:
         """Plants groups of one tensor if they matter. None if the reference does not bear them, or
-        if roundings decide where they must not. Whole rows need not matter: to lower one changes no
+        if roundings grow behind vast ones. Whole rows need not matter: to lower one changes no
         softmax, but one that begins with 0."""
         tensor = groups[0].tensor
         found = self._tried(self._with(work.now.inputs, groups))
-        if found is None or (is_stable and not self._is_stable(found)):
+        if found is None or (is_vast and self._moved(found, [NOISE]) > VAST_STABLE):
             return None
         self._borne.add(tensor)
         matters = self._matters(work.now.outputs, found.outputs)
@@ -804,7 +836,7 @@ class Draws:
 
     def _is_stable(self, tried: _Tried) -> bool:
         """True if other roundings in float64 give the same results."""
-        return self._wide is None or self._moved(tried, NOISE) <= STABLE * SAME
+        return self._wide is None or self._moved(tried, [NOISE, -NOISE]) <= STABLE
 
     def _lost(self, tried: _Tried) -> float:
         """The difference that other roundings in the problem's own types make, as an honest
@@ -814,7 +846,7 @@ class Draws:
         least = min((one for one in self._close if one), default=0.0)
         own = DTYPES[self._terms.tolerated]
         noise = torch.finfo(own).eps * (MANY_ROUNDINGS if own is torch.float32 else 1)
-        moved = self._moved(tried, noise, by_row=False)
+        moved = self._moved(tried, [noise, -noise], by_row=False)
         return moved / least if least else moved
 
     def _is_open(self, made: InputSet) -> bool:
@@ -822,20 +854,20 @@ class Draws:
         if all(one.is_floating_point() for one in made.outputs):
             return False
         noise = MANY_ROUNDINGS * torch.finfo(DTYPES[self._terms.tolerated]).eps
-        return self._moved(_Tried(made.inputs, made.wide or []), noise) == math.inf
+        return self._moved(_Tried(made.inputs, made.wide or []), [noise, -noise]) == math.inf
 
-    def _moved(self, tried: _Tried, noise: float, *, by_row: bool = True) -> float:
+    def _moved(self, tried: _Tried, noises: Sequence[float], *, by_row: bool = True) -> float:
         """The largest difference that roundings of a size make; infinite where they decide."""
         assert self._wide is not None
         is_on_card = self._terms.device != "cpu"
         most, state = 0.0, torch.get_rng_state()
         card_state = torch.cuda.get_rng_state() if is_on_card else state
-        for signed in (noise, -noise):  # the same ones turned round: a tie falls to either side
+        for noise in noises:  # with one turned round, too, a tie falls to either side
             torch.set_rng_state(state)
             if is_on_card:
                 torch.cuda.set_rng_state(card_state)
             try:
-                other = self._wide.run(tried.inputs, self._changed, noise=signed)
+                other = self._wide.run(tried.inputs, self._changed, noise=noise)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # an index that a rounding decides on, or an order of equal elements
@@ -907,26 +939,46 @@ def _largest(tensor: torch.Tensor) -> float:
     return max(-low, high)
 
 
-def _defaults(model: Any, num_given: int) -> list[Any]:
-    """Numbers and flags that the signature of forward has for arguments behind the given ones."""
-    every = [*inspect.signature(model.forward).parameters.values()][num_given:]
-    values = (one.default for one in every)
-    return [*itertools.takewhile(lambda one: type(one) in (bool, int, float), values)]
+def _defaults(model: Any, num_given: int, looks: Looks) -> list[Any]:
+    """Defaults of the arguments of forward behind the given ones, ABSENT for one more of any
+    number, and those that are given by name."""
+    found, by_name = list[Any](), Keywords()
+    for number, one in enumerate(inspect.signature(model.forward).parameters.values()):
+        if one.kind is one.KEYWORD_ONLY and one.default is not one.empty:
+            by_name[one.name] = one.default
+        elif one.kind is one.VAR_KEYWORD:
+            by_name |= dict(looks.options)
+        elif number >= num_given and one.kind is one.VAR_POSITIONAL:
+            found.append(ABSENT)
+        elif number >= num_given and one.default is not one.empty:
+            found.append(one.default)
+    return [*found, by_name] if by_name else found
 
 
-def _other_arguments(value: Any) -> list[Any]:
-    """Other numbers and flags, of which each set takes one that is borne; none for what is neither.
-    Of an int that is no seed also 0, one of the other sign and one that exceeds an axis; of a float
-    that is no epsilon also one of the other sign and a larger one."""
+def _others(value: Any, words: Sequence[str], like: torch.Tensor | None) -> list[Any]:
+    """Others of an argument, of which each set takes one that is borne; none for a tensor. Of an
+    int that is no seed also 0, one of the other sign and one that exceeds an axis; of a float that
+    is no epsilon also one of the other sign and a larger one; of a text others that it is compared
+    with; of nothing a tensor like a given one; of a list or dict others of each part."""
+    found, make = list[Any](), typing.cast("Any", type(value))
     if type(value) is bool:
-        return random.sample([value, not value, not value], 3)  # several together, or not
-    found: list[Any] = []
-    if type(value) is float and math.isfinite(value) and value:
+        found = [value, not value, not value]  # several together, or not
+    elif type(value) is float and math.isfinite(value) and value:
         near = value * random.randrange(32, 64) / 64
         found = [near, -near, 8 * near] if abs(value) > MIN_CONSTANT else [near]
     elif type(value) is int:
         near = value + random.choice((1, 2))
         found = [near, 0, -near, 2 * near + 64] if abs(value) < MAX_COUNT else [near]
+    elif type(value) is str:
+        found = [one for one in words if one != value] or [f"{value}_"]
+    elif (value is None or value is ABSENT) and like is not None:
+        found = [torch.rand_like(like) < HALF, torch.randn_like(like)]
+    elif isinstance(value, list | tuple | dict) and make in (list, tuple, dict, Keywords):
+        parts = [*value.items()] if isinstance(value, dict) else [*enumerate(value)]
+        for key, part in parts:
+            for other in _others(part, words, like if key == parts[-1][0] else None):
+                made: Any = {name: other if name == key else one for name, one in parts}
+                found.append(make(made if isinstance(value, dict) else made.values()))
     return random.sample(found, len(found))
 
 

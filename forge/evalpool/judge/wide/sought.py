@@ -19,21 +19,27 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
-MIN_CONSTANT, MAX_CONSTANT = 1e-12, 1e12
+MIN_CONSTANT, MAX_CONSTANT = 1e-37, 1e12
 """Magnitudes of constants worth planting; larger ones stand for infinity."""
 MAX_FACTOR = 1e4
 """Factors and exponents of constants that are computed."""
-INDEXING = (
-    *("index", "gather", "scatter", "embedding", "take", "one_hot", "nll_loss", "bincount"),
-    *("bucket", "repeat_interleave", "ctc_loss", "put", "_local_scalar_dense"),
-)
-"""Parts of names of operations that take indices, or read one into Python."""
-WRAPPING = {"index", "index_put", "index_put_", "take", "put", "put_"}
-"""Operations that count a negative index from the end."""
-SIZING = ("one_hot", "bincount", "repeat_interleave", "ctc_loss", "_local_scalar_dense", "histc")
-"""Parts of names of operations of whose results integers are the sizes, or that fail badly."""
-ADDING = {"index_add", "index_add_", "scatter_add", "scatter_add_", "bincount"}
-"""Operations that add to places that an index names."""
+DOES = {
+    what: re.compile(names)
+    for what, names in {
+        "indexes": "index|gather|scatter|embedding|take|one_hot|nll_loss|bincount|bucket|put"
+        "|repeat_interleave|ctc_loss|_local_scalar_dense|tolist",
+        "wraps": r"\A(index|index_put_?|take|put_?)\Z",  # a negative index may be no error
+        "sizes": "one_hot|bincount|repeat_interleave|ctc_loss|_local_scalar_dense|histc|tolist",
+        "accumulates": r"\A(index_add_?|scatter_add_?|bincount)\Z",  # where an index says
+        "adds": r"(sum|mm|mean)\Z",
+        "decides": r"\A(eq|ne|lt|le|gt|ge|isin|isclose|bucketize|searchsorted)\Z",
+        "joins": "all|any|sum|mean|min|max|prod|cum|sort|norm|mm|count",  # elements of a row
+        "bits": "bitwise|shift",
+        "extrema": r"\A(?!clamp|maximum|minimum)(.*max|.*min|sort|topk|.*sumexp|masked_fill)",
+    }.items()
+}
+"""Names of operations by what a reference does with them: an integer of "sizes" may be one of
+memory or a number of steps of Python's; beside "extrema" a kernel may have -1e6 for infinity."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
 PERMUTES = re.compile(r"randperm|argsort|topk|multinomial|sample\(")
 """In a source whose indices may all be different by design, though it could be chance."""
@@ -53,26 +59,23 @@ class Looks:
     """NaN and infinities."""
     ignored: tuple[int, ...] = ()
     """Labels that its loss leaves out, where its source names one."""
-    has_indices: bool = True
-    """True if an integer may be an index, which must stay in its range."""
-    is_wrapping: bool = True
-    """True if a negative index may be no error."""
-    has_sizes: bool = True
-    """True if one may be a size of memory, or a number of steps of Python's."""
+    does: frozenset[str] = frozenset(DOES)
+    """Keys of DOES."""
     may_be_undefined: bool = True
     """True if torch may leave its results open (wide/reference.py)."""
     is_comparing: bool = True
     """True if it compares two tensors: elements are hardly ever equal by chance."""
-    has_bits: bool = True
-    """True if it computes with the bits of integers."""
-    is_bounded: bool = False
-    """True if it compares something with numbers beyond all that it computes on given inputs."""
-    is_accumulating: bool = True
-    """True if it adds to places that an index names."""
-    is_adding: bool = True
-    """True if it adds elements."""
     permutes: bool = True
     """True if it may draw indices that are all different by design."""
+    words: tuple[str, ...] = ()
+    """Texts that its Python code compares with."""
+    options: tuple[tuple[str, Any], ...] = ()
+    """Names that it looks up in a dict, with their defaults."""
+
+    @property
+    def tells_rows(self) -> bool:
+        """True if it may tell rows apart by what holds of all their elements."""
+        return "decides" in self.does and ("joins" in self.does or self.is_comparing)
 
     @classmethod
     def of(cls, counted: OpCounter | None, source: str, scopes: Sequence[dict[str, Any]]) -> Looks:
@@ -83,35 +86,38 @@ class Looks:
             scopes: names that its code may compare with: of its module, of its model.
         """
         ignored = tuple(int(one) for one in IGNORED.findall(source))
-        permutes = PERMUTES.search(source) is not None
         nodes = list(ast.walk(ast.parse(source)))
         host = _compared(nodes, scopes)
         floats = {sign * one for one in host | _floats_in(nodes) for sign in (1.0, -1.0)}
         near = {round(one) + step for one in host for step in (-1, 0, 1)}
         near = {one for one in near if one >= 0 or min(host) < 0}  # a 0 alone may bound counts
+        known: dict[str, Any] = {
+            "ignored": ignored,
+            "permutes": PERMUTES.search(source) is not None,
+            "words": _words_in(nodes),
+            "options": _options_in(nodes),
+        }
         if counted is None:
-            return cls(constants=_worth(floats), ignored=ignored, permutes=permutes)
+            return cls(constants=_worth(floats), **known)
         constants = counted.constants | floats
         constants |= {unit * part for unit in counted.units for part in (0.5, 1.0, 1.5, 2.0)}
+        constants |= {sign * abs(one) ** 0.5 for one in counted.compared for sign in (1.0, -1.0)}
         return cls(
             constants=_worth(constants),
-            integers=tuple(sorted(one for one in counted.integers | near if abs(one) < 1 << 31)),
+            integers=tuple(sorted(one for one in counted.integers | near if abs(one) < 1 << 63)),
             compared=frozenset({*counted.compared, *ignored}),
             special=tuple(counted.specials),
-            ignored=ignored,
-            has_indices=any(part in name for name in counted.names for part in INDEXING)
-            or ".tolist(" in source,
-            is_wrapping=not WRAPPING.isdisjoint(counted.names),
-            has_sizes=any(part in name for part in SIZING for name in counted.names)
-            or ".tolist(" in source,
+            does=done_by(counted, source),
             may_be_undefined=counted.is_truncating or not (PUTS | ORDERS).isdisjoint(counted.names),
             is_comparing=counted.is_comparing,
-            has_bits=any("bitwise" in name or "shift" in name for name in counted.names),
-            is_bounded=counted.is_bounded,
-            is_accumulating=not ADDING.isdisjoint(counted.names),
-            is_adding=any(name.endswith(("sum", "mm", "mean")) for name in counted.names),
-            permutes=permutes,
+            **known,
         )
+
+
+def done_by(counted: OpCounter, source: str) -> frozenset[str]:
+    """The keys of DOES whose operations a call has."""
+    names = [*counted.names, *(["tolist"] if ".tolist(" in source else [])]
+    return frozenset(what for what, one in DOES.items() if any(map(one.search, names)))
 
 
 def _worth(constants: Collection[float]) -> tuple[float, ...]:
@@ -152,6 +158,24 @@ def _numbers_of(node: ast.AST, scopes: Sequence[dict[str, Any]]) -> list[float]:
             exact = {ast.Pow: pow, ast.Mult: operator.mul, ast.Div: operator.truediv}
             values = [exact[type(node.op)](left[0], right[0])] if is_small else []
     return [float(value) for value in values if type(value) in (int, float)]
+
+
+def _words_in(nodes: Sequence[ast.AST]) -> tuple[str, ...]:
+    """Texts in comparisons of Python code."""
+    parts = [part for one in nodes if isinstance(one, ast.Compare) for part in ast.walk(one)]
+    values = [part.value for part in parts if isinstance(part, ast.Constant)]
+    return tuple(dict.fromkeys(one for one in values if type(one) is str))
+
+
+def _options_in(nodes: Sequence[ast.AST]) -> tuple[tuple[str, Any], ...]:
+    """Name and default of each `options.get("name", default)` in Python code."""
+    found = dict[str, Any]()
+    for one in nodes:
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.args:
+            values = [each.value if isinstance(each, ast.Constant) else ... for each in one.args]
+            if one.func.attr in ("get", "pop") and type(values[0]) is str and ... not in values:
+                found[values[0]] = values[1] if len(values) > 1 else None
+    return tuple(found.items())
 
 
 def _floats_in(nodes: Sequence[ast.AST]) -> set[float]:

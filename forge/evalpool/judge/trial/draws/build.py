@@ -168,7 +168,7 @@ class Builder:
             return [kind, [tensor, parse_axes(value[1], self._specs[parts[-1]])]]
         if kind in ("list", "tuple"):
             return [kind, [self._tree(item, parts) for item in value]]
-        if kind == "dict":
+        if kind in ("dict", "keywords"):
             return [kind, [[str(key), self._tree(item, parts)] for key, item in value]]
         if kind in ("value", "dtype", "config"):
             return [kind, value]
@@ -209,7 +209,7 @@ def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:
         return [kind, [_placed(value[0], places), value[1]]]
     if kind in ("list", "tuple"):
         return [kind, [_placed(item, places) for item in value]]
-    if kind == "dict":
+    if kind in ("dict", "keywords"):
         return [kind, [[key, _placed(item, places)] for key, item in value]]
     return tree
 
