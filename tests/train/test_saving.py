@@ -107,6 +107,28 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
     assert other.schedule.last_epoch == 1
 
 
+def test_a_copier_that_serves_one_save_as_that_of_torch_2_11_is_made_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.train.trainer.child import saving
+    from tests.train.saved import small, train
+
+    copy = saving.DefaultStager.stage
+
+    def once(stager: Any, *given: Any) -> Any:
+        found = copy(stager, *given)
+        stager.close()
+        return found
+
+    monkeypatch.setattr(saving.DefaultStager, "stage", once)
+    trained, checkpoints = small(), alone()
+    for step in (1, 2):
+        train(trained, step=step)
+        save(checkpoints, checkpoint_dir(tmp_path, step), trained)
+    checkpoints.wait()
+    assert find_resume_point(tmp_path).step == 2
+
+
 def test_without_memory_for_a_copy_the_checkpoint_is_whole_before_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -111,8 +112,6 @@ class Checkpoints(Background):
         self._is_gathered = is_sharded and world.spans_machines
         self._group = world.new_group() if is_sharded and not self._is_gathered else None
         self._is_copied: bool | None = None
-        on_gpu = torch.cuda.is_available()
-        self._stager = DefaultStager(StagingOptions(on_gpu, False, False, on_gpu))
 
     def save(
         self,
@@ -148,8 +147,10 @@ class Checkpoints(Background):
         if self._is_copied is None:
             self._is_copied = self._has_room(_num_bytes(state))
         if self._is_copied:
-            with self._card.taken():
-                saving: Any = state_dict_saver.async_save(state, **how, async_stager=self._stager)
+            on_gpu = torch.cuda.is_available()
+            stager = DefaultStager(StagingOptions(on_gpu, False, False, on_gpu))
+            with self._card.taken(), closing(stager):  # that of torch 2.11 serves one save
+                saving: Any = state_dict_saver.async_save(state, **how, async_stager=stager)
             self.start(partial(self._finish, saving.result, written, path, announce))
         else:
             self._finish(partial(state_dict_saver.save, state, **how), written, path, announce)
