@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -475,6 +475,31 @@ def test_a_large_draw_waits_until_no_other_is_held(monkeypatch: pytest.MonkeyPat
     thread.join(10.0)
     assert block.is_closed
     assert len(drawn) == 1
+
+
+def test_a_large_draw_that_is_kept_late_makes_room_once_nobody_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another candidate looked for kept draws between its end and the moment when it was kept."""
+    large = answer()
+    large["tensors"][5] = ["float32", [1000]]
+    references = open_references(Oracles([FULL, large, FULL, large]), monkeypatch)
+    references._memory_bytes = 32 * 1000
+    first = references._draw(PROBLEM, contextlib.nullcontext)
+    other = replace(PROBLEM, problem_id="other", source="import os  # other")
+    drawn: list[CardDraw] = []
+    thread = threading.Thread(
+        target=lambda: drawn.append(references.hold(other, shared=contextlib.nullcontext))
+    )
+    thread.start()
+    thread.join(0.3)
+    with references._lock:
+        references._cache["late"] = first
+        references._held("late", first)
+    references.let_go(first)
+    thread.join(10.0)
+    assert len(drawn) == 1
+    assert cast("Any", first.block).is_closed
 
 
 def test_a_draw_whose_answer_is_one_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:

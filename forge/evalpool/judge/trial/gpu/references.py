@@ -116,13 +116,17 @@ class CardReferences(References[CardDraw]):
                 return self._draw_large(problem)
 
     def _wait_for_room(self) -> None:
-        """Waits until no candidate holds a large draw, and retires kept ones. The caller has no
-        turn: a thread with a draw may wait to have the card alone."""
+        """Waits until no candidate holds a large draw. The caller has no turn: a thread with a draw
+        may wait to have the card alone."""
         with self._freed:
-            for key in [key for key, one in self._cache.items() if one in self._large]:
-                self._retire(key)
             self._make_room()
-            self._freed.wait_for(lambda: not self._large, timeout=ROOM_TIMEOUT_S)
+            self._freed.wait_for(self._has_no_large, timeout=ROOM_TIMEOUT_S)
+
+    def _has_no_large(self) -> bool:
+        """Retires the large draws that are kept; true if none of them is held."""
+        for key in [key for key, one in self._cache.items() if one in self._large]:
+            self._retire(key)
+        return not self._large
 
     def _draw_large(self, problem: ReferenceModule) -> CardDraw:
         try:
@@ -138,9 +142,10 @@ class CardReferences(References[CardDraw]):
 
     def _free_unheld(self, kept: CardDraw) -> None:
         super()._free_unheld(kept)
-        if kept.draw.is_retired and kept.draw.num_holders == 0 and kept in self._large:
-            self._large.remove(kept)
-            self._freed.notify_all()
+        if kept.draw.num_holders == 0 and kept in self._large:
+            if kept.draw.is_retired:
+                self._large.remove(kept)
+            self._freed.notify_all()  # one that is kept makes room for who waits
 
     def _draw_within(
         self, problem: ReferenceModule, *, memory_share: float, is_wide: bool = True
