@@ -8,6 +8,7 @@ a tool's error. An agent's candidates are as hostile as a model's.
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.adapters.answering import open_answering
-from forge.adapters.subjects import find_code, read_answer, read_problem
-from forge.errors import ForgeError, MachineError, pip_install
-from forge.tools.toolbox import TOOLS, Call, Toolbox, search_docs
+from forge.adapters.subjects import MAX_SHOWN, find_code, read_answer, read_problem
+from forge.errors import ConfigError, ForgeError, MachineError, pip_install
+from forge.rollout.play import NO_ANSWER_WORDS
+from forge.tools.toolbox import TOOLS, Call, Toolbox, at_sizes, search_docs
 from forge.version import __version__
 
 if TYPE_CHECKING:
@@ -37,7 +39,9 @@ planted values, and how fast is it where there is a GPU."""
 
 
 def serve_mcp(settings: JudgeSettings) -> None:
-    """Serves until the client closes stdin. Raises ConfigError or MachineError."""
+    """Serves until the client closes stdin, or a signal ends the process: Ctrl-C, too, since a
+    thread that reads stdin cannot be woken. Judges end after it. Raises ConfigError or
+    MachineError."""
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
@@ -51,6 +55,7 @@ def serve_mcp(settings: JudgeSettings) -> None:
             description=words if name == "docs" else f"{words}\n{ARGUMENTS}",
             structured_output=False,
         )
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     anyio.run(tools.serve, server)
 
 
@@ -96,10 +101,14 @@ class AgentTools:
     async def _ask(self, call: Call, problem: str, candidate: str) -> str:
         with _as_tool_errors():
             subject, text = read_problem(problem), _read_candidate(candidate)
-            code = find_code(text, entry_point=subject.entry_point).code
+            found = find_code(text, entry_point=subject.entry_point)
+            if not found.code:
+                words = NO_ANSWER_WORDS.get(found.reason, found.reason)
+                raise ConfigError(f"candidate: {words.format(name=subject.entry_point)}")
+            at_sizes(subject, call.arguments.get("sizes", {}))
             pool = (await self._judges()).pool
             toolbox = Toolbox(ask=pool.judge, has_times=lambda: pool.is_timed)
-            return await toolbox.reply(call, problem=subject, code=code)
+            return await toolbox.reply(call, problem=subject, code=found.code)
 
     async def _keep_judges(self) -> None:
         async with open_answering(self.table, self.gpus) as self._answering:
@@ -125,5 +134,10 @@ def _as_tool_errors() -> Generator[None]:
 
 def _read_candidate(candidate: str) -> str:
     """The text of a candidate, or of the file that it names. Raises ConfigError."""
-    is_path = "\n" not in candidate and os.path.isfile(candidate)
-    return read_answer(Path(candidate) if is_path else candidate)
+    if "\n" in candidate:
+        return read_answer(candidate)
+    if not os.path.isfile(candidate):
+        raise ConfigError(
+            f"candidate: {candidate[:MAX_SHOWN]!r}: no such file; the path of a file, or its source"
+        )
+    return read_answer(Path(candidate))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 SIZED = f"N = 64\n{SOURCE.replace('randn(64)', 'randn(N)')}"
+CLIENT = {"name": "test", "version": "1"}
 
 
 async def test_a_client_calls_every_tool(tmp_path: Path) -> None:
@@ -46,8 +50,29 @@ async def test_a_client_calls_every_tool(tmp_path: Path) -> None:
         assert "launch of kernel: grid 1x1x1" in profile
         assert "no GPU here" in profile
         assert "no such file" in await call("judge", {**paths, "problem": "gone.py"}, fails=True)
-        assert "no constant 'K'" in await call("run", {**paths, "sizes": {"K": 7}})
-        assert "no candidate" in await call("run", {**paths, "candidate": "pass"})
+        assert "no constant 'K'" in await call("run", {**paths, "sizes": {"K": 7}}, fails=True)
+        for name in ("judge", "run", "profile"):
+            gone = await call(name, {**paths, "candidate": "gone.py"}, fails=True)
+            assert "candidate: 'gone.py': no such file" in gone
+        no_code = await call("run", {**paths, "candidate": "pass\n"}, fails=True)
+        assert "candidate: no complete fenced code block" in no_code
+
+
+def test_ctrl_c_ends_it_while_the_client_keeps_stdin_open() -> None:
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": CLIENT}
+    request = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}
+    args = [sys.executable, "-m", "forge", "mcp", "--device", "cpu", "--workers", "1"]
+    with subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin
+        assert server.stdout
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        assert "serverInfo" in server.stdout.readline()
+        server.send_signal(signal.SIGINT)
+        try:
+            assert server.wait(timeout=60) == -signal.SIGINT
+        finally:
+            server.kill()
 
 
 def test_without_its_package_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
