@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from forge.config.schema import DataTable, SftStage
 from forge.data.chat import ChatTemplate, TrainingRow
+from forge.errors import ConfigError
 from forge.records import Message, Pair
 from forge.runner.stages.sft import write_rows
 
@@ -168,3 +170,17 @@ def test_a_stage_writes_a_row_per_turn_and_counts_each_row_that_is_too_long(
         sum(n <= max(64, lengths[1]) for n in lengths),
         sum(n > max(64, lengths[1]) for n in lengths),
     )
+
+
+def test_own_answers_that_are_all_too_long_are_no_file_and_end_no_run(
+    chats: dict[str, ChatTemplate], tmp_path: Path
+) -> None:
+    pair = Pair(problem_id="p", messages=THINKING, num_turns=3)
+    keys: dict[str, Any] = {"steps": 1, "learning_rate": 1e-3, "loss_turns": "all"}
+    stage = SftStage(kind="sft", source="search", **keys).model_copy(update={"max_length": 1})
+    path = tmp_path / "rows.jsonl"
+    (rows,) = write_rows([pair], chats["qwen3"], stage=stage, path=path, data=None)
+    assert (rows.num_rows, rows.num_dropped) == (0, 3)
+    assert not path.exists()
+    with pytest.raises(ConfigError, match="all 3 rows are longer than max_length = 1"):
+        write_rows([pair], chats["qwen3"], stage=stage, path=path, data=DataTable())

@@ -74,13 +74,17 @@ async def _make_rows(run: RunContext, stage: SftStage, index: int, path: Path) -
     else:
         pairs = load_pairs(run.paths)
     label, problems = stage.label(index), sorted({pair.problem_id for pair in pairs})
-    if not pairs:
-        message = f"{label}: no correct answer to train on ({left_out or 'none so far'}); left out"
+    counts = list[SourceRows]()
+    if pairs:
+        counts = await anyio.to_thread.run_sync(
+            lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=path, data=data)
+        )
+    if not any(count.num_rows for count in counts):
+        long = f"{len(pairs)} rows longer than max_length = {stage.max_length} tokens"
+        why = long if pairs else left_out or "none so far"
+        message = f"{label}: no correct answer to train on ({why}); left out"
         await run.record("sft_rows", message, says=True, stage=index)
         return False
-    counts = await anyio.to_thread.run_sync(
-        lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=path, data=data)
-    )
     message = f"{label}: {_describe(counts, max_length=stage.max_length)}"
     if data is None:
         message += f", of {len(problems)} problems" + (left_out and f"; left out {left_out}")
@@ -151,8 +155,9 @@ def write_rows(
     source of `[data]`, or of the run's own answers for None. Rows of weighted sources are written
     with `source` and `weight`.
 
-    Prompts are rendered as in the rollout loop, so that both see the same tokens. Raises
-    ConfigError if an answer does not continue its prompt, or no row of a source fits `max_length`.
+    Prompts are rendered as in the rollout loop, so that both see the same tokens. If none of the
+    run's own answers fits `max_length`, no file is written. Raises ConfigError if an answer does
+    not continue its prompt, or no row of a source of `[data]` fits.
     """
     names, given = [str(stage.source)], dict[int, float]()
     if data is not None:
@@ -167,6 +172,8 @@ def write_rows(
         counts[source].num_rows += 1
         fields = {"input_ids": row.input_ids, "completion_mask": row.completion_mask}
         rows.append((source, json.dumps(fields)))
+    if data is None and not rows:
+        return counts
     for index, count in enumerate(counts):
         if not count.num_rows:
             where = "stage sft" if len(names) == 1 else f"data.sources.{index}"
