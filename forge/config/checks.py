@@ -533,7 +533,7 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
         yield mistake("found none; one [[stage]] or more, or [[round]]", "stage")
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, SftStage):
-            is_random = False
+            is_random = is_random and stage.source != "data"
             yield from _check_own_rows(experiment, index, stage)
             needs_generated = stage.source == "data" and experiment.data.has_generated
             if needs_generated and not experiment.problems.has_generated:
@@ -550,7 +550,11 @@ def check_order(experiment: Experiment) -> Iterator[Mistake]:
                 *("stage", index, "kind"),
             )
         if isinstance(stage, SearchStage):
-            tokens = Budget.parse(stage.budget).tokens
+            budget = Budget.parse(stage.budget)
+            tokens = budget.tokens
+            if budget.seconds == 0:
+                text = f"found {stage.budget}; above 0, such as 20m"
+                yield mistake(text, "stage", index, "budget")
             longest = experiment.rollout.max_completion_tokens
             if tokens is not None and tokens < longest:
                 text = f"found {stage.budget}; at least one answer, which may have "
