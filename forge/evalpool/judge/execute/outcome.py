@@ -79,7 +79,6 @@ WORDS = {
     FaultKind.OUT_OF_BOUNDS: "is out of bounds",
     FaultKind.MISALIGNED: "is not aligned to its element size",
     FaultKind.UNINITIALISED: "reads memory that nothing has written, and the output depends on it",
-    FaultKind.ADDRESS: "depends on the place of a tensor in memory, and so does the output",
     FaultKind.ORDER: "depends on the order in which programs run, and so does the output",
     FaultKind.BARRIER: "is of what another thread of this program has stored; tl.debug_barrier()"
     " must be between",
@@ -110,7 +109,7 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
     if fault.kind is FaultKind.RACE and fault.other is not None:
         who += f" (and program {_id(fault.other)})"
     what = f"{who}: {access} of {_target(fault, place)}"
-    if fault.kind in (FaultKind.ORDER, FaultKind.ADDRESS):
+    if fault.kind is FaultKind.ORDER:
         what = f"the result of {fault.operation}"
     message = f"{where}: {what} {WORDS[fault.kind]}"
     if fault.kind is FaultKind.OUT_OF_BOUNDS and access != "atomic":

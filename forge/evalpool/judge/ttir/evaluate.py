@@ -149,8 +149,6 @@ def launch(
                     pass
     if is_first and total > 1 and plan.ordering is not None:
         one.suspect(_fault_of(plan.ordering, FaultKind.ORDER))
-    if is_first and plan.revealing is not None:
-        one.suspect(_fault_of(plan.revealing, FaultKind.ADDRESS))
     for number in one.watched:
         memory.storages[number].settle()
     return Report(num_bytes=one.num_bytes, suspicions=tuple(one.suspicions))

@@ -260,7 +260,7 @@ TYPE = re.compile(
 )
 """A float type; names and strings match too, so that nothing in them is one."""
 SPECIAL = re.compile(
-    r"^.*(?:inline_asm|dot_scaled|bitcast|ptr_to_int|arith\.extf |arith\.truncf |"
+    r"^.*(?:inline_asm|dot_scaled|bitcast|arith\.extf |arith\.truncf |"
     r"arith\.convertf |tt\.fp_to_fp |tt\.dot |tt\.clampf |extern_elementwise|_divf |precise_sqrt |"
     r"arith\.constant .*f(?:16|32)\b).*$",
     re.MULTILINE,
@@ -325,8 +325,6 @@ def _special(line: str, elements: frozenset[str]) -> list[str]:
             types = CONVERSION.search(line)
             if types is None or types[1] != types[2]:
                 raise _NoWideForm("bits of a float")
-        case "tt.ptr_to_int":
-            raise _NoWideForm("the address of floats as a number")
         case "tt.dot_scaled" | "tt.elementwise_inline_asm":
             raise _NoWideForm(name)
         case "tt.clampf":

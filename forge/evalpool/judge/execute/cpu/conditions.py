@@ -56,8 +56,6 @@ class Conditions:
 
     order: Order = Order.NATURAL
     poison: Poison = Poison.SAME
-    layout: tuple[bool, int] | None = None
-    """`is_near` and `alignment` of other addresses (`Memory.move`)."""
 
 
 def chosen_nodes(nodes: Sequence[Node], *, turn: int, shift: int) -> list[Node]:

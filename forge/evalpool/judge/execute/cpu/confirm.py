@@ -20,7 +20,7 @@ from forge.evalpool.judge.execute.cpu.memory import RAW, Tensors
 from forge.evalpool.judge.execute.outcome import ExecutionFailed, FaultReport, Outcome, Suspicion
 from forge.evalpool.judge.program.format import ITEM_BYTES, Origin, Program
 from forge.evalpool.judge.ttir.evaluate import Order
-from forge.evalpool.judge.ttir.memory.storages import ALIGNMENTS, FaultKind
+from forge.evalpool.judge.ttir.memory.storages import FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 
-LAYOUTS = tuple(
-    Conditions(layout=(is_near, alignment)) for is_near in (True, False) for alignment in ALIGNMENTS
-)
 POISONS = tuple(
     Conditions(poison=poison) for poison in Poison if poison not in (Poison.SAME, Poison.LEFT)
 )
@@ -58,7 +55,7 @@ class Confirmation:
         """Reports of the suspicions that change an output. Leaves memory as the first run did."""
         executor, memory = self.executor, self.executor.memory
         after = {number: memory.storages[number].data.copy() for number in executor.written}
-        saved, layout = dict(executor.saved), memory.layout
+        saved = dict(executor.saved)
         found = [one.report() for one in suspicions if one.kind is FaultKind.BARRIER]
         turn = executor.turn if has_open_choices(executor.program) else 0
         for kind, tried in self._tried(turn).items():
@@ -67,7 +64,6 @@ class Confirmation:
                 found += [one.report() for one in mine]
             elif mine and kind is FaultKind.ORDER:
                 self.settled.add(turn)
-        memory.layout = layout  # init may have kept addresses
         if self.reruns_init:
             executor.saved = saved
             executor.restore(Conditions(), is_whole=True)
@@ -83,7 +79,6 @@ class Confirmation:
             FaultKind.RACE: orders,
             FaultKind.LANES: [Conditions(order=Order.REVERSED)],
             FaultKind.ORDER: orders,
-            FaultKind.ADDRESS: LAYOUTS,
             FaultKind.UNINITIALISED: POISONS,
         }
 
@@ -96,9 +91,6 @@ class Confirmation:
     def _is_changed(self, conditions: Conditions) -> bool:
         """True if a call under other conditions has other outputs, or fails."""
         self.executor.put_back(self.kept)
-        if conditions.layout is not None:
-            is_near, alignment = conditions.layout
-            self.executor.memory.move(is_near=is_near, alignment=alignment)
         try:
             if self.reruns_init:
                 self.executor.prepare(Outcome(), conditions)

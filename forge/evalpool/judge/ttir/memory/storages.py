@@ -39,8 +39,6 @@ BASE = 0x7F << 40
 """Addresses are from BASE to BASE + SPACE, as those of torch's allocator on a card mostly are."""
 ALIGNMENTS = 512, 2 << 20
 """torch gives either."""
-NEAR = 4 << 20
-"""Most bytes between storages beside each other."""
 NOBODY, MANY = -1, -2
 
 
@@ -56,9 +54,6 @@ class FaultKind(StrEnum):
     It counts if an output depends on the order."""
     LANES = "lanes"
     """Two lanes of one store write other values to one place. It counts as a race does."""
-    ADDRESS = "address"
-    """Bits of an address are used as a number. It counts if an output changes with the places of
-    the storages."""
     BARRIER = "barrier"
     """A load of what another thread of the same instance has stored, without a barrier between."""
     ORDER = "order"
@@ -144,7 +139,7 @@ class Layout:
     the end of the last one's."""
 
     @classmethod
-    def draw(cls, sizes: list[int], *, is_near: bool, alignment: int | None) -> Layout:
+    def draw(cls, sizes: list[int]) -> Layout:
         """Addresses at random for storages of these sizes. Raises Unsupported without room."""
         draw = random.SystemRandom()
         count = len(sizes)
@@ -152,11 +147,11 @@ class Layout:
         room = SPACE - sum(sizes) - count * max(ALIGNMENTS)
         if room <= count:
             raise Unsupported("the program's storages need more memory than a card has")
-        most = min(room // (count + 1), NEAR) if is_near else room // (count + 1)
+        most = room // (count + 1)
         starts, bounds = [0] * count, [BASE]
-        end = BASE + draw.randrange((room - most * count) if is_near else 1)
+        end = BASE
         for number in order:
-            unit = alignment or draw.choice(ALIGNMENTS)
+            unit = draw.choice(ALIGNMENTS)
             gap = draw.randrange(most // 2, most)
             starts[number] = -(-(end + gap) // unit) * unit
             bounds.append((end + starts[number]) // 2)
@@ -171,24 +166,12 @@ class Memory:
 
     storages: Sequence[Storage]
     layout: Layout = field(init=False)
-    """Addresses of the storages; may be put back after `move`."""
     _views: dict[tuple[int, str], NDArray[np.generic]] = field(
         default_factory=dict[tuple[int, str], "NDArray[np.generic]"]
     )
 
     def __post_init__(self) -> None:
-        self.move()
-
-    def move(self, *, is_near: bool = False, alignment: int | None = None) -> None:
-        """Draws new addresses for all storages.
-
-        Args:
-            is_near: storages lie beside each other, as a card's allocator places them. Then an
-                access behind the end of one may hit another.
-            alignment: that of all storages; None for any of ALIGNMENTS for each.
-        """
-        sizes = [len(one.data) for one in self.storages]
-        self.layout = Layout.draw(sizes, is_near=is_near, alignment=alignment)
+        self.layout = Layout.draw([len(one.data) for one in self.storages])
 
     def address(self, storage: int, offset: int = 0) -> int:
         """Made-up address of a byte of a storage."""

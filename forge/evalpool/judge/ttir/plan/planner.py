@@ -85,8 +85,6 @@ class ModulePlan:
     """True if an instance may wait in a loop for another one."""
     ordering: Operation | None = None
     """First atomic operation whose result is used: instances may order themselves by it."""
-    revealing: Operation | None = None
-    """First operation that uses the bits of an address as a number."""
     _uses: dict[str, tuple[Use | None, ...]] = field(
         default_factory=dict[str, "tuple[Use | None, ...]"]
     )
@@ -149,14 +147,12 @@ class Planner:
         is_read = not self.used.isdisjoint(operation.results)
         if operation.name in SPINS and is_read and self.module.ordering is None:
             self.module.ordering = operation
-        if self.module.revealing is None and _reveals(operation):
-            self.module.revealing = operation
+        if _reveals(operation):
+            raise Unsupported(f"line {operation.line}: {operation.name} of an address")
 
 
 def _reveals(operation: Operation) -> bool:
-    """True if the result says something of an address."""
-    if operation.name == "tt.ptr_to_int":
-        return True
+    """True if the result says something of an address. Triton's verifier has no such text."""
     sources = operation.types.operands
     is_pointer = bool(sources) and isinstance(element_of(sources[0]), Pointer)
     if operation.name == "tt.bitcast":

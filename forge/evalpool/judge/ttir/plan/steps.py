@@ -183,16 +183,11 @@ def _added(operation: Operation) -> Compute:
 def on_pointers(operation: Operation) -> Compute:
     """Operations on addresses that do not depend on the type of the target."""
     name = operation.name
-    if name == "tt.ptr_to_int" and not shape_of(operation.types.results[0]):
-        return _from_value(lambda address: array_of(address, INDEX))
-    if name in ("tt.bitcast", "tt.ptr_to_int"):
+    if name == "tt.bitcast":
         return _from_value(lambda address: address)
     if name == "arith.select":
         return _selected
     raise Unsupported(f"line {operation.line}: {name} of pointers")
-
-
-INDEX = Scalar("i64")
 
 
 def _from_value(function: Callable[[Value], Value]) -> Compute:
