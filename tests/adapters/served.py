@@ -57,6 +57,7 @@ class TextPool(Pool):
         timing: bool = True,
         profile: bool = False,
         program: bool = False,
+        outputs: bool = False,
     ) -> Verdict:
         is_first = all(code != one for _, one, _ in self.asked)
         self.asked.append((problem, code, timing))

@@ -352,6 +352,8 @@ async def test_problems_being_played_come_first_after_a_resume() -> None:
 
         def observe(self, group: Group) -> None: ...
 
+        def learn(self, problem_id: str, varied: float) -> None: ...
+
         def state(self) -> dict[str, Any]:
             return self.inner.state()
 
