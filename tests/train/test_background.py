@@ -146,6 +146,42 @@ def test_shared_weights_are_those_of_files_and_are_freed_when_all_have_read_them
             assert torch.equal(tensor, shared.read[step][name]), (step, name)
 
 
+def test_one_copy_of_shared_weights_is_on_the_gpu(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.train.trainer import grpo as turns
+
+    ipc, alive, copy = FakeIpc(monkeypatch), list[int](), turns.snapshot
+    trained, copied = threading.Event(), threading.Event()
+
+    class Late(Readers):
+        def publish(self, *, step: int, **body: Any) -> int:
+            super().publish(step=step, **body)
+            if step == 1:
+                trained.wait(30.0)
+                copied.wait(PATIENCE_S)
+            return step
+
+        def trained(self, *, step: int, **body: Any) -> Any:
+            if step == 2:
+                trained.set()
+            return super().trained(**body)
+
+    def snapshot(model: Any, **keys: Any) -> Any:
+        alive.append(sum(tensor() is not None for tensor in ipc.tensors))
+        if ipc.tensors:
+            copied.set()
+        return copy(model, **keys)
+
+    monkeypatch.setattr(turns, "snapshot", snapshot)
+    stage = STAGE.model_copy(update={"save_every": 4})
+    train(
+        tiny_model, tmp_path, staleness=1, stage=stage, client=Late(tmp_path), shares_weights=True
+    )
+    assert ipc.tensors
+    assert set(alive[:-1]) == {0}, "the last is a file's, on the host"
+
+
 def test_a_snapshot_is_not_changed_by_later_training(tiny_model: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file

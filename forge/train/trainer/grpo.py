@@ -327,9 +327,12 @@ class TurnTrainer(StageTrainer):
 
     def publish(self, *, in_background: bool = False) -> None:
         """Offer the current weights to every replica. Collective."""
+        is_shared = self.settings.shares_weights and not self.settings.is_kept(self.step)
+        if is_shared:  # the GPU has room for one copy
+            self.stats.publish_wait_s += self.publisher.wait()
+            self.world.wait()
         started = time.monotonic()
         with self.card.taken():
-            is_shared = self.settings.shares_weights and not self.settings.is_kept(self.step)
             weights = snapshot(
                 self.policy, dtype=self.settings.publish_dtype, keeps=self.world.is_main,
                 on_device=is_shared,
