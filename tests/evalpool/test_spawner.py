@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import gc
 import os
 import resource
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,6 +21,7 @@ import pytest
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge import app
 from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.children import zygote
 from forge.evalpool.judge.children.spawner import (
     LimitMet,
     SandboxRefused,
@@ -413,3 +417,27 @@ def test_what_a_candidate_can_do_to_its_own_process(
     spin = "def spin():\n    while True: pass\n"
     verdict = bench.judge(f"{head}{spin}{CODE}{statement}\n", problem=SOURCE)
     assert (verdict.status, verdict.reason) == (status, reason), verdict.detail
+
+
+def test_no_child_has_a_descriptor_of_a_card_that_the_zygote_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's fake tensors ask a CUDA driver for its devices, and the driver keeps them open."""
+    monkeypatch.setattr(zygote, "CARD_NODES", ("/dev/full",))
+    monkeypatch.setattr(zygote.enter, "enter_child_sandbox", lambda *given, **named: None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    fd = os.open("/dev/full", os.O_RDONLY)
+    found = zygote.find_card_files()
+    assert found == (fd,)
+    around: Any = SimpleNamespace(own_pid_namespace=None)
+    limits = {"uid": None, "memory_bytes": None, "cores": [], "num_siblings": 1}
+    body = {"role": "capture", "home_files": {}, **limits}
+    with socket.socket() as sock:
+        try:
+            zygote.Zygote(sock=sock, around=around, mains={}, folder="", card_files=found)._enter(
+                body, ""
+            )
+        finally:
+            gc.enable()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

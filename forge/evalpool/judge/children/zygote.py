@@ -49,6 +49,7 @@ IMPORT_ENVIRONMENT = {
 }
 
 
+CARD_NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 CANDIDATE_ROLES = frozenset({"capture", "plain"})
 """Roles of the children in which candidates' Python runs. Their main functions also take `file`, a
 path for the candidate's source. A zygote whose children have the card's files has none of them."""
@@ -69,6 +70,8 @@ class Zygote:
     """Main functions of the children, by role."""
     folder: str
     """Parent of children's scratch folders, without a mount namespace."""
+    card_files: tuple[int, ...] = ()
+    """Descriptors of a card that no child may have."""
     scratch: dict[int, str] = field(default_factory=dict)
     """Scratch folder of each living child, by pid."""
     own_modules: tuple[str, ...] = field(default_factory=_names_of_forge)
@@ -150,6 +153,8 @@ class Zygote:
     def _enter(self, body: dict[str, Any], scratch: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         tempfile.tempdir = None  # it may be the zygote's own
+        for fd in self.card_files:
+            os.close(fd)
         if self.around.own_pid_namespace is not None:
             os.close(self.around.own_pid_namespace)
         gc.disable()
@@ -201,6 +206,7 @@ def be_zygote(
     gc.collect()
     mapped_bytes = enter.mapped_bytes()
     num_threads = len(os.listdir("/proc/self/task")) - (not is_gpu and _asked_driver())
+    card_files = () if is_gpu else find_card_files()
     namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     if isolation.has_namespaces:
         namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -220,7 +226,7 @@ def be_zygote(
         own_pid_namespace=namespace,
         proc=proc,
     )
-    zygote = Zygote(sock=sock, around=around, mains=mains, folder=folder)
+    zygote = Zygote(sock=sock, around=around, mains=mains, folder=folder, card_files=card_files)
     if num_threads > 1:
         raise RuntimeError(f"the zygote has {num_threads} threads; a fork would copy only one")
     import torch
@@ -289,6 +295,16 @@ def _asked_driver() -> bool:
     """True if torch's fake tensors have asked a CUDA driver for its devices, which starts a thread
     that no child needs."""
     return "/libcuda.so" in Path("/proc/self/maps").read_text()
+
+
+def find_card_files() -> tuple[int, ...]:
+    """Descriptors of a card's nodes that are open here: a driver that was asked keeps them."""
+    found: list[int] = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself
+            if os.readlink(f"/proc/self/fd/{name}").startswith(CARD_NODES):
+                found.append(int(name))
+    return tuple(found)
 
 
 def _import_for_cpu(harvests: str) -> dict[str, Callable[..., None]]:
