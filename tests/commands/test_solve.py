@@ -123,6 +123,26 @@ def test_a_class_is_found_where_a_package_exports_it(tmp_path: Path) -> None:
     assert set(module.state_dict()) == {"weight", "bias"}
 
 
+def test_inputs_may_import_and_take_the_place_of_decorated_ones(tmp_path: Path) -> None:
+    inputs, problem = tmp_path / "inputs.py", tmp_path / "scaled.py"
+    inputs.write_text(
+        "from __future__ import annotations\nimport torch\nimport math\nWIDTH = math.ceil(2.5)\n"
+        "def rows():\n    return 2\n"
+        "def get_inputs():\n    return [torch.randn(rows(), WIDTH)]\n"
+    )
+    problem.write_text(
+        "import torch\nWIDTH = 8\n"
+        "class Model(torch.nn.Module):\n    def forward(self, x):\n        return 2 * x\n"
+        "@torch.no_grad()\ndef get_inputs():\n    return [torch.randn(WIDTH)]\n"
+        "def get_init_inputs():\n    return []\n"
+    )
+    (text,) = texts(experiment(tmp_path, str(problem), inputs=inputs)).values()
+    made: dict[str, Any] = {}
+    exec(text, made)
+    assert [tuple(one.shape) for one in made["get_inputs"]()] == [(2, 3)]
+    assert "no_grad" not in text
+
+
 def two_problems(folder: Path) -> dict[str, Any]:
     for name in ("a", "b"):
         (folder / f"{name}.py").write_text(FUNCTION)

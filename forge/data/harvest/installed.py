@@ -69,8 +69,8 @@ def class_problem(module: str, name: str, *, definitions: str | None = None) -> 
 
 
 def with_inputs(text: str, definitions: str) -> str:
-    """The text of a problem with the functions and constants of another file. Raises ConfigError
-    for definitions without `get_inputs`."""
+    """The text of a problem with the functions, constants and imports of another file. Raises
+    ConfigError for definitions without `get_inputs`."""
     try:
         body = ast.parse(definitions).body
     except SyntaxError as error:
@@ -78,4 +78,15 @@ def with_inputs(text: str, definitions: str) -> str:
     found = {node.name for node in body if isinstance(node, ast.FunctionDef)}
     if "get_inputs" not in found:
         raise ConfigError(f"--inputs: found {sorted(found) or 'no function'}; get_inputs is needed")
-    return replaced(text, definitions)
+    whole = replaced(text, definitions)
+    lines = whole.split("\n")
+    at = next((node.lineno - 1 for node in ast.parse(whole).body if _is_import(node)), 0)
+    imports = [ast.unparse(node) for node in body if _is_import(node)]
+    lines[at:at] = [one for one in imports if one not in lines]
+    return "\n".join(lines)
+
+
+def _is_import(node: ast.stmt) -> bool:
+    """True for an import that may stand anywhere."""
+    is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    return isinstance(node, ast.Import | ast.ImportFrom) and not is_future

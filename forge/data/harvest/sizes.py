@@ -64,15 +64,19 @@ def replaced(text: str, definitions: str) -> str:
             for node in nodes
         ]
         end = nodes[-1].end_lineno or nodes[-1].lineno
-        lines[nodes[0].lineno - 1 : end] = "\n".join(said).split("\n")
+        lines[_first_line(nodes[0]) - 1 : end] = "\n".join(said).split("\n")
     bound = {name for node in tree.body for name in _bound(node)}
     new = {name: said for name, said in new.items() if name not in bound}
     if new:
-        at = next(
-            (number for number, line in enumerate(lines) if line.startswith("def get_inputs")), 0
-        )
+        body = ast.parse("\n".join(lines)).body
+        at = next((_first_line(node) - 1 for node in body if "get_inputs" in _bound(node)), 0)
         lines[at:at] = [*new.values(), "", ""]
     return "\n".join(lines)
+
+
+def _first_line(node: ast.stmt) -> int:
+    """The line of its first decorator, or its own."""
+    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
 
 
 def _by_line(nodes: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
