@@ -393,6 +393,11 @@ def test_functions_of_the_closed_list_are_evaluated_for_all_their_types() -> Non
             assert len(found) == 3, symbol
 
 
+@pytest.mark.parametrize("symbol", ["", "sinf", "__nv_", "__nv_fast_", "__nv_f", "__nv_tgammaf"])
+def test_a_symbol_of_no_known_function_has_none(symbol: str) -> None:
+    assert lookup(symbol) is None
+
+
 @pytest.mark.parametrize(
     "symbol", ["__nv_frobnicate", "__nv_frcp_ru", "__nv_j0f", "__nv_lgammaf", "__ocml_exp_f32"]
 )

@@ -569,7 +569,7 @@ def lookup(symbol: str) -> Function | None:
     if found := _CONVERSION.fullmatch(name):
         return _conversion(found["source"], found["target"], found["rounding"] or "rn")
     name = name.removeprefix("fast_")
-    return LIBRARY.get(name) or (LIBRARY.get(name[:-1]) if name[-1] in "fd" else None)
+    return LIBRARY.get(name) or (LIBRARY.get(name[:-1]) if name.endswith(("f", "d")) else None)
 
 
 def _conversion(source: str, target: str, rounding: str) -> Function | None:
