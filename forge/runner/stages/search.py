@@ -83,6 +83,8 @@ class Searching:
     """Tokens that judged answers had."""
     earlier_s: float = 0.0
     """Seconds that earlier attempts spent."""
+    _num_without_room: int = 0
+    """Answers that were not asked for, since their prompts do not fit: no budget is spent."""
     _began: float = field(default_factory=time.monotonic)
 
     async def restore(self) -> None:
@@ -112,14 +114,19 @@ class Searching:
         )
         run.progress.done = self.num_answers
         slots = anyio.Semaphore(self._width(groups_in_flight(serve, [1])))
-        async with run.pinned_ports() as ports, anyio.create_task_group() as tasks:
-            while True:
-                await slots.acquire()
-                search = None if self._is_spent() else next_search(self.searches.values())
-                if search is None:
-                    break
-                tasks.start_soon(self._answer, search, *search.begin(), ports, slots)
+        async with run.pinned_ports() as ports:
+            while self._next() is not None:  # again if the last prompts had no room
+                async with anyio.create_task_group() as tasks:
+                    await slots.acquire()
+                    while (search := self._next()) is not None:
+                        tasks.start_soon(self._answer, search, *search.begin(), ports, slots)
+                        await slots.acquire()
+                    slots.release()
         await self._say_end()
+
+    def _next(self) -> Search | None:
+        """The search that the next answer goes to; None if the budget is spent, too."""
+        return None if self._is_spent() else next_search(self.searches.values())
 
     @property
     def _label(self) -> str:
@@ -141,7 +148,8 @@ class Searching:
 
     def _is_spent(self) -> bool:
         return self.budget.is_spent(
-            answers=sum(search.num_started for search in self.searches.values()),
+            answers=sum(search.num_started for search in self.searches.values())
+            - self._num_without_room,
             seconds=self.earlier_s + time.monotonic() - self._began,
             tokens=self.num_tokens,
         )
@@ -169,9 +177,11 @@ class Searching:
         turns = group.trajectories[0].turns
         if turns:
             await self._take(search, turns[0], island, place.parents)
-        elif not parents and not search.ending:
-            search.ending = "its prompt does not fit serve.context_tokens"
-            await self._end(search)
+        else:
+            self._num_without_room += 1
+            if not parents and not search.ending:
+                search.ending = "its prompt does not fit serve.context_tokens"
+                await self._end(search)
         slots.release()
 
     async def _take(

@@ -116,6 +116,19 @@ async def test_a_prompt_that_does_not_fit_ends_its_search(tmp_path: Path) -> Non
     assert any("does not fit" in line for line in run.console.said)
 
 
+@pytest.mark.parametrize("strategy", ["refine", "evolve"])
+async def test_an_answer_without_room_for_its_parents_spends_no_budget(
+    tmp_path: Path, strategy: str
+) -> None:
+    run = run_of(tmp_path, lambda seed, i, length: 2, budget="20", strategy=strategy)
+    given, _, _ = ports(run.policy.choose, room=1)
+    given = replace(given, sink=run.writer)
+    run.pinned_ports = lambda: _opened(given)
+    turns = [each.trajectories[0].turns for each in await played(run)]
+    assert len(turns) > 20, "some have no room"
+    assert sum(map(len, turns)) == 20
+
+
 @asynccontextmanager
 async def _opened(given: Any) -> AsyncIterator[Any]:
     yield given
