@@ -34,6 +34,11 @@ _TALLIES = f"""
 SELECT g.problem_id, count(*) AS num, coalesce(sum(v.status = 'correct'), 0) AS correct
 {FIRST_ANSWERS} GROUP BY g.problem_id
 """
+_LEFT_OUT = """
+SELECT json_extract(data, '$.stage') FROM events
+WHERE kind = 'sft_rows' AND json_extract(data, '$.sources') IS NULL
+"""
+"""Indices of sft stages that had no row to train on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +93,7 @@ def load_gains(
     tallies = [load_tallies(reader, row) for row in chosen]
     for place in range(1, len(chosen)):
         before, after = chosen[place - 1], chosen[place]
-        by = trained_between(before, after, stages)
+        by = trained_between(reader, before, after, stages)
         estimate = compare_paired(tallies[place - 1], tallies[place])
         if by and estimate is not None:
             gain = Gain(before=before["stage"], after=after["stage"], by=by, estimate=estimate)
@@ -108,14 +113,21 @@ def load_tallies(reader: RunReader, row: Mapping[str, Any]) -> dict[str, Tally]:
 
 
 def trained_between(
-    before: Mapping[str, Any], after: Mapping[str, Any], stages: Sequence[str]
+    reader: RunReader,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    stages: Sequence[str],
 ) -> tuple[str, ...]:
-    """Names of the training stages from one evaluation to the other: `grpo-3`."""
+    """Names of the stages that trained from one evaluation to the other: `grpo-3`."""
     first, last = before["stage_index"], after["stage_index"]
     if first is None or last is None:
         return ()
-    between = stages[max(first, 0) : last + 1]
-    return tuple(each for each in between if not each.startswith(("eval-", "search-")))
+    left_out = {index for (index,) in reader.query(_LEFT_OUT).rows}
+    return tuple(
+        stages[index]
+        for index in range(max(first, 0), min(last + 1, len(stages)))
+        if index not in left_out and not stages[index].startswith(("eval-", "search-"))
+    )
 
 
 def _points(share: float) -> str:
@@ -154,7 +166,7 @@ def load_before_after(
     chosen = whole_evaluations(evaluations)
     for place in range(len(chosen) - 1, 0, -1):
         before, after = chosen[place - 1], chosen[place]
-        by = trained_between(before, after, stages)
+        by = trained_between(reader, before, after, stages)
         found = _pair(reader, before, after) if by else None
         if found is not None:
             return BeforeAfter(by=" and ".join(by), before=found[0], after=found[1])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sqlite3
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -78,6 +80,21 @@ def test_a_finished_run_has_five_lines(
     (canned_run.root / "report.html").touch()
     assert run_command(["status", str(canned_run.root)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("quickstart-1/report.html")
+
+
+def test_a_stage_without_rows_has_trained_nothing(
+    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(canned_run.root / "run.db")) as db, db:
+        db.execute("DELETE FROM events WHERE kind = 'sft_rows'")
+        db.execute(
+            "INSERT INTO events (at, kind, message, data, attempt) "
+            """VALUES (0, 'sft_rows', 'sft-1: no correct answer; left out', '{"stage":1}', 1)"""
+        )
+    assert run_command(["status", str(canned_run.root)]) == 0
+    said = capsys.readouterr().out
+    assert "sft-1 +" not in said
+    assert "grpo-3 +12.5 points" in said
 
 
 def test_a_run_is_listed_with_date_duration_and_its_best_evaluation(
