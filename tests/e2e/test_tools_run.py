@@ -40,8 +40,8 @@ def test_a_model_is_trained_on_what_it_sampled_around_replies(tmp_path: Path) ->
             "JOIN turns t USING (group_id, rollout, turn)"
         )
         losses = reader.rows("SELECT value FROM v_metrics WHERE key = 'train/loss/mean'")
-    assert calls
-    assert all("nothing about 'zq'" in each["result"] for each in calls)
+    # After a reply, which it was not taught, the model may ask anything.
+    assert any("nothing about 'zq'" in each["result"] for each in calls)
     kept = [(each["num"], decode_logprobs(each["logprobs"])) for each in stored]
     assert all(num == sum(one == one for one in logprobs) for num, logprobs in kept)
     assert any(num < len(logprobs) for num, logprobs in kept)
