@@ -106,6 +106,14 @@ def test_a_problem_that_was_only_evaluated_is_left_out(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*rows*")) == []
 
 
+def test_an_answer_that_the_run_went_back_behind_is_no_row(tmp_path: Path) -> None:
+    gone = group(1, [[Status.CORRECT]], problem_id="norm-0001", purpose=Purpose.ABANDONED)
+    records = [attempt(), problem(0), problem(1, family="norm"), group(0, [[Status.CORRECT]]), gone]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+    rows = rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl", includes_heldout=True)
+    assert {row["from"]["problem_id"] for row in rows} == {"softmax-0000"}
+
+
 def test_a_repaired_answer_is_a_conversation_with_the_judges_feedback(
     made: Path, tmp_path: Path
 ) -> None:

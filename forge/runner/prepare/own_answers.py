@@ -42,7 +42,8 @@ FROM verdicts v JOIN turns t USING (group_id, rollout, turn)
 JOIN groups g USING (group_id) JOIN problems p ON p.problem_id = g.problem_id
 LEFT JOIN texts c ON c.text_id = t.code_id
 WHERE v.status = 'correct' AND t.completion_id IS NOT NULL
-    AND (:purpose IS NULL OR g.purpose = :purpose) AND (:before IS NULL OR g.stage < :before)
+    AND g.purpose <> 'abandoned' AND (:purpose IS NULL OR g.purpose = :purpose)
+    AND (:before IS NULL OR g.stage < :before)
 ORDER BY g.problem_id, v.speedup_low DESC NULLS LAST, v.num_launches, c.num_bytes, t.turn_row
 """
 """Answers by problem, the best first by the rule of v_best_kernels."""
