@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from forge.records.reason import Reason
+from forge.records.syntax import syntax_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,7 +128,7 @@ def parse(code: str) -> ast.Module | None:
         return None
     try:
         with warnings.catch_warnings(action="ignore"):  # a wrong escape in a string
-            return ast.parse(code)
+            return syntax_tree(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

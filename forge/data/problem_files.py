@@ -26,6 +26,7 @@ from forge.config.schema.problems import Constant
 from forge.errors import ConfigError
 from forge.records import Problem
 from forge.records.problem import INPUT_SETS, Shape, has_input_sets
+from forge.records.syntax import syntax_tree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -104,7 +105,7 @@ def parse_source(source: str, *, path: Path, entry_point: str = "Model") -> Prob
     that is no problem."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of invalid escapes in other people's code
-            tree = ast.parse(source)
+            tree = syntax_tree(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         line, words = getattr(err, "lineno", 0) or 0, getattr(err, "msg", err)
         raise ConfigError(f"{path}:{line}: no Python: {words}") from err

@@ -17,6 +17,7 @@ from forge.data.sources.splitting import LoadedSource, split_problems
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 from forge.records.problem import INPUT_SETS
+from forge.records.syntax import syntax_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,7 @@ def from_source(source: str, *, name: str = "stdin") -> Problem:
         ConfigError: the text is no Python, or neither of the two.
     """
     try:
-        tree = ast.parse(source)
+        tree = syntax_tree(source)
     except SyntaxError as err:
         raise ConfigError(f"{name}:{err.lineno}: no Python: {err.msg}") from err
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}

@@ -6,6 +6,8 @@ import ast
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forge.records.syntax import syntax_tree
+
 MAX_SHAPES = 16
 """Maximum number of shapes of a problem: a candidate is judged on one after another."""
 INPUT_SETS = "get_input_sets"
@@ -97,7 +99,7 @@ def has_input_sets(source: str) -> bool:
     if INPUT_SETS not in source:
         return False
     try:
-        tree = ast.parse(source)
+        tree = syntax_tree(source)
     except (SyntaxError, ValueError, RecursionError):
         return False
     names = {name for node in tree.body for name in _bound(node)}

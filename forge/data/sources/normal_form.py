@@ -18,6 +18,8 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from forge.records.syntax import syntax_tree
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -68,7 +70,7 @@ def _digests(module: _Module) -> Iterator[str]:
 def _parse(source: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings(action="ignore"):  # of invalid escapes in other people's code
-            return ast.parse(source.replace("\r\n", "\n"))
+            return syntax_tree(source.replace("\r\n", "\n"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

@@ -13,6 +13,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from forge.records.syntax import syntax_tree
+
 if TYPE_CHECKING:
     from forge.records.problem import ReferenceModule
 
@@ -43,7 +45,7 @@ def is_contained(problem: ReferenceModule) -> bool:
     """True if the reference does nothing that outlives it: it imports `IMPORTS` alone, names no
     switch of torch, and changes no attributes but those of `self`."""
     try:
-        tree = ast.parse(problem.source)
+        tree = syntax_tree(problem.source)
         text = ast.unparse(tree)  # names and strings as Python understands them, however written
     except (SyntaxError, ValueError, RecursionError):
         return False

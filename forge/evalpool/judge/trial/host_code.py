@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.trial import host_names as lists
 from forge.evalpool.judge.trial.host_flow import Flow
 from forge.evalpool.judge.trial.host_parts import Parts, Refused, bound_names, parts_of, refusal
+from forge.records.syntax import syntax_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
@@ -88,7 +89,7 @@ class HostCode:
 def host_code(code: str, *, entry_point: str) -> HostCode:
     """Reads a candidate's source, which must parse."""
     try:
-        tree = ast.parse(code)
+        tree = syntax_tree(code)
     except (SyntaxError, ValueError):
         return HostCode()  # of a reference: it says so where it runs
     try:

@@ -12,6 +12,8 @@ import builtins
 import re
 from typing import TYPE_CHECKING
 
+from forge.records.syntax import syntax_tree
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -138,7 +140,7 @@ def _syntax(code: str, line: int | None, found: re.Match[str]) -> tuple[int | No
 
 def _tree(code: str) -> ast.AST:
     try:
-        return ast.parse(code)
+        return syntax_tree(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module(body=[], type_ignores=[])
 

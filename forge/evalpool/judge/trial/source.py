@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.trial.host_parts import bound_names
 from forge.records.reason import Reason, Status
+from forge.records.syntax import syntax_tree
 
 MAX_CODE_BYTES = 256_000
 """Size limit of a candidate's source, in bytes of UTF-8."""
@@ -57,7 +58,7 @@ def _parse(code: str) -> ast.Module:
     Python writes twice: 600 bytes with 20 of them, one in the other, would take all memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree = ast.parse(code)
+        tree = syntax_tree(code)
         if "finally" not in code or not any(
             getattr(node, "finalbody", None) for node in ast.walk(tree)
         ):

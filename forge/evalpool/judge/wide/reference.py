@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.evalpool.judge.numbers.blocks import CHUNK, are_finite, blocks
+from forge.evalpool.judge.numbers.blocks import CHUNK, blocks
 from forge.evalpool.judge.numbers.called import (
     Called,
     call_on,
@@ -361,7 +361,7 @@ def _with_noise(out: Any, noise: float, *, is_written: bool) -> Any:
 def _require_defined(name: str, args: Sequence[Any], kwargs: Any, out: Any) -> None:
     """Raises UndefinedResult for a result of an operation that torch leaves open."""
     if name in CASTS and _is_undefined_cast(args, out):
-        raise UndefinedResult("a number that is not finite as an integer")
+        raise UndefinedResult("a number as an integer of a type that does not have it")
     if name in PUTS and _is_undefined_put(name, args, kwargs, out):
         raise UndefinedResult("different values at one place")
     if name in ORDERS and any(_has_nan(one) for one in args):
@@ -376,7 +376,10 @@ def _has_nan(value: Any) -> bool:
 def _is_undefined_cast(args: Sequence[Any], out: Any) -> bool:
     source = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0]
     is_cast = source.is_floating_point() and not out.is_floating_point() and not out.is_complex()
-    return is_cast and out.dtype is not torch.bool and not are_finite([source])
+    if not is_cast or out.dtype is torch.bool:
+        return False
+    limits, whole = torch.iinfo(out.dtype), source.detach().double().trunc()
+    return not bool(((whole >= float(limits.min)) & (whole < float(limits.max) + 1)).all())
 
 
 def _is_undefined_put(name: str, args: Sequence[Any], kwargs: Any, out: torch.Tensor) -> bool:
