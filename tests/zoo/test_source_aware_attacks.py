@@ -5,14 +5,14 @@ other protocols, capture children and the judge's own time: they are refused und
 policy. Those about ties, thresholds and maxima that begin with 0 are of the same day, and those
 about torch's copies, views, indices that occur twice and signs of parameters.
 
-Open: equal elements where the reference also selects places (a median), false `tl.max_contiguous`,
-a store that overtakes another thread's load, magnitudes beyond those of our sets, a table that a
-launch of `forward` copies beside an input, what tells the evaluator from a card (the sign of a NaN,
-a maximum of two zeros), a view that is transposed where the reference also computes, a maximum that
-begins with 0 behind a product without bias or within an attention, an output in a buffer that the
-next call writes, elements that `reshape(can_reorder=True)` leaves in order, relaxed atomics as
-flags. Left out: those that win by chance, those that are weak numerically, those that are questions
-of a problem's domain (labels of 0 and 1, probabilities, sorted and symmetric inputs).
+Open: equal elements where the reference also selects places (a median), false hints of what is not
+loaded, a store that overtakes another thread's load, magnitudes beyond those of our sets, a table
+that a launch of `forward` copies beside an input, what tells the evaluator from a card (the sign of
+a NaN, a maximum of two zeros), a view that is transposed where the reference also computes, a
+maximum that begins with 0 behind a product without bias or within an attention, an output in a
+buffer that the next call writes, elements that `reshape(can_reorder=True)` leaves in order, relaxed
+atomics as flags. Left out: those that win by chance, those that are weak numerically, those that
+are questions of a problem's domain (labels of 0 and 1, probabilities, sorted and symmetric inputs).
 
 Accepted by decision, since a rule would refuse what honest kernels do:
 

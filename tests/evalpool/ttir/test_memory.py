@@ -23,6 +23,7 @@ from forge.evalpool.judge.ttir.memory.storages import (
 )
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
+from forge.evalpool.judge.ttir.values import Unsupported
 from tests.evalpool.ttir.kernels import kernel, memory_of, pointers, run, text
 
 COPY = kernel(
@@ -376,3 +377,49 @@ def test_a_load_of_what_another_thread_stored_without_a_barrier_is_found(
     place: str, options: dict[str, Any], is_suspect: bool
 ) -> None:
     assert is_found(place, **options) is is_suspect
+
+
+HINTED = kernel(
+    "%x: !tt.ptr<i32>, %y: !tt.ptr<i32>",
+    pointers("x", kind="i32")
+    + pointers("y", kind="i32")
+    + "    %v = tt.load %x.at {HINT} : tensor<16x!tt.ptr<i32>>\n"
+    + "    tt.store %y.at, %v : tensor<16x!tt.ptr<i32>>",
+)
+
+
+def hint(name: str, number: int) -> str:
+    return f"tt.{name} = dense<{number}> : tensor<1xi32>"
+
+
+@pytest.mark.parametrize(
+    ("hints", "values"),
+    [
+        (hint("contiguity", 16), np.arange(32) + 5),
+        (f"{hint('contiguity', 16)}, {hint('divisibility', 16)}", np.arange(32) + 48),
+        (hint("divisibility", 16), np.arange(32) + 48),  # of the first of a run
+        (hint("divisibility", 4), np.arange(32) * 4),
+        (hint("constancy", 4), np.arange(32) // 4),
+    ],
+)
+def test_a_hint_of_what_is_loaded_must_be_true(
+    hints: str, values: np.ndarray[Any, np.dtype[np.int64]]
+) -> None:
+    x, y = values.astype(np.int32), np.zeros(32, np.int32)
+    source = HINTED.replace("HINT", hints)
+    run(source, 2, x, y)
+    assert np.array_equal(x, y)
+    x[21] += 1
+    with pytest.raises(Unsupported, match=r"line \d+: a hint .* false"):
+        run(source, 2, x, y)
+
+
+def test_a_hint_of_a_row_that_wraps_round_may_be_false() -> None:
+    wrapped = "    %w = arith.remsi %i, %n {HINT} : tensor<16xi32>\n".replace(
+        "HINT", hint("contiguity", 16)
+    )
+    body = "    %n = arith.constant dense<20> : tensor<16xi32>\n" + wrapped
+    body += pointers("y", kind="i32") + "    tt.store %y.at, %w : tensor<16x!tt.ptr<i32>>"
+    y = np.zeros(32, np.int32)
+    run(kernel("%y: !tt.ptr<i32>", body), 2, y)
+    assert np.array_equal(y, np.arange(32) % 20)

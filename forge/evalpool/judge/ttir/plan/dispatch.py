@@ -16,12 +16,14 @@ from forge.evalpool.judge.ttir.plan.planner import (
 )
 from forge.evalpool.judge.ttir.plan.steps import (
     FUNCTIONS,
+    HINTS,
     SUMS,
     WIDTHS,
     Compute,
     atomic,
     compared,
     has_pointers,
+    hinted,
     is_block_integer,
     joined,
     on_arrays,
@@ -79,7 +81,10 @@ def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep 
         return CONTROL[name](operation, planner), True
     if name in ("tt.reduce", "tt.scan", "tt.map_elementwise"):
         return region_step(operation, planner), False
-    return step_by(_function(operation, planner), operation), False
+    compute = _function(operation, planner)
+    if not operation.attributes.keys().isdisjoint(HINTS) and planner.is_of_loads(operation):
+        compute = hinted(operation, compute)
+    return step_by(compute, operation), False
 
 
 def _function(operation: Operation, planner: Planner) -> Compute:

@@ -111,6 +111,13 @@ class Planner:
         plan.template = [None] * plan.function.num_values
         self.used = _used(plan.function)
         """Values that some operation reads."""
+        self._loaded: set[int] | None = None
+
+    def is_of_loads(self, operation: Operation) -> bool:
+        """True if a result may depend on what the function loads."""
+        if self._loaded is None:
+            self._loaded = _loaded(self.plan.function)
+        return not self._loaded.isdisjoint(operation.results)
 
     def run(self) -> None:
         """The plan of the whole function."""
@@ -174,6 +181,22 @@ def _used(function: Function) -> frozenset[int]:
         for jump in operation.jumps:
             found.update(jump.arguments)
     return frozenset(found)
+
+
+def _loaded(function: Function) -> set[int]:
+    """Values that depend on a load; of what a loop carries, those that begin so."""
+    found: set[int] = set()
+    for operation in operations_of(function):
+        if not found.isdisjoint(operation.operands):
+            found |= _arguments_in(operation)
+        elif not any(map(_is_load, (operation, *operations_in(*operation.regions)))):
+            continue
+        found.update(operation.results)
+    return found
+
+
+def _is_load(operation: Operation) -> bool:
+    return operation.name.endswith(("load", "gather")) or operation.name in SPINS
 
 
 def captured(operation: Operation) -> tuple[int, ...]:

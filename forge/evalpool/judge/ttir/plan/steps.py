@@ -8,6 +8,7 @@ of blocks keep a sum of lines (`Symbolic`) where an operand is one; any other op
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -232,6 +233,47 @@ def _claimed(operation: Operation) -> Compute:
             raise Unsupported(f"line {operation.line}: {name} of something that is false")
 
     return check
+
+
+HINTS = ("tt.contiguity", "tt.divisibility", "tt.constancy")
+
+
+def hinted(operation: Operation, compute: Compute) -> Compute:
+    """The function of an operation on what a kernel has loaded, whose result `tl.multiple_of`,
+    `tl.max_contiguous` or `tl.max_constancy` may describe: a card's compiler takes that for true,
+    as `tl.assume`. (Of `rows % M` a hint is false in the last program, where it does no harm.)"""
+    kind = operation.types.results[0]
+    element, shape = element_of(kind), shape_of(kind)
+    is_address = isinstance(element, Pointer)
+    size = scalar_of(element.pointee).num_bytes if isinstance(element, Pointer) else 1
+    numbers = [operation.attributes.get(name, ()) for name in HINTS]
+    spread = [[one] * len(shape) if isinstance(one, str) else one for one in numbers]
+    contiguity, divisors, constancy = ([int(one) for one in each] for each in spread)
+    divisor = 1 if is_address else max([one & -one for one in divisors], default=1)
+
+    def checked(group: Group, *values: Any) -> Any:
+        found = compute(group, *values)
+        block = found.array(symbolic.INT64) if isinstance(found, Symbolic) else found
+        block = np.broadcast_to(block, (len(block), *shape))
+        is_first = np.ones(block.shape, bool)
+        for axis, length in enumerate(shape, 1):
+            steps = np.diff(block, axis=axis)
+            inner = np.arange(1, length)
+            for given, step in ((contiguity, size), (constancy, 0)):
+                among = given and inner[inner % math.gcd(given[axis - 1], length) > 0] - 1
+                if given and np.any(steps.take(among, axis) != step):
+                    raise Unsupported(f"line {operation.line}: {HINT_WORDS}")
+            np.moveaxis(is_first, axis, 0)[1:] &= np.moveaxis(steps, axis, 0) != size
+        if np.any(block[is_first] % divisor):
+            raise Unsupported(f"line {operation.line}: {HINT_WORDS}")
+        return found
+
+    return checked
+
+
+HINT_WORDS = (
+    "a hint of what was loaded is false: tl.multiple_of, tl.max_contiguous or tl.max_constancy"
+)
 
 
 # --- shapes
