@@ -302,8 +302,6 @@ class Graph(Memory):
 class HostCard:
     """Stands in for `card.Card`."""
 
-    name = "made up"
-
     def __init__(self) -> None:
         self.driver: Any = HostDriver()
         self.device = torch.device("cpu")

@@ -16,10 +16,10 @@ from forge.evalpool.judge.execute.steps import PROGRESS
 
 
 def serve(sock_fd: int, progress_fd: int) -> None:
-    """Sleeps in step 2 when it is to run, dies when it is to tune, else says its pid."""
+    """Sleeps in step 2 when it is to run, dies when it is to tune, else says that it is done."""
     memory = mmap.mmap(progress_fd, mmap.PAGESIZE)
     with socket.socket(fileno=sock_fd) as sock:
-        frames.send(sock, Kind.READY, {"pid": os.getpid()})
+        frames.send(sock, Kind.READY, {})
         while True:
             try:
                 deadline = time.monotonic() + IDLE_S

@@ -19,7 +19,7 @@ from forge.evalpool.judge.program.format import (
     Section,
     Value,
 )
-from tests.evalpool.execute.host_card import KERNELS, HostCard
+from tests.evalpool.execute.host_card import KERNELS, Graph, HostCard
 from tests.evalpool.execute.host_judge import Judge, launched, soon
 from tests.evalpool.execute.made_programs import Made, use
 
@@ -63,7 +63,7 @@ def test_a_program_answers_for_the_inputs_of_its_call(judge: Judge, placement: s
         assert judge.block.read(1024 * number + SLOT, NUM) == [
             2.0 * one for one in range(number, number + NUM)
         ]
-        assert (report.changed, report.written, report.num_launches) == ((), (), 1)
+        assert (report.changed, report.written) == ((), ())
 
 
 def test_nothing_stays_mapped_or_loaded_after_a_program(judge: Judge) -> None:
@@ -113,7 +113,7 @@ def test_an_input_that_a_kernel_changes_is_reported(judge: Judge) -> None:
     judge.block.write(0, *[1.0] * NUM)
     assert judge.run(call_of(out)).changed == (0,)
     report = judge.executor.time([call_of(out)] * 2, warm_up=call_of(out), deadline=soon())
-    assert [one.changed for one in report.calls] == [(0,), (0,)]
+    assert [one.changed for one in report] == [(0,), (0,)]
 
 
 def test_nothing_survives_a_call(judge: Judge) -> None:
@@ -170,7 +170,7 @@ def test_operations_and_kernels_share_tensors(judge: Judge) -> None:
     assert judge.block.read(SLOT, 2) == [61.0, 151.0]
     judge.block.write(0, 2, 4, 6, 8, 10, 12)
     report = judge.executor.time([call_of(out)], warm_up=call_of(out), deadline=soon())
-    assert report.calls[0].changed == ()
+    assert report[0].changed == ()
     assert judge.block.read(SLOT, 2) == [121.0, 301.0]
 
 
@@ -214,15 +214,16 @@ def test_an_operation_outside_of_the_table_is_refused_at_load(judge: Judge) -> N
         judge.load(made, out)
 
 
-def test_values_are_answered_and_prevent_a_graph(judge: Judge) -> None:
+def test_a_value_prevents_a_graph(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     made, out = scaled()
     first = made.view(made.tensors[out].storage, [], [], "float32", 1)
     made.nodes.append(Value(tensor=first, answer=None, line=9))
     judge.load(made, out)
     judge.block.write(0, *range(NUM))
-    assert judge.run(call_of(out)).values == (2.0,)
-    report = judge.executor.time([call_of(out)], warm_up=call_of(out), deadline=soon())
-    assert "value" in report.no_graph
+    judge.run(call_of(out))
+    monkeypatch.delattr(Graph, "replay")
+    (timed,) = judge.executor.time([call_of(out)], warm_up=call_of(out), deadline=soon())
+    assert timed.changed == ()
 
 
 def test_random_numbers_follow_the_judges_seed(judge: Judge) -> None:
@@ -265,12 +266,11 @@ def test_a_timed_call_is_flushed_last_and_runs_once(judge: Judge) -> None:
     judge.executor.time([call_of(out)], warm_up=call_of(out), deadline=soon())
     before, flushes = judge.card.driver.num_launches, judge.card.num_flushes
     calls = [call_of(out, number) for number in (0, 1, 0, 1)]
-    report = judge.executor.time(calls, warm_up=call_of(out), deadline=soon())
+    times = judge.executor.time(calls, warm_up=call_of(out), deadline=soon())
     assert judge.card.driver.num_launches - before == 4
     assert judge.card.num_flushes - flushes >= 4
-    assert report.no_graph == ""
     assert judge.block.read(1024 + SLOT, NUM) == [4.0] * NUM
-    assert all(one.gpu_us <= one.wall_us for one in report.calls)
+    assert len(times) == 4
 
 
 def test_nodes_are_timed_one_by_one(judge: Judge) -> None:
@@ -302,8 +302,6 @@ def test_the_fastest_alternative_that_runs_is_chosen(judge: Judge) -> None:
     (found,) = judge.executor.tune(Call(), deadline=soon())
     assert (found.step, found.chosen) == (1, 2)
     assert [us is None for us in found.times_us] == [False, True, False, True]
-    assert "INVALID_VALUE" in found.reasons[1]
-    assert "no registers left" in found.reasons[3]
     launches = judge.card.driver.num_launches
     judge.run(Call(takes=((out, 0),)))
     assert judge.block.read(0, 1) == [3.0]

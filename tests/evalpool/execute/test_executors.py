@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 Answer = tuple[Kind, dict[str, Any]] | None
 """None: silence."""
-REPORT = {"values": [2.5], "changed": [], "written": [1], "num_launches": 2}
+REPORT = {"changed": [3], "written": [1]}
 RAN = (Kind.DONE, {"answer": [REPORT]})
 LAUNCH = Launch(kernel=0, grid=(1, 1, 1), arguments=(), line=7)
 PROGRAM = Program(
@@ -121,7 +122,7 @@ def test_a_run_reports_what_the_process_found() -> None:
     load(made)
     call = Call(fills=((0, 256),), placement="end", poison=7, is_kept=True)
     (report,) = made.run([call], deadline=soon())
-    assert (report.values, report.written, report.num_launches) == ((2.5,), (1,), 2)
+    assert (report.changed, report.written) == ((3,), (1,))
     loaded, ran = channel.asked
     assert loaded.body["binaries"] == [[None, "too large"]]
     assert channel.contents == [b"bytes"]
@@ -182,7 +183,7 @@ def test_a_step_that_does_not_exist_is_no_step() -> None:
     [
         {},
         {"answer": [{**REPORT, "written": ["x"]}]},
-        {"answer": [{**REPORT, "num_launches": None}]},
+        {"answer": [{"changed": []}]},
         {"answer": [{**REPORT, "changed": 3}]},
     ],
 )
@@ -195,15 +196,14 @@ def test_a_malformed_answer_is_the_executors_fault(body: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("us", [-1.0, float("nan"), float("inf"), None, "x"])
 def test_a_time_that_is_none_is_the_executors_fault(us: Any) -> None:
-    call = {"gpu_us": us, "wall_us": 1.0, "changed": []}
-    made, _ = executor((Kind.DONE, {"answer": {"calls": [call], "no_graph": ""}}))
+    made, _ = executor((Kind.DONE, {"answer": [{"gpu_us": us, "changed": []}]}))
     with pytest.raises(ExecutorGone):
         made.time([Call()], warm_up=Call(), deadline=soon())
     made.end()
 
 
 def test_fewer_times_than_calls_are_the_executors_fault() -> None:
-    made, _ = executor((Kind.DONE, {"answer": {"calls": [], "no_graph": ""}}))
+    made, _ = executor((Kind.DONE, {"answer": []}))
     with pytest.raises(ExecutorGone, match="0 reports for 1 calls"):
         made.time([Call()], warm_up=Call(), deadline=soon())
     made.end()
@@ -346,6 +346,12 @@ def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
     made.close()
 
 
+def pid_of(executor: Executor) -> int:
+    channel: Any = executor._channel
+    facts = Path(f"/proc/self/fdinfo/{channel._pidfd}").read_text()
+    return int(facts.partition("Pid:")[2].split()[0])
+
+
 def state_of(pid: int) -> tuple[str, int]:
     """(state, parent) of a process; `gone` where there is none."""
     try:
@@ -362,7 +368,7 @@ def is_alive(pid: int) -> bool:
 
 def test_executors_are_forked_and_end_with_the_nursery(nursery: Nursery) -> None:
     one, other = nursery.start(), nursery.start()
-    pids = [one.facts["pid"], other.facts["pid"]]
+    pids = [pid_of(one), pid_of(other)]
     assert len(set(pids)) == 2
     one.unload(deadline=soon())
     nursery.close()
@@ -374,11 +380,12 @@ def test_executors_are_forked_and_end_with_the_nursery(nursery: Nursery) -> None
 
 def test_a_process_that_does_not_answer_is_killed_and_its_step_is_known(nursery: Nursery) -> None:
     executor = nursery.start()
+    pid = pid_of(executor)
     executor.load(TWO_OPERATIONS, b"bytes", [], deadline=soon())
     with pytest.raises(ProgramFault, match=r"in aten\.second") as caught:
         executor.run([Call()], deadline=soon(0.2))
     assert caught.value.reason == "timeout"
-    assert not is_alive(executor.facts["pid"])
+    assert not is_alive(pid)
 
 
 def test_a_process_that_dies_is_gone_and_the_next_one_starts(nursery: Nursery) -> None:
@@ -392,7 +399,7 @@ def test_a_process_that_dies_is_gone_and_the_next_one_starts(nursery: Nursery) -
 
 def test_a_nursery_that_was_killed_is_made_anew(nursery: Nursery) -> None:
     executor = nursery.start()
-    _, parent = state_of(executor.facts["pid"])
+    _, parent = state_of(pid_of(executor))
     executor.end()
     os.kill(parent, signal.SIGKILL)
     with pytest.raises(ExecutorGone):

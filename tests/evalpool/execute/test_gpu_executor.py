@@ -89,7 +89,7 @@ def test_programs_agree_with_torch(executor: Lent, name: str) -> None:
         one.clear()
     calls = [one.call(0), one.call(1), one.call(0)]
     timed = executor().time(calls, warm_up=one.call(1), deadline=seconds(60))
-    assert all(call.changed == () for call in timed.calls)
+    assert all(call.changed == () for call in timed)
     assert max(one.error(one.outputs(0)), one.error(one.outputs(1))) < TOLERANCE
     one.close()
 
@@ -167,7 +167,7 @@ def test_times_are_those_of_do_bench(executor: Lent, name: str) -> None:
 
     one = laid(CASES[name](), executor())
     timed = executor().time([one.call()] * 30, warm_up=one.call(1), deadline=seconds(60))
-    us = sorted(call.gpu_us for call in timed.calls)[15]
+    us = sorted(call.gpu_us for call in timed)[15]
     assert one.case.eager is not None
     assert us == pytest.approx(
         cast("float", do_bench(one.case.eager, return_mode="median")) * 1e3, rel=0.05
@@ -180,6 +180,6 @@ def test_lines_that_a_kernel_asks_to_keep_are_gone_in_the_next_call(executor: Le
     for policy in ("evict_last", ""):
         one = laid(cases.kept(4 << 20, policy), executor())
         timed = executor().time([one.call()] * 30, warm_up=one.call(1), deadline=seconds(60))
-        times.append(sorted(call.gpu_us for call in timed.calls)[15])
+        times.append(sorted(call.gpu_us for call in timed)[15])
         one.close()
     assert times[0] == pytest.approx(times[1], rel=0.1)

@@ -46,32 +46,20 @@ class Call:
 class RunReport:
     """Outcome of one call."""
 
-    values: tuple[Any, ...]
-    """Scalars that the program read on the host, in order."""
     changed: tuple[int, ...]
     """Storages that should be intact and are not."""
     written: tuple[int, ...]
     """Storages beside which the program wrote."""
-    num_launches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedCall:
-    """One timed call, by the card's events and by the host's clock."""
+    """Outcome of one timed call."""
 
     gpu_us: Us
-    wall_us: Us
+    """By the card's events."""
     changed: tuple[int, ...]
     """Storages that should be intact and are not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeReport:
-    """Outcome of timed calls."""
-
-    calls: tuple[TimedCall, ...]
-    no_graph: str
-    """Reason why the stream was timed; empty if a graph was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +79,6 @@ class ChoiceReport:
     chosen: int
     times_us: tuple[Us | None, ...]
     """Median of each alternative; None where it was skipped."""
-    reasons: tuple[str, ...]
-    """Reason of each that was skipped; empty for the others."""
 
 
 def parsed(kind: type[T], body: Any) -> T:

@@ -20,19 +20,18 @@ from forge.evalpool.judge.execute.call import (
     ChoiceReport,
     NodeTime,
     RunReport,
-    TimeReport,
+    TimedCall,
     parsed,
 )
 from forge.evalpool.judge.execute.steps import NamedStep, named_steps
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence, Sized
+    from collections.abc import Mapping, Sequence
 
     from forge.evalpool.judge.program.format import Program
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Sized")
 ANSWERS = (Kind.DONE, Kind.REFUSED, Kind.FAULT)
 START_TIMEOUT_S = 120.0
 """Maximum time to make a context; under a second where the host is idle."""
@@ -81,18 +80,16 @@ class Executor:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._steps: tuple[NamedStep, ...] = ()
-        self.facts: dict[str, Any] = {}
         self.is_alive = True
 
     def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Waits for its context. Raises ExecutorGone."""
         try:
             deadline = time.monotonic() + timeout_s
-            found = frames.receive(self._channel.sock, deadline=deadline, expected=(Kind.READY,))
+            frames.receive(self._channel.sock, deadline=deadline, expected=(Kind.READY,))
         except (DeadlinePassed, PeerGone, FrameError) as error:
             self.end()
             raise ExecutorGone(f"no context: {error}") from error
-        self.facts = found.body
 
     def load(
         self,
@@ -140,19 +137,17 @@ class Executor:
 
     def run(self, calls: Sequence[Call], *, deadline: float) -> list[RunReport]:
         """Runs calls, one after the other; waits after each step, by which a fault names it."""
-        found = self._answer(list[RunReport], Kind.RUN, calls, deadline=deadline)
-        return _as_many(found, calls)
+        return _as_many(self._answer(list[RunReport], Kind.RUN, calls, deadline=deadline), calls)
 
     def tune(self, call: Call, *, deadline: float) -> list[ChoiceReport]:
         """Times the alternatives of all choices and fixes the winners. Alone on the card."""
         return self._answer(list[ChoiceReport], Kind.TUNE, [call], deadline=deadline)
 
-    def time(self, calls: Sequence[Call], *, warm_up: Call, deadline: float) -> TimeReport:
+    def time(self, calls: Sequence[Call], *, warm_up: Call, deadline: float) -> list[TimedCall]:
         """Times each call once, after warm-ups whose contents are in no other call. The caller is
         alone on the card."""
-        found = self._answer(TimeReport, Kind.TIME, [warm_up, *calls], deadline=deadline)
-        _as_many(found.calls, calls)
-        return found
+        found = self._answer(list[TimedCall], Kind.TIME, [warm_up, *calls], deadline=deadline)
+        return _as_many(found, calls)
 
     def nodes(self, call: Call, *, deadline: float) -> list[NodeTime]:
         """GPU time of each node. The caller is alone on the card."""
@@ -213,7 +208,7 @@ class Executor:
         return self._steps[number - 1] if 0 < number <= len(self._steps) else None
 
 
-def _as_many(reports: S, calls: Sequence[Call]) -> S:
+def _as_many(reports: list[T], calls: Sequence[Call]) -> list[T]:
     """The reports, if there is one for each call."""
     if len(reports) != len(calls):
         raise ExecutorGone(f"{len(reports)} reports for {len(calls)} calls")

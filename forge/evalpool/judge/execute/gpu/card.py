@@ -98,11 +98,6 @@ class Card:
         self._views: dict[tuple[int, int], torch.Tensor] = {}
         self._warm_up()
 
-    @property
-    def name(self) -> str:
-        """The card's name by its driver."""
-        return torch.cuda.get_device_name()
-
     def bytes_at(self, address: int, num_bytes: int) -> torch.Tensor:
         """[num_bytes] uint8 over memory that is mapped whenever the tensor is used. The same tensor
         for the same memory until `free`."""

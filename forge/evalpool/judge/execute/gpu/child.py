@@ -36,7 +36,7 @@ from forge.evalpool.judge.execute.call import (
     ChoiceReport,
     NodeTime,
     RunReport,
-    TimeReport,
+    TimedCall,
     parsed,
 )
 from forge.evalpool.judge.execute.gpu.arena import Placement, Sealed
@@ -91,26 +91,23 @@ class Session:
     def run(self, calls: Sequence[Call]) -> list[RunReport]:
         """Runs calls, and waits after each step. Raises CannotRun or Faulted, as all below."""
         loaded, exchange = self._loaded, self._exchange
-        ran: list[tuple[Call, dict[str, Any], Any, Any]] = []
+        ran: list[tuple[Call, Any, Any]] = []
         for call in calls:
             self._place(Placement(call.placement), is_direct=False)
             with loaded.chosen(call.choices):
                 exchange.prepare(call, is_checked=True)
                 loaded.run(Section.FORWARD, is_checked=True)
             self._loaded.synchronize()
-            facts = {"values": tuple(loaded.values), "num_launches": loaded.num_launches}
             flags = exchange.collect(call)
-            ran.append((call, facts, flags, loaded.places.slack_flags(call.slack)))
+            ran.append((call, flags, loaded.places.slack_flags(call.slack)))
         return [
             RunReport(
-                **facts,
-                changed=exchange.changed(call, flags),
-                written=loaded.places.written_slack(slack),
+                changed=exchange.changed(call, flags), written=loaded.places.written_slack(slack)
             )
-            for call, facts, flags, slack in ran
+            for call, flags, slack in ran
         ]
 
-    def time(self, calls: Sequence[Call], *, warm_up: Call) -> TimeReport:
+    def time(self, calls: Sequence[Call], *, warm_up: Call) -> list[TimedCall]:
         """Times calls."""
         return self._timed().calls(calls, warm_up=warm_up)
 
@@ -170,7 +167,7 @@ class Executing:
     def serve(self) -> None:
         """Raises PeerGone when the judge hangs up, ContextLost after a fault."""
         deadline = time.monotonic() + IDLE_S
-        self._answer(Kind.READY, self._facts())
+        self._answer(Kind.READY, {})
         while True:
             asked = frames.receive(self._sock, deadline=deadline, expected=REQUESTS, takes_fds=True)
             try:
@@ -223,13 +220,6 @@ class Executing:
 
     def _answer(self, kind: Kind, body: dict[str, Any]) -> None:
         frames.send(self._sock, kind, body, timeout_s=IDLE_S)
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "device": self._card.name,
-            "unit_bytes": self._card.pool.unit_bytes,
-            "pid": os.getpid(),
-        }
 
 
 def _refusal(error: CannotRun | BadResult | torch.OutOfMemoryError) -> dict[str, Any]:

@@ -58,21 +58,21 @@ class Tuner:
         times: list[float | None] = []
         reasons: list[str] = []
         for alternative, steps in zip(step.node.alternatives, step.alternatives, strict=True):
-            reason = reason_of(steps)
             times.append(None)
-            if not reason:
-                try:
-                    times[-1] = self._timed(steps, alternative.restored)
-                except CannotRun as error:
-                    reason = str(error)[:MAX_REASON]
-            reasons.append(reason)
+            if reason := reason_of(steps):
+                reasons.append(reason)
+                continue
+            try:
+                times[-1] = self._timed(steps, alternative.restored)
+            except CannotRun as error:
+                reasons.append(str(error)[:MAX_REASON])
         able = {number: us for number, us in enumerate(times) if us is not None}
         if not able:
             words = f"no configuration runs: {'; '.join(reasons[:3])}"
             raise CannotRun("out_of_resources", words, line=step.line)
         step.chosen = min(able, key=lambda number: able[number])
-        facts = {"times_us": tuple(times), "reasons": tuple(reasons)}
-        self._found.append(ChoiceReport(step=step.number, chosen=step.chosen, **facts))
+        found = ChoiceReport(step=step.number, chosen=step.chosen, times_us=tuple(times))
+        self._found.append(found)
 
     def _timed(self, steps: Sequence[Step], restored: Sequence[int]) -> float:
         loaded, card = self._loaded, self._loaded.card

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -104,10 +104,6 @@ class Loaded:
         self.driver = card.driver
         self.progress = progress
         self.residency = find_residency(program)
-        self.values: list[Any] = []
-        """Scalars that the last run read on the host, in order."""
-        self.num_launches = 0
-        """Launches of the last run."""
         self.is_capturing = False
         self._modules: list[int] = []
         self._scratch: list[int] = []
@@ -176,7 +172,6 @@ class Loaded:
 
     def begin(self, section: Section) -> None:
         """Forgets what the last run left."""
-        self.values, self.num_launches = [], 0
         if section is Section.FORWARD:
             self.places.rebind({})
 
@@ -240,7 +235,7 @@ class Loaded:
             case Value() as value:
                 if self.is_capturing:
                     raise CannotRun("value", "a value is read on the host", line=step.line)
-                self.values.append(self.places.tensor(value.tensor).item())
+                self.places.tensor(value.tensor).item()  # waits for the card, as the host does
             case Choice():
                 for inner in self._chosen(step):
                     self.step(inner, is_checked=is_checked)
@@ -259,7 +254,6 @@ class Loaded:
     def _launch(self, step: Step) -> None:
         if step.failure:
             raise CannotRun("out_of_resources", f"{step.kernel}: {step.failure}", line=step.line)
-        self.num_launches += 1
         assert isinstance(step.node, Launch)
         if 0 in step.node.grid:
             return

@@ -2,20 +2,18 @@
 
 Called by `child.py`, alone on the card. For each call: new inputs and parameters, `init` run again,
 outputs and temporaries poisoned, persisting cache lines reset, the cache flushed **last**, then the
-program between two events. The host's clock runs from before the flush until the card is idle; it
-only decides the number of calls.
+program between two events.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
-from forge.evalpool.judge.execute.call import TimedCall, TimeReport
+from forge.evalpool.judge.execute.call import TimedCall
 from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES, Graph
 from forge.evalpool.judge.execute.gpu.places import POISON
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step
@@ -41,27 +39,24 @@ class Timer:
         self._card = loaded.card
         self._graph: Graph | None = None
         self._graph_ranges: list[tuple[int, int]] = []
-        self._no_graph = ""
-        """Reason why the stream is timed; empty if a graph is."""
         self._is_ready = False
         self._bindings: dict[int, tuple[torch.Tensor, int]] = {}
 
-    def calls(self, calls: Sequence[Call], *, warm_up: Call) -> TimeReport:
+    def calls(self, calls: Sequence[Call], *, warm_up: Call) -> list[TimedCall]:
         """Times each call once, at first after warm-ups on a call of its own. Raises as
         `Loaded.run`."""
         if not self._is_ready:
             self._get_ready(warm_up)
-        times: list[tuple[float, float]] = []
+        times: list[float] = []
         flags: list[torch.Tensor | None] = []
         self._exchange.prepare(calls[0])
         for call, following in zip(calls, [*calls[1:], None], strict=True):
             times.append(self._clocked(self._replay))
             flags.append(self._exchange.turn(call, following))
-        timed = tuple(
-            TimedCall(gpu_us=gpu_us, wall_us=wall_us, changed=self._exchange.changed(call, flag))
-            for call, (gpu_us, wall_us), flag in zip(calls, times, flags, strict=True)
-        )
-        return TimeReport(calls=timed, no_graph=self._no_graph)
+        return [
+            TimedCall(gpu_us=gpu_us, changed=self._exchange.changed(call, flag))
+            for call, gpu_us, flag in zip(calls, times, flags, strict=True)
+        ]
 
     def by_node(self, call: Call) -> list[float]:
         """Median GPU time of each node of `forward` in us, behind a card that is kept busy."""
@@ -104,10 +99,11 @@ class Timer:
             self._bindings = loaded.places.bindings()
         except torch.OutOfMemoryError as error:
             raise CannotRun("out_of_memory", str(error).split("\n")[0]) from error
-        except (CannotRun, RuntimeError) as error:
-            if isinstance(error, CannotRun) and error.reason == "out_of_memory":
+        except CannotRun as error:
+            if error.reason == "out_of_memory":
                 raise
-            self._no_graph = str(error).split("\n")[0][:300]
+        except RuntimeError:
+            pass  # what no graph can hold is timed in its stream
         finally:
             loaded.is_capturing = False
 
@@ -118,23 +114,21 @@ class Timer:
         else:
             self._loaded.run(Section.FORWARD)
 
-    def _clocked(self, work: Callable[[], None]) -> tuple[float, float]:
-        """(GPU time, host time) in us. Raises Faulted where the card has failed."""
+    def _clocked(self, work: Callable[[], None]) -> float:
+        """GPU time in us. Raises Faulted where the card has failed."""
         card = self._card
         start, end = card.event(), card.event()
         for address, num_bytes in self._torch_ranges():
             card.driver.fill(address, num_bytes, POISON, stream=card.stream)
         card.driver.reset_persisting()
         self._loaded.synchronize()
-        began = time.perf_counter_ns()
         card.flush()
         card.keep_busy(REPLAY_CYCLES)
         start.record()
         work()
         end.record()
         self._loaded.synchronize()
-        wall_us = (time.perf_counter_ns() - began) / 1e3
-        return start.elapsed_time(end) * 1e3, wall_us
+        return start.elapsed_time(end) * 1e3
 
     def _torch_ranges(self) -> list[tuple[int, int]]:
         """Memory of operations' results, which a kernel may reach from one of them."""

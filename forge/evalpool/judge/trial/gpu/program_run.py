@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
-    from forge.evalpool.judge.execute.call import Call, ChoiceReport, NodeTime, TimeReport
+    from forge.evalpool.judge.execute.call import Call, ChoiceReport, NodeTime, TimedCall
     from forge.evalpool.judge.execute.executor import Executor
     from forge.evalpool.judge.numbers.protocols import Tf32
     from forge.evalpool.judge.program.format import Program
@@ -230,7 +230,7 @@ class ProgramRun:
                     began = time.monotonic()
                     check(self._left_by(batch, found))
                     checked_s += time.monotonic() - began
-                    times_us += [call.gpu_us for call in found.calls]
+                    times_us += [call.gpu_us for call in found]
                     measured = Time.of(tuple(times_us))
                     is_last = (least, most) == MANY_CALLS or measured.is_steady()
                     is_last = is_last or spent_s + checked_s > TIMED_S
@@ -268,7 +268,9 @@ class ProgramRun:
         calls = [self._filled(*one) for one in zip(places, numbers, strict=True)]
         return calls, self._filled(0, warm_up) if places.start else calls[0]
 
-    def _timed_batch(self, calls: Sequence[Call], before: Call, *, deadline: float) -> TimeReport:
+    def _timed_batch(
+        self, calls: Sequence[Call], before: Call, *, deadline: float
+    ) -> list[TimedCall]:
         return self._ask(
             "time",
             self.timing_timeout_s,
@@ -276,11 +278,11 @@ class ProgramRun:
             deadline=deadline,
         )
 
-    def _left_by(self, numbers: Sequence[int], found: TimeReport) -> list[Left]:
+    def _left_by(self, numbers: Sequence[int], found: Sequence[TimedCall]) -> list[Left]:
         return [
             self._left(place, number, is_kept=not call.changed)
             for place, number, call in zip(
-                self._timed_places[: len(numbers)], numbers, found.calls, strict=True
+                self._timed_places[: len(numbers)], numbers, found, strict=True
             )
         ]
 
