@@ -5,16 +5,12 @@ that runs alone holds it exclusively. `door` is held while a test waits for the 
 that start later queue behind one that waits to be alone. Locks end with their process.
 """
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 
 @contextmanager

@@ -1,14 +1,10 @@
 """Tiny random models, one of each architecture that `docs/reference/models.md` lists, in
 directories like those of the hub: bf16, with tokenizer, chat template and generation config."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

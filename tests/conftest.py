@@ -5,8 +5,6 @@ fixtures start judges, engines and whole runs. Files whose tests take long come 
 `alone` runs while no other test does: see `alone.py`.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

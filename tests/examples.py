@@ -1,7 +1,5 @@
 """Numbers of examples of property tests that need another number than the default."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 WHOLE = 100

@@ -1,7 +1,5 @@
 """Servers of the command line for tests: `forge serve` and `forge judge --serve`."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

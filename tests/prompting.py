@@ -1,7 +1,5 @@
 """Short prompts, for tests that need some."""
 
-from __future__ import annotations
-
 from forge.config.schema import PromptTable
 from forge.data.prompts.prompt_set import make_prompts
 

@@ -1,17 +1,13 @@
 """CUDA's IPC without a GPU, inside one process: a handle is good while its tensor lives."""
 
-from __future__ import annotations
-
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 import torch
 from torch.multiprocessing import reductions
 
 from forge.process import shared_weights
-
-if TYPE_CHECKING:
-    import pytest
 
 UUID = "0b2e"
 

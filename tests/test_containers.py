@@ -1,7 +1,5 @@
 """The Containerfiles, which no test builds: each file, option and command in them exists."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

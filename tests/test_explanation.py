@@ -1,7 +1,5 @@
 """Files, keys, views and figures that the explanation pages name are those of the code."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

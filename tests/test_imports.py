@@ -1,7 +1,5 @@
 """The rooms of the house: which folder may import which, and that the host needs no torch."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """The wheel in a clean environment, by pip and by uv: commands that need no extra, nothing of the
 checkout, and ten lines for a verdict. A real installation is measured in `bench/RESULTS.md`."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -2,22 +2,17 @@
 description of an attempt includes its code.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 import forge
 from forge import origin
 from forge.cli import run_command
 from forge.origin import RECORD, CodeOrigin, read_origin
 from forge.runner.attempt import describe_attempt
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

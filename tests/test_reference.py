@@ -1,7 +1,5 @@
 """The generated reference is complete: every key, command, view, reason, route and public name."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import is_dataclass

@@ -1,7 +1,5 @@
 """Setup: one line per missing thing, no replaced builds, nothing left incomplete."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Sources and documents avoid the worst idioms (CONTRIBUTING.md, Words)."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -4,8 +4,6 @@
 names another interpreter.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

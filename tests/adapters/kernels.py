@@ -1,7 +1,5 @@
 """A problem and answers to it, for tests of the API."""
 
-from __future__ import annotations
-
 from tests.cli.relu_kernel import KERNEL, PROBLEM, WRONG
 
 __all__ = ["PROBLEM", "WRONG"]

@@ -1,17 +1,13 @@
 """A server with scripted answers to POST /v1/judge, and of a model, for tests of adapters."""
 
-from __future__ import annotations
-
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.adapters.verdict import Reward, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RIGHT, WRONG, FAULT, HOPELESS, FAST = "right", "wrong", "fault", "hopeless", "fast"
 """Answers, and what the server says about them: an answer is found by its last word."""

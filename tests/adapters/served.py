@@ -4,29 +4,24 @@
 "timed": correct with times; anything else: correct
 """
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio.from_thread import start_blocking_portal
 
 from forge.adapters.answering import answering_on
 from forge.adapters.http.routes import JudgeApi
+from forge.adapters.subjects import KnownProblems
 from forge.config.schema import JudgeTable
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import JudgeKind, Seat, Seating, State
 from forge.evalpool.served import PoolApp
 from forge.process.server.serving import serve_task
 from forge.records import Reason, Status, Timing, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from forge.adapters.subjects import KnownProblems
-    from forge.records.problem import ReferenceModule
+from forge.records.problem import ReferenceModule
 
 TIMING = Timing(
     speedup=2.0, speedup_low=1.9, candidate_us=10.0, baseline_us=20.0, candidate_spread_us=0.1,

@@ -1,12 +1,12 @@
 """Adapters for other trainers: rewards, turns, and no score without a verdict."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,10 +26,6 @@ from tests.adapters.scripted_server import (
     scripted_server,
 )
 from tests.evalpool.judged import SOURCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

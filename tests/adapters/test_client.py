@@ -1,14 +1,12 @@
 """`forge.client.Judge`: order, retries, errors."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +14,6 @@ from forge.client import MAX_BODY_BYTES, Judge, Unavailable
 from forge.errors import ConfigError
 from tests.adapters.kernels import PROBLEM
 from tests.adapters.served import TextPool, code, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,20 +1,15 @@
 """Answers of other servers to `forge.client` that are cut short or no HTTP."""
 
-from __future__ import annotations
-
 import socket
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from forge.client import Judge, Unavailable
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 BODY = b'{"problems": ["a", "b"]}'
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)

@@ -1,18 +1,20 @@
 """Clients of a served pool that hang up: what waits is dropped, what runs ends and is cached."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
+import httpx
 import pytest
 
 from forge.adapters.answering import answering_on
 from forge.adapters.http.routes import JudgeApi
 from forge.config.schema import JudgeTable
+from forge.evalpool.pool import Pool
 from forge.evalpool.served import PoolApp
 from forge.process.ask import open_client
 from forge.process.server.serving import serve_task
@@ -21,14 +23,6 @@ from tests.adapters.served import code
 from tests.evalpool.scripted_judges import PROBLEM as SCRIPTED
 from tests.evalpool.scripted_judges import Script, kept
 from tests.serve.observed import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import httpx
-
-    from forge.evalpool.pool import Pool
 
 pytestmark = pytest.mark.anyio
 NUM_CLIENTS = 64

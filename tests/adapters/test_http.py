@@ -1,13 +1,14 @@
 """`/v1/`: verdicts, rewards, batches, refusals in one line, faults that are never a score."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from forge import Reward, Verdict, reward
@@ -23,12 +24,6 @@ from forge.adapters.subjects import known_problems
 from forge.process.ask import open_client
 from tests.adapters.kernels import PROBLEM, RIGHT
 from tests.adapters.served import TextPool, code, serve
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import httpx
 
 pytestmark = pytest.mark.anyio
 

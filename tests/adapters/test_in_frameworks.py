@@ -5,13 +5,12 @@ FORGE_VERL_PYTHON and FORGE_SLIME_PYTHON name interpreters that have them, FORGE
 checkout of slime.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +18,6 @@ from forge.rollout.rewards import turn_returns
 from tests.adapters.interpreters import python_with
 from tests.adapters.scripted_server import HOPELESS, WRONG, ScriptedServer, scripted_server
 from tests.evalpool.judged import ROOT, SOURCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -1,16 +1,15 @@
 """`forge.judge`, `forge.ajudge`, `forge.judges`: verdicts in Python, in order, in notebooks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -19,12 +18,8 @@ import forge
 from forge.adapters import pools
 from forge.adapters.answering import Answering
 from forge.errors import ConfigError, MachineError
+from forge.records.problem import ReferenceModule
 from tests.adapters.kernels import ANSWER, BROKEN, CHEAT, PROBLEM, RIGHT, WRONG, numbered
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from forge.records.problem import ReferenceModule
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = {

@@ -1,7 +1,5 @@
 """`forge.reward`: the same terms as a run's, also for a verdict that came over HTTP."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`forge judge DIR --serve`: the routes that it serves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,10 +1,7 @@
 """Problems and answers as users give them: which text is code, which string is a path."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,13 +11,11 @@ from forge.adapters.subjects import (
     read_answer,
     read_problem,
 )
+from forge.config.schema.problems import ConstantsTable
 from forge.data.problem_files import Overrides
 from forge.errors import ConfigError
 from forge.records import Reason
 from tests.adapters.kernels import ANSWER, PROBLEM, RIGHT
-
-if TYPE_CHECKING:
-    from forge.config.schema.problems import ConstantsTable
 
 FENCED = f"```python\n{RIGHT}```\n"
 CODE = {

@@ -1,21 +1,17 @@
 """TRL's GRPOTrainer, unchanged, trains against a served judge through both of its slots."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from forge.rollout.rewards import turn_returns
 from tests.listening import ROOT, listening
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 ENVIRONMENT = {

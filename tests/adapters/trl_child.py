@@ -4,8 +4,6 @@ The model is random; its `generate` writes a right kernel in even rows and a wro
 With turns, a wrong one is repaired in the second turn. Prints what TRL logged, as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """A simulated run (`bench/week.py`) leaves no objects behind."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

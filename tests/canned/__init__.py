@@ -6,8 +6,6 @@ with the last step's tokens, the resolved experiment, STATUS.json and the logs. 
 fixture `canned_run`.
 """
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

@@ -7,8 +7,6 @@ Problems that no kept group plays are deleted. Tokens are those of the last trai
 `keep_tokens = "last:1"`.
 """
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import sys

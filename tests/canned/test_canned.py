@@ -1,19 +1,13 @@
 """The canned run is a complete small quickstart: its views have rows, no text is missing."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from forge.store.layout import read_status
+from forge.store.layout import RunPaths, read_status
 from forge.store.reader import open_run
 from forge.views.show import load_show
 from tests import canned
 from tests.canned.make import MAX_BYTES
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
 
 EMPTY_VIEWS = {
     *(

@@ -3,8 +3,6 @@
 Faults are struck when the phase is reached, by observation and never by time (`moments.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

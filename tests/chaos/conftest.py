@@ -1,7 +1,5 @@
 """The taught models of a session."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.e2e.experiments import Taught, taught_of

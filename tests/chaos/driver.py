@@ -4,8 +4,6 @@ run ──▶ the phase is reached, the victim is held ──▶ acknowledged ro
  └──▶ the command ends by itself ──▶ the fault is repaired ──▶ forge resume ──▶ promises
 """
 
-from __future__ import annotations
-
 import resource
 import signal
 import time
@@ -15,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -36,9 +33,7 @@ from tests.chaos.machine import (
 )
 from tests.chaos.moments import RunView, meet, send
 from tests.chaos.tiny_experiments import STEPS, experiment_of, ranks_env
-
-if TYPE_CHECKING:
-    from tests.e2e.experiments import Taught
+from tests.e2e.experiments import Taught
 
 ENDING_S = 300.0
 """Maximum time from a fault to the end of the command."""

@@ -3,8 +3,6 @@
 Each is a call of the kernel or a change of a real file; only the clock is a library's.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
@@ -14,14 +12,10 @@ import struct
 import subprocess
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.chaos.cells import Cell, Fault, Phase, Target
-from tests.chaos.machine import MOUNTS, Disk
+from tests.chaos.machine import MOUNTS, Disk, Machine
 from tests.chaos.moments import send
-
-if TYPE_CHECKING:
-    from tests.chaos.machine import Machine
 
 NUMBERS = {
     Fault.KILL: signal.SIGKILL,

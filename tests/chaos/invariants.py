@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.store.acknowledged import read_acknowledged
 from tests.chaos.cells import CODES, Cell, Fault, Seen, Target
-
-if TYPE_CHECKING:
-    from tests.chaos.machine import Command, Machine
-    from tests.chaos.moments import RunView
+from tests.chaos.machine import Command, Machine
+from tests.chaos.moments import RunView
 
 KEYED = {
     "turns": "SELECT group_id, rollout, turn, completion_id, min_version FROM turns",

@@ -5,8 +5,6 @@ thread's children inherit: its disk can be filled and made read-only, and its li
 else's. Elsewhere the cells that need that are skipped.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -4,8 +4,6 @@ Read an expectation as a promise to the user: a dead child is replaced or named,
 resumed, a damaged file is gone back from or named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.chaos.cells import Cell, Fault, Phase, Seen, Target

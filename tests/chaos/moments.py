@@ -4,8 +4,6 @@ A phase of milliseconds is met by holding the victim (SIGSTOP) as soon as the ph
 looking again: if it has passed, the victim goes on and the next occurrence is awaited.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

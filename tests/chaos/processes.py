@@ -4,8 +4,6 @@ As a subreaper this process becomes the parent of every process whose own parent
 nothing that a run started can escape the search, in whatever session or namespace it is.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Generator, Iterator

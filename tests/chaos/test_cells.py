@@ -5,20 +5,14 @@ finishes it.
 `pytest -n 16 tests/chaos -m chaos` plays the whole matrix, `make test` a few cells of it.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
+from tests.chaos.cells import Cell
 from tests.chaos.driver import conclude, play
 from tests.chaos.matrix import CELLS, LONG, SMALL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.chaos.cells import Cell
-    from tests.e2e.experiments import Taught
+from tests.e2e.experiments import Taught
 
 LEAST = 120
 """Cells of the whole matrix."""

@@ -4,15 +4,12 @@ Each of ten runs is killed ten times, as early as in its imports and as late as 
 again and again until its runs are finished.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from subprocess import TimeoutExpired
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,9 +19,7 @@ from tests.chaos.invariants import Acknowledged, Course, broken_promises
 from tests.chaos.machine import POLL_S, Command, Machine, open_machine, with_private_mounts
 from tests.chaos.moments import RunView, send
 from tests.chaos.tiny_experiments import STEPS, experiment_of
-
-if TYPE_CHECKING:
-    from tests.e2e.experiments import Taught
+from tests.e2e.experiments import Taught
 
 RUNS = 10
 KILLS = 10

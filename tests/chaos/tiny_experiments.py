@@ -3,17 +3,12 @@
 `FORGE_CHAOS_ENGINE` names the engine (default: the one that quickstart gets).
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.chaos.cells import Cell, Fault, Target
 from tests.chaos.machine import PYTHON_PATH
-
-if TYPE_CHECKING:
-    from tests.e2e.experiments import Taught
+from tests.e2e.experiments import Taught
 
 PACE = 4 if (os.cpu_count() or 1) >= 8 else 1
 """Factor of the steps and of an evaluation's deadlines: on a fast machine a short run ends before

@@ -1,19 +1,14 @@
 """Archives on the command line: written, listed, read and unpacked like a run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from forge.cli import run_command
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
+from forge.store.layout import RunPaths
 
 READS = (("show", "--json"), ("sql", "SELECT count(*) FROM turns"), ("rollouts", "--best"))
 

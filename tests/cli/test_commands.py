@@ -1,7 +1,5 @@
 """The command line: exit codes and messages of errors, help, and imports."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`forge --install-completion`: commands, recipes and runs in a shell."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The client of control.sock against a server on a real socket."""
 
-from __future__ import annotations
-
 import errno
 import json
 import socket

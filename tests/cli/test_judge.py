@@ -1,13 +1,11 @@
 """`forge judge`: a verdict for any input, or one line that says what to give; exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,13 +13,10 @@ from rich.console import Console
 from forge import cli
 from forge.adapters.settings import JudgeSettings
 from forge.commands.judge import judge as judging
-from forge.commands.judge.judge import JudgingRequest, parse_overrides
+from forge.commands.judge.judge import JudgeJob, JudgingRequest, parse_overrides
 from forge.data.problem_files import find_problem
 from forge.records import Status, Verdict
 from tests.cli.relu_kernel import KERNEL, PROBLEM, WRONG
-
-if TYPE_CHECKING:
-    from forge.commands.judge.judge import JudgeJob
 
 ROOT = Path(__file__).parents[2]
 SURROGATE = KERNEL.replace("        y = ", "        raise ValueError('\\ud800')\n        y = ")

@@ -1,16 +1,15 @@
 """`forge judge --run`: a run's answers judged again, beside its own verdicts."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -18,16 +17,11 @@ import pytest
 from forge import cli
 from forge.commands.judge import again
 from forge.records import GroupStart, Purpose, Status, Turn, Verdict
-from forge.records.problem import Shape
+from forge.records.problem import ReferenceModule, Shape
 from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
 from tests.e2e.commands import wait_for
 from tests.store.storefactory import problem, turn, write_run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from forge.records.problem import ReferenceModule
 
 EXPERIMENT = """\
 name = "toy"

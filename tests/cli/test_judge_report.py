@@ -1,7 +1,5 @@
 """The report of a verdict: times, kernels, and the line that failed."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`forge judge --shape` and `get_input_sets()`: with real judges, and mistakes in one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`forge plan --assume`, and `--wait` of runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """`forge problems check`: a table or JSON for any directory, whatever its files do, and the right
 exit code."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

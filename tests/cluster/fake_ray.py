@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup
 
 
 class FakeRayError(Exception):

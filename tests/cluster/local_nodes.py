@@ -9,8 +9,6 @@ alone, as on a machine of its own; without, it counts all cores of this machine 
 a process of its own, since Ray takes signals and warns while it is imported.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

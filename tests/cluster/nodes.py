@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine, for tests that have the package ray."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

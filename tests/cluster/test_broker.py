@@ -1,15 +1,14 @@
 """The broker of a cluster and its hosts, with a Ray of this process."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import httpx
@@ -25,9 +24,6 @@ from forge.process.ask import open_url_client, send
 from forge.process.child import ChildSpec
 from forge.process.environment import child_env
 from tests.cluster.fake_ray import FakeActorDiedError, FakeRay, FakeUnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
 
 pytestmark = pytest.mark.anyio
 

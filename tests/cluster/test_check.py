@@ -1,9 +1,7 @@
 """`forge cluster check`: findings about made nodes, each fault with its fix."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,10 +9,8 @@ from forge.cluster.nodes import NO_FORGE_LINE
 from forge.commands.cluster_check import find_all, has_labels
 from forge.commands.doctor.probe import Finding, Severity, can_run
 from forge.config.load import load_experiment
+from forge.config.schema import Experiment
 from forge.origin import installed_versions, source_digest
-
-if TYPE_CHECKING:
-    from forge.config.schema import Experiment
 
 GB = 10**9
 

@@ -1,11 +1,10 @@
 """Judges of a cluster in a pool, and the kernels that they keep."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import httpx
@@ -17,9 +16,6 @@ from forge.cluster.roles import open_ranks
 from forge.config.schema import ClusterTable, ModelTable, SftStage
 from forge.errors import MachineError, NoRoom
 from forge.train.handle import TrainerJob
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.anyio
 

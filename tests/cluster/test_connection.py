@@ -1,11 +1,10 @@
 """The connection to a cluster, and weights on their way through its object store."""
 
-from __future__ import annotations
-
 import os
 import socket
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import numpy as np
@@ -17,9 +16,6 @@ from forge.cluster.weights import pack, unpack, weights_key
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, pip_install
 from forge.process.logtail import logged_error
 from tests.cluster.fake_ray import FakeRef
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def ray_that_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

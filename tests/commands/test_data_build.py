@@ -1,15 +1,14 @@
 """`forge data build` and `forge data show`: whole builds, bad input, kills."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import re
 import tomllib
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -39,9 +38,6 @@ from tests.data.build.samples import (
 )
 from tests.examples import examples
 from tests.prompting import PROMPTS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
 
 
 def build(folder: Path, rows: Sequence[Any], **tables: dict[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,5 @@
 """`forge data harvest`: the same files whenever it is killed, and what it leaves out."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,13 +1,12 @@
 """`forge doctor RUN`: a finding for each kind of damage, the work of a resume, and no change."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -18,15 +17,10 @@ from forge.commands.doctor.run import examine_run
 from forge.records import Event, PolicyVersion, Status
 from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
+from forge.store.write.rows import Record
 from forge.train.batch import write_batch
 from forge.train.checkpoints import checkpoint_dir, write_manifest
 from tests.store.storefactory import group, samples, small_run, write_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from forge.store.write.rows import Record
 
 EXPERIMENT = """\
 name = "toy"

@@ -1,10 +1,9 @@
 """`forge data from-run`: rows for the next run, without held-out problems or duplicates."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -15,14 +14,10 @@ from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
 from forge.records import Finish, Purpose, Split, Status
 from forge.runner.prepare.own_answers import AnswerFilter
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.store.layout import RunPaths
 
 EXPERIMENT = """\
 name = "next"

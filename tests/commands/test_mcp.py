@@ -1,21 +1,17 @@
 """`forge mcp` answers the client of the package mcp."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.evalpool.judged import CODE, SOURCE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 SIZED = f"N = 64\n{SOURCE.replace('randn(64)', 'randn(N)')}"

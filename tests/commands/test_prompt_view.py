@@ -1,11 +1,9 @@
 """`forge data prompt`: what is printed is what a rollout would send."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -23,10 +21,6 @@ from forge.records import Reason, Status, Verdict
 from forge.rollout.play import verdict_without_code
 from forge.runner.prepare.prompt_facts import prompts_of, to_event
 from tests.store.storefactory import attempt, problem, write_run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 
 CHAT_TEMPLATE = Path(chat.__file__).with_name("chat_template.jinja")
 SOURCE = (Path(__file__).parents[1] / "zoo" / "problems" / "relu.py").read_text()

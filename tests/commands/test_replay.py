@@ -1,14 +1,13 @@
 """`forge train --replay`: the record of a step, and one trainer child for it."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -36,9 +35,6 @@ from forge.store.reader import open_run
 from forge.train.batch import write_batch
 from forge.train.checkpoints import checkpoint_dir, write_manifest
 from tests.store.storefactory import group, samples, use, write_run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
 
 EXPERIMENT = """\
 name = "toy"

@@ -1,10 +1,9 @@
 """`forge serve` uses exactly the GPUs that `[devices]` gives its engines."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -21,9 +20,6 @@ from forge.runner.prepare.prompt_facts import to_event
 from forge.serve.weights import Weights
 from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXPERIMENT = """
 name = "x"

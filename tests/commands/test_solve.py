@@ -1,7 +1,5 @@
 """`forge solve` as an experiment: problems as users name them, and bad input in one line each."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from collections.abc import Callable

@@ -1,14 +1,13 @@
 """`forge status` of a run whose supervisor is silent: what the store has, then exit 5."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import sqlite3
 import sys
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +21,6 @@ from forge.process.sockets import open_socket_dir
 from forge.store.layout import RunPaths, create_run, open_run_lock, read_status, write_status
 from forge.views import logs
 from forge.views.logs import log_files, parse_filter, read_logs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

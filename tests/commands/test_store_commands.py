@@ -1,7 +1,5 @@
 """`forge ps`, `forge gc`, `forge --version`: the commands on a whole store directory."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

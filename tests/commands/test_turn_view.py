@@ -1,9 +1,7 @@
 """`forge show --turn`: a turn with the program that was stored for it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -11,16 +9,11 @@ import zstandard
 
 from forge import cli
 from forge.evalpool.judge.program import wire
-from forge.records import Status, Timing
+from forge.records import Status, Timing, Turn
 from forge.records.verdict import OtherVerdict, ShapeVerdict
 from forge.store.reader import open_run
 from tests.evalpool.program.programs import addition
 from tests.store.storefactory import turn, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.records import Turn
 
 PROGRAM = zstandard.compress(wire.dumps(addition()))
 

@@ -1,7 +1,5 @@
 """Descriptions of keys: complete, and the same in `forge keys`, messages and editors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Loading experiments, and the messages about mistakes: place, what was found, what is allowed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`[cluster]`, `[notify]` and `[sinks]`: every mistake is one line that says what is allowed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

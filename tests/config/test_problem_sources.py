@@ -1,7 +1,5 @@
 """Checks of `[problems]` and `[data]`: several sources, levels, rows of files, and paths."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

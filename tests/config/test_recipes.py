@@ -3,27 +3,22 @@ of the work that it reproduces. `forge init` writes one outside of a checkout, c
 overwrites nothing.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from forge.cli import run_command
 from forge.config.load import load_build, load_experiment
 from forge.config.recipes import list_recipes, write_recipe
+from forge.config.schema import Experiment
 from forge.errors import ConfigError, MachineError
 from forge.runner.plan.machine import assume, this_machine
-from forge.runner.plan.plan import plan
-
-if TYPE_CHECKING:
-    from forge.config.schema import Experiment
-    from forge.runner.plan.plan import Plan
+from forge.runner.plan.plan import Plan, plan
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments"

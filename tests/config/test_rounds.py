@@ -1,7 +1,5 @@
 """`[[round]]`: stages that are repeated, and sft stages that train on the run's own answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Random values, their text on one line as in an argument of `--set`, and random settings."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -5,8 +5,6 @@ Each file of a sub-folder is one pair: a problem in KernelBench's layout (`Model
 those of a CPU. Read without running them.
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +17,10 @@ from forge.evalpool.judge.compiler.backend import ParseFailed, check_ttir, open_
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.format import Program
 from forge.evalpool.judge.program.policy import facts_of, judge_policy
 from forge.evalpool.judge.trial.structure import text_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.evalpool.judge.program.format import Program
-    from tests.corpus.corpus import Pair
+from tests.corpus.corpus import Pair
 
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"  # as in the zygote
 TOLERANCES = {

@@ -1,17 +1,12 @@
 """Honest candidates are captured, not refused, and compute what their problem does."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import forge
 from tests.corpus.corpus import Pair, load
 from tests.corpus.running import run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAIRS = load()
 QUICK = {

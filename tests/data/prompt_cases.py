@@ -1,7 +1,5 @@
 """A problem, and a verdict of each kind, for tests of prompts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from forge.records import Problem, Split, Status, Timing, Verdict

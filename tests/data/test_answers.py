@@ -1,7 +1,5 @@
 """Extraction of source from completions."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -1,7 +1,5 @@
 """Problems are answered by the compiler: own kernels, sizes as expressions, right at two sizes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,10 +1,9 @@
 """Compositions: problems that run at each size, the same for a seed, and none of KernelBench's."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +15,6 @@ from forge.data.problem_files import parse_source
 from forge.data.sources.normal_form import normal_digest
 from forge.errors import ConfigError
 from tests.examples import examples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def run(text: str, *, device: str = "cpu") -> list[torch.Tensor]:

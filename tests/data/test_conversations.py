@@ -1,18 +1,14 @@
 """Conversations of rows: columns that people have, thinking in fields, parts and tags, refusals."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from forge.data.pairs.conversations import MAX_THOUGHTS, conversation, retag
 from forge.data.pairs.rows import BadRow, Unfit
-
-if TYPE_CHECKING:
-    from forge.records import Message
+from forge.records import Message
 
 CODE = "```python\nclass ModelNew: ...\n```"
 THOUGHT = f"<think>\nwhy\n</think>\n\n{CODE}"

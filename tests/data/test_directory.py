@@ -1,8 +1,7 @@
 """Problems from files: layout, sizes by overrides and shapes, and one line per mistake."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from forge.data.sources.splitting import digest_of, num_shared
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 from tests.prompting import PROMPTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOURCE = '''"""é: offsets are bytes."""
 import torch

@@ -1,8 +1,6 @@
 """The generator's problems: those of earlier versions, apart from held-out ones, and refused if
 there are not enough."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

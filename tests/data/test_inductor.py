@@ -1,7 +1,5 @@
 """What Inductor would compile becomes plain modules, or is refused with a reason."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

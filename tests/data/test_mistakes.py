@@ -1,18 +1,13 @@
 """Broken answers: in the requested style, and with the mistakes of first answers."""
 
-from __future__ import annotations
-
 import re
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from forge.data.generator import Style, answer
 from forge.data.pairs.generated import break_answer
-
-if TYPE_CHECKING:
-    from forge.records import Problem
+from forge.records import Problem
 
 STEP = re.compile(r"^    [a-f] = .*$", flags=re.MULTILINE)
 

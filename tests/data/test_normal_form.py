@@ -1,7 +1,5 @@
 """The normal form of a reference: equal for near-duplicates, different for other computations."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,12 +1,10 @@
 """SFT rows from files: pairs, rows that are left out, and errors of the file."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,12 +14,9 @@ from forge.data.pairs.files import read_pairs
 from forge.data.pairs.rows import BadRow, Unfit
 from forge.data.prompts.prompt_set import DeviceFacts, Exchange, PromptFacts, make_prompts
 from forge.errors import ConfigError
-from forge.records import Message, Problem, Reason, Split, Status, Verdict
+from forge.records import Message, Pair, Problem, Reason, Split, Status, Verdict
 from tests.data.build.samples import example, write_rows
 from tests.prompting import PROMPTS
-
-if TYPE_CHECKING:
-    from forge.records import Pair
 
 DEEP = "[" * 100_000
 """Deeper than Python's JSON parser can go."""

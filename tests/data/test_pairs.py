@@ -1,7 +1,5 @@
 """SFT rows of generated problems: answers in one turn, and repairs after the judge's feedback."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import anyio

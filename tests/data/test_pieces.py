@@ -1,8 +1,7 @@
 """Texts have the ids that the tokenizer gives for the whole text, and known pieces cost nothing."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +11,6 @@ from tokenizers.trainers import BpeTrainer
 
 from forge.data import pieces
 from forge.data.pieces import PieceEncoder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 END, START, THINK = "<|end|>", "<|start|>", "<think>"
 WORDS = [

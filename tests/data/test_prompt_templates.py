@@ -1,7 +1,5 @@
 """Templates of a user, and the properties of every prompt: what it hides, what its hash names."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

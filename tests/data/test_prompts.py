@@ -1,11 +1,10 @@
 """Prompts: the facts that every preset states, for one problem and each kind of verdict; dropping
 attempts from a full context. The quickstart learns from those of `tiny`, which do not change."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import pytest
 
@@ -14,15 +13,11 @@ from forge.config.schema.rollout import PresetName
 from forge.data.prompts.prompt_set import (
     DeviceFacts,
     PromptFacts,
+    PromptSet,
     make_prompts,
 )
 from forge.records import Message, Prompt
 from tests.data.prompt_cases import PROBLEM, VERDICTS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.data.prompts.prompt_set import PromptSet
 
 SNAPSHOT = Path(__file__).with_name("tiny_prompts.txt")
 TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}

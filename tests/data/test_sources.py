@@ -1,9 +1,8 @@
 """Problems from rows of files, several sources in one run, and their division without leaks; paths
 that may hold anything, where the columns of a row tell its format."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +13,6 @@ from forge.data.sources.splitting import num_shared
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 from tests.data.build.samples import write_rows as write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPS = ("abs", "exp", "tanh", "sin", "cos", "neg", "relu", "sigmoid")
 

@@ -1,7 +1,5 @@
 """Templates and tokenizers of other people: what is adapted, what is refused, with which line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples of torch's tests as problems: literals and draws in place of their values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

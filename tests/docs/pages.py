@@ -5,8 +5,6 @@ A comment above a block says what a reader without a GPU, other machines and min
 that begin so. `<!-- runs beside what follows -->` is a server, which ends with the page.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

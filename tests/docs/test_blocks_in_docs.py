@@ -2,8 +2,6 @@
 are drawn, and the table of models says what is tested.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

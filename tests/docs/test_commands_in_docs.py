@@ -7,8 +7,6 @@ and one that `forge run` gets has a plan. Long: all commands and Python blocks o
 in a shell. Lines of other programs are checked by kind.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -23,7 +21,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import typer.main
@@ -33,6 +31,7 @@ from forge.cli import app, run_command
 from forge.config.load import load_experiment
 from forge.config.schema.build import DataBuild
 from forge.serve.engines import TESTED_VLLM
+from forge.store.layout import RunPaths
 from tests.docs.pages import (
     BESIDE,
     PAGES,
@@ -44,9 +43,6 @@ from tests.docs.pages import (
     read_commands,
 )
 from tests.e2e.experiments import PROBLEM
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
 
 COMMANDS = {" ".join(each.forge): each for each in reversed(read_commands()) if each.forge}
 """Commands of forge without repetitions: the first place of each."""

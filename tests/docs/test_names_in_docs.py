@@ -2,8 +2,6 @@
 attacks and honest kernels are those of the zoo.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The command line as a user runs it, and the processes of a run."""
 
-from __future__ import annotations
-
 import signal
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """A GRPO project for whole runs: three problems, and a model whose answers give a signal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """Problems and experiments that several whole runs use, and models for GRPO to improve, each made
 once in a session."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -10,16 +8,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from forge.config.schema import TinyModel
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source
 from forge.records import Message
 from tests.prompting import PROMPTS
-
-if TYPE_CHECKING:
-    import pytest
 
 PROBLEM = """\
 import torch

@@ -1,8 +1,6 @@
 """Models of other architectures through whole runs: SFT, evaluation, GRPO and an export, by the
 command line. `tests/train/test_architectures.py` plays the parts for every architecture."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 It resumes from the requested checkpoint, on the same samples, and does not evaluate again.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

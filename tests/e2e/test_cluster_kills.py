@@ -1,19 +1,17 @@
 """A node killed in each phase of a run on two and three Ray nodes: the run ends with 0, its turns
 are whole, and nothing is left."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import signal
 import sqlite3
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +19,6 @@ from forge.process.sockets import remove_left_dirs
 from tests.cluster.nodes import LocalNodes, local_nodes, needs_ray
 from tests.e2e.commands import children_of_run, last_trained, opened, start, until, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT
-
-if TYPE_CHECKING:
-    import subprocess
 
 pytestmark = [
     pytest.mark.e2e,

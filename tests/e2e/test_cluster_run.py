@@ -1,7 +1,5 @@
 """Whole runs on a Ray cluster of nodes on this machine: a node is lost, another one joins."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

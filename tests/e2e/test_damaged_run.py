@@ -2,20 +2,15 @@
 line, and trains no sample twice. What a stage decides without a trainer is in
 `tests/runner/stages/test_stage_checkpoints.py`."""
 
-from __future__ import annotations
-
 import shutil
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.e2e.commands import forge, kill, last_trained, opened, start, until
 from tests.e2e.experiments import GRPO_EXPERIMENT, Taught
-
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Callable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 

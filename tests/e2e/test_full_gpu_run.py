@@ -3,8 +3,6 @@
 It continues from its last checkpoint with half of the micro-batches, and trains each sample once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

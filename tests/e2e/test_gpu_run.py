@@ -4,8 +4,6 @@
 interpreter of an engine outside our environment.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

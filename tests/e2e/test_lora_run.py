@@ -1,7 +1,5 @@
 """A run that trains an adapter: served, published, resumed and queried on its checkpoint."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -2,8 +2,6 @@
 come by priority; killed and resumed in between.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 fault of the function, continued after a repair.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run of rounds: search, SFT on its best answers, GRPO, evaluation; killed in round 2."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path

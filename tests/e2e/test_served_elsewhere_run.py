@@ -2,8 +2,6 @@
 weights are sent over HTTP, also after the server was killed and after the run was.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

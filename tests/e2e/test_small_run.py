@@ -2,8 +2,6 @@
 checkpoint used on another set of problems.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -2,11 +2,9 @@
 rows, and one experiment does SFT on them, an evaluation, GRPO on a directory in KernelBench's
 layout with levels to train on and a level that is held out, and another evaluation."""
 
-from __future__ import annotations
-
 import json
 import warnings
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -15,9 +13,6 @@ from pyarrow import parquet
 from forge.data.harvest.records import Answered, AnswerTask
 from tests.e2e.commands import forge, opened
 from tests.e2e.experiments import TINY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 

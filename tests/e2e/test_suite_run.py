@@ -1,7 +1,5 @@
 """`forge eval` on a server as a user runs it: killed in the middle, resumed, and its results."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """GRPO of a model that calls a tool before some of its answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

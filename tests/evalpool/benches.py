@@ -1,14 +1,13 @@
 """The parts of one judge (zygote, oracle, trials) in the test's process."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -21,14 +20,10 @@ from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial import captures, judgement, trial, trials
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.host_code import HostCode
+from forge.evalpool.judge.trial.references import References
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Stamp
 from forge.records.problem import Problem, Split
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.evalpool.judge.trial.references import References
-    from forge.records.verdict import JudgeOptions, Verdict
+from forge.records.verdict import JudgeOptions, Verdict
 
 TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
 GPU_TABLE = JudgeTable(compile_timeout_s=10.0, correct_timeout_s=10.0, timing_timeout_s=10.0)

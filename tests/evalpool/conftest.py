@@ -1,18 +1,12 @@
 """Fixtures of the judge's tests; `tests/conftest.py` has the bench of each device."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
+from forge.records.verdict import Verdict
 from tests.evalpool.benches import Bench, any_host_code, open_bench
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from forge.records.verdict import Verdict
 
 
 @pytest.fixture(scope="session")

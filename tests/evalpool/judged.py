@@ -1,8 +1,6 @@
 """A small problem with its kernel, and the processes of judges that judge them, for tests of the
 pool."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import anyio

@@ -1,11 +1,10 @@
 """Judges with scripted answers, kept at the seats of a pool, for tests."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -17,9 +16,6 @@ from forge.evalpool.pool import Pool
 from forge.evalpool.seating import Seat, Seating
 from forge.records.problem import ReferenceModule
 from forge.records.verdict import Status, Timing, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 PROBLEM = ReferenceModule(problem_id="p", source="s")
 CORRECT = Verdict(

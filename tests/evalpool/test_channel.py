@@ -1,13 +1,12 @@
 """The exchange of a judge and its children: frames, shared memory, places of tensors."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from forge.evalpool.judge.channel import frames, shm
 from forge.evalpool.judge.channel.frames import HEADER, MAGIC, Kind
 from forge.evalpool.judge.channel.nesting import nesting_of
 from forge.evalpool.judge.channel.shm import (
+    Data,
     LayoutError,
     TensorSpec,
     offsets,
@@ -24,11 +24,6 @@ from forge.evalpool.judge.channel.shm import (
     shared_memory,
     taken,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.evalpool.judge.channel.shm import Data
 
 Pair = tuple[socket.socket, socket.socket]
 

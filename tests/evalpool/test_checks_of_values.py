@@ -1,8 +1,6 @@
 """Torch's work that only checks something is none of the answer's, what decides the answer is; nor
 is an argument of forward that an answer ignores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

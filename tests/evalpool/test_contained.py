@@ -1,7 +1,5 @@
 """Which references leave their process as it was, and which may not."""
 
-from __future__ import annotations
-
 import pytest
 
 from forge.config.schema import ProblemsTable

@@ -1,7 +1,5 @@
 """Tensors that a reference's constructor draws and no `state_dict` has, for the candidate."""
 
-from __future__ import annotations
-
 import pytest
 
 from forge.records.verdict import Status

@@ -1,7 +1,5 @@
 """A problem whose entry point is a function is answered by a class or a function of that name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

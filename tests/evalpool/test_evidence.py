@@ -1,14 +1,13 @@
 """The evidence behind a right answer: how much of it torch computed, whether it is right each time,
 and whether its weights are the reference's."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,9 +21,6 @@ from forge.evalpool.judge.trial.draws.build import parse_starts
 from forge.evalpool.judge.trial.results import Left, Results
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # --- torch's share ------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
 """Findings of an examination: each flag on a problem that earns it, none on honest ones, whatever
 the problem's file does."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -18,9 +17,6 @@ from forge.evalpool.pool import Pool, examine_all
 from forge.evalpool.seating import Seat
 from forge.records.examination import Examination, Flag
 from forge.records.problem import Problem, ReferenceModule, Split
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TABLE = JudgeTable(compile_timeout_s=1.0, correct_timeout_s=1.0, memory_bytes=1 << 30)
 HEAD = "import os, time, torch\nimport torch.nn as nn\n"

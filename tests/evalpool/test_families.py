@@ -1,13 +1,12 @@
 """Honest answers to every family and variant of the generator are correct; styles take turns."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +17,6 @@ from forge.data.generator import Composition, Style, answer, answer_to, generate
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE
 from forge.records import Problem, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 HALF = ("fp16", "bf16")
 

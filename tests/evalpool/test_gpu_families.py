@@ -1,8 +1,6 @@
 """Generated problems at GPU scale: honest answers of both styles are right and long enough to be
 timed. Needs a GPU; `--log-cli-level=INFO` shows the times."""
 
-from __future__ import annotations
-
 import logging
 from itertools import cycle
 from typing import Any

@@ -1,9 +1,8 @@
 """The judge on a GPU: real kernels, real clocks, faults that end a context. Needs one."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +11,6 @@ from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.corpus.corpus import load
 from tests.evalpool import benches
 from tests.evalpool.benches import HEAD, RELU_KERNEL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.gpu
 

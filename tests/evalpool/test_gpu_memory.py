@@ -1,11 +1,10 @@
 """A driver's refusals leave nothing behind and are named. The library is ours: no GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +12,6 @@ import torch
 from forge.evalpool.judge.driver import gpu_memory
 from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY, Driver, DriverError
 from forge.evalpool.judge.driver.gpu_memory import ROOM_BYTES, Block
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 GRANULARITY = 2 << 20
 

@@ -1,7 +1,5 @@
 """A harvest's child reports within bounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

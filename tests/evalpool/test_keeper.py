@@ -1,7 +1,5 @@
 """A keeper with scripted judges: replacement."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import anyio

@@ -1,9 +1,8 @@
 """A problem from a directory in KernelBench's layout, made small by overrides, and an honest kernel
 for it: nothing in the judge knows whose files they are."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +10,6 @@ from forge.config.schema import ProblemsTable
 from forge.data.problems import load_problems
 from forge.records import Status
 from tests.evalpool.benches import HEAD
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LINEAR = '''import torch
 import torch.nn as nn

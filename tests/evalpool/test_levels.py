@@ -2,8 +2,6 @@
 said where there is none. Machines that forbid something are made of this one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -11,9 +9,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,6 @@ from forge.evalpool.judge.children.spawner import Spawner, ZygoteGone
 from forge.evalpool.judge.sandbox import caps, enter, landlock, processes
 from forge.evalpool.judge.sandbox.enter import Isolation
 from tests.evalpool.benches import RELU, RELU_KERNEL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes another machine of this one")

@@ -1,7 +1,5 @@
 """`JudgeOptions.outputs` looks at one call: figures of outputs, and nothing of what is judged."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Seen operations of a reference: precision that it rounds to, products, FLOPs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,9 +14,6 @@ from forge.evalpool.judge.numbers.opcount import (
 )
 from forge.evalpool.judge.trial.draws.build import parse_rounding
 from tests.evalpool.numbers.drawn import Function
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def rounding(

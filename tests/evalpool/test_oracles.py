@@ -1,12 +1,11 @@
 """Some oracles draw for several problems, some for one alone, and no problem notices."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +23,6 @@ from forge.evalpool.judge.trial.draws.build import parse_specs
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 from forge.records.examination import Flag
 from tests.evalpool.benches import RELU, make_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CONTAINED = make_problem(RELU)
 OPEN = make_problem(RELU + "torch.set_num_threads(1)\n")

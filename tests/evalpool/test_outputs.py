@@ -1,8 +1,6 @@
 """Results and changes of forward, in all the ways a candidate and a reference can get them wrong:
 each with a message that says what to do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

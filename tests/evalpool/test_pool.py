@@ -3,12 +3,10 @@
 Restarts: test_spawner.py; caching and retries: test_pool_requests.py.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -18,6 +16,7 @@ from forge.errors import MachineError
 from forge.evalpool import pool as pool_module
 from forge.evalpool.keeper import judge_spec
 from forge.evalpool.pool import open_pool
+from forge.process.child import ChildSpec
 from forge.process.sockets import open_socket_dir
 from forge.records.verdict import Status
 from tests.evalpool.judged import (
@@ -28,9 +27,6 @@ from tests.evalpool.judged import (
     descendants,
     wait_until_gone,
 )
-
-if TYPE_CHECKING:
-    from forge.process.child import ChildSpec
 
 pytestmark = pytest.mark.anyio
 

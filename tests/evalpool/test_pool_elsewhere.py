@@ -1,9 +1,8 @@
 """A pool whose judges are on other machines: some may find no room until later."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -11,15 +10,10 @@ import pytest
 from forge.config.schema import JudgeTable
 from forge.errors import ChildDied, MachineError, NoRoom
 from forge.evalpool import keeper
+from forge.evalpool.keeper import Link
 from forge.evalpool.pool import open_pool
 from forge.evalpool.seating import State
 from tests.evalpool.scripted_judges import PROBLEM, Script
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
-
-    from forge.evalpool.keeper import Link
 
 pytestmark = pytest.mark.anyio
 

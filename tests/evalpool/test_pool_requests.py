@@ -1,7 +1,5 @@
 """Requests to a pool of scripted judges: queue, retries, errors, the cache of verdicts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

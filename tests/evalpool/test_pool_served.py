@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
+import httpx
 import pytest
 
 from forge import exits
@@ -26,16 +29,9 @@ from forge.process.server import door
 from forge.process.server.listening import bound_path, open_listener, parse_address, url_of
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
+from forge.records.problem import Problem
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.judged import CODE, PROBLEM, ROOT, descendants, wait_until_gone
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import httpx
-
-    from forge.records.problem import Problem
 
 pytestmark = pytest.mark.anyio
 

@@ -1,10 +1,9 @@
 """Problems with several shapes: how they are listed (at most 16), and each is a request."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -14,9 +13,6 @@ from forge.records.examination import Examination, Flag
 from forge.records.problem import ReferenceModule, Shape, has_input_sets, select_input_set
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.scripted_judges import CORRECT, TIMES, WRONG, Script, kept
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 pytestmark = pytest.mark.anyio
 

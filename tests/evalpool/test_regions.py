@@ -1,7 +1,5 @@
 """The part of a tensor that a mask covers has its indices and a name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

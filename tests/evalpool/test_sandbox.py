@@ -4,8 +4,6 @@ Each runs Python inside a real runner, at each level of the sandbox: as root, an
 ordinary user.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

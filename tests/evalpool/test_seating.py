@@ -1,7 +1,5 @@
 """Choice of judges and trust in them: seats without judges."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import anyio

@@ -1,7 +1,5 @@
 """Results by shape, folded: the first failure decides, else geometric means."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

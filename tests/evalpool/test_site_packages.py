@@ -1,8 +1,6 @@
 """Distributions of `judge.site_packages`: references import them, candidates do not, and each
 failure says what to list."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A zygote is replaced while children of the old one are still held: no other child pays for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import gc
@@ -11,9 +9,10 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -36,14 +35,9 @@ from forge.evalpool.judge.sandbox.enter import LimitTooLow
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split
-from forge.records.verdict import Status
+from forge.records.verdict import Status, Verdict
 from tests.evalpool.benches import ROOT
 from tests.evalpool.judged import CODE, PROBLEM, SOURCE, Observer, wait_until_gone
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterator
-
-    from forge.records.verdict import Verdict
 
 CORES = tuple(sorted(os.sched_getaffinity(0))[-2:])
 

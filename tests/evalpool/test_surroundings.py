@@ -1,7 +1,5 @@
 """Host code that asks for more than its arguments is refused, or judged in both modes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,10 +1,8 @@
 """Times of calls and their interval, baselines that are kept, and the device that is asked."""
 
-from __future__ import annotations
-
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,9 +12,6 @@ from forge.evalpool.cards import FLOPS_PER_CLOCK
 from forge.evalpool.judge.timing import device as gpu_device
 from forge.evalpool.judge.timing.baseline import Baseline, Baselines, baselines_folder
 from forge.evalpool.judge.timing.samples import RESOLUTION_US, Time, speedup
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def samples(center: float, width: float) -> Time:

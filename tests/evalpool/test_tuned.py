@@ -1,8 +1,6 @@
 """Autotuned kernels: each configuration alone is right, and so is the first call on a card; tiles
 that no card has memory for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

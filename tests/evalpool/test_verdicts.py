@@ -1,7 +1,5 @@
 """Mistakes, and the judge's words for them; what a reference may not be. Cheats: tests/zoo."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,11 +1,10 @@
 """Input sets of question 1: the reference in float64, and plants that matter and are bearable."""
 
-from __future__ import annotations
-
 import math
 import re
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -40,8 +39,6 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM_DRAWS = 32
 """Draws of which one has a plant; each of them has it by chance, most in half of them or more."""

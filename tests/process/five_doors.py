@@ -1,13 +1,13 @@
 """The servers of forge on Unix sockets, each around a part that answers at once, for tests of
 their doors."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -32,10 +32,6 @@ from forge.serve.engine.formats import Texts
 from tests.runner.stages.desks import Recorder, make_desk
 from tests.serve.fronted import fronting
 from tests.serve.sleeping_engine import Sleeper
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 DOORS = (
     "control", "engine", "judge", "served judges", "public judges", "served engines",

@@ -1,27 +1,21 @@
 """Requests end with an answer or with an error that names the server: real servers on sockets."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forge.errors import ChildDied, Stalled
 from forge.process.ask import Answer, error_message, open_client, retry_pause_s, send, send_blocking
 from forge.process.server.serving import serve_task
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
-
-    from starlette.requests import Request
 
 pytestmark = pytest.mark.anyio
 

@@ -1,7 +1,5 @@
 """Child processes: real children, real signals."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -2,13 +2,13 @@
 MI300X (no real one was available).
 """
 
-from __future__ import annotations
-
 import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,10 +26,6 @@ from forge.process.devices import (
     why_hidden,
 )
 from forge.process.environment import child_env
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 AMD = {
     "AMD_LOG_LEVEL": "0",

@@ -2,19 +2,20 @@
 listener; WebSockets.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.websockets import WebSocket
 
 from forge.process.ask import open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
@@ -24,12 +25,6 @@ from forge.process.server.door import Door, read_body
 from forge.process.server.listening import bind_network, open_listener, port_file
 from forge.process.server.serving import serve_listener
 from forge.process.sockets import open_socket_dir
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from starlette.requests import Request
-    from starlette.websockets import WebSocket
 
 pytestmark = pytest.mark.anyio
 JSON = {"Content-Type": "application/json"}

@@ -1,28 +1,22 @@
 """Every door of forge, met with what no client should send: a refusal, and the next request is
 answered."""
 
-from __future__ import annotations
-
 import json
 import random
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forge.process.ask import Answer
 from forge.process.machine import require_limits
 from forge.process.server import door
 from tests.examples import examples
 from tests.process.five_doors import DOORS, OpenDoor, open_door, read_answer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from forge.process.ask import Answer
 
 pytestmark = pytest.mark.anyio
 

@@ -2,8 +2,6 @@
 exclusive and fair for the writer; death frees both.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -2,14 +2,12 @@
 one that no run can live with is named before it starts.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +21,6 @@ from forge.process.machine import (
     read_memory,
     total_memory_bytes,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PHYSICAL = HostMemory(used_bytes=600 << 10, total_bytes=1000 << 10)
 

@@ -1,34 +1,26 @@
 """The client that keeps its connections: against servers of a few lines, which may misbehave."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
+import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from forge.errors import ChildDied, Stalled
-from forge.process.ask import MAX_ANSWER_BYTES, open_client, open_url_client, send
+from forge.process.ask import MAX_ANSWER_BYTES, Answer, open_client, open_url_client, send
 from forge.process.client import PooledClient
 from forge.process.server.serving import serve_task
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
-
-    import httpx
-    from starlette.requests import Request
-
-    from forge.process.ask import Answer
-
-    Handler = Callable[[anyio.abc.ByteStream, bytes], Awaitable[None]]
+Handler = Callable[[anyio.abc.ByteStream, bytes], Awaitable[None]]
 
 pytestmark = pytest.mark.anyio
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

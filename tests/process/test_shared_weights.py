@@ -1,18 +1,13 @@
 """Weights that one process shares with others by handles."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
 from forge.process.shared_weights import is_shared, open_shared, share, shared_shapes
 from tests.shared_memory import UUID, FakeIpc
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_tensors_come_back_by_name_while_they_are_kept(

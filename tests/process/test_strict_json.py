@@ -1,7 +1,5 @@
 """JSON of other processes: any bytes give a bounded value or BadJson."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -2,8 +2,6 @@
 trainer's ranks.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

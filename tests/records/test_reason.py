@@ -1,11 +1,9 @@
 """Every reason has a policy, and the judge's source uses no reason that is not a member."""
 
-from __future__ import annotations
-
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +11,6 @@ import forge.evalpool.judge as judge
 from forge.records.policy import Cause, policy_of
 from forge.records.reason import Reason, Status
 from forge.records.verdict import Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JUDGE = Path(judge.__file__).parent
 

@@ -1,8 +1,6 @@
 """Runs for tests of reports: made of records; one in which every text is an attack (HTML, styles,
 escape sequences, formulas, chat tokens)."""
 
-from __future__ import annotations
-
 import dataclasses
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`forge report`: one complete file, for whole, partial, broken and hostile runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

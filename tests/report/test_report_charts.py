@@ -1,10 +1,8 @@
 """Charts as data and as SVG, and the gains, bands and answers of a run."""
 
-from __future__ import annotations
-
 import math
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -24,9 +22,6 @@ from forge.views.statistics import evaluate_groups
 from forge.views.text.numbers import grouped
 from tests.report.made_runs import make_run
 from tests.store.storefactory import attempt, evaluation, group, problem, small_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def chart(*lines: Line, **keys: object) -> Chart:

@@ -1,13 +1,13 @@
 """Fakes of the loop's ports, and small plans and rules, for tests of the loop."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from forge.config.schema import RewardTable
+from forge.data.prompts.prompt_set import Exchange
 from forge.records import (
     Completion,
     Finish,
@@ -21,11 +21,6 @@ from forge.records import (
 from forge.rollout.batches import BatchPlan
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.data.prompts.prompt_set import Exchange
 
 
 def problem(name: str = "p") -> Problem:

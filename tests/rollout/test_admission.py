@@ -2,8 +2,6 @@
 thrown away, and nothing waits forever. The limit of groups played at once follows the load.
 """
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loop on fakes of its ports: groups, multi-turn play, batches, pacing."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The producer on fake ports: it never runs dry, no sample is too old, and a resume loses no group
 that was paid for."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,9 +1,8 @@
 """The prompter renders each conversation once, and gives the tokens together with the messages."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from forge.records import Message, Prompt, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
 from tests.prompting import PROMPTS
 from tests.rollout.fakes import problem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WRONG = Verdict(status=Status.WRONG, reason="mismatch", detail="")
 ATTEMPTS = [Exchange(completion_text=f"attempt {i}", verdict=WRONG) for i in range(3)]

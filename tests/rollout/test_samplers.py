@@ -1,8 +1,6 @@
 """Samplers: every problem returns again and again, a restored state continues exactly, and each
 kind has the preference that it documents."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

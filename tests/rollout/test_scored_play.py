@@ -1,22 +1,16 @@
 """Rewards of the user's own in the loop: per turn, per group, and when they fail."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import anyio
 import pytest
 
 from forge.errors import ConfigError
-from forge.records import End, Group, Purpose, Trajectory, Turn
+from forge.records import End, Group, Purpose, Trajectory, Turn, Verdict
 from forge.rollout.play import GroupPlace, play_group
 from tests.rollout.fakes import mixed, ports, problem, rules
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.records import Verdict
 
 PLACE = GroupPlace(group_id=5, purpose=Purpose.TRAIN, stage=0, step=1)
 

@@ -1,7 +1,5 @@
 """Searches: what a prompt shows, when a search ends, and which one the next answer goes to."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,14 +1,14 @@
 """Tools inside a turn: what is asked, what the model sees, what is stored and what is trained."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import pytest
 
+from forge.data.chat import ChatTemplate
 from forge.data.server_chat import PlainChat, code_points
 from forge.data.tool_form import ToolForm
 from forge.records import (
@@ -23,6 +23,7 @@ from forge.records import (
     Turn,
     Verdict,
 )
+from forge.records.problem import ReferenceModule
 from forge.rollout.batches import make_samples
 from forge.rollout.play import GroupPlace, play_group
 from forge.rollout.ports import Ports
@@ -32,12 +33,6 @@ from forge.tools.toolbox import Toolbox
 from tests.prompting import PROMPTS
 from tests.rollout.fakes import Recorder, batch_plan, problem, rules
 from tests.store.storefactory import write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.data.chat import ChatTemplate
-    from forge.records.problem import ReferenceModule
 
 pytestmark = pytest.mark.anyio
 ANSWER = "```python\nclass ModelNew: ...\n```"

@@ -1,15 +1,16 @@
 """A run whose work is replaced by a function, for tests of the supervisor."""
 
-from __future__ import annotations
-
 import sqlite3
+from collections.abc import Awaitable, Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
+import pytest
 
 from forge.config.load import load_experiment
-from forge.exits import ending_of
+from forge.exits import Ending, ending_of
 from forge.runner import run as run_module
 from forge.runner.live.progress import Console
 from forge.runner.past import EarlierAttempts
@@ -17,14 +18,6 @@ from forge.runner.plan.placement import Placement
 from forge.runner.run import _supervise
 from forge.runner.work import Work
 from forge.store.layout import RunPaths, create_run, write_file
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    import pytest
-
-    from forge.exits import Ending
 
 EXPERIMENT = """\
 name = "x"

@@ -1,16 +1,17 @@
 """control.sock on a real socket: a wrong request is refused, a bug in a handler ends the run."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
+import httpx
 import pytest
 
 from forge.errors import MachineError
@@ -20,16 +21,9 @@ from forge.records import Event
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
+from forge.runner.stages.desk import TrainerDesk
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from tests.runner.stages.desks import Recorder, batch, can_record, make_desk
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    import httpx
-
-    from forge.runner.stages.desk import TrainerDesk
 
 pytestmark = pytest.mark.anyio
 

@@ -1,12 +1,12 @@
 """An evaluation against the other baseline: one judgement a solved problem, kept over a resume."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -21,10 +21,6 @@ from forge.store.write.writer import open_writer
 from forge.views.statistics import evaluate_groups
 from tests.runner.stages.desks import can_record
 from tests.store.storefactory import Options, attempt, group, problem, timing, verdict, write_run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 CORRECT, WRONG = Status.CORRECT, Status.WRONG
 PROBLEMS = [problem(number) for number in range(4)]

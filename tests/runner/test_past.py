@@ -2,20 +2,18 @@
 that a run.db lacks are counted once, and no id that any file mentions is used again.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage, GrpoStage
+from forge.config.schema import EvalStage, Experiment, GrpoStage
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, PolicyVersion, Status
 from forge.runner.past import (
@@ -34,9 +32,6 @@ from forge.train.batch import write_batch
 from forge.train.checkpoints import checkpoint_dir, find_damage, write_manifest
 from tests.runner.stages.desks import sample
 from tests.store.storefactory import attempt, group, samples, small_run, use, write_run
-
-if TYPE_CHECKING:
-    from forge.config.schema import Experiment
 
 EXPERIMENT = """\
 name = "toy"

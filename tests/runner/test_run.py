@@ -2,22 +2,21 @@
 how each ending is recorded.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage, LimitsTable, LoraTable, SftStage
+from forge.config.schema import EvalStage, Experiment, LimitsTable, LoraTable, ModelTable, SftStage
 from forge.errors import ChildDied, ConfigError, MachineError
 from forge.process.child import ChildSpec, open_child
 from forge.process.control import ControlClient
@@ -37,11 +36,6 @@ from forge.runner.work import Work
 from forge.store.layout import RunPaths, create_run, open_run_lock, read_status
 from forge.store.write.writer import open_writer
 from tests.runner.supervised import Supervised
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from forge.config.schema import Experiment, ModelTable
 
 pytestmark = pytest.mark.anyio
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.toml"

@@ -1,13 +1,12 @@
 """A store that cannot be written ends a command with one line and exit 3."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,6 @@ from forge.errors import ChildDied, MachineError
 from forge.exits import ending_of
 from forge.runner.attempt import RunLog
 from forge.store.layout import RunPaths, open_run_lock, read_status, write_status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @contextmanager

@@ -1,24 +1,20 @@
 """Small random Qwen3 checkpoints with transformers' results as the reference."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import forge.data.chat
-
-if TYPE_CHECKING:
-    import numpy as np
 
 torch.set_num_threads(1)
 

@@ -1,7 +1,5 @@
 """Damages of a directory of weights, which every engine must refuse."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

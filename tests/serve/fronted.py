@@ -1,23 +1,18 @@
 """A front with one engine behind it, in the tests' own process."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
+from starlette.applications import Starlette
 
 from forge.process.busy import BusyClock
 from forge.process.server.serving import serve_task
 from forge.serve.front import Front
 from forge.serve.served import Served
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from starlette.applications import Starlette
 
 
 @asynccontextmanager

@@ -1,7 +1,5 @@
 """Real `Replicas` over fake children and clients: no process, no socket."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,16 +1,11 @@
 """Pids of the processes of engines, and conditions that come true."""
 
-from __future__ import annotations
-
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 
 class Lives:

@@ -4,8 +4,6 @@ Its endpoints are the real ones. The first prompt token of a request is the time
 tenths of a second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

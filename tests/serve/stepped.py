@@ -1,18 +1,13 @@
 """Engines stepped in the tests' own process: requests, a loop of steps, and the distance to
 transformers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from forge.serve.engine.worker import StepEngine
 from forge.serve.port import Request
-
-if TYPE_CHECKING:
-    from conftest import Reference
-
-    from forge.serve.engine.worker import StepEngine
+from tests.serve.conftest import Reference
 
 
 def request(num_prompt: int, *, n: int = 1, max_tokens: int = 20, **fields: Any) -> Request:

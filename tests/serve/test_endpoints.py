@@ -1,10 +1,9 @@
 """The endpoints around any engine: answers, refusals and aborts. The engine is a fake."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import httpx
@@ -26,9 +25,6 @@ from forge.serve.port import SLEEP, Chunk, EngineSample, EngineStatus, Request
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from forge.serve.wire import COMPACT, pack, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.anyio
 BODY = {"prompt": [1, 2, 3], "n": 2, "max_tokens": 4, "seed": 7}

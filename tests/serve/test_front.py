@@ -2,8 +2,6 @@
 takes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,13 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import anyio
 import httpx
 import psutil
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -30,18 +29,14 @@ from forge.errors import ConfigError, MachineError
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
+from forge.serve.front import Front
 from forge.serve.remote.dialects import Dialect
 from forge.serve.remote.remote import open_remote
 from forge.serve.upload.sending import check_takers, open_takers
 from forge.serve.weights import Weights
 from tests.listening import ROOT, listening, start
+from tests.serve.conftest import Reference
 from tests.serve.fronted import fronting
-
-if TYPE_CHECKING:
-    from conftest import Reference
-    from starlette.requests import Request
-
-    from forge.serve.front import Front
 
 pytestmark = pytest.mark.anyio
 EXPERIMENT = """

@@ -5,14 +5,12 @@ Run on a machine with a GPU and vLLM in this interpreter, or in the one that FOR
 names: `python -m pytest tests/serve/test_gpu_replicas.py -m gpu -s` (about 3 min).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import numpy as np
@@ -26,10 +24,8 @@ from forge.records import Prompt
 from forge.serve.engines import check_engine
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
+from tests.serve.conftest import Reference
 from tests.serve.observed import Lives
-
-if TYPE_CHECKING:
-    from conftest import Reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(500)]
 FREE_WITHIN_S = 10.0

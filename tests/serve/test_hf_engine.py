@@ -2,10 +2,10 @@
 shares with llama is in test_step_engines.py.
 """
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from forge.errors import ConfigError
 from forge.serve.hf.engine import HfEngine, HfSettings
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
+from tests.serve.conftest import Reference
 from tests.serve.damage import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -23,13 +24,6 @@ from tests.serve.damage import (
     truncate,
 )
 from tests.serve.stepped import gap, request, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from conftest import Reference
-
 
 GAP = 1e-4
 """Allowed mean |Δ logprob| in exact mode."""

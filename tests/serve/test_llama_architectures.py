@@ -1,13 +1,11 @@
 """Each architecture that the llama engine serves, against transformers: log-probabilities of tiny
 random models, weights written in place, and adapters."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +16,8 @@ from forge.errors import ConfigError
 from forge.serve.architectures import ARCHITECTURES, why_not_llama
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
+from tests.serve.conftest import Reference
 from tests.serve.stepped import request, run
-
-if TYPE_CHECKING:
-    from conftest import Reference
 
 GAP = 1e-3
 """Allowed |Δ logprob|."""

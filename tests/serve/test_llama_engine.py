@@ -1,9 +1,8 @@
 """The llama engine's own promise, and the thread that steps an engine."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import numpy as np
@@ -15,12 +14,8 @@ from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
 from forge.serve.llama.sampler import TokenSampler
 from forge.serve.port import EngineStatus
+from tests.serve.conftest import Reference
 from tests.serve.stepped import request, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from conftest import Reference
 
 
 def test_the_prompt_of_a_group_is_evaluated_once(tied: Reference, tmp_path: Path) -> None:

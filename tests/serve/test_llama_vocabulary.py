@@ -1,14 +1,12 @@
 """Exported GGUF files in plain llama-cpp-python: vocabulary, chat template and the end of an
 answer."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llama_cpp
 import pytest
@@ -22,9 +20,7 @@ from forge.errors import ConfigError
 from forge.records import Message
 from forge.serve.llama.export import export
 from forge.serve.llama.vocabulary import PRE, PROBES, SPACE
-
-if TYPE_CHECKING:
-    from conftest import Reference
+from tests.serve.conftest import Reference
 
 LONG = pytest.mark.long
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

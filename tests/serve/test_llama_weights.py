@@ -1,12 +1,9 @@
 """Directories of weights: reading them, and refusing them with one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,6 +15,7 @@ from forge.serve.checkpoint_files import list_tensors
 from forge.serve.llama.checkpoint import Adapter, Checkpoint, Precision, open_weights
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
+from tests.serve.conftest import Reference
 from tests.serve.damage import (
     ADAPTER_CONFIG,
     LACKING,
@@ -28,10 +26,6 @@ from tests.serve.damage import (
     change_tensors,
     truncate,
 )
-
-if TYPE_CHECKING:
-    from conftest import Reference
-
 
 EXACT = Precision.EXACT
 

@@ -1,13 +1,11 @@
 """`[serve] url`: a real engine of forge behind a URL, and fakes of other servers."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -15,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -33,11 +32,8 @@ from forge.serve.remote.dialects import Dialect, read_answer
 from forge.serve.remote.remote import Remote, open_remote
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
+from tests.serve.conftest import Reference
 from tests.serve.observed import until
-
-if TYPE_CHECKING:
-    from conftest import Reference
-    from starlette.requests import Request
 
 pytestmark = pytest.mark.anyio
 PROMPT = list(range(30))

@@ -1,29 +1,22 @@
 """Replicas whose engines run on other machines, over made-up engines: lost, without room, back."""
 
-from __future__ import annotations
-
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 from forge.config.schema import ServeTable
 from forge.errors import ChildDied, NoRoom
+from forge.process.child import ChildSpec
 from forge.records import Completion, Finish, Prompt
 from forge.serve import replica as replica_module
-from forge.serve.replicas import open_replicas
+from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
 from tests.serve.made_up_replicas import Client
 from tests.serve.observed import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from contextlib import AbstractAsyncContextManager
-
-    from forge.process.child import ChildSpec
-    from forge.serve.replicas import Replicas
 
 pytestmark = pytest.mark.anyio
 

@@ -1,10 +1,9 @@
 """Real Replicas over fake engines: weights, sleep and wake."""
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 import pytest
@@ -18,14 +17,9 @@ from forge.serve.engines import ENGINES, EngineKind
 from forge.serve.replicas import open_replicas
 from forge.serve.served import BLOCK_TOKENS
 from forge.serve.weights import Weights
+from tests.serve.conftest import Reference
 from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
 from tests.serve.observed import Lives
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from conftest import Reference
 
 pytestmark = pytest.mark.anyio
 

@@ -1,15 +1,15 @@
 """Real engine processes behind `open_replicas` and `ReplicaClient`."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import shutil
 import signal
 import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
@@ -28,13 +28,8 @@ from forge.serve.engines import check_engine
 from forge.serve.replica import Restarts
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
+from tests.serve.conftest import Reference
 from tests.serve.observed import Lives, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from conftest import Reference
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PROMPT = list(range(30))

@@ -1,7 +1,5 @@
 """The choice of a replica: by prefix and load."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,8 +1,6 @@
 """One generate over several servers, of which some are lost or fail; and the restarts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -12,10 +10,7 @@ from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stall
 from forge.process.busy import BusyClock
 from forge.records import Completion, Finish, Prompt
 from forge.serve.replica import Restarts
-from forge.serve.served import Served
-
-if TYPE_CHECKING:
-    from forge.serve.served import SampleRequest
+from forge.serve.served import SampleRequest, Served
 
 pytestmark = pytest.mark.anyio
 HOW: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "seed": 0}

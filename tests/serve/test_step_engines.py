@@ -2,11 +2,9 @@
 hf: against plain transformers in f32, in this process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +16,8 @@ from forge.serve.llama.checkpoint import Precision
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import LlamaModel, ModelSettings
 from forge.serve.port import Request
+from tests.serve.conftest import Reference
 from tests.serve.stepped import gap, request, run
-
-if TYPE_CHECKING:
-    from conftest import Reference
 
 GAP = 1e-4
 """Allowed mean |Δ logprob| in exact mode."""

@@ -1,7 +1,5 @@
 """Weights over HTTP, without an engine: files by content, claims, and what interrupts them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import AsyncIterator

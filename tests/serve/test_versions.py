@@ -1,7 +1,5 @@
 """The choice of an engine, and one-line errors for mismatches before anything starts."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from dataclasses import replace

@@ -5,8 +5,10 @@ here; the same engine on a GPU is in test_vllm_gpu.py.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -23,14 +25,9 @@ from forge.serve.vllm.__main__ import make_app
 from forge.serve.vllm.engine import VllmEngine, checkpoint_shapes
 from forge.serve.vllm.library import Counters, Vllm, count_no_tokens
 from forge.serve.vllm.settings import MAX_LORAS, read_settings
+from tests.serve.conftest import Reference
 from tests.serve.observed import until
 from tests.shared_memory import FakeIpc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from conftest import Reference
 
 pytestmark = pytest.mark.anyio
 

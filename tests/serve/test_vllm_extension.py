@@ -1,8 +1,6 @@
 """The parts of the worker extension that need no vLLM: turns on the GPU, layers without
 wrappers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

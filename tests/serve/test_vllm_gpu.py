@@ -5,8 +5,6 @@ Run on a machine with a GPU and vLLM in this interpreter, or in the one that FOR
 names: `python -m pytest tests/serve/test_vllm_gpu.py -m gpu -s` (four engine starts, 4 min).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,10 +1,10 @@
 """Arguments for vLLM, and the checks of directories before it loads them; without vLLM."""
 
-from __future__ import annotations
-
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from forge.serve.vllm.settings import (
     read_settings,
     sampling_arguments,
 )
+from tests.serve.conftest import Reference
 from tests.serve.damage import (
     ADAPTER_CONFIG,
     LACKING,
@@ -32,12 +33,6 @@ from tests.serve.damage import (
     change_config,
     truncate,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from conftest import Reference
 
 
 def config_of(reference: Reference, **fields: Any) -> dict[str, Any]:

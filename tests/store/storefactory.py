@@ -1,7 +1,5 @@
 """Synthetic records for the tests of store and views: a small run in memory, from a seed."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Acknowledged rows: their file never exceeds run.db, and shows what a run.db from elsewhere
 lacks."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from contextlib import closing, suppress

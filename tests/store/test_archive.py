@@ -1,7 +1,5 @@
 """A run in one file: written whole or not at all, read, unpacked, and refused if it is hostile."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -10,7 +8,7 @@ import shutil
 import sqlite3
 import zipfile
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -22,9 +20,6 @@ from forge.store.layout import RunPaths, open_run_lock, write_status
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, make_root, small_run, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GOOD = {"format": 1, "name": "toy-1", "has_weights": True}
 

@@ -1,7 +1,5 @@
 """kill -9 during a write, beside a reader: no flushed row is lost, the reader sees no lock."""
 
-from __future__ import annotations
-
 import signal
 import sqlite3
 import subprocess

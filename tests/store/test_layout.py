@@ -1,7 +1,5 @@
 """The run directory: numbering, finding, owning."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

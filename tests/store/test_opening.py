@@ -1,13 +1,11 @@
 """A run in any state is read, or one line says why not and what to do."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
 import subprocess
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -21,9 +19,6 @@ from forge.store.schema.views import (
 from forge.store.write.databases import Databases
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, make_root, small_run, turn, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHOWN = [view for view in view_names() if view.startswith("v_")]
 

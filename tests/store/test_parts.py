@@ -1,7 +1,5 @@
 """A text that is part of another is stored once and reads like any other."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,28 +1,22 @@
 """Reading: read-only, decoded, also through stock sqlite3 and sqlite-utils."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 
 import forge
 from forge.records import End, Purpose, Status
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.schema.views import view_names
 from tests.store.storefactory import group, resumed_run, small_run, turn, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.store.layout import RunPaths
 
 
 @pytest.fixture(scope="module")

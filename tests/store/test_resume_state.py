@@ -2,8 +2,6 @@
 relative to the run directory, so that it may be moved.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from dataclasses import asdict, replace
 from pathlib import Path

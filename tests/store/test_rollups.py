@@ -1,7 +1,5 @@
 """Roll-ups: the views equal plain sums over all turns, whatever was written in whatever order."""
 
-from __future__ import annotations
-
 import math
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """Schema: whole or not at all, and nothing to do for a database that has it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sqlite3
@@ -9,13 +7,13 @@ import subprocess
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from forge.cli import run_command
 from forge.records import ToolCall
+from forge.store.layout import RunPaths
 from forge.store.schema import rollups
 from forge.store.schema.create import (
     APPLICATION_ID,
@@ -28,9 +26,6 @@ from forge.store.write import databases
 from forge.views import run_state
 from tests.docs.pages import Block, read_blocks
 from tests.store.storefactory import small_run, turn, write_run
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
 
 BROKEN = "CREATE TABLE half (x);\nINSERT INTO half VALUES (1);\nCREATE TABLE half (y);\n"
 

@@ -1,9 +1,8 @@
 """The writer: flushed rows are on disk, whatever happens next."""
 
-from __future__ import annotations
-
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import anyio
 import pytest
@@ -27,10 +26,6 @@ from tests.store.storefactory import (
     use,
     write_run,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 

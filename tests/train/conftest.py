@@ -1,25 +1,20 @@
 """Fixtures of the trainer's tests: a tiny model, and a supervisor on control.sock."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
+from starlette.requests import Request
 
 from forge.config.schema import TinyModel
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
+from forge.records import Sample
 from forge.train.batch import write_batch
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from forge.records import Sample
 
 SIZES = TinyModel(
     hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=320

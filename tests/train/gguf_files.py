@@ -1,18 +1,14 @@
 """Writes small GGUF files: headers for refusals, and whole models of a directory."""
 
-from __future__ import annotations
-
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 
 from forge.serve.llama import checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 VOCAB, HIDDEN = 512, 64
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -2,8 +2,6 @@
 that it writes: the largest relative gap, the mean one, and how many values one number got.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

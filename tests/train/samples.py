@@ -1,16 +1,11 @@
 """Random samples for the trainer's tests: independent ones, and siblings that share prefixes."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from forge.records import Sample
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 
 def make_samples(num: int, *, seed: int, spread: float = 0.3) -> list[Sample]:

@@ -5,8 +5,6 @@ shards are FSDP2's if there are several ranks. Rank 0 kills itself where the sav
 FUNCTION of `forge.train.trainer.child.saving`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

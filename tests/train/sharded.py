@@ -4,8 +4,6 @@
 trained as on GPUs, under accelerate's policy with our sums.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

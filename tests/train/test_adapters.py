@@ -1,7 +1,5 @@
 """Impossible stages are refused before a trainer starts; possible ones reach TRL as configured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,11 +1,10 @@
 """Rows and answers under templates with traps: an opened tag, a switch, channels, several ends."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -18,9 +17,6 @@ from forge.errors import ConfigError
 from forge.records import Message, Pair, Reason
 from forge.runner.stages.sft import require_roles, write_rows
 from forge.serve.engine.formats import Deltas
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|over|>{% endfor %}"
 ASKED = "{% if add_generation_prompt %}[assistant]"

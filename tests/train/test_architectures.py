@@ -2,11 +2,9 @@
 step on these answers, an adapter, an export that plain transformers loads; and packed sequences,
 which equal those on their own or are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.records import Message, Sample
 from forge.serve.architectures import why_not_llama
+from forge.serve.hf.engine import HfEngine
 from forge.serve.port import Request
 from forge.train.batch import write_batch
 from forge.train.refusals import PACKED, has_own_code, refusals
@@ -23,9 +22,6 @@ from forge.train.trainer.packed.sequences import RowLayout, cut_batch
 from tests.architectures import ARCHITECTURES, make_architecture
 from tests.train.samples import make_group
 from tests.train.trained import OneBatch, grpo_trainer, settings_of, train_grpo, weights_of
-
-if TYPE_CHECKING:
-    from forge.serve.hf.engine import HfEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,10 +1,9 @@
 """Publishing beside training: only if staleness allows it, one at a time, and no error is lost."""
 
-from __future__ import annotations
-
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from forge.train.batch import write_batch
 from tests.shared_memory import FakeIpc
 from tests.train.samples import make_samples
 from tests.train.trained import settings_of, train_grpo
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

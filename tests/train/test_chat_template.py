@@ -1,8 +1,6 @@
 """The host's ids are transformers' ids, and text never becomes a special token."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,9 +9,6 @@ from hypothesis import strategies as st
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.records import Message
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CODE = "import triton\n\n@triton.jit\ndef k(x_ptr, n):\n    return tl.load(x_ptr + 12)\n"
 CHAT = [

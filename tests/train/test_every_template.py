@@ -1,14 +1,13 @@
 """Prompts, rows and masks of every chat template that transformers and trl ship are those of
 transformers' `apply_chat_template`, and an answer is read back as it was written."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -18,9 +17,6 @@ from forge.data.chat import ChatTemplate
 from forge.data.server_chat import split_thinking
 from forge.records import Message
 from forge.tools.toolbox import TOOLS, Call, find_call
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def package(name: str) -> Path:

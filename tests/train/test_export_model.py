@@ -1,7 +1,5 @@
 """Exported models: whole weights, adapters and GGUF files that generate as the run's weights do."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import AsyncIterator

@@ -1,9 +1,8 @@
 """A GGUF file becomes the model that llama.cpp computes, or is refused; it is made once."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from forge.errors import ConfigError
 from forge.records import Message
 from forge.runner.prepare.hub import locate_model
 from tests.train.gguf_files import write_whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.long
 LLAMA3 = {

@@ -1,10 +1,10 @@
 """A GGUF file: what its header says, and what is refused, in one line with the reason."""
 
-from __future__ import annotations
-
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,6 @@ from forge.runner.plan.shape import count_params, model_shape
 from forge.runner.prepare.hub import locate_model
 from forge.train.gguf import read_gguf
 from tests.train.gguf_files import CHATML, VOCAB, write_header
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_a_header_gives_the_config_and_the_template(tmp_path: Path) -> None:

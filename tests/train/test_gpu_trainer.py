@@ -1,12 +1,10 @@
 """The trainers on NVIDIA GPUs, with random models: tests that a CPU cannot run. Those of ranks need
 two GPUs."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -14,12 +12,9 @@ import pytest
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, TinyModel
 from forge.process.devices import inventory
 from forge.train.handle import open_trainer
-from tests.train.conftest import TEXTS
+from tests.train.conftest import TEXTS, FakeSupervisor, Served
 from tests.train.samples import make_group, make_samples
 from tests.train.trained import job_of, weights_of
-
-if TYPE_CHECKING:
-    from tests.train.conftest import FakeSupervisor, Served
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 

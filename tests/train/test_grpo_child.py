@@ -1,25 +1,21 @@
 """The GRPO child on a control.sock of the test: it trains, publishes, saves and resumes."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, RolloutTable
+from forge.records import Sample
 from forge.train.batch import write_batch
 from forge.train.checkpoints import find_resume_point
 from forge.train.handle import open_trainer
+from tests.train.conftest import FakeSupervisor, Served
 from tests.train.samples import make_samples, scored_by
 from tests.train.trained import job_of, settings_of, train_grpo
-
-if TYPE_CHECKING:
-    from forge.records import Sample
-    from tests.train.conftest import FakeSupervisor, Served
 
 STAGE = GrpoStage(
     kind="grpo",

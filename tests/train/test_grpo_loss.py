@@ -1,23 +1,19 @@
 """The loss equals the papers' formula, however the batch is cut."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from forge.config.schema import GrpoStage, RolloutTable
+from forge.records import Sample
 from tests.train.samples import make_samples
 from tests.train.trained import settings_of
-
-if TYPE_CHECKING:
-    from forge.records import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

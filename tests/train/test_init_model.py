@@ -1,10 +1,8 @@
 """Making a random model: a complete directory, the same for the same seed, or an error with the
 reason."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -14,9 +12,6 @@ from forge.data.chat import ChatTemplate
 from forge.errors import ChildDied
 from forge.runner.plan.shape import count_params, tiny_shape
 from forge.train.handle import run_init_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES = TinyModel(
     hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=310

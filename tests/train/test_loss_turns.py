@@ -1,8 +1,6 @@
 """Rows that train every answer of a conversation, token by token, under the templates of Qwen3,
 Llama-3 and forge."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

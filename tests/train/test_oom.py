@@ -1,23 +1,19 @@
 """A trainer that runs out of GPU memory reports its numbers; after a restart at half the scale it
 uses smaller micro-batches."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import anyio
 import pytest
 import torch
 
 from forge.config.schema import GrpoStage, RolloutTable, SftStage
+from tests.train.conftest import FakeSupervisor, Served
 from tests.train.samples import make_samples
 from tests.train.trained import settings_of
-
-if TYPE_CHECKING:
-    from tests.train.conftest import FakeSupervisor, Served
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

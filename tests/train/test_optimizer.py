@@ -1,7 +1,5 @@
 """AdamW in bf16: right in expectation where rounding to the nearest loses every update."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

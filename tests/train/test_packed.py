@@ -1,10 +1,9 @@
 """Packed sequences that compute a shared prefix once give the loss and gradient of padded rows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +13,12 @@ from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable
 from forge.errors import ConfigError
+from forge.records import Sample
 from forge.runner.plan.memory import KEYS_PER_TOKEN as PLANNED_KEYS
 from forge.train.trainer.packed.sequences import KEYS_PER_TOKEN, RowLayout, Sequence, cut_batch
 from tests.architectures import SIZES
 from tests.train.samples import make_group
 from tests.train.trained import settings_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.records import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -1,20 +1,16 @@
 """4-bit weights of a mixture: experts are quantized while they are loaded, routers are not, and an
 adapter on them is trained, published and trained further."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import torch
 
 from forge.config.schema import LoraTable, ModelTable, QuantizeTable, SftStage
 from tests.train.mixtures import EXPERTS, make_mixture
 from tests.train.trained import settings_of
-
-if TYPE_CHECKING:
-    import torch
 
 pytestmark = [
     pytest.mark.slow,

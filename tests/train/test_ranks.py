@@ -1,19 +1,18 @@
 """Two ranks are one trainer: the same loss, gradients and weights, one reporter, one end."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import copy
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -24,13 +23,9 @@ from forge.config.schema import GrpoStage, SftStage
 from forge.errors import ConfigError
 from forge.process.environment import Rendezvous, free_port, rank_envs
 from forge.train.handle import open_trainer
+from tests.train.conftest import FakeSupervisor, Served
 from tests.train.samples import make_group, make_samples
 from tests.train.trained import job_of, weights_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.train.conftest import FakeSupervisor, Served
 
 GRPO = GrpoStage(kind="grpo", steps=3, learning_rate=1e-3, micro_batch_tokens=60, save_every=2)
 SFT = SftStage(kind="sft", steps=4, learning_rate=3e-3, batch_size=8, micro_batch_tokens=100)

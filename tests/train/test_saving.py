@@ -1,21 +1,17 @@
 """A checkpoint is written beside the next steps: killed at any moment, the run has a whole one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from forge.process.environment import rank_envs
 from forge.train.checkpoints import checkpoint_dir, checkpoints, find_damage, find_resume_point
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,7 +1,5 @@
 """The SFT child: killed midway and resumed, it ends with the weights of an undisturbed run."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -9,7 +7,7 @@ from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -18,10 +16,8 @@ import torch
 from forge.config.schema import SftStage
 from forge.train.checkpoints import find_resume_point
 from forge.train.handle import open_trainer
+from tests.train.conftest import FakeSupervisor, Served
 from tests.train.trained import job_of, settings_of
-
-if TYPE_CHECKING:
-    from tests.train.conftest import FakeSupervisor, Served
 
 STAGE = SftStage(
     kind="sft", steps=9, learning_rate=3e-3, batch_size=8, save_every=3, warmup_steps=2

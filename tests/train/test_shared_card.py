@@ -1,7 +1,5 @@
 """A trainer that shares a GPU with judges: its work and their timing never overlap."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The trainer's client of control.sock."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

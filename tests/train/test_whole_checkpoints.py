@@ -1,9 +1,8 @@
 """A checkpoint is whole if every file has the size and the hash of its manifest."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,6 @@ from forge.train.checkpoints import (
     require_whole,
     write_manifest,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def save(work_dir: Path, step: int) -> Path:

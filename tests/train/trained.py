@@ -1,21 +1,16 @@
 """Trainers as the tests start them: the settings of one in this process, the job of a child, a
 supervisor in this process, and the weights that are published."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from forge.config.schema import ModelTable, RolloutTable
+from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage
 from forge.train.batch import write_batch
 from forge.train.checkpoints import find_resume_point
 from forge.train.handle import TrainerJob
+from tests.train.conftest import FakeSupervisor
 from tests.train.samples import make_samples
-
-if TYPE_CHECKING:
-    from forge.config.schema import GrpoStage, SftStage
-    from tests.train.conftest import FakeSupervisor
 
 
 def settings_of(

@@ -1,7 +1,5 @@
 """Fixtures of the screen tests."""
 
-from __future__ import annotations
-
 import pytest
 from textual import _wait, constants
 from textual._compositor import Compositor

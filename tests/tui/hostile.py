@@ -1,19 +1,14 @@
 """A run whose texts all attack a terminal, and a check that none of them works."""
 
-from __future__ import annotations
-
 import unicodedata
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+from textual.pilot import Pilot
 
 from forge.records import Status
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, group, problem, samples, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from textual.pilot import Pilot
 
 WORDS = (
     "[@click=app.quit]press[/] [bold red]loud[/] \x1b[2J\x1b]0;title\x07 \x9b31m "

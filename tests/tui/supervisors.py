@@ -2,26 +2,20 @@
 outside.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forge.process.sockets import open_socket_dir
-from forge.store.layout import open_run_lock, read_status, write_status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from forge.store.layout import RunPaths
+from forge.store.layout import RunPaths, open_run_lock, read_status, write_status
 
 
 def component(name: str, role: str, **more: Any) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """The application: keys of every screen, palette, mouse, actions on a run."""
 
-from __future__ import annotations
-
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from forge.store.layout import RunPaths
 from forge.tui.app import ACTIONS, PLACES, WatchApp
 from forge.tui.frame.asking import Confirm, Help, Palette
 from forge.tui.screens.run import RunScreen
@@ -25,11 +24,6 @@ from tests.tui.watching import (
     unwrapped,
     watching,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
 

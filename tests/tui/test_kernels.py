@@ -1,10 +1,8 @@
 """The Kernels screen: every key, both sizes, copies and files, hostile code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from textual.widgets import Input
@@ -27,9 +25,6 @@ from tests.tui.watching import (
     until,
     watching,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 BEST = "elementwise-residual-cos-elu-square-tanh"

@@ -1,12 +1,11 @@
 """Logs: growing files, lines by process, level and pattern; the screen and its keys."""
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import Input, Log, Tab
 
 from forge.store.layout import RunPaths
@@ -27,11 +26,6 @@ from tests.tui.watching import (
     unwrapped,
     watching,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from textual.pilot import Pilot
 
 pytestmark = pytest.mark.anyio
 STAMP = "2026-11-21 18:08:31,313"

@@ -1,12 +1,12 @@
 """The Problems screen and all attempts at a problem: every key, both sizes, hostile names."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import Input
 
 from forge.store.layout import RunPaths
@@ -15,11 +15,6 @@ from forge.tui.screens.problems import AttemptsScreen, ProblemsScreen
 from forge.tui.widgets.row_table import RowTable
 from tests.store.storefactory import write_run
 from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from textual.pilot import Pilot
 
 pytestmark = pytest.mark.anyio
 NARROW = (40, 24)

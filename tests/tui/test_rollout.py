@@ -1,14 +1,13 @@
 """The Rollout screen: every key, every pane, both sizes, hostile texts."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
+from textual.pilot import Pilot
 from textual.widgets import TabbedContent
 
 from forge.records import Status
@@ -25,11 +24,6 @@ from tests.tui.watching import (
     toast_text,
     watching,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from textual.pilot import Pilot
 
 pytestmark = pytest.mark.anyio
 SOLVED = "g167.r7"

@@ -1,15 +1,12 @@
 """The Run screen: a finished run from the store, a running one from its supervisor."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
-from typing import TYPE_CHECKING
 
 import pytest
 
 from forge.process.control import LiveStatus
-from forge.store.layout import open_run_lock, write_status
+from forge.store.layout import RunPaths, open_run_lock, write_status
 from forge.store.reader import open_run
 from forge.tui.widgets.curves import CurveBox
 from forge.tui.widgets.run_lines import Histories, ProcessTable
@@ -27,9 +24,6 @@ from tests.tui.watching import (
     tick,
     watching,
 )
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
 NARROW, MEDIUM = (40, 24), (120, 40)

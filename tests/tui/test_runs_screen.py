@@ -1,15 +1,14 @@
 """The Runs screen: all runs of a store directory, opening one, comparing two."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
+from textual.pilot import Pilot
 
+from forge.store.layout import RunPaths
 from tests.tui.watching import (
     check_snapshot,
     press,
@@ -18,11 +17,6 @@ from tests.tui.watching import (
     unwrapped,
     watching,
 )
-
-if TYPE_CHECKING:
-    from textual.pilot import Pilot
-
-    from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
 

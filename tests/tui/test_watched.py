@@ -2,21 +2,15 @@
 error.
 """
 
-from __future__ import annotations
-
 import re
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from forge.store.layout import RunPaths
 from forge.tui.frame.watched import Watched
 from tests.tui.supervisors import supervising
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.store.layout import RunPaths
 
 
 @pytest.fixture

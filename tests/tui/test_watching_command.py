@@ -1,7 +1,5 @@
 """`forge tui` as a person starts it: in a terminal, in a pipe, in 40 columns, on a hostile run."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -12,18 +10,14 @@ import subprocess
 import sys
 import termios
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 
 from forge.cli import run_command
+from forge.store.layout import RunPaths
 from tests.tui.hostile import WORDS, write_hostile_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.store.layout import RunPaths
 
 FORGE = (sys.executable, "-m", "forge")
 DEADLINE_S = 60.0

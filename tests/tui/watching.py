@@ -4,24 +4,17 @@ A snapshot is the screen as text, so that a change is readable as a diff. `FORGE
 pytest tests/tui` rewrites them.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from textual._context import visible_screen_stack
+from textual.pilot import Pilot
 
+from forge.store.layout import RunPaths
 from forge.tui.app import PLACES, WatchApp
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from textual.pilot import Pilot
-
-    from forge.store.layout import RunPaths
 
 NOW = 1_795_291_200.0
 """Some hours after the canned run ended."""

@@ -1,7 +1,5 @@
 """Terminals for tests of views: rendered output, the command line, text that attacks a terminal."""
 
-from __future__ import annotations
-
 import io
 import sys
 from typing import Any

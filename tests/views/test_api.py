@@ -1,22 +1,17 @@
 """The Python API of a run: rows for pandas, with the filters of the command line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import forge
 from forge.errors import ConfigError, MachineError
+from forge.store.layout import RunPaths
 from forge.views import rollouts
 from forge.views.api import Rows, Run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.store.layout import RunPaths
 
 
 @pytest.fixture

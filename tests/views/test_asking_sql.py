@@ -1,7 +1,5 @@
 """SQL from users: several runs, nothing written, interruptible, output safe for terminals."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,18 +1,17 @@
 """Comparison of two runs: settings, curves at equal cost, problems won and lost, missing parts."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 from forge.cli import run_command
 from forge.records import Evaluation, Event, Group, Metrics, Purpose, Status, Trajectory
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.compare import By, Comparison, compare, render_comparison
 from tests.store.storefactory import (
@@ -25,9 +24,6 @@ from tests.store.storefactory import (
     write_run,
 )
 from tests.views.terminals import EVIL, shown
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
 
 NUM_PROBLEMS = 6
 CORRECT, WRONG = Status.CORRECT, Status.WRONG

@@ -1,9 +1,7 @@
 """Queries of the Problems, Rollout and Kernels screens: on the canned run and on small ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 
 from forge.errors import ConfigError
 from forge.records import Event, Purpose, Status
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.problems import (
     ORDERS,
@@ -43,9 +42,6 @@ from tests.store.storefactory import (
     use,
     write_run,
 )
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
 
 CORRECT, WRONG = Status.CORRECT, Status.WRONG
 

@@ -1,7 +1,5 @@
 """Exports equal the run, and are complete or absent."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,10 +1,8 @@
 """Rows of any query are readable on a terminal of any width, and complete."""
 
-from __future__ import annotations
-
 import io
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -19,9 +17,6 @@ from forge.views.report.page import write_report
 from forge.views.run_state import load_nodes
 from forge.views.text.fitting import Fitting
 from tests.store.storefactory import attempt, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WIDE = RowTable(
     columns=("problem_id", *(f"a_long_name_{n}" for n in range(12)), "code"),

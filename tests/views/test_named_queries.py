@@ -1,14 +1,13 @@
 """Each named query has rows in a real run, and its numbers are right."""
 
-from __future__ import annotations
-
 import json
 import math
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from statistics import correlation
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.records import Event, Status
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.report.charts import TERMS
 from forge.views.sql.named_queries import QUERIES
@@ -28,11 +28,6 @@ from tests.store.storefactory import (
     turn,
     write_run,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.store.layout import RunPaths
 
 NOT_TIMED = "judge-noise"
 """A query without rows here: a quickstart has no GPU, so no kernel was timed."""

@@ -1,7 +1,5 @@
 """Invalid arguments of commands that read a run are one line; missing data is reported."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from contextlib import closing

@@ -2,12 +2,12 @@
 evaluations on problems that were trained on.
 """
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -35,10 +35,6 @@ from forge.views.runs import load_run, render_runs
 from forge.views.show import load_show, render_show
 from forge.views.sql.named_queries import QUERIES
 from tests.store.storefactory import attempt, evaluation, group, problem, write_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 PARTS = {
     "num_shared_problems": 2,

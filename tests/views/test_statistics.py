@@ -1,7 +1,5 @@
 """Evaluations, pass@k, fast_p and geometric means from played groups; their intervals."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

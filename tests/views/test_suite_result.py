@@ -1,7 +1,5 @@
 """Results of a suite: complete, finite, and the same figures as the evaluation."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

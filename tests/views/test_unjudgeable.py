@@ -1,7 +1,5 @@
 """Problems that cannot be judged: counted beside the denominator wherever rates are shown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """show, sql, rollouts, runs, state: the same data for people and programs, safe to print."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -9,8 +9,6 @@ judged against and what must come of it:
               the outcome is a race, or a dict by device
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from pathlib import Path

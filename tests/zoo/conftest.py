@@ -1,22 +1,18 @@
 """The zoo's benches: one judge a device for all files, and what must still hold after them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from forge.evalpool.judge.sandbox.caps import FIRST_UID, NUM_UIDS
 from forge.evalpool.judge.sandbox.processes import family, read_table
-
-if TYPE_CHECKING:
-    from tests.evalpool.benches import Bench
+from tests.evalpool.benches import Bench
 
 END_TIMEOUT_S = 10.0
 """A card's driver takes 0.1 s to end one context, one after another."""

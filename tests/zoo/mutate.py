@@ -4,8 +4,6 @@ Used by the tests beside it. Deterministic by seed. A quarter of the mutations w
 lines (any text may come out), the rest on the syntax tree (it parses, and means something else).
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import re

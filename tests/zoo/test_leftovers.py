@@ -1,17 +1,12 @@
 """A process that a candidate leaves running is seen at once, also by an ordinary user's tests."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.evalpool.benches import Bench
 from tests.zoo import conftest
 from tests.zoo.conftest import leftovers
-
-if TYPE_CHECKING:
-    from tests.evalpool.benches import Bench
 
 
 @pytest.mark.parametrize("is_ordinary", [False, True])

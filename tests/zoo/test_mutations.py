@@ -1,7 +1,5 @@
 """A thousand random mutations of honest kernels: a verdict for each, and the judge as it was."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

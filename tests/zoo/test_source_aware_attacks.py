@@ -26,20 +26,16 @@ Accepted by decision, since a rule would refuse what honest kernels do:
                  and on an H100, which divides them as IEEE 754 does.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from forge.records import Status
 from forge.records.reason import Reason
 from tests.evalpool.benches import TABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Attacks = dict[str, dict[str, str]]
 

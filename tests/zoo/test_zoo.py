@@ -3,8 +3,6 @@
 A trick is harmless where the captured program is an honest kernel: it is judged correct.
 """
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext

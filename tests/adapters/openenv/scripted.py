@@ -1,8 +1,6 @@
 """An environment with a scripted judge, for tests."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import anyio
 
@@ -11,10 +9,8 @@ from forge.adapters.openenv.episodes import Environment, EpisodeRules, ServedPro
 from forge.config.schema import JudgeTable, PromptTable, RewardTable
 from forge.data.prompts.prompt_set import make_prompts
 from forge.records import Status, Timing, Verdict
+from forge.records.problem import ReferenceModule
 from tests.evalpool.judged import CODE, PROBLEM
-
-if TYPE_CHECKING:
-    from forge.records.problem import ReferenceModule
 
 RIGHT = Verdict(status=Status.CORRECT, reason="ok", detail="", is_compiled=True)
 WRONG = Verdict(

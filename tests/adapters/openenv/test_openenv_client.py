@@ -3,21 +3,17 @@
 `make frameworks` installs the client; FORGE_OPENENV_PYTHON names another interpreter that has one.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.adapters.interpreters import python_with
 from tests.evalpool.judged import CODE, SOURCE
 from tests.listening import listening
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.long
 

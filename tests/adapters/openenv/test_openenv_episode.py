@@ -1,7 +1,5 @@
 """Episodes of an environment: answers, rewards, ends, and the problems that clients name."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

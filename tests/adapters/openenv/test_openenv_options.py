@@ -1,7 +1,5 @@
 """Options of `forge judge --serve --openenv`: one line for each that cannot be used."""
 
-from __future__ import annotations
-
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 

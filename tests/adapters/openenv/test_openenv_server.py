@@ -1,10 +1,10 @@
 """The environment over HTTP and WebSockets, with a scripted judge."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -12,18 +12,13 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from forge.adapters.openenv.episodes import Environment
 from forge.adapters.openenv.server import openapi_paths, routes_of
 from forge.process.ask import open_client
 from forge.process.server.door import Door
 from forge.process.server.serving import serve_task
 from tests.adapters.openenv.scripted import FAULT, HOPELESS, RIGHT, scripted_environment
 from tests.evalpool.judged import CODE, SOURCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from forge.adapters.openenv.episodes import Environment
 
 WRONG_CODE = CODE.replace("+ 1", "+ 2")
 

@@ -3,10 +3,8 @@
 Run on a machine with one or two GPUs: `python -m pytest tests/commands/doctor -m gpu` (a minute).
 """
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -15,9 +13,6 @@ from forge.commands.doctor.examine import examine
 from forge.commands.doctor.probe import Finding, Outcome, Severity, run_probe
 from forge.process.devices import inventory, occupancies
 from forge.process.gpu_locks import claim
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 RIGHT = "the result is right"

@@ -1,8 +1,6 @@
 """The table of `forge doctor`: drivers, devices, container, sandbox, limits, storage, clock. Each
 row on made-up facts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

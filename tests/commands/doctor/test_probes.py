@@ -2,11 +2,10 @@
 GPUs: users, builds of torch, kernels, the sum over all.
 """
 
-from __future__ import annotations
-
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -40,9 +39,6 @@ from forge.origin import installed_versions, source_digest
 from forge.process.devices import Gpu, GpuUser, Vendor
 from forge.process.environment import python_path
 from forge.serve.engines import ENGINES, Interpreter
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.anyio
 

@@ -1,7 +1,5 @@
 """Exported kernels: complete, tested by their own test, and in the layout of the kernel hub."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

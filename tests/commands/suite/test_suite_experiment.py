@@ -1,7 +1,5 @@
 """`forge eval` as an experiment: models, suites and options, and bad input in one line each."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Iterator

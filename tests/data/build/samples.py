@@ -1,7 +1,5 @@
 """Rows, settings and a tokenizer for the tests of data builds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

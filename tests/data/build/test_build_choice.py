@@ -1,7 +1,5 @@
 """The steps over all rows: signatures, duplicates, contamination, split."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

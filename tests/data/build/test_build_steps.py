@@ -1,7 +1,5 @@
 """The steps of one row: texts, thinking, results, attempts, lengths, quality."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Problems from files: their definitions, arguments and sizes, and what is no problem."""
 
-from __future__ import annotations
-
 import ast
 import random
 from pathlib import Path

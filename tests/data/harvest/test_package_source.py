@@ -1,10 +1,9 @@
 """Modules of installed packages: found without an import, with fields for configuration objects."""
 
-from __future__ import annotations
-
 import ast
 from email.message import Message
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +15,6 @@ from forge.data.harvest.sources import package
 from forge.data.harvest.sources.modules import ModuleTree
 from forge.data.harvest.sources.package import open_package
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODULE = """
 import torch

@@ -1,10 +1,9 @@
 """The judge's view of a hostile candidate before anything runs: capture, wire, policy, check."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forge.evalpool.judge.capture.failures import CaptureFailed
 from forge.evalpool.judge.capture.session import capture
@@ -19,9 +18,6 @@ from forge.evalpool.judge.program.policy import facts_of as reference_facts
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.verify import Use, uses_of, verify
 from tests.evalpool.capture.capturing import HEADER, request
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _numbers = itertools.count()
 _facts: dict[str, ProblemFacts] = {}

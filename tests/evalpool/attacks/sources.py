@@ -1,7 +1,5 @@
 """Parts of hostile candidates: kernels that do little, and a wrapper for forward."""
 
-from __future__ import annotations
-
 COPY = """
 @triton.jit
 def copy_kernel(x, y, n, B: tl.constexpr):

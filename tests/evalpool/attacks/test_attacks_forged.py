@@ -1,9 +1,9 @@
 """A capture child that lies: programs made by hand, as a candidate that owns its child can send."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +25,6 @@ from forge.evalpool.judge.program.format import (
 )
 from tests.evalpool.attacks.attacking import HEADER, RELU, attack_program, captured
 from tests.evalpool.attacks.sources import model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 replace: Any = dataclasses.replace
 BYTES = 256 * 256 * 4

@@ -1,8 +1,6 @@
 """Torch does the work, in a way that a screen or a counter would not see."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +14,6 @@ from tests.evalpool.attacks.attacking import (
     attack,
 )
 from tests.evalpool.attacks.sources import model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 XY = "x, y"
 FC = "self.fc = torch.nn.Linear(128, 128)"

@@ -1,18 +1,13 @@
 """Something outlasts a call, the clock is aimed at, or what is captured is not what would run."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from forge.evalpool.judge.capture.recorder import Recorder
 from tests.evalpool.attacks.attacking import LINEAR, RELU, Problem, attack
 from tests.evalpool.attacks.sources import model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

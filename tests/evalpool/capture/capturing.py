@@ -1,19 +1,15 @@
 """Captures candidates in the test's own process, which answers as before afterwards."""
 
-from __future__ import annotations
-
 import itertools
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Choice, Launch, Node, Op, Program, TensorUse
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
 SCALE = (

@@ -3,8 +3,6 @@
 A name maps to the keywords of `capturing.request` and the source.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.evalpool.capture.capturing import HEADER

@@ -1,7 +1,5 @@
 """Autotuners of a candidate become choices, and an answer fixes the winner."""
 
-from __future__ import annotations
-
 from forge.evalpool.judge.program.format import Choice, Launch
 from tests.evalpool.capture.capturing import (
     HEADER,

@@ -1,7 +1,5 @@
 """Honest candidates of many styles are captured."""
 
-from __future__ import annotations
-
 import pytest
 
 from forge.evalpool.judge.program.format import Choice, Launch, Op

@@ -1,7 +1,5 @@
 """A candidate's host code becomes launches and operations over storages."""
 
-from __future__ import annotations
-
 import pytest
 
 from forge.evalpool.judge.capture.failures import CaptureFailed

@@ -1,7 +1,5 @@
 """A capture asks the judge for values that the host reads."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,20 +1,15 @@
 """One fork server for all tests of the compiler room."""
 
-from __future__ import annotations
-
 import importlib.metadata
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
+from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from tests.evalpool.compiler.forkserver import ForkServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.evalpool.judge.children.spawner import Spawner
 
 
 @pytest.fixture(scope="session")

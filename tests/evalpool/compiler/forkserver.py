@@ -1,18 +1,13 @@
 """Compiler children without a zygote: forked by Python's fork server, without a sandbox."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
 import socket
 import tempfile
-from typing import TYPE_CHECKING
+from multiprocessing.process import BaseProcess
 
 from forge.evalpool.judge.children.spawner import Ending, SandboxedChild
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 CONTEXT = multiprocessing.get_context("forkserver")
 

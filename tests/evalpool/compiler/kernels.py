@@ -1,7 +1,5 @@
 """Kernels as TTIR, hand-written and small: as MLIR prints them."""
 
-from __future__ import annotations
-
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 
 TARGET = "cuda:90:32"

@@ -1,7 +1,5 @@
 """The closed list: what a text, a module, an option or inline assembly may not hold."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, cast
 

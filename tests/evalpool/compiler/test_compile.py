@@ -1,16 +1,17 @@
 """Kernels become binaries, failures and cache entries."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.compiler.binary import (
     Binary,
     Failure,
@@ -24,12 +25,6 @@ from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.program.format import Options
 from tests.evalpool.compiler.forkserver import ForkServer, kill_all
 from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from forge.evalpool.judge.children.spawner import Spawner
 
 
 @pytest.fixture(scope="session")

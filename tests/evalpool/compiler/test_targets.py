@@ -1,9 +1,6 @@
 """`judge.target`: candidates are captured and compiled for a card that this machine lacks."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,13 +9,11 @@ from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.evalpool import targets
 from forge.evalpool.judge.compiler.binary import Binary
+from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.trial.cpu_trial import assumed_target
 from forge.evalpool.targets import require_target
 from forge.runner.plan.plan import plan
 from tests.evalpool.capture.capturing import HEADER, captured
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.compiler.compile import Compiler
 
 QUICKSTART = Path(__file__).parents[3] / "experiments" / "quickstart.toml"
 PRODUCT = (

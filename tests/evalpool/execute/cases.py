@@ -1,10 +1,9 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Programs with inputs and right answers, for the executor's tests and benchmarks on a card."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,9 +21,6 @@ from forge.evalpool.judge.program.format import (
 )
 from tests.evalpool.execute import kernels
 from tests.evalpool.execute.made_programs import Made, use
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

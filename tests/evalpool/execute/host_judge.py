@@ -1,26 +1,22 @@
 """An executor whose process is a thread on a made-up card, and programs for it."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from forge.evalpool.judge.channel.frames import PeerGone
 from forge.evalpool.judge.compiler.binary import Binary
+from forge.evalpool.judge.execute.call import Call, RunReport
 from forge.evalpool.judge.execute.executor import Executor
+from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.child import ContextLost, Executing
 from forge.evalpool.judge.execute.gpu.run import Progress
 from forge.evalpool.judge.program.format import Kernel, Node, Options, Parameter
 from tests.evalpool.execute.host_card import KERNELS, Block, HostCard
 from tests.evalpool.execute.made_programs import Made, data_of
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.execute.call import Call, RunReport
-    from forge.evalpool.judge.execute.gpu.card import Card
 
 TYPES = {"x": "*fp32", "out": "*fp32", "factor": "fp32", "n": "i64", "by": "i64", "memo": "*fp32"}
 NAMES = {

@@ -1,8 +1,6 @@
 # pyright: reportArgumentType=false
 """Triton kernels of the programs that the executor's tests run."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,9 +1,8 @@
 """Programs made by hand, compiled by Triton itself, for the executor's tests and benchmarks."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.evalpool.judge.capture.lowering import parameters
 from forge.evalpool.judge.compiler.binary import Binary, Failure, TensorMap
@@ -22,9 +21,6 @@ from forge.evalpool.judge.program.format import (
     Tensor,
     TensorUse,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @dataclass(slots=True)

@@ -1,7 +1,5 @@
 """The nursery with a process that has no card: forks of it answer by what they are asked."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import socket

@@ -1,7 +1,5 @@
 """Buffers between guards: their addresses, and what is mapped when. The driver is made up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Arguments of a launch in the driver's form, and the parameters of tensor maps."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 from typing import Any

@@ -1,10 +1,9 @@
 """The executor's process and the judge's side of it, together, on a made-up card."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,6 @@ from forge.evalpool.judge.program.format import (
 from tests.evalpool.execute.host_card import KERNELS, Graph, HostCard
 from tests.evalpool.execute.host_judge import Judge, launched, soon
 from tests.evalpool.execute.made_programs import Made, use
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SLOT = 256
 """Inputs lie in the block at 0, 1,024, ...; outputs at `SLOT` behind an input."""

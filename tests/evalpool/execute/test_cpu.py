@@ -1,14 +1,12 @@
 """A program on a CPU: results, memory errors with their places, poison, restored storages."""
 
-from __future__ import annotations
-
 import mmap
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -37,9 +35,6 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.walk import alternative
 from tests.evalpool.execute.made_programs import REQUEST, copy_kernel, launch, program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 X = np.arange(256, dtype=np.float32)
 

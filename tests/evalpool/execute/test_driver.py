@@ -1,9 +1,9 @@
 """The table of driver calls: CUDA's names, HIP's, and refusals. The library is made up."""
 
-from __future__ import annotations
-
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +18,6 @@ from forge.evalpool.judge.driver.driver import (
     Unsupported,
     aligned_map,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class Library:

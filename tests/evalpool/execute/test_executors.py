@@ -3,16 +3,15 @@
 Real ones are forked by a nursery whose children have no card.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -38,9 +37,6 @@ from forge.evalpool.judge.program.format import (
     Options,
     Program,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 Answer = tuple[Kind, dict[str, Any]] | None
 """None: silence."""

@@ -1,8 +1,6 @@
 """The executor on a real card: answers, guards, faults, times. Triton compiles the kernels."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 import torch
@@ -13,13 +11,11 @@ from forge.evalpool.judge.execute.executors import Executors, Nursery
 if not torch.cuda.is_available():  # the kernels need Triton, whose import takes a second
     pytest.skip("no GPU on this machine", allow_module_level=True)
 
+from collections.abc import Callable, Iterator
+
 from tests.evalpool.execute import cases, kernels
+from tests.evalpool.execute.cases import Case
 from tests.evalpool.execute.trials import Laid, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.evalpool.execute.cases import Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

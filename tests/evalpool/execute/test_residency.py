@@ -1,7 +1,5 @@
 """Which storages float, how long they live, and how steps are numbered."""
 
-from __future__ import annotations
-
 from forge.evalpool.judge.execute.gpu import places
 from forge.evalpool.judge.execute.steps import named_steps
 from forge.evalpool.judge.program.format import (

@@ -1,24 +1,18 @@
 """The judge's side of a case on a card: a block of memory with inputs and slots, calls, answers."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forge.evalpool.judge.driver import gpu_memory
-from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
+from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call, RunReport
+from forge.evalpool.judge.execute.executor import Executor
 from forge.evalpool.judge.program.format import Origin
+from tests.evalpool.execute.cases import Case
 from tests.evalpool.execute.made_programs import data_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.evalpool.judge.execute.call import RunReport
-    from forge.evalpool.judge.execute.executor import Executor
-    from tests.evalpool.execute.cases import Case
 
 
 @dataclass(slots=True)

@@ -1,9 +1,8 @@
 """Draws of a function or a model in the test's process, as an oracle makes them."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,9 +11,6 @@ from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.given import Terms
 from forge.evalpool.judge.numbers.opcount import count_work
 from forge.evalpool.judge.wide.sets import Draws, WideDraw
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Function(torch.nn.Module):

@@ -1,7 +1,5 @@
 """Parts of a problem's file: constructor arguments, input sets, tensors on a device."""
 
-from __future__ import annotations
-
 import types
 from types import SimpleNamespace
 from typing import Any

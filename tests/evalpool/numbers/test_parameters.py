@@ -1,7 +1,5 @@
 """Seeds, moved parameters, copies of models and orders of memory of a draw."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 

@@ -1,7 +1,5 @@
 """The comparison of other protocols is that of `torch.allclose`, on a CPU and on a card."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

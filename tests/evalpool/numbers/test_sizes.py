@@ -1,7 +1,5 @@
 """Sizes of problems are counted without data, and only what cannot fit is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from forge.evalpool.judge.numbers.sizes import ProblemTooLarge, count_sizes, require_room

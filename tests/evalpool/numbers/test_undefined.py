@@ -1,7 +1,5 @@
 """Operations with results that torch leaves open: no input set of a judge has one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,21 +1,17 @@
 """Mutated programs: bytes that are nearly a program, and the promise that holds for all of them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
 
 from forge.evalpool.judge.program.explain import explain
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
 from forge.evalpool.judge.program.ops import schemas
 from forge.evalpool.judge.program.policy import ProblemFacts, judge_policy, kinds_of
 from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, dumps, loads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from random import Random
 
 ODD: list[Any] = [
     *(None, True, False, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**44, 2**63, 2**64, -(2**63), 10**400),

@@ -1,7 +1,5 @@
 """Small programs that the tests of the room share."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

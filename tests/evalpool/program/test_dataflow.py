@@ -1,7 +1,5 @@
 """Sources of contents: inputs, launches, sections; nodes that are alive or dead."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

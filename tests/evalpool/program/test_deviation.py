@@ -1,7 +1,5 @@
 """Captures for other inputs differ by sizes, grids, scalars and branches alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import Any

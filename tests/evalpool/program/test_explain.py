@@ -1,7 +1,5 @@
 """Text about programs: names of nodes in messages, and whole programs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from forge.evalpool.judge.program.explain import explain, node_names

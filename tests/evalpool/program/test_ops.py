@@ -1,7 +1,5 @@
 """The closed table of operations: names, schemas, kinds."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

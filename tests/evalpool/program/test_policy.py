@@ -1,7 +1,5 @@
 """Policies: cheats of structure that each must be refused, and honest programs that must not."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

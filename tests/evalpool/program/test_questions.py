@@ -1,7 +1,5 @@
 """Each value that the host has read stands in the program, behind what computed it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,12 +1,11 @@
 """Bytes of programs: they come back as they were, and hostile ones are refused with their place."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -33,9 +32,6 @@ from tests.evalpool.program.programs import (
     pointers,
     tuned,
 )
-
-if TYPE_CHECKING:
-    from random import Random
 
 
 def with_json(program: Program, change: Any) -> bytes:

@@ -1,10 +1,9 @@
 """Candidates' programs on a made-up card: judgements without capture, compiler or GPU."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -12,6 +11,7 @@ from forge.config.schema import JudgeTable
 from forge.evalpool.judge.compiler.binary import Binary
 from forge.evalpool.judge.execute.executor import Executor
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
+from forge.evalpool.judge.program.format import Kernel
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.draws.build import Builder
@@ -26,11 +26,6 @@ from tests.evalpool.benches import make_problem
 from tests.evalpool.execute.host_card import Block, HostCard
 from tests.evalpool.execute.host_judge import Thread, launched
 from tests.evalpool.execute.made_programs import Made, data_of, use
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from forge.evalpool.judge.program.format import Kernel
 
 NUM = 6
 CODE = "\n".join(f"line {number} of the candidate" for number in range(1, 40))

@@ -1,38 +1,29 @@
 """A capture's time and its questions: what it waits for is not counted, as far as it is little."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from forge.evalpool.judge.capture.exchange import Answer
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.children.spawner import Spawner
+from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
 from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.format import Program
 from forge.evalpool.judge.trial import captures
-from forge.evalpool.judge.trial.captures import NoAnswers
+from forge.evalpool.judge.trial.captures import Captures, NoAnswers
 from forge.evalpool.judge.trial.host_code import host_code
-from forge.evalpool.judge.trial.trial import Decided, Finding, Phases
+from forge.evalpool.judge.trial.trial import Decided, Finding, Phases, Runner
 from forge.records import Status
-from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, TABLE, make_problem
+from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, TABLE, Bench, make_problem
 from tests.evalpool.program.programs import build
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.evalpool.judge.children.spawner import SandboxedChild
-    from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.trial.captures import Captures
-    from forge.evalpool.judge.trial.trial import Runner
-    from tests.evalpool.benches import Bench
 
 
 class Answering:

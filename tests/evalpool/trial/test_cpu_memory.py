@@ -1,10 +1,9 @@
 """Memory of a judgement on a CPU: two layouts over one draw, and nothing of a call for the next."""
 
-from __future__ import annotations
-
 import mmap
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,9 +13,6 @@ from forge.evalpool.judge.trial.draws.build import Builder
 from forge.evalpool.judge.trial.draws.host import HostDraw
 from forge.evalpool.judge.trial.results import Left, Results
 from forge.evalpool.judge.wide.compare import agrees
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SPECS = [
     TensorSpec("float32", (4,)),

@@ -1,11 +1,9 @@
 """Draws: limits of time, how often one is used and how long it is kept, failures that are known."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,16 +21,11 @@ from forge.evalpool.judge.trial.draws.failures import (
     ProblemTooLarge,
     ReferenceFailed,
 )
+from forge.evalpool.judge.trial.draws.host import HostDraw
+from forge.evalpool.judge.trial.gpu.turns import Turn
 from forge.evalpool.judge.trial.references import receive_answer
-from tests.evalpool.benches import RELU, make_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.evalpool.judge.trial.draws.host import HostDraw
-    from forge.evalpool.judge.trial.references import Turn
-    from forge.records.problem import ReferenceModule
-    from tests.evalpool.benches import Bench
+from forge.records.problem import ReferenceModule
+from tests.evalpool.benches import RELU, Bench, make_problem
 
 Ends = tuple[socket.socket, socket.socket]
 

@@ -1,32 +1,25 @@
 """Evaluators serve one candidate after the other, and end where that is not safe."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children import kept as kept_children
-from forge.evalpool.judge.children.spawner import Spawner
+from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
 from forge.evalpool.judge.trial import evaluations
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
 from forge.evalpool.judge.trial.evaluations import EvaluatorRunner
 from forge.records.verdict import Status
-from tests.evalpool.benches import HEAD, RELU_KERNEL, TABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
-    from forge.evalpool.judge.channel import frames
-    from forge.evalpool.judge.channel.frames import Kind
-    from forge.evalpool.judge.children.spawner import SandboxedChild
-    from tests.evalpool.benches import Bench
+from tests.evalpool.benches import HEAD, RELU_KERNEL, TABLE, Bench
 
 OUT_OF_BOUNDS = RELU_KERNEL.replace("256),)]", "256) + 1,)]").replace("i < n", "i >= 0")
 ENDLESS = HEAD + (

@@ -1,7 +1,5 @@
 """Nothing of a candidate stays in the process of an evaluator."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools
@@ -13,7 +11,8 @@ import threading
 import time
 import types
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +23,10 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.format import Program
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from tests.evalpool.execute.made_programs import REQUEST, copy_kernel, launch, program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.evalpool.judge.program.format import Program
 
 X = np.arange(256, dtype=np.float32)
 

@@ -1,7 +1,5 @@
 """Facts of a problem are kept if another capture of its reference would give the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

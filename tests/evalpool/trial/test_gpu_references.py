@@ -1,15 +1,14 @@
 """Answers of an oracle on a GPU are checked before use. Needs no GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
 import socket
 import threading
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -30,10 +29,6 @@ from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, 
 from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
 from forge.evalpool.judge.trial.results import Left, Results
 from forge.records.problem import Problem, Split
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
 
 BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
 

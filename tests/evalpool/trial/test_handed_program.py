@@ -1,9 +1,5 @@
 """The program that was judged comes with the verdict, if it was asked for."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 import zstandard
 
@@ -12,10 +8,7 @@ from forge.errors import ConfigError
 from forge.evalpool.judge.program.limits import MAX_BYTES
 from forge.evalpool.judge.trial import trials
 from forge.records.verdict import JudgeOptions, Status
-from tests.evalpool.benches import RELU_KERNEL
-
-if TYPE_CHECKING:
-    from tests.evalpool.benches import Bench
+from tests.evalpool.benches import RELU_KERNEL, Bench
 
 EXPLAINED = JudgeOptions(timing=False, program=True)
 TORCH = RELU_KERNEL.replace("return y", "return torch.relu(x) * 2 + 0 * y")

@@ -1,7 +1,5 @@
 """Host code names what decides nothing but by its arguments, and keeps nothing but caches."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 

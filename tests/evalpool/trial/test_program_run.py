@@ -1,14 +1,14 @@
 """One program judged by the executor on a made-up card: what a verdict says of each way to fail."""
 
-from __future__ import annotations
-
 import os
 import signal
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,20 +16,26 @@ import torch
 
 from forge.config.schema import JudgeTable
 from forge.errors import Stalled
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.driver.driver import DriverError
+from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.executor import Executor, ProgramRefused
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,
     InvalidProgram,
+    Node,
     Op,
     Origin,
+    Program,
     Section,
 )
 from forge.evalpool.judge.program.policy import ProblemFacts
+from forge.evalpool.judge.program.questions import Question
 from forge.evalpool.judge.timing.baseline import Baseline
+from forge.evalpool.judge.timing.samples import Time
 from forge.evalpool.judge.trial import judgement as judgement_module
 from forge.evalpool.judge.trial import programs as programs_module
 from forge.evalpool.judge.trial.captures import Captured
@@ -37,9 +43,11 @@ from forge.evalpool.judge.trial.gpu import card_device as device_module
 from forge.evalpool.judge.trial.gpu import program_memory
 from forge.evalpool.judge.trial.gpu import trial as trial_module
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
+from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
 from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
 from forge.evalpool.judge.trial.gpu.trial import GpuTrials
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
+from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.programs import Programs
 from forge.evalpool.judge.trial.trial import Decided, Stamp
 from forge.process.gpu_locks import GpuLease
@@ -58,18 +66,6 @@ from tests.evalpool.trial.made_judgements import (
     reference,
     scaled,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from forge.evalpool.judge.channel.frames import Kind
-    from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.program.format import Node, Program
-    from forge.evalpool.judge.program.questions import Question
-    from forge.evalpool.judge.timing.samples import Time
-    from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
-    from forge.evalpool.judge.trial.judgement import Judgement
 
 ACCESSES = {"x": Access.READ, "out": Access.WRITE, "memo": Access.BOTH}
 

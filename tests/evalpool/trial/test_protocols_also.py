@@ -1,19 +1,12 @@
 """Verdicts of other protocols beside ours: who passes where, and why."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from forge.config.schema import JudgeTable
+from forge.config.schema.judge import RulesName
 from forge.evalpool.judge.trial.trial import Candidate
 from forge.records.verdict import Status, Verdict
-from tests.evalpool.benches import RELU, RELU_KERNEL, TABLE
-
-if TYPE_CHECKING:
-    from forge.config.schema.judge import RulesName
-    from tests.evalpool.benches import Bench
+from tests.evalpool.benches import RELU, RELU_KERNEL, TABLE, Bench
 
 BOTH = TABLE.model_copy(update={"also": ["kernelbench", "drkernel"]})
 CLOSE = RELU_KERNEL.replace("* 2", "* 2.006")

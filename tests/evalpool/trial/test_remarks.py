@@ -1,7 +1,5 @@
 """A kernel that does not compile gets advice on what to write."""
 
-from __future__ import annotations
-
 import pytest
 
 from forge.evalpool.judge.trial.remarks import remark

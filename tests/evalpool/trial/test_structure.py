@@ -1,7 +1,5 @@
 """Texts of kernels: those that do not fit their program are refused, and none is kept for long."""
 
-from __future__ import annotations
-
 import gc
 import time
 import tracemalloc

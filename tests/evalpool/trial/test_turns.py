@@ -1,12 +1,12 @@
 """Turns of threads on a GPU: beside each other or alone, over one hold of the lease."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +14,6 @@ from forge.errors import Stalled
 from forge.evalpool.judge.trial.gpu import turns as gpu_turns
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.process.gpu_locks import GpuLease
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
 
 @pytest.fixture

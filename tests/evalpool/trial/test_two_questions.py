@@ -1,17 +1,10 @@
 """A judge without a GPU asks two questions: the same function, in float64, on inputs with plants;
 then what is lost in the problem's types."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from forge.records.verdict import Status
-from tests.evalpool.benches import HEAD, TABLE, problem
-
-if TYPE_CHECKING:
-    from tests.evalpool.benches import Bench
+from tests.evalpool.benches import HEAD, TABLE, Bench, problem
 
 KERNEL = """
 @triton.jit

@@ -1,18 +1,14 @@
 """Runs TTIR texts on numpy arrays. Texts in `texts/` are Triton's; others are written here."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.ttir.evaluate import Address, Order, Report, launch
 from forge.evalpool.judge.ttir.memory.storages import Memory, Storage
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 TEXTS = Path(__file__).parent / "texts"
 KINDS = {"f4": "f32", "f2": "f16", "i4": "i32", "i8": "i64", "f8": "f64", "i1": "i8"}

@@ -7,10 +7,8 @@ TTIR, `evaluate` computes them in plain Python for one program id, with lists of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from random import Random
+from random import Random
+from typing import TypeAlias
 
 LANES = 16
 BINARY = ("addi", "subi", "muli", "divsi", "remsi", "andi", "ori", "xori", "maxsi", "minsi")

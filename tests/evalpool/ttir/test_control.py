@@ -1,7 +1,5 @@
 """Instances that take different ways: loops, branches, returns, calls, locks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

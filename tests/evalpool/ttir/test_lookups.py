@@ -1,7 +1,5 @@
 """Arguments of a kernel whose memory it reads where other memory says so."""
 
-from __future__ import annotations
-
 import pytest
 
 from forge.evalpool.judge.ttir import verify as lookups

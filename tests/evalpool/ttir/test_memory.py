@@ -1,7 +1,5 @@
 """Accesses: what is read and written, errors and where they are found, stores across threads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

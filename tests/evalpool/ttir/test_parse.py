@@ -1,9 +1,6 @@
 """Texts of modules: what is read, and what is refused with its line."""
 
-from __future__ import annotations
-
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,13 +12,18 @@ from forge.evalpool.judge.ttir import parse as reader
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
-from forge.evalpool.judge.ttir.tree import Block, Descriptor, Pointer, Scalar
+from forge.evalpool.judge.ttir.tree import (
+    Block,
+    Descriptor,
+    Module,
+    Operation,
+    Pointer,
+    Scalar,
+    Type,
+)
 from forge.evalpool.judge.ttir.values import Unsupported
 from forge.evalpool.judge.ttir.verify import operations_of, uses_of, verify
 from tests.evalpool.ttir.kernels import TEXTS, kernel, text
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.tree import Module, Operation, Type
 
 F32 = Scalar("f32")
 

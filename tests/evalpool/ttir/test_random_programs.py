@@ -1,7 +1,5 @@
 """Random kernels compute what one lane after the other computes."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

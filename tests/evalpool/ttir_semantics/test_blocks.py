@@ -1,8 +1,6 @@
 """Operations on whole blocks, in compact form, against numpy on full blocks, loops and torch."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,12 +11,6 @@ from forge.evalpool.judge.ttir.semantics import OPERATIONS, reduce, scan
 from forge.evalpool.judge.ttir.semantics.blocks import reshaped
 from forge.evalpool.judge.ttir.tree import Block, Scalar, Signature
 from forge.evalpool.judge.ttir.values import Array, expanded
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.evalpool.judge.ttir.values import Array
-
 
 # --- shapes
 

@@ -1,11 +1,10 @@
 """Semantics of elements against Python, torch and exact fractions: integers, floats, libraries."""
 
-from __future__ import annotations
-
 import math
 import operator
+from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +18,6 @@ from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.semantics.elementwise import lookup, multiply_high_signed
 from forge.evalpool.judge.ttir.tree import Block, Scalar, Signature
 from forge.evalpool.judge.ttir.values import FORMATS, Array, Unsupported, dtype_of, round_to
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def kinds(names: str, shape: tuple[int, ...]) -> tuple[Block, ...]:

@@ -1,7 +1,5 @@
 """The comparison on a card, here on tensors of the CPU, is that of compare.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

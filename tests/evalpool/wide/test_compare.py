@@ -1,13 +1,11 @@
 """Question 1's and question 2's comparison."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel.shm import TensorSpec, decode, unwritten
 from forge.evalpool.judge.wide import compare
@@ -20,9 +18,6 @@ from forge.evalpool.judge.wide.compare import (
     real_question,
 )
 from forge.evalpool.judge.wide.patterns import mismatch_words
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 REAL = Question(1e-4)
 DRAW = np.random.default_rng(0)

@@ -1,8 +1,7 @@
 """The patterns of wrong outputs: each of the usual mistakes is named."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,6 @@ from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.wide.compare import Question, Wanted
 from forge.evalpool.judge.wide.look import Values, look
 from forge.evalpool.judge.wide.patterns import mismatch_words, pattern
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DRAW = np.random.default_rng(1)
 X, Y, Z = DRAW.normal(size=(3, 40, 40))

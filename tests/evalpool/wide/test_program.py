@@ -1,9 +1,7 @@
 """Programs in float64: honest ones compute what their reference does, to more digits."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,9 +21,6 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.wide.program import Narrow, widened
 from tests.corpus.running import executor_of, tensor_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SINGLE = frozenset({"float32"})
 HALF = SINGLE | {"float16", "bfloat16"}

@@ -2,17 +2,16 @@
 are one line; its file is recorded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -25,9 +24,6 @@ from forge.rollout.rewards.function import MODULE, Fault, RewardFunction, load
 from forge.rollout.rewards.scorer import FunctionFile, open_scorer, try_function
 from forge.runner.reward_function import to_event
 from tests.e2e.commands import is_alive, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WRONG = Verdict(status=Status.WRONG, reason=Reason.OK, detail="")
 REFUSED = Verdict(status=Status.WRONG, reason=Reason.OK, detail="1")

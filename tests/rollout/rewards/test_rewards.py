@@ -1,7 +1,5 @@
 """Rewards, returns and advantages; no constant policy earns half of a correct first turn."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

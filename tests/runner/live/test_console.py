@@ -1,7 +1,5 @@
 """A reader that goes away ends the output, and nothing else."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,14 +1,13 @@
 """Repeated Ctrl-C with real signals: each acts before its message, also after the work ended."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -17,15 +16,10 @@ from forge.config.schema import LimitsTable
 from forge.runner.live import stopping
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.stopping import StopRequest, limit_reached, watch_signals
+from forge.runner.work import Work
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.runner.supervised import Supervised
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.runner.work import Work
-
 
 pytestmark = pytest.mark.anyio
 RESUME = '"forge resume x-1" continues'

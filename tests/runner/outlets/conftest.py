@@ -1,16 +1,11 @@
 """Fixtures of the tests of outlets."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from forge.store.layout import RunPaths
 from tests.store.storefactory import make_root
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,15 +1,10 @@
 """A console that keeps its lines, and the events of a run, for tests of outlets."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from forge.runner.live.progress import Console
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
+from forge.store.layout import RunPaths
 
 
 class Said(Console):

@@ -2,17 +2,16 @@
 the output of a command nor the answer of a webhook fills a disk or hides the other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -23,15 +22,11 @@ from forge.exits import ending_of
 from forge.records import Purpose, Status
 from forge.runner.outlets.notify import LONGEST_MESSAGE, Bests, open_notifier
 from forge.runner.outlets.notify_child import LONGEST_OUTPUT, send
+from forge.store.layout import RunPaths
 from forge.store.write.writer import open_writer
 from tests.runner.outlets.said import Said, events
 from tests.runner.supervised import Supervised
 from tests.store.storefactory import Options, attempt, evaluation, group, problem, timing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
 

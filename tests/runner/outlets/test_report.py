@@ -1,14 +1,13 @@
 """The report at the end of a run: it is written, and never fails or delays the ending."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import psutil
@@ -23,9 +22,6 @@ from forge.runner.outlets.summary import show_summary
 from forge.store.layout import RunPaths, create_run
 from tests.runner.outlets.said import Said
 from tests.store.storefactory import attempt, evaluation, group, problem, small_run, turn, write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HANGS = "import time; time.sleep(60)"
 

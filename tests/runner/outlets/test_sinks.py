@@ -1,8 +1,6 @@
 """`[sinks]`: numbers reach tensorboard, trackio and wandb (real if installed, else a fake package),
 and a sink that fails, hangs or is missing does not affect the run."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sqlite3
@@ -11,7 +9,7 @@ import time
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,13 +20,11 @@ from forge.records import Metrics
 from forge.runner.outlets.sink_child import LATE_STEPS, Follower
 from forge.runner.outlets.sinks import open_sinks
 from forge.runner.plan.plan import plan
+from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
 from forge.store.write.writer import open_writer
 from tests.runner.outlets.said import Said, events
 from tests.store.storefactory import Options, attempt, evaluation
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
 

@@ -1,12 +1,10 @@
 """A card's memory is checked under its claim: an earlier claim is waited for, or named."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +15,6 @@ from forge.process.gpu_locks import claim, claimed
 from forge.runner.plan import machine as claiming
 from forge.runner.plan.machine import CardBusy, Machine, assume, open_claimed
 from forge.runner.plan.placement import Placement, place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[3]
 HERE = Machine(

@@ -1,7 +1,5 @@
 """Predicted times: by an earlier run on the same cards, by a roofline, or none with the reason."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

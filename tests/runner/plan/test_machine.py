@@ -1,7 +1,5 @@
 """Assumed machines of `forge plan --assume`."""
 
-from __future__ import annotations
-
 import pytest
 
 from forge.errors import ConfigError

@@ -1,7 +1,5 @@
 """GPU memory by role: the formula against measured peaks, and how it grows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

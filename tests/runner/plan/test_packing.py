@@ -1,7 +1,5 @@
 """`packing = "auto"` is resolved with a reason."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

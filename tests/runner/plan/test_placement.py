@@ -1,7 +1,5 @@
 """Placement of roles on cards, and the check of their memory."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

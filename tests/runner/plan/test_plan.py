@@ -1,7 +1,5 @@
 """Plans of a run: processes, phases, requirements and notes."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans for several machines: roles of `[cluster]` on assumed nodes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Shapes of models, before they are loaded."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

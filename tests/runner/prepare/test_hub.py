@@ -1,12 +1,11 @@
 """A hub name becomes a directory and a commit, or a one-line error of the right class."""
 
-from __future__ import annotations
-
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,9 +14,6 @@ from forge.errors import ConfigError, MachineError
 from forge.runner.prepare import hub
 from forge.runner.prepare import hub as locating
 from forge.runner.prepare.hub import locate_model, locate_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COMMIT = "5" * 40
 FILES = {

@@ -1,8 +1,6 @@
 """`model.chat_template`: read relative to the experiment, checked by the plan, and written with the
 model's other files into the directory that a run reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Prepared pairs: made once, made again if damaged, and without rows of held-out problems."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,16 +1,15 @@
 """Facts that prompts state about judges, and the record of a run's prompts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 from forge.config.load import load_experiment
+from forge.config.schema import Experiment
 from forge.errors import ConfigError
 from forge.process.devices import Gpu, Vendor
 from forge.records import Event
@@ -27,9 +26,6 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, write_run
-
-if TYPE_CHECKING:
-    from forge.config.schema import Experiment
 
 ROOT = Path(__file__).parents[3]
 PEAKS = {

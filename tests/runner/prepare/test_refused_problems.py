@@ -1,27 +1,21 @@
 """Problems that would reward a trivial answer: left out of GRPO, recorded, the same on resume."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from forge.config.load import load_experiment
+from forge.config.schema import Experiment
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 from forge.records.examination import Examination, Flag
 from forge.runner.live.progress import Progress
 from forge.runner.prepare.prepare import find_refused, is_examined, refusal
 from forge.runner.stages.run_context import RunContext
-from forge.store.layout import create_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.config.schema import Experiment
-    from forge.store.layout import RunPaths
+from forge.store.layout import RunPaths, create_run
 
 TOML = """
 name = "x"

@@ -1,10 +1,10 @@
 """Desks and batches for the tests of a stage."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.records import Sample
 from forge.rollout.batches import Batch
@@ -12,10 +12,6 @@ from forge.runner.live.progress import Progress
 from forge.runner.stages.checkpoints import BatchShelf
 from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.run_context import RunContext
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 class Recorder:

@@ -1,21 +1,15 @@
 """Batches are durable, checked when they are taken over, and kept while a checkpoint needs them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from forge.errors import MachineError
 from forge.runner.stages import checkpoints
 from forge.runner.stages.checkpoints import BatchShelf
+from forge.train.batch import SampleHeader
 from tests.runner.stages.desks import batch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from forge.train.batch import SampleHeader
 
 pytestmark = pytest.mark.anyio
 

@@ -1,10 +1,9 @@
 """The trainer's desk: takes, acknowledgements, waiting time, trainers that die, and its states."""
 
-from __future__ import annotations
-
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -17,9 +16,6 @@ from forge.runner.stages import desk as desk_module
 from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.grpo import _offer
 from tests.runner.stages.desks import Recorder, batch, make_desk
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 

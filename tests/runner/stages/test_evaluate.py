@@ -1,21 +1,21 @@
 """Evaluations: what is played, what an interrupted one keeps, and problems that were trained on."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 from forge.config.schema import EvalStage, EvalTable, Experiment, SftStage
-from forge.records import End, Event, Group, GroupStart, Message, Pair, Purpose, Status
+from forge.records import End, Event, Group, GroupStart, Message, Pair, Problem, Purpose, Status
+from forge.rollout.play import GroupPlace, Rules
 from forge.runner.stages import evaluate as module
 from forge.runner.stages.evaluate import (
     KEPT,
@@ -33,12 +33,6 @@ from tests.prompting import PROMPTS
 from tests.runner.stages.desks import can_record
 from tests.store import storefactory
 from tests.store.storefactory import attempt, evaluation, group, problem, samples, use, write_run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from forge.records import Problem
-    from forge.rollout.play import GroupPlace, Rules
 
 pytestmark = pytest.mark.anyio
 

@@ -2,13 +2,12 @@
 asleep with every batch, awake for every publish.
 """
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +18,7 @@ from forge.records import Finish, Group, Status
 from forge.rollout.ports import Ports
 from forge.rollout.sampling import make_sampler
 from forge.runner.stages import desk as desk_module
-from forge.runner.stages.desk import TrainerState
+from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.grpo import (
     _batch_plan,
     _set_turnover,
@@ -36,11 +35,6 @@ from forge.store.layout import RunPaths
 from tests.rollout.fakes import batch_plan
 from tests.runner.stages.desks import batch, make_desk
 from tests.store.storefactory import attempt, group, problem, write_run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from forge.runner.stages.desk import TrainerDesk
 
 STAGE = {"kind": "grpo", "steps": 9, "learning_rate": 1e-5}
 pytestmark = pytest.mark.anyio

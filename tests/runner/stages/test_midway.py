@@ -1,7 +1,5 @@
 """Evaluations between steps: the trainer waits for its next batch, and no deadline passes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

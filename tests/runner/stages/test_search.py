@@ -1,13 +1,13 @@
 """Search stages: what a budget buys, and what an interrupted stage keeps."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -22,10 +22,6 @@ from forge.store.reader import open_run
 from forge.views.search import load_curve, load_searches, render_searches
 from tests.rollout.fakes import ports, problem
 from tests.store.storefactory import attempt, group, write_run
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 PROBLEMS = [problem("easy"), problem("hard")]

@@ -1,10 +1,10 @@
 """The checkpoint that a stage continues, what is said about damage, what stays, and going back."""
 
-from __future__ import annotations
-
 import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -20,10 +20,6 @@ from forge.store.write.writer import open_writer
 from forge.train.checkpoints import checkpoint_dir, checkpoints, write_manifest
 from tests.runner.stages.desks import batch, can_record
 from tests.store.storefactory import Options, attempt, evaluation, group, make_root, samples, use
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 

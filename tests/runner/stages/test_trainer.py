@@ -1,12 +1,11 @@
 """Owning a trainer: real children that behave like trainers, and how their stage ends."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -15,7 +14,7 @@ from forge.cluster.cluster import Hosted
 from forge.cluster.roles import Ranks
 from forge.config.schema import ClusterTable, EvalTable, ModelTable, ServeTable, SftStage
 from forge.errors import ChildDied, MachineError, Stalled, Stopped
-from forge.process.child import ChildSpec, open_child
+from forge.process.child import Child, ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
 from forge.records import Event, Metrics
 from forge.runner.live.progress import Progress
@@ -25,13 +24,8 @@ from forge.runner.stages import trainer
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.train.checkpoints import ResumePoint
+from forge.train.handle import TrainerJob
 from tests.runner.stages.desks import Recorder, can_record, make_desk
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from forge.process.child import Child
-    from forge.train.handle import TrainerJob
 
 pytestmark = pytest.mark.anyio
 

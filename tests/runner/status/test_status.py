@@ -2,14 +2,13 @@
 figure that decides.
 """
 
-from __future__ import annotations
-
 import io
 import math
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import httpx
@@ -27,17 +26,12 @@ from forge.process.machine import HostMemory
 from forge.runner import status as components_module
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
-from forge.runner.stages.desk import TrainerState
+from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.status import Card, Components, Vitals, observe_judges
 from forge.serve.remote.remote import Remote, RemoteServer
 from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
 from tests.runner.stages.desks import make_desk
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from forge.runner.stages.desk import TrainerDesk
 
 pytestmark = pytest.mark.anyio
 

@@ -1,20 +1,16 @@
 """Memory of process trees and cards, and last lines of logs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from forge.runner.status import LAST_BYTES, LastLogLines, VitalsSampler
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOLDS = "import subprocess, sys; b = bytearray({size}); print(1, flush=True); {then}; input()"
 """A process that holds so many bytes, and runs more code."""

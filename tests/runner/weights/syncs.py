@@ -1,7 +1,5 @@
 """Fake replicas and weight directories for the tests of publishing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Weights that a resumed run begins with."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

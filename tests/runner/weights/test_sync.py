@@ -1,9 +1,8 @@
 """Publishes of weights: verified, numbered, recorded, and in order with turns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -15,9 +14,6 @@ from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from tests.runner.weights.syncs import PROBE, FakeServing, new_dir, weight_sync
 from tests.serve.made_up_replicas import Client, made_up_replicas
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
