@@ -14,7 +14,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import GrpoStage, LoraTable, QuantizeTable, SftStage, TrainStage
@@ -69,6 +70,8 @@ MAX_HEAD_DIM = 192
 MIN_CAPABILITY = (8, 0)
 MIN_TORCH = (2, 10)
 """First version with a varlen kernel."""
+version = cache(metadata.version)
+"""Version of a package; each question parses a file, and a plan asks hundreds of times."""
 
 
 def needs_serving(experiment: Experiment) -> bool:
