@@ -96,6 +96,29 @@ CASES = {
         ),
         ("9, 11", "20, 17"),
     ),
+    "convolution with an uneven window": (
+        problem(
+            "self.conv(x).relu() + x", "torch.rand(2, 20, 9, 11)",
+            "self.conv = nn.Conv2d(a0, a0, (3, 5), padding=(1, 2))", "20",
+        ),
+        ("9, 11", "20, 17"),
+    ),
+    "largest of windows": (
+        problem(
+            "self.pool(x).tanh()", "torch.rand(2, 3, 9, 11)", "self.pool = nn.MaxPool2d(3, 2, 1)"
+        ),
+        ("9, 11", "20, 17"),
+    ),
+    "means of windows": (
+        problem(
+            "self.pool(x) * 2", "torch.rand(2, 3, 9, 11, 7)",
+            "self.pool = nn.AvgPool3d((2, 3, 1), padding=(1, 1, 0))",
+        ),
+        ("9, 11, 7", "6, 17, 5"),
+    ),
+    "running product": (
+        problem("torch.cumprod(x + 0.5, dim=1)", "torch.rand(4, 24)"), ("4, 24", "6, 37"),
+    ),
     "nearest neighbours": (
         problem("nn.functional.interpolate(x, scale_factor=2) * 2", "torch.rand(2, 3, 9, 11)"),
         ("9, 11", "20, 17"),
@@ -135,6 +158,7 @@ PRODUCTS = (
         "batched",
         "convolution in",
         "convolution of points",
+        "convolution with",
         "convolution of what",
         "transposed",
         "a module",
@@ -169,8 +193,11 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
 def test_a_row_that_is_long_at_large_sizes_is_a_loop():
     from forge.data.inductor.compiler.answering import answer
 
-    text = CASES["row norm"][0]
-    for length, has_loop in ((2048, False), (1 << 20, True)):
+    for name, length, has_loop in (
+        *(("row norm", 2048, False), ("row norm", 1 << 20, True)),
+        *(("running product", 2048, False), ("running product", 1 << 20, True)),
+    ):
+        text = CASES[name][0]
         large = text.replace("4, 24", f"64, {length}")
         found = answer(AnswerTask(text=text, large=large))
         assert isinstance(found, Answered), found

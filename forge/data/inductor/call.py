@@ -11,7 +11,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.expressions import Substituted, tidy
+from forge.data.inductor.expressions import Substituted, in_order_of_axes, tidy
 from forge.data.inductor.launches import read_launch
 from forge.data.inductor.source import NotRewritten, RewriteReason, calls_of, dotted, walk
 from forge.data.inductor.steps import (
@@ -112,8 +112,8 @@ class CallReader:
                 self.names.get(owner), ast.expr
             ):
                 self._number_step(name, self._number(value))
-            case _ if name in self.labels:
-                self._number_step(name, self._number(value))
+            case _ if name in self.labels:  # a formula, which shows the numbers of its layer
+                self._number_step(name, _Placed(self, None).visit(copy.deepcopy(value)))
             case ast.Call() if dotted(value.func) in ("copy_if_misaligned", "reinterpret_tensor"):
                 self.names[name] = self.value(value)
             case ast.Call() if dotted(value.func).rpartition(".")[2] in IGNORED:
@@ -213,7 +213,7 @@ class CallReader:
         """An expression of numbers, with the names of `call` replaced."""
         made = tidy(_Placed(self, None).visit(copy.deepcopy(node)))
         assert isinstance(made, ast.expr)
-        return made
+        return in_order_of_axes(made)
 
 
 _Asserted = dict[str, tuple[ast.expr, ast.expr]]

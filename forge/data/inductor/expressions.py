@@ -266,6 +266,34 @@ def summed(terms: Polynomial) -> ast.expr:
     return made or ast.Constant(0)
 
 
+AXES = ("batch", "channels", "length", "depth", "height", "width", "features")
+"""Ends of the names of sizes, the first axis first."""
+
+
+def in_order_of_axes(node: ast.expr) -> ast.expr:
+    """The expression with products of sizes from the first axis to the last."""
+
+    def place(one: ast.expr) -> int:
+        name = re.sub(r"_\d+$", "", ast.unparse(one)).rpartition("_")[2]
+        return AXES.index(name) if name in AXES else -1
+
+    match node:
+        case ast.BinOp(op=ast.Mult()):
+            first, *rest = sorted(_factors(node), key=place)
+            for one in rest:
+                first = ast.BinOp(left=first, op=ast.Mult(), right=one)
+            return first
+        case ast.BinOp() | ast.Call():
+            for name, inner in ast.iter_fields(node):
+                if isinstance(inner, ast.expr):
+                    setattr(node, name, in_order_of_axes(inner))
+                elif isinstance(inner, list):
+                    setattr(node, name, [in_order_of_axes(one) for one in inner])
+            return node
+        case _:
+            return node
+
+
 class Substituted(ast.NodeTransformer):
     """Replaces names by copies of expressions."""
 

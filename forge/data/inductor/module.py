@@ -47,7 +47,8 @@ MAX_NAME, MAX_GRID = 32, 40
 """Longest name of a kernel, and grid that stands in its launch."""
 HEAVY = (
     *("convolution", "bmm", "mm", "addmm", "softmax", "log softmax", "batch norm", "layer norm"),
-    *("group norm", "max pool", "pool", "cumsum", "sum", "mean", "var", "max", "amax", "argmax"),
+    *("group norm", "max pool", "avg pool", "cumsum", "sum", "mean", "var", "max", "amax"),
+    "argmax",
 )  # fmt: skip
 """Operations that name a kernel before others."""
 WITHOUT_PARAMETERS = re.compile(
@@ -61,7 +62,8 @@ LABELS = {
     "native_batch_norm_legit_no_training": "batch norm", "native_batch_norm_legit": "batch norm",
     "native_group_norm": "group norm", "native_layer_norm": "layer norm",
     "low_memory_max_pool_with_offsets": "max pool", "max_pool2d_with_indices": "max pool",
-    "max_pool3d_with_indices": "max pool", "log_softmax": "log softmax", "to_copy": "cast",
+    "max_pool3d_with_indices": "max pool", "max_pool": "max pool", "avg_pool": "avg pool",
+    "log_softmax": "log softmax", "to_copy": "cast",
 }  # fmt: skip
 """Words for operations whose names in Inductor have several parts."""
 VIEWS = {"t", "view", "expand", "select", "clone", "unsafe", "squeeze", "unsqueeze", "permute"}

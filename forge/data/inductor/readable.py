@@ -148,8 +148,11 @@ class _Indices(ast.NodeTransformer):
 
 
 def _without_ones(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
-    """The kernel without constants that are 0 or 1 in each launch, and one row as a number."""
+    """The kernel without constants that are 0 or 1 in each launch, and one row as a number; a
+    convolution has the same constants wherever it stands."""
     known: dict[str, ast.expr] = {}
+    if kernel.heuristic.kind == "template":
+        return kernel
     for name in kernel.constexprs:
         values = {ast.dump(_as_node(one.sizes[name])) for one in launches if name in one.sizes}
         value = launches[0].sizes.get(name) if launches else None
@@ -198,6 +201,7 @@ class _OneRow(ast.NodeTransformer):
         match node:
             case ast.Call(args=[_, axis, *_]) if dotted(node.func) in ALONG and _is_one(axis):
                 node.args[1] = ast.Constant(0)
+                node.keywords = [one for one in node.keywords if one.arg != "keep_dims"]
                 return node
             case ast.Call(args=[value, _]) if is_call(node, "tl.where"):
                 return value

@@ -13,7 +13,7 @@ import keyword
 import math
 import types
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
@@ -116,17 +116,23 @@ def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Tra
         _forget_statistics(model)
         plain_operations(stack)
         env = ShapeEnv(duck_shape=False)
-        fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+        fake = _Fake(shape_env=env, allow_non_fake_inputs=True)
         held = list(_held(model))
         leaves, spec = pytree.tree_flatten(list(inputs))
-        taken = {one.id for one in ast.walk(ast.parse(problem)) if isinstance(one, ast.Name)}
-        taken |= {one.arg for one in ast.walk(ast.parse(problem)) if isinstance(one, ast.arg)}
-        sizes = Sizes(env, fake, taken)
-        labels = [_label(path) for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
+        entry = _entry(problem)
+        names = _names(entry.forward.args, len(inputs))
+        sizes = fake.sizes = Sizes(env, fake, _defined(entry) | {*names})
+        paths = [path for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
+        owners = [names[path[0].idx] for path in paths]
+        labels = [_label(path) for path in paths]
         sizes.longest = _lengths(large) if large else {}
-        given = [sizes.symbolic(one, f"x{k}") for k, one in enumerate(leaves)]
         given = [
-            *(sizes.symbolic(one.value, f"self.{one.path}", _axes(one)) for one in held), *given
+            sizes.symbolic(one, f"x{k}", owner=owners[k]) for k, one in enumerate(leaves)
+        ]  # fmt: skip
+        given = [
+            *(sizes.symbolic(one.value, f"self.{one.path}", _axes(one), owner=_owner(one.path))
+              for one in held),
+            *given,
         ]  # fmt: skip
         made = _Traced(model, held, spec, with_attributes=with_attributes)
         is_symbolic = [
@@ -143,6 +149,7 @@ def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Tra
             function = torch.func.functionalize(flat, remove="mutations")
             traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)
             graph = traced(*symbols)
+            sizes.settle()
             _move_to_card(graph)
             for node in graph.graph.nodes:
                 value = node.meta.get("val")
@@ -157,13 +164,14 @@ def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Tra
         every = [*(_attribute(one.path) for one in held), *labels]
         passed = [one for one, kept in zip(every, is_symbolic, strict=True) if kept]
         assert made.result is not None
-        entry = _entry(problem, passed, made.result, len(inputs))
+        texts = [one.format(*names) if one.startswith("{") else one for one in passed]
+        entry.given.extend(ast.parse(one, mode="eval").body for one in texts)
         every_tensor = [
             one for one in [*(h.value for h in held), *leaves] if isinstance(one, torch.Tensor)
         ]
         return Traced(
             code=_with_formulas(code, sizes.formulas),
-            entry=entry,
+            entry=replace(entry, result=made.result),
             names=sizes.names,
             sizes=frozenset(
                 n
@@ -172,6 +180,16 @@ def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Tra
                 for n in [*shape, *(math.prod(shape[k:]) for k in range(len(shape)))]
             ),
         )
+
+
+class _Fake(FakeTensorMode):
+    """Fake tensors; a convolution's or a pool's result has symbols of its own for its sides."""
+
+    sizes: Sizes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        return self.sizes.of_windows(func, result, args)
 
 
 @contextlib.contextmanager
@@ -362,9 +380,8 @@ def _with_formulas(code: str, formulas: dict[str, str]) -> str:
     return code[:begin] + "".join(lines) + code[begin:]
 
 
-def _entry(problem: str, passed: list[str], result: ast.expr, num_inputs: int) -> Entry:
-    """The problem's definitions, with the class renamed to ModelNew, and the arguments of the code
-    in names of its forward."""
+def _entry(problem: str) -> Entry:
+    """The problem's definitions, with the class renamed to ModelNew."""
     tree = ast.parse(problem)
     skipped = {"get_inputs", "get_init_inputs", "get_input_sets"}
     for node in ast.walk(tree):
@@ -373,14 +390,27 @@ def _entry(problem: str, passed: list[str], result: ast.expr, num_inputs: int) -
         if isinstance(node, ast.ClassDef) and node.name == "Model":
             node.name = "ModelNew"
     kept = [one for one in tree.body if getattr(one, "name", "") not in skipped]
-    entry = Entry(definitions=kept, given=[], result=result)
-    given = entry.forward.args
+    return Entry(definitions=kept, given=[], result=ast.Constant(None))
+
+
+def _defined(entry: Entry) -> set[str]:
+    """Names of functions, classes and imports of the problem."""
+    owners = [one for one in entry.definitions if isinstance(one, ast.Import | ast.ImportFrom)]
+    imported = {one.asname or one.name for owner in owners for one in owner.names}
+    return imported | {getattr(one, "name", "") for one in entry.definitions}
+
+
+def _names(given: ast.arguments, num_inputs: int) -> list[str]:
+    """Names of the inputs in forward."""
     names = [one.arg for one in [*given.posonlyargs, *given.args]][1:]
     if given.vararg:
         names += [f"{given.vararg.arg}[{k}]" for k in range(num_inputs - len(names))]
-    texts = [one.format(*names) if one.startswith("{") else one for one in passed]
-    entry.given.extend(ast.parse(one, mode="eval").body for one in texts)
-    return entry
+    return names
+
+
+def _owner(path: str) -> str:
+    """`layers_0` for `layers.0.weight`, `weight` for a parameter of the model itself."""
+    return (path.rpartition(".")[0] or path).replace(".", "_")
 
 
 def _attribute(path: str) -> str:

@@ -28,8 +28,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
+from forge.data.inductor.compiler.templates import FLOATS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from forge.data.inductor.compiler.sizes import Sizes
 
@@ -50,6 +52,47 @@ def plain_operations(stack: contextlib.ExitStack) -> None:
     for function in (_layer_norm, _instance_norm, _max_pool1d, _interpolate, _relu6, _linear):
         name = function.__name__.removeprefix("_")
         stack.enter_context(mock.patch.object(functional, name, function))
+    for rank in (1, 2, 3):
+        for kind in ("max", "avg"):
+            name = f"{kind}_pool{rank}d"
+            pool = _pool(getattr(functional, name), rank, is_max=kind == "max")
+            stack.enter_context(mock.patch.object(functional, name, pool))
+
+
+def _pool(usual: Callable[..., Any], rank: int, *, is_max: bool) -> Callable[..., Any]:
+    """A pool as one operation, which a template of `templates.py` computes."""
+
+    def made(input: torch.Tensor, *window: Any) -> Any:
+        if input.dim() != rank + 2 or input.dtype not in FLOATS:
+            return None
+        each = [list(one) * (rank // len(one)) if isinstance(one, tuple | list) else [one] * rank
+                for one in window]  # fmt: skip
+        operations = torch.ops.forge_data
+        return (operations.max_pool if is_max else operations.avg_pool)(input, *each)
+
+    def max_pool(
+        input: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+        dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False,
+    ) -> Any:  # fmt: skip
+        step, is_plain = stride or kernel_size, not (ceil_mode or return_indices)
+        found = made(input, kernel_size, step, padding, dilation) if is_plain else None
+        if found is None:
+            found = usual(
+                input, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode,
+                return_indices=return_indices,
+            )  # fmt: skip
+        return found
+
+    def avg_pool(
+        input: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: Any = None,
+    ) -> Any:  # fmt: skip
+        is_plain = count_include_pad and not ceil_mode and divisor_override is None
+        found = made(input, kernel_size, stride or kernel_size, padding, 1) if is_plain else None
+        rest = (ceil_mode, count_include_pad, *([divisor_override] if rank > 1 else []))
+        return usual(input, kernel_size, stride, padding, *rest) if found is None else found
+
+    return max_pool if is_max else avg_pool
 
 
 def _layer_norm(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,12 +35,15 @@ FIRST = 9000
 SIDES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 AXES = {
     1: ("length",),
-    2: ("rows", "columns"),
+    2: ("num_rows", "num_columns"),
     3: ("batch", "length", "features"),
     4: ("batch", "channels", "height", "width"),
     5: ("batch", "channels", "depth", "height", "width"),
 }
 """Names of axes of an input, by rank."""
+LAYER, GIVEN, HELD, SIDE = range(4)
+"""Ranks of names: a convolution's tensors and a layer's weights, inputs, parameters, and sides of a
+convolution's result."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,8 @@ class Sizes:
     """Names that sizes may not have."""
     names: dict[str, str] = field(default_factory=dict[str, str])
     """By symbol."""
+    wishes: dict[Any, tuple[int, str, str]] = field(default_factory=dict[Any, tuple[int, str, str]])
+    """A rank, a name, and the tensor that comes before the name where it is taken, by symbol."""
     formulas: dict[str, str] = field(default_factory=dict[str, str])
     """Sizes that follow from others, by symbol, in their order."""
     derived: dict[Any, tuple[Any, Any]] = field(default_factory=dict[Any, tuple[Any, Any]])
@@ -64,9 +70,18 @@ class Sizes:
     """Lengths at the largest sizes, by the label of a tensor."""
     largest: dict[Any, int] = field(default_factory=dict[Any, int])
     """The same by symbol."""
+    sides: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Sides of the results of convolutions, by their formula."""
 
-    def symbolic(self, value: Any, label: str, axes: tuple[str, ...] | None = None) -> Any:
-        """A fake tensor with symbolic sizes in place of a tensor, a symbol for a number."""
+    def symbolic(
+        self, value: Any, label: str, axes: tuple[str, ...] | None = None, *, owner: str
+    ) -> Any:
+        """A fake tensor with symbolic sizes in place of a tensor, a symbol for a number.
+
+        Args:
+            label: `self.` and its path for a tensor that the model holds.
+            owner: comes before the name of a size where two have the same.
+        """
         if type(value) in (int, float):
             return self._number(value, label)
         if not isinstance(value, torch.Tensor):
@@ -78,7 +93,9 @@ class Sizes:
         sizes: list[Any] = []
         for axis, n in enumerate(value.shape):
             is_number = n < 2 or (is_taps and axis > 1 and n <= 16)
-            sizes.append(int(n) if is_number else self._symbol(int(n), label, axis, names[axis]))
+            rank = GIVEN if not label.startswith("self.") else LAYER if axes else HELD
+            wish = (rank, names[axis], owner)
+            sizes.append(int(n) if is_number else self._symbol(int(n), label, axis, wish))
         strides: list[Any] = [0] * len(sizes)
         step: Any = 1
         order = range(len(sizes))
@@ -99,12 +116,12 @@ class Sizes:
                 value.shape, value.stride(), dtype=value.dtype, device="cuda"
             )
 
-    def _symbol(self, length: int, label: str, axis: int, name: str) -> Any:
+    def _symbol(self, length: int, label: str, axis: int, wish: tuple[int, str, str]) -> Any:
         source = ConstantSource(f"{label}_{axis}".replace(".", "_"))
         symbol = self.env.create_symbol(
             length, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
         )
-        self.names[str(symbol)] = self._free(name, label)
+        self.wishes[symbol] = wish
         lengths = self.longest.get(label, ())
         self.largest[symbol] = max(length, lengths[axis] if axis < len(lengths) else 0)
         return self.env.create_symintnode(symbol, hint=length, source=source)
@@ -117,13 +134,86 @@ class Sizes:
         make = self.env.create_symfloatnode if type(value) is float else self.env.create_symintnode
         return make(symbol, hint=value, source=source)
 
-    def _free(self, name: str, label: str = "") -> str:
+    def settle(self) -> None:
+        """Names the symbols, those that the model has found equal by the best of their wishes."""
+        groups: dict[str, list[Any]] = {}
+        chosen: dict[str, str] = {}
+        for symbol in self.wishes:
+            first = symbol
+            while getattr(other := self.env.replacements.get(first), "is_Symbol", False):
+                first = other
+            groups.setdefault(str(first), []).append(symbol)
+            chosen[str(symbol)] = str(first)
+        formulas, self.formulas = self.formulas, {}
+        for first, group in groups.items():
+            if str(group[0]) in formulas:  # symbols of sides come last
+                text = formulas[str(group[0])]
+                self.formulas[first] = re.sub(r"s\d+", lambda one: chosen[one[0]], text)
+        for group in sorted(groups.values(), key=lambda one: min(self.wishes[s][0] for s in one)):
+            _, name, owner = min((self.wishes[one] for one in group), key=lambda one: one[0])
+            self.names |= dict.fromkeys(map(str, group), self._free(name, owner))
+
+    def _free(self, name: str, owner: str = "") -> str:
         """A name that nothing else has."""
-        part = label.rpartition(".")[2]
-        options = [name, f"{part}_{name}", *(f"{name}_{k}" for k in range(2, 99))]
+        options = [name, f"{owner}_{name}" if owner else "", *(f"{name}_{k}" for k in range(2, 99))]
         chosen = next(one for one in options if one.isidentifier() and one not in self.taken)
         self.taken.add(chosen)
         return chosen
+
+    def of_windows(self, function: Any, result: Any, args: Sequence[Any]) -> Any:
+        """The result of a convolution or a pool with symbols for its sides: a kernel has
+        `out_height`, whatever that is."""
+        if function is torch.ops.aten.convolution.default:
+            x, weight, _, stride, padding, dilation, transposed, more, _ = args
+            kernel = weight.shape[2:]
+        elif function.namespace == "forge_data":
+            x, kernel, stride, padding, dilation = args
+            weight, transposed, more = None, False, (0,)
+        else:
+            return result
+        rank = len(kernel)
+        if x.dim() != rank + 2:
+            return result
+        sides = SIDES[rank]
+        channels = ("in_channels", "out_channels")[:: 1 if transposed else -1]
+        self._wish(x, ("batch", "in_channels" if weight is not None else "channels", *sides))
+        if weight is not None:
+            self._wish(weight, channels)
+        sizes = list(result.shape)
+        for axis, name in enumerate(sides):
+            s, p, d, o = (int(one[axis % len(one)]) for one in (stride, padding, dilation, more))
+            size, before, k = sizes[2 + axis], x.shape[2 + axis], kernel[axis]
+            if isinstance(size, torch.SymInt) and isinstance(before, torch.SymInt):
+                formula = (
+                    f"({before} - 1) * {s} - 2 * {p} + {d} * ({k} - 1) + {o} + 1"
+                    if transposed
+                    else f"({before} + 2 * {p} - {d} * ({k} - 1) - 1) // {s} + 1"
+                )
+                sizes[2 + axis] = self._side(size, name, formula)
+        return result.new_empty(sizes)
+
+    def _wish(self, tensor: Any, names: Sequence[str]) -> None:
+        """Names the axes of a convolution's or pool's tensor, if they have no better names."""
+        for size, name in zip(tensor.shape, names, strict=False):
+            symbol = getattr(getattr(size, "node", None), "expr", None)
+            rank, _, owner = self.wishes.get(symbol, (SIDE, "", ""))
+            if rank in (GIVEN, HELD):
+                self.wishes[symbol] = (LAYER, name, owner)
+
+    def _side(self, size: torch.SymInt, name: str, formula: str) -> torch.SymInt:
+        hint = size.node.hint
+        if hint is None or hint < 2:
+            return size
+        if formula not in self.sides:
+            source = ConstantSource(f"side_{len(self.sides)}")
+            symbol = self.env.create_symbol(
+                hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
+            )
+            self.wishes[symbol] = (SIDE, f"out_{name}", "")
+            self.formulas[str(symbol)] = formula
+            self.largest[symbol] = self.largest_of(size.node.expr) or hint
+            self.sides[formula] = self.env.create_symintnode(symbol, hint=hint, source=source)
+        return self.sides[formula]
 
     def largest_of(self, size: Any) -> int | None:
         """A size where all others are the largest; None where some are unknown."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -19,9 +20,13 @@ from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
 from torch._inductor.virtualized import V
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 aten = torch.ops.aten
+WINDOW = ("KERNEL", "STRIDE", "PADDING", "DILATION")
+POOL = "(Tensor x, int[] kernel, int[] stride, int[] padding, int[] dilation) -> Tensor"
+for _name in ("max_pool", "avg_pool"):
+    torch.library.define(f"forge_data::{_name}", POOL)
 FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 
 
@@ -80,17 +85,30 @@ _PRODUCT = """{{def_kernel("A", "B")}}
 """
 
 
-def _convolution(rank: int, *, is_transposed: bool, is_depthwise: bool) -> str:
+class _Axes(str):
+    """Letters of the axes of a window. Its numbers are one for all axes where it `is_even`."""
+
+    is_even = True
+
+    @classmethod
+    def of(cls, rank: int, *, is_even: bool) -> _Axes:
+        made = cls("dhw"[-rank:])
+        made.is_even = is_even
+        return made
+
+    def number(self, kind: str, axis: str) -> str:
+        """The name of a number of the window."""
+        return kind if self.is_even else f"{kind}_{axis.upper()}"
+
+
+def _convolution(axes: _Axes, *, is_transposed: bool, is_depthwise: bool) -> str:
     """The text of a template for a convolution over some axes."""
-    lines = (
-        _depthwise(rank, "dhw"[-rank:], is_transposed=is_transposed)
-        if is_depthwise
-        else (_grouped(rank, "dhw"[-rank:], is_transposed=is_transposed))
-    )
+    made = _depthwise if is_depthwise else _grouped
+    lines = made(axes, is_transposed=is_transposed)
     return "\n".join(['{{def_kernel("X", "W")}}', *(f"    {one}" for one in lines), ""])
 
 
-def _grouped(rank: int, names: str, *, is_transposed: bool) -> list[str]:
+def _grouped(names: _Axes, *, is_transposed: bool) -> list[str]:
     """Lines of an implicit product: k runs over input channels and taps."""
     taps = _taps(names)
     ins, outs = (0, 1) if is_transposed else (1, 0)
@@ -104,7 +122,7 @@ def _grouped(rank: int, names: str, *, is_transposed: bool) -> list[str]:
             f" + k[:, None] % ({taps})"
         )
     else:
-        weight = f"({column}columns) * depth + k[:, None]"
+        weight = f"({column}columns) * inner + k[:, None]"
     positions, rest = _positions(names, "rows")
     return [
         *_sides(names),
@@ -119,16 +137,16 @@ def _grouped(rank: int, names: str, *, is_transposed: bool) -> list[str]:
         "{% endif %}",
         *positions,
         f"n = {rest}",
-        f"depth = in_channels * ({taps})",
+        f"inner = in_channels * ({taps})",
         "acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)",
-        "for start in range(0, depth, BLOCK_K):",
+        "for start in range(0, inner, BLOCK_K):",
         "    k = start + tl.arange(0, BLOCK_K)",
         "    tap = k[None, :]",
         *reading,
-        f"    is_inside = (n < batch) & (tap < depth){inside}",
+        f"    is_inside = (n < batch) & (tap < inner){inside}",
         f"    at_x = {_address(names, f'{channel}tap // ({taps})')}",
         "    x = tl.load(X + at_x, mask=is_inside, other=0.0)",
-        "    is_weight = (k[:, None] < depth) & (columns < out_channels)",
+        "    is_weight = (k[:, None] < inner) & (columns < out_channels)",
         f"    at_weight = {weight}",
         "    w = tl.load(W + at_weight, mask=is_weight, other=0.0)",
         '    acc += tl.dot(x, w, input_precision="ieee")',
@@ -140,27 +158,49 @@ def _grouped(rank: int, names: str, *, is_transposed: bool) -> list[str]:
     ]
 
 
-def _depthwise(rank: int, names: str, *, is_transposed: bool) -> list[str]:
+def _depthwise(names: _Axes, *, is_transposed: bool) -> list[str]:
     """Lines of a sum over taps, where each channel has a kernel of its own."""
-    taps = _taps(names)
+    return _each(
+        names, 'channels = {{size("W", 0)}}', "tl.zeros((BLOCK,), dtype=tl.float32)", "0.0",
+        [f"    w = tl.load(W + (c * ({_taps(names)}) + tap))", "    acc += x.to(tl.float32) * w"],
+        is_transposed=is_transposed,
+    )  # fmt: skip
+
+
+def _pool(names: _Axes, *, is_max: bool) -> str:
+    """The text of a template for the largest element or the mean of a window."""
+    start, other = ("float('-inf')",) * 2 if is_max else ("0.0", "0.0")
+    lines = _each(
+        names, 'channels = {{size("X", 1)}}', f"tl.full((BLOCK,), {start}, tl.float32)", other,
+        ["    acc = tl.maximum(acc, x)" if is_max else "    acc += x"],
+        [] if is_max else [f"acc = acc / ({_taps(names)})"],
+    )  # fmt: skip
+    return "\n".join(['{{def_kernel("X")}}', *(f"    {one}" for one in lines), ""])
+
+
+def _each(
+    names: _Axes, channels: str, start: str, other: str, step: list[str], last: Sequence[str] = (),
+    *, is_transposed: bool = False,
+) -> list[str]:  # fmt: skip
+    """Lines of a window over each channel."""
     reading, inside = _reading(names, "tap", is_transposed)
     lines, rest = _positions(names, "index")
     return [
         *_sides(names),
         'batch = {{size("X", 0)}}',
-        'channels = {{size("W", 0)}}',
+        channels,
         "index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
         *lines,
         f"c = {rest} % channels",
         f"n = {rest} // channels",
         "mask = n < batch",
-        "acc = tl.zeros((BLOCK,), dtype=tl.float32)",
-        f"for tap in range({taps}):",
+        f"acc = {start}",
+        f"for tap in range({_taps(names)}):",
         *reading,
         f"    at_x = {_address(names, 'c')}",
-        f"    x = tl.load(X + at_x, mask=mask{inside}, other=0.0)",
-        f"    w = tl.load(W + (c * ({taps}) + tap))",
-        "    acc += x.to(tl.float32) * w",
+        f"    x = tl.load(X + at_x, mask=mask{inside}, other={other})",
+        *step,
+        *last,
         "idx_n = n",
         "idx_c = c",
         *(f"idx_{n} = pos_{n}" for n in names),
@@ -168,8 +208,8 @@ def _depthwise(rank: int, names: str, *, is_transposed: bool) -> list[str]:
     ]
 
 
-def _taps(names: str) -> str:
-    return " * ".join(f"{{{{KERNEL_{n.upper()}}}}}" for n in names)
+def _taps(names: _Axes) -> str:
+    return " * ".join(names.number("KERNEL", n) for n in names)
 
 
 def _address(names: str, channel: str) -> str:
@@ -196,26 +236,23 @@ def _positions(names: str, index: str) -> tuple[list[str], str]:
     return lines, index
 
 
-def _reading(names: str, tap: str, is_transposed: bool) -> tuple[list[str], str]:
-    """Lines that find the input of a tap, and the conditions for it. Without padding, no tap of a
-    plain convolution is outside."""
+def _reading(names: _Axes, tap: str, is_transposed: bool) -> tuple[list[str], str]:
+    """Lines that find the input of a tap, and the conditions for it: the same for all convolutions
+    of a kind, whose kernel, stride, padding and dilation stand in the launch."""
     lines: list[str] = []
     inside: list[str] = []
     for n in reversed(names):
-        up = n.upper()
-        kernel, stride, padding = (f"{{{{{one}_{up}}}}}" for one in ("KERNEL", "STRIDE", "PADDING"))
-        offset = f"{tap} % {kernel} * {{{{DILATION_{up}}}}}"
+        kernel, stride, padding, dilation = (names.number(one, n) for one in WINDOW)
+        offset = f"{tap} % {kernel} * {dilation}"
         tap = f"{tap} // {kernel}"
         if is_transposed:
             lines.append(f"    from_{n} = pos_{n} + {padding} - {offset}")
             lines.append(f"    at_{n} = from_{n} // {stride}")
             inside.append(f" & (from_{n} >= 0) & (at_{n} < in_{n})")
-            step = f" & (from_{n} % {stride} == 0)"
-            inside.append(f"{{% if STRIDE_{up} > 1 %}}{step}{{% endif %}}")
+            inside.append(f" & (from_{n} % {stride} == 0)")
         else:
             lines.append(f"    at_{n} = pos_{n} * {stride} - {padding} + {offset}")
-            bounds = f" & (at_{n} >= 0) & (at_{n} < in_{n})"
-            inside.append(f"{{% if PADDING_{up} %}}{bounds}{{% endif %}}")
+            inside.append(f" & (at_{n} >= 0) & (at_{n} < in_{n})")
     return lines, "".join(inside)
 
 
@@ -224,18 +261,45 @@ def _store(names: str, shape: str) -> str:
     return f'{{{{store_output(({indices}), "acc", "mask", val_shape={shape})}}}}'
 
 
+@torch.library.register_fake("forge_data::max_pool")
+@torch.library.register_fake("forge_data::avg_pool")
+def _pool_sizes(
+    x: torch.Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> torch.Tensor:
+    sides = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
+    ]
+    return x.new_empty([*x.shape[:2], *sides])
+
+
 PRODUCT = TritonTemplate(name="product", grid=_product_grid, source=_PRODUCT)
+EVEN = {True: "even", False: "uneven"}
 CONVOLUTIONS = {
-    (rank, kind, is_depthwise): TritonTemplate(
-        name=f"convolution_{rank}d_{kind}{'_depthwise' * is_depthwise}",
+    (rank, is_even, kind, is_depthwise): TritonTemplate(
+        name=f"convolution_{rank}d_{EVEN[is_even]}_{kind}{'_depthwise' * is_depthwise}",
         grid=_depthwise_grid if is_depthwise else _convolution_grid,
-        source=_convolution(rank, is_transposed=kind == "transposed", is_depthwise=is_depthwise),
+        source=_convolution(
+            _Axes.of(rank, is_even=is_even), is_transposed=kind == "transposed",
+            is_depthwise=is_depthwise,
+        ),
     )
     for rank in (1, 2, 3)
+    for is_even in (False, True)
     for kind in ("plain", "transposed")
     for is_depthwise in (False, True)
-}
-"""By rank, kind, and whether each channel has a kernel of its own."""
+}  # fmt: skip
+"""By rank, whether the window is even, kind, and whether each channel has a kernel of its own."""
+POOLS = {
+    (rank, is_even, is_max): TritonTemplate(
+        name=f"{'max' if is_max else 'avg'}_pool_{rank}d_{EVEN[is_even]}", grid=_depthwise_grid,
+        source=_pool(_Axes.of(rank, is_even=is_even), is_max=is_max),
+    )
+    for rank in (1, 2, 3)
+    for is_even in (False, True)
+    for is_max in (False, True)
+}  # fmt: skip
+"""By rank, whether the window is even, and whether the largest element is taken."""
 
 
 def _block(size: Any, most: int) -> int:
@@ -286,11 +350,9 @@ def _conv(
     first, second, *_ = weight.get_size()  # both are 1 a group where each channel has its own
     is_depthwise = groups > 1 and known.statically_known_equals(second, 1)
     is_depthwise = is_depthwise and known.optimization_hint(first, fallback=0) == groups
-    options: dict[str, Any] = {"GROUPS": groups}
-    for axis, name in enumerate("DHW"[-rank:]):
-        options[f"KERNEL_{name}"] = known.guard_int(weight.get_size()[2 + axis])
-        for kind, values in (("STRIDE", stride), ("PADDING", padding), ("DILATION", dilation)):
-            options[f"{kind}_{name}"] = int(values[axis % len(values)])
+    kernel = [known.guard_int(one) for one in weight.get_size()[2:]]
+    is_even, window = _window(rank, kernel, stride, padding, dilation)
+    options: dict[str, Any] = {"GROUPS": groups, **window}
     if is_depthwise:
         options["BLOCK"] = 256
     else:
@@ -300,7 +362,7 @@ def _conv(
             "BLOCK_K": 32,
         }  # fmt: skip
     kind = "transposed" * transposed + "plain" * (not transposed)
-    made = CONVOLUTIONS[rank, kind, is_depthwise].generate(
+    made = CONVOLUTIONS[rank, is_even, kind, is_depthwise].generate(
         input_nodes=(x, weight), layout=ir.FixedLayout(x.get_device(), x.get_dtype(), size),
         num_stages=2, num_warps=4, **options,
     )  # fmt: skip
@@ -310,6 +372,33 @@ def _conv(
         return result
     bias = lowering.lowerings[aten.view.default](bias, [size[1], *[1] * rank])
     return lowering.lowerings[aten.add.Tensor](result, bias)
+
+
+def _window(rank: int, *values: Any) -> tuple[bool, dict[str, int]]:
+    """True if a window has the same numbers on all axes, and the numbers by their names."""
+    each = [[int(one[axis % len(one)]) for axis in range(rank)] for one in values]
+    is_even = all(len({*one}) == 1 for one in each)
+    axes = _Axes.of(rank, is_even=is_even)
+    return is_even, {
+        axes.number(kind, name): number
+        for kind, numbers in zip(WINDOW, each, strict=True)
+        for name, number in zip(axes, numbers, strict=True)
+    }
+
+
+def _pooled(
+    is_max: bool, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> Any:  # fmt: skip
+    rank = len(kernel)
+    x = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
+    size = [_expression(one) for one in V.graph.current_node.meta["val"].shape]
+    is_even, window = _window(rank, kernel, stride, padding, dilation)
+    made = POOLS[rank, is_even, is_max].generate(
+        input_nodes=(x,), layout=ir.FixedLayout(x.get_device(), x.get_dtype(), size),
+        num_stages=2, num_warps=4, BLOCK=256, **window,
+    )  # fmt: skip
+    assert made is not None
+    return made.output_node()
 
 
 def _expression(size: Any) -> Any:
@@ -333,7 +422,11 @@ def templates(stack: contextlib.ExitStack) -> None:
         aten.mm.default: _mm, aten.bmm.default: _mm, aten.addmm.default: _addmm,
         aten.baddbmm.default: _addmm, aten.convolution.default: _conv,
     }  # fmt: skip
-    found = {key: _of_floats(one, lowering.lowerings[key]) for key, one in made.items()}
+    found: dict[Any, Any] = {
+        torch.ops.forge_data.max_pool.default: partial(_pooled, True),
+        torch.ops.forge_data.avg_pool.default: partial(_pooled, False),
+    }
+    found |= {key: _of_floats(one, lowering.lowerings[key]) for key, one in made.items()}
     stack.enter_context(mock.patch.dict(lowering.lowerings, found))
     free = {aten.convolution.default: None}
     stack.enter_context(mock.patch.dict(lowering._maybe_layout_constraints, free))

@@ -61,7 +61,11 @@ def with_sizes_as_arguments(kernel: GeneratedKernel, sizes: dict[str, int]) -> G
 def _translated(node: ast.stmt) -> ast.stmt:
     made = translate(node)
     assert isinstance(made, ast.stmt)
-    return made
+    match made:
+        case ast.AnnAssign(target=ast.Name() as name, value=ast.Name() as value):
+            return ast.Assign(targets=[name], value=value, lineno=0)  # RBLOCK, another name
+        case _:
+            return made
 
 
 def _is_fixed(node: ast.stmt, fixed: dict[str, int]) -> bool:

@@ -222,9 +222,10 @@ def _helper(function: str, node: ast.Call) -> ast.expr:
     match function, given:
         case "online_softmax_combine", [most, total, value, *_]:
             return _call("softmax_merge", [most, total, value, ast.Constant(1.0)])
-        case "select_one", [value, mask, axis, *_]:
+        case "select_one", [value, mask, *_]:  # of a block's row, which is its last axis
             chosen = _call("tl.where", [mask, value, ast.Constant(0)])
-            return ast.Call(func=_name("tl.sum"), args=[chosen, axis], keywords=node.keywords)
+            kept = [one for one in node.keywords if one.arg == "keep_dims"]
+            return ast.Call(func=_name("tl.sum"), args=[chosen, ast.Constant(1)], keywords=kept)
         case "promote_to_tensor", [ast.Call() as reduced] if _is_reduction(reduced):
             kept = ast.keyword(arg="keep_dims", value=ast.Constant(True))
             return ast.Call(func=reduced.func, args=reduced.args, keywords=[kept])
