@@ -122,7 +122,7 @@ def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Tra
         entry = _entry(problem)
         names = _names(entry.forward.args, len(inputs))
         sizes = fake.sizes = Sizes(env, fake, _defined(entry) | {*names})
-        paths = [path for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
+        paths: list[Any] = [path for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
         owners = [names[path[0].idx] for path in paths]
         labels = [_label(path) for path in paths]
         sizes.longest = _lengths(large) if large else {}

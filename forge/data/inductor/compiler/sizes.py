@@ -139,7 +139,7 @@ class Sizes:
         groups: dict[str, list[Any]] = {}
         chosen: dict[str, str] = {}
         for symbol in self.wishes:
-            first = symbol
+            first: Any = symbol
             while getattr(other := self.env.replacements.get(first), "is_Symbol", False):
                 first = other
             groups.setdefault(str(first), []).append(symbol)

@@ -374,7 +374,7 @@ def _conv(
     return lowering.lowerings[aten.add.Tensor](result, bias)
 
 
-def _window(rank: int, *values: Any) -> tuple[bool, dict[str, int]]:
+def _window(rank: int, *values: Any) -> tuple[bool, dict[str, Any]]:
     """True if a window has the same numbers on all axes, and the numbers by their names."""
     each = [[int(one[axis % len(one)]) for axis in range(rank)] for one in values]
     is_even = all(len({*one}) == 1 for one in each)

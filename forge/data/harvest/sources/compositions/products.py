@@ -6,14 +6,15 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from forge.data.harvest.sources.compositions.values import ONE
 from forge.data.harvest.sources.compositions.vocabulary import section
 from forge.data.harvest.sources.compositions.writer import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from forge.data.harvest.sources.compositions.values import Dim, Value
-    from forge.data.harvest.sources.compositions.vocabulary import Operation
+    from forge.data.harvest.sources.compositions.vocabulary import Number, Operation
     from forge.data.harvest.sources.compositions.writer import ModuleWriter
 
 _HALF = 0.577
@@ -41,7 +42,7 @@ def _linear(w: ModuleWriter, dims: tuple[Dim, ...], into: Dim) -> Value:
     start = w.input(dims)
     name = w.rng.choice(("linear", "linear", "linear", "linear_no_bias"))
     w.ops.append(name)
-    hint = w.rng.choice(("linear", "fc", "proj", "gemm", "matmul", "dense", "lin", "fc1"))
+    hint = w.rng.choice(("linear", "linear", "fc", "gemm", "gemm", "matmul", "matmul"))
     w.flops += 2.0 * count(dims) * into.size
     w.num_bytes += 4 * dims[-1].size * into.size
     w.weight_std = -1.0
@@ -58,36 +59,38 @@ def _std_after(w: ModuleWriter, x: Value, fan_in: int) -> float:
     return size * (w.weight_std * math.sqrt(fan_in) or 1.0)
 
 
-def _low_rank(w: ModuleWriter) -> Value:
-    """A layer and a product with two thin parameters, as adapters have them."""
-    batch, dim, into = w.size("B"), w.size("D8"), w.size("E8")
-    x = w.bound(w.input((batch, dim)))
-    w.ops.append("low_rank")
-    w.flops += 2.0 * count((batch, dim)) * into.size
-    base = w.write(section("products")["linear_no_bias"], D=dim, E=into, x=x)
-    rank = w.rng.choice(("4", "8"))
-    one = section("products")["low_rank"]
-    text = w.write(one, x=x, y=base if base.startswith("self.") else f"({base})", D=dim, E=into, R=rank)  # noqa: E501  # fmt: skip
-    like = replace(x, dims=(batch, into), std=5.0, mean=0.0, is_positive=False)
-    return w.let(like, text, "out")
-
-
 def _two_inputs(w: ModuleWriter) -> Value:
     """A product of two inputs, neither a parameter."""
     m, k, n = w.size("M"), w.size("D"), w.size("E")
-    name = w.rng.choice(("matmul_a_b", "matmul_a_bt", "matmul_at_b"))
-    left, right = ("A", "a", "x", "lhs"), ("B", "b", "y", "rhs", "w")
-    x = w.input((k, m) if name.endswith("at_b") else (m, k), name=w.rng.choice(left))
-    y = w.input((n, k) if name.endswith("bt") else (k, n), name=w.rng.choice(right))
-    return _multiplied(w, name, x, y, (m, n), k)
+    ends = ("a_b", "a_b", "a_bt", "at_b", "at_bt", "vector", "diagonal", "triangles")
+    end = w.rng.choice(ends)
+    shapes = {
+        "at_b": ((k, m), (k, n)), "at_bt": ((k, m), (n, k)), "a_bt": ((m, k), (n, k)),
+        "vector": ((m, k), (k, ONE)), "diagonal": ((m,), (m, n)), "triangles": ((m, m), (m, m)),
+    }  # fmt: skip
+    x, y = _two(w, *shapes.get(end, ((m, k), (k, n))))
+    inner = {"diagonal": ONE, "triangles": m}.get(end, k)
+    dims = (m, ONE if end == "vector" else m if end == "triangles" else n)
+    return _multiplied(w, f"matmul_{end}", x, y, dims, inner)
+
+
+def _two(w: ModuleWriter, first: tuple[Dim, ...], second: tuple[Dim, ...]) -> tuple[Value, Value]:
+    left, right = ("A", "A", "A", "a", "x"), ("B", "B", "B", "b", "y")
+    return w.input(first, name=w.rng.choice(left)), w.input(second, name=w.rng.choice(right))
+
+
+def _of_tensor(w: ModuleWriter) -> Value:
+    """A product of a tensor with three or four axes and a matrix."""
+    rows = tuple(w.size(letter) for letter in w.rng.choice(("BT", "BT", "BGT")))
+    k, n = w.size("D"), w.size("E")
+    x, y = _two(w, (*rows, k), (k, n))
+    return _multiplied(w, f"matmul_{len(rows) + 1}d", x, y, (*rows, n), k)
 
 
 def _batched(w: ModuleWriter) -> Value:
     b, m, k, n = w.size("B"), w.size("T"), w.size("K"), w.size("S")
     name = w.rng.choice(("bmm", "bmm_turned"))
-    x = w.input((b, m, k), name=w.rng.choice(("q", "a", "x", "queries", "left")))
-    shape = (b, k, n) if name == "bmm" else (b, n, k)
-    y = w.input(shape, name=w.rng.choice(("k", "b", "y", "keys", "right")))
+    x, y = _two(w, (b, m, k), (b, k, n) if name == "bmm" else (b, n, k))
     return _multiplied(w, name, x, y, (b, m, n), k)
 
 
@@ -104,7 +107,7 @@ def _multiplied(
 
 
 _PRODUCTS: tuple[Callable[[ModuleWriter], Value], ...] = (
-    *(_rows, _rows, _rows, _tokens, _tokens, _two_inputs, _batched, _low_rank),
+    *(_rows, _rows, _rows, _rows, _tokens, _two_inputs, _two_inputs, _batched, _of_tensor),
 )
 
 
@@ -113,77 +116,95 @@ def image_input(w: ModuleWriter, num_sides: int) -> Value:
     dims = [w.size("B"), w.size("C"), *(w.size(letter) for letter in SIDES[num_sides])]
     if num_sides == 2 and w.rng.random() < 0.4:
         dims[3] = dims[2]
-    name = w.rng.choice(("x", "x", "x", "input", "img", "image", "inp", "features", "fmap"))
+    name = w.rng.choice(("x", "x", "x", "x", "x", "x", "x", "input", "img"))
     return replace(w.input(dims, name=name), is_channels_first=True)
 
 
 def convolution(w: ModuleWriter) -> Value:
     """A convolution in one, two or three dimensions, plain or transposed."""
-    x = image_input(w, w.rng.choice((1, 2, 2, 2, 3)))
-    if w.rng.random() < 0.3:
+    x = image_input(w, w.rng.choice((1, 2, 2, 2, 3, 3)))
+    if w.rng.random() < 0.38:
         return _transposed(w, x, w.size("O"))
-    kinds = ("plain",) * 6
-    kind = w.rng.choice((*kinds, "grouped", "depthwise", "dilated", "pointwise", "separable", "reflect"))  # noqa: E501  # fmt: skip
+    kinds = (*["plain"] * 7, "grouped", "depthwise", "dilated", "dilated", "pointwise", "separable")
+    kind = w.rng.choice(kinds)
     return _convolved(w, x, kind)
+
+
+def _windows(w: ModuleWriter, n: int, choices: Sequence[int]) -> tuple[int, ...]:
+    """A number for each side, in one of five cases not the same for all."""
+    if w.rng.random() < 0.2:
+        return tuple(w.rng.choice(choices) for _ in range(n))
+    return (w.rng.choice(choices),) * n
+
+
+def _shown(values: tuple[int, ...]) -> int | tuple[int, ...]:
+    """One number where it is that of all sides."""
+    return values if len(set(values)) > 1 else values[0]
 
 
 def _convolved(w: ModuleWriter, x: Value, kind: str) -> Value:
     rng, n, channels = w.rng, len(x.sides), x.dims[1]
-    kernel = 1 if kind == "pointwise" else rng.choice((3, 3, 3, 2, 5) if n < 3 else (3, 3, 2))
-    stride = 1 if kind == "pointwise" else rng.choice((1, 1, 1, 2))
-    dilation = 2 if kind == "dilated" and kernel < 5 else 1
-    same = dilation * (kernel - 1) // 2 if kernel % 2 else 0
-    padding = rng.choice((0, same, same, 1 if kernel > 1 else 0))
+    is_point = kind == "pointwise"
+    kernels = _windows(w, n, (1,) if is_point else (3, 3, 3, 2, 5) if n < 3 else (3, 3, 2))
+    strides = _windows(w, n, (1,) if is_point else (1, 1, 1, 2))
+    dilations = _windows(w, n, (1, 2)) if kind == "dilated" and max(kernels) < 5 else (1,) * n
+    sames = [d * (k - 1) // 2 if k % 2 else 0 for k, d in zip(kernels, dilations, strict=True)]
+    paddings = rng.choice(((0,) * n, tuple(sames), tuple(sames), (0 if is_point else 1,) * n))
     groups = rng.choice((2, 4)) if kind == "grouped" else 1
     is_deep = kind in ("depthwise", "separable")
     out = channels if is_deep else w.size("O")
     is_plain = kind in ("plain", "dilated", "pointwise")
-    own = is_plain and rng.random() > w.style.layer_share
+    own = is_plain and rng.random() > max(w.style.layer_share, 0.5)
     one = section("products")["depthwise" if is_deep else "conv_own" if own else "conv"]
-    values = {"stride": stride, "padding": padding, "dilation": dilation}
+    values = {
+        "stride": _shown(strides), "padding": _shown(paddings), "dilation": _shown(dilations),
+    }  # fmt: skip
     values |= {} if is_deep else {"groups": groups}
-    end = ", padding_mode='reflect'" if kind == "reflect" and padding else ""
-    w.ops.append(f"conv{n}d" + ("" if kind == "plain" else f"_{kind}") + f"_k{kernel}s{stride}")
+    end = ", padding_mode='reflect'" if kind == "reflect" and any(paddings) else ""
+    name = f"conv{n}d" + ("" if kind == "plain" else f"_{kind}")
+    w.ops.append(f"{name}_k{kernels[0]}s{strides[0]}")
     w.weight_std = -1.0
     found = w.apply(
-        _ending(w, one, end, own=own, kernel_size=kernel, **values), x,
-        rng.choice(("conv", "conv", "conv1", f"conv{n}d", "layer")), C=channels, O=out, nd=f"{n}d",
-        ones=_list(kernel, n), units=_list(1, n),
+        _ending(w, one, end, own=own, kernel_size=_shown(kernels), **values), x,
+        rng.choice(("conv", "conv", "conv1", f"conv{n}d", f"conv{n}d")), C=channels, O=out,
+        nd=f"{n}d", ones=", ".join(map(str, kernels)), units=", ".join(["1"] * n),
     )  # fmt: skip
-    is_same = stride == 1 and 2 * padding == dilation * (kernel - 1)
     sides = tuple(
-        x.dims[i] if is_same
-        else x.dims[i].strided(kernel=kernel, stride=stride, padding=padding, dilation=dilation)
-        for i in x.sides
+        x.dims[i] if s == 1 and 2 * p == d * (k - 1)
+        else x.dims[i].strided(kernel=k, stride=s, padding=p, dilation=d)
+        for i, k, s, p, d in zip(x.sides, kernels, strides, paddings, dilations, strict=True)
     )  # fmt: skip
     dims = (x.dims[0], out, *sides)
     fan_in = 1 if is_deep else channels.size // groups
-    w.flops += 2.0 * count(dims) * kernel**n * fan_in
+    w.flops += 2.0 * count(dims) * math.prod(kernels) * fan_in
     w.note(replace(found, dims=dims))
-    std = _std_after(w, x, kernel**n * (1 if is_deep else channels.least // groups))
+    std = _std_after(w, x, math.prod(kernels) * (1 if is_deep else channels.least // groups))
     found = replace(found, dims=dims, std=std, mean=0.0, is_positive=False, flat=frozenset())
     return _convolved(w, found, "pointwise") if kind == "separable" else found
 
 
 def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
     rng, n = w.rng, len(x.sides)
-    kernel = rng.choice((2, 3, 3, 4) if n < 3 else (2, 3, 3))
-    stride = rng.choice((1, 2, 2))
-    padding = rng.choice((0, 1)) if kernel > 2 else 0
-    extra = 1 if (stride, padding, kernel) == (2, 1, 3) and rng.random() < 0.5 else 0
-    own = rng.random() > max(w.style.layer_share, 0.5)
+    kernels = _windows(w, n, (2, 3, 3, 4) if n < 3 else (2, 3, 3))
+    strides = _windows(w, n, (1, 2, 2))
+    paddings = _windows(w, n, (0, 1)) if min(kernels) > 2 else (0,) * n
+    is_two = {*strides} == {2} and {*paddings} == {1} and {*kernels} == {3}
+    extra = 1 if is_two and rng.random() < 0.5 else 0
+    own = rng.random() > max(w.style.layer_share, 0.7)
     one = section("products")["transposed_own" if own else "transposed"]
-    values = {"stride": stride, "padding": padding, "output_padding": extra}
-    w.ops.append(f"conv_transpose{n}d_k{kernel}s{stride}")
+    values = {"stride": _shown(strides), "padding": _shown(paddings), "output_padding": extra}
+    w.ops.append(f"conv_transpose{n}d_k{kernels[0]}s{strides[0]}")
     w.weight_std = -1.0
+    names = ("conv_transpose", f"conv_transpose{n}d", f"conv{n}d_transpose", "deconv", "conv")
     found = w.apply(
-        _ending(w, one, "", own=own, kernel_size=kernel, **values), x,
-        rng.choice(("conv_transpose", "deconv", "up", "upconv", "convt")), C=x.dims[1], O=out,
-        nd=f"{n}d", ones=_list(kernel, n),
+        _ending(w, one, "", own=own, kernel_size=_shown(kernels), **values), x, rng.choice(names),
+        C=x.dims[1], O=out, nd=f"{n}d", ones=", ".join(map(str, kernels)),
     )  # fmt: skip
-    less = kernel + extra - stride - 2 * padding
-    sides = tuple(x.dims[i].times(stride, less) for i in x.sides)
-    w.flops += 2.0 * count(x.dims) * kernel**n * out.size
+    sides = tuple(
+        x.dims[i].times(s, k + extra - s - 2 * p)
+        for i, k, s, p in zip(x.sides, kernels, strides, paddings, strict=True)
+    )
+    w.flops += 2.0 * count(x.dims) * math.prod(kernels) * out.size
     dims = (x.dims[0], out, *sides)
     w.note(replace(found, dims=dims))
     std = _std_after(w, x, x.dims[1].least * 2)
@@ -193,17 +214,13 @@ def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
 _USUAL = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1, "bias": True}
 
 
-def _ending(w: ModuleWriter, one: Operation, end: str, *, own: bool, **values: int) -> Operation:
+def _ending(w: ModuleWriter, one: Operation, end: str, *, own: bool, **values: Number) -> Operation:
     """A convolution with its keyword arguments in place of `$end`; with a weight of its `own` it is
     a function, which takes no word about a bias."""
     if not own:
-        values["bias"] = w.rng.random() > 0.25
+        values["bias"] = w.rng.random() > 0.35
     shown = [n for n, each in values.items() if n in _USUAL]
     shown = [n for n in shown if w.style.is_explicit or values[n] != _USUAL[n]]
     end = "".join(f", {name}=%{name}" for name in shown) + end
     forms = tuple(form.replace("$end", end) for form in one.forms)
     return replace(one, forms=forms, constants={name: (each,) for name, each in values.items()})
-
-
-def _list(number: int, times: int) -> str:
-    return ", ".join([str(number)] * times)

@@ -27,16 +27,19 @@ HARMLESS = ("tanh", "gelu", "silu", "softsign", "atan", "asinh", "abs", "log1p_a
 """Functions that bear values of any size."""
 OFTEN = frozenset({
     *("argmax_rows", "prod_rows", "cumsum_rows", "cumprod_decay", "triangles", "masked_product"),
-    *("attention", "causal_attention", "interpolate", "pixel_shuffle", "max_with_index"),
+    *("attention", "causal_attention", "pixel_shuffle", "max_with_index", "cumsum_reverse"),
+    *("cumsum_exclusive", "cumsum_masked", "hinge", "mse_parts", "kl_rows", "triplet"),
+    *("cosine_loss", "frobenius_norm", "rms_norm_channels", "min_over", "smooth_l1", "nll"),
+    *("huber_rows", "label_smoothing", "batched_vector", "l1_loss", "layer_norm_channels"),
 })  # fmt: skip
-"""Operations that have few others of their kind in the vocabulary."""
+"""Operations that are asked for most, or have few others of their kind in the vocabulary."""
 _LETTERS = re.compile(r"[A-Z]8?|\d+")
 _OTHER_NAMES = {
     "x": ("x", "x", "x", "input", "inputs", "inp", "t", "data", "tensor", "X"),
     "y": ("y", "other", "z", "Y", "rhs"), "a": ("a", "A", "lhs", "mat1"),
     "b": ("b", "B", "rhs", "mat2"), "mask": ("mask", "valid", "keep"),
-    "pred": ("pred", "predictions", "output", "y_pred", "preds"),
-    "target": ("target", "targets", "y_true", "labels", "gt"),
+    "pred": ("predictions", "predictions", "pred", "output", "y_pred"),
+    "target": ("targets", "targets", "target", "y_true"),
     "logits": ("logits", "scores", "logits", "outputs"),
     "labels": ("labels", "targets", "target", "y"), "q": ("q", "query", "Q"),
     "k": ("k", "key", "K"), "v": ("v", "value", "V"), "img": ("img", "image", "x", "frames"),

@@ -202,26 +202,23 @@ def pool(w: ModuleWriter, x: Value) -> Value:
     """A window over the sides, or all of them."""
     nd, is_flat = f"{len(x.sides)}d", bool(x.flat & set(x.sides))
     name = w.rng.choice(
-        ("max_pool", "max_pool", "avg_pool", "avg_pool", "lp_pool", "adaptive_avg_pool",
-         "adaptive_max_pool", "global")
+        (*["max_pool"] * 4, *["avg_pool"] * 4, "lp_pool", "global", "global")
     )  # fmt: skip
     if name == "global":
         return reduce(w, x, dims=x.sides)
     name = name.replace("avg", "max") if is_flat else name
     w.ops.append(name)
     one = section("pools")[name]
-    if name.startswith("adaptive"):
-        size = w.rng.choice(one.constants["size"])
-        found = w.apply(replace(one, constants={"size": (size,)}), x, "pool", nd=nd)
-        sides = tuple(Dim("", int(size), int(size)) for _ in x.sides)
-        return replace(found, dims=(*x.dims[:2], *sides), std=0.4 * x.std, flat=Facts())
     kernel = w.rng.choice((2, 2, 3))
     stride = w.rng.choice((kernel, kernel, 2, 1))
     padding = w.rng.choice((0, 0, 1)) if kernel == 3 and name != "lp_pool" else 0
-    end = "%pool_size" if stride == kernel and w.rng.random() < 0.5 else f"%pool_size, stride={stride}"  # noqa: E501  # fmt: skip
-    end += f", padding={padding}" if padding else ""
+    size = w.rng.choice(("kernel_size", "kernel_size", "pool_kernel_size", "pool_size"))
+    end = w.rng.choice((f"%{size}", f"kernel_size=%{size}" if name != "lp_pool" else f"%{size}"))
+    end += "" if stride == kernel and w.rng.random() < 0.5 else ", stride=%stride"
+    end += ", padding=%padding" if padding else ""
     forms = tuple(form.replace("$end", end) for form in one.forms)
-    one = replace(one, forms=forms, constants={"pool_size": (kernel,)})
+    constants = {size: (kernel,), "stride": (stride,), "padding": (padding,)}
+    one = replace(one, forms=forms, constants=constants)
     if name == "lp_pool" and not x.is_positive:
         x = replace(w.apply(section("pools")["magnitude"], x, "magnitude"), is_positive=True)
     found = w.apply(one, x, "pool", nd=nd)
@@ -281,11 +278,15 @@ def reduce(w: ModuleWriter, x: Value, *, dims: tuple[int, ...] = ()) -> Value:
         one = replace(one, forms=tuple(form for form in one.forms if "torch.norm" not in form))
     if dims and name == "mean" and keeps:
         w.ops.append("global_mean")
-        found = w.apply(section("pools")["global_mean"], x, "pool", nd=f"{len(at)}d", at=shown)
+        ones, one = f"({', '.join('1' for _ in at)},)", section("pools")["global_mean"]
+        found = w.apply(one, x, "pool", nd=f"{len(at)}d", at=shown, ones=ones.replace("1,)", "1)"))
     else:
         w.ops.append(name)
-        dim = f"dim={shown}" + (", keepdim=True" if keeps else "")
-        found = w.apply(one, x, {"amax": "peak", "amin": "low"}.get(name, name), dim=dim)
+        is_given = len(at) == 1 and w.rng.random() < 0.5  # by the constructor
+        dim = ("dim=%dim" if is_given else f"dim={shown}") + (", keepdim=True" if keeps else "")
+        forms = tuple(form.replace("$dim", dim) for form in one.forms)
+        one = replace(one, forms=forms, constants={"dim": at[:1]})
+        found = w.apply(one, x, {"amax": "peak", "amin": "low"}.get(name, name))
     least = math.prod(x.dims[i].least for i in at)
     mean, std = {
         "sum": (x.mean * least, x.std * least**0.5), "mean": (x.mean, x.std / least**0.5),

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-Number = float | int | bool | str
+Number = float | int | bool | str | tuple[int, ...]
 Constants = dict[str, tuple[Number, ...]]
 """Choices of each constant by name."""
 

@@ -32,8 +32,7 @@ Given = Value | Dim | str
 """A tensor, a size or a text in place of `$name`."""
 
 _PLACE = re.compile(r"\$(\w+)|%(\w+)|&(\w+)\[([^\]]*)\]|(?<![\w.])_([a-z]\w*)")
-INPUT_NAMES = ("x", "x", "x", "x", "input", "inputs", "inp", "t", "features", "data", "hidden",
-               "tensor", "a", "h")  # fmt: skip
+INPUT_NAMES = ("x", "x", "x", "x", "x", "x", "x", "x", "input", "inputs", "data", "tensor")
 STEP_NAMES = ("out", "y", "h", "z", "res", "tmp", "feats", "act")
 
 
@@ -64,17 +63,17 @@ class WritingStyle:
     @classmethod
     def draw(cls, rng: Random) -> WritingStyle:
         return cls(
-            functional=rng.choice(("F", "F", "F", "nn.functional", "torch.nn.functional")),
-            layer_share=rng.choice((0.15, 0.5, 0.9)),
-            is_nested=rng.random() < 0.35,
-            renames=rng.random() < 0.35,
-            is_typed=rng.random() < 0.4,
-            doc=rng.choice(("", "line", "line", "sections", "comments", "full", "full")),
-            constants=rng.choice(("literal", "argument", "argument", "default")),
-            supers=rng.choice(("super().__init__()", "super(Model, self).__init__()")),
-            random=rng.choice(("torch.rand", "torch.randn", "torch.randn")),
-            is_sequential=rng.random() < 0.15,
-            is_explicit=rng.random() < 0.35,
+            functional=rng.choice(("F", "F", "nn.functional", "torch.nn.functional")),
+            layer_share=rng.choice((0.2, 0.6, 0.9)),
+            is_nested=rng.random() < 0.25,
+            renames=rng.random() < 0.2,
+            is_typed=rng.random() < 0.5,
+            doc=rng.choice(("", "line", "sections", "comments", "full", "full", "full")),
+            constants=rng.choice(("literal", "argument", "argument", "argument", "default")),
+            supers=rng.choice(("super().__init__()", *["super(Model, self).__init__()"] * 2)),
+            random=rng.choice(("torch.rand", "torch.randn")),
+            is_sequential=rng.random() < 0.08,
+            is_explicit=rng.random() < 0.4,
             is_spaced=rng.random() < 0.7,
         )
 
