@@ -599,7 +599,7 @@ def check_training(experiment: Experiment) -> Iterator[Mistake]:
         yield from _check_steps(stage, index)
         yield from _check_learning_rate(stage, index)
         if isinstance(stage, SftStage) and stage.loss_turns == "all":
-            yield from _check_loss_turns(experiment, index)
+            yield from _check_loss_turns(experiment, stage, index)
         if isinstance(stage, GrpoStage):
             yield from _check_ratio(stage, index)
         if experiment.model.quantize and stage.parallel == "fsdp2":
@@ -607,14 +607,16 @@ def check_training(experiment: Experiment) -> Iterator[Mistake]:
             yield mistake(f'{text} "ddp" or "auto"', "stage", index, "parallel")
 
 
-def _check_loss_turns(experiment: Experiment, index: int) -> Iterator[Mistake]:
-    data = experiment.data
-    if data.has_generated and data.repair_share:
-        yield mistake(
-            'found "all" with generated repairs, whose earlier answers are wrong on purpose; '
-            '"last", or data.repair_share = 0',
-            *("stage", index, "loss_turns"),
-        )
+def _check_loss_turns(experiment: Experiment, stage: SftStage, index: int) -> Iterator[Mistake]:
+    """All answers of a conversation are trained only where they are meant to be right."""
+    data, text = experiment.data, ""
+    if stage.source != "data":
+        text = f'source = "{stage.source}", whose earlier answers are those improved on; "last"'
+    elif data.has_generated and data.repair_share:
+        text = "generated repairs, whose earlier answers are wrong on purpose; "
+        text += '"last", or data.repair_share = 0'
+    if text:
+        yield mistake(f'found "all" with {text}', "stage", index, "loss_turns")
 
 
 def _check_ratio(stage: GrpoStage, index: int) -> Iterator[Mistake]:

@@ -151,6 +151,10 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             '--set stage.1.loss_turns: found "all" with generated repairs, whose earlier answers',
         ),
         (
+            ["stage.1.loss_turns=all", "stage.1.source=rollouts"],
+            '--set stage.1.loss_turns: found "all" with source = "rollouts", whose earlier answers',
+        ),
+        (
             ["stage.3.min_learning_rate=1e-9"],
             '--set stage.3.min_learning_rate: found 1e-09 with schedule = "constant"',
         ),
