@@ -61,6 +61,11 @@ def shared_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry["shape"]) for name, entry in tensors.items()}
 
 
+def shared_gpu(folder: Path) -> str:
+    """UUID of the GPU that has the shared tensors, as leases name it."""
+    return f"GPU-{json.loads((folder / SHARED).read_text())['device']}"
+
+
 def open_shared(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The shared tensors by name, in the memory of the process that shares them. Raises
     RuntimeError if it has ended, or if this process does not see its GPU."""

@@ -14,7 +14,7 @@ from torch import nn
 from forge.process.gpu_locks import card_turns
 from forge.process.shared_weights import share
 from forge.serve.vllm.extension import ForgeWorker, bare_layers, in_turns
-from tests.shared_memory import FakeIpc
+from tests.shared_memory import UUID, FakeIpc
 
 
 class Turns:
@@ -193,13 +193,18 @@ def test_weights_of_a_trainer_are_loaded_in_a_turn_and_not_kept(
         model.load_state_dict(dict(weights_iterator))
 
     monkeypatch.setattr(torch.cuda, "synchronize", turns.does("drain"))
+    taken: list[list[str]] = []
+    monkeypatch.setattr(
+        "forge.serve.vllm.extension.card_turns", lambda uuids: taken.append(sorted(uuids)) or turns
+    )
     worker = ForgeWorker()
-    worker.forge_turns = turns
+    worker.forge_gpus = frozenset({"GPU-own"})
     worker.model_runner = SimpleNamespace(get_model=lambda: model, reload_weights=reload_weights)
     weights = {"weight": torch.randn(2, 3)}
     share(tmp_path / "grpo-1", weights)
     worker.forge_copy(str(tmp_path / "grpo-1"))
     assert turns.did == ["enter", "reload", "drain", "leave"]
+    assert taken == [[f"GPU-{UUID}", "GPU-own"]], "no timing on the trainer's GPU either"
     assert torch.equal(model.weight, weights["weight"])
     weights.clear()
     assert ipc.tensors[0]() is None

@@ -102,9 +102,11 @@ class TrainBytes:
         """Maximum during a step and after it."""
         return self.resident - self.copy + max(self.gradients + self.step, self.copy)
 
-    def with_copy(self, num_bytes: int, *, is_beside_a_step: bool) -> TrainBytes:
-        """With a copy of the weights that engines read between steps, or also beside one."""
-        return replace(self, copy=num_bytes, step=self.step + num_bytes * is_beside_a_step)
+    def with_copy(self, num_bytes: int, *, is_beside_a_step: bool, readers: int) -> TrainBytes:
+        """With a copy of the weights that engines read between steps, or also beside one; and the
+        contexts of so many engines of other cards that read it."""
+        step, context = self.step + num_bytes * is_beside_a_step, (1 + readers) * self.context
+        return replace(self, copy=num_bytes, step=step, context=context)
 
 
 def train_bytes(

@@ -574,8 +574,10 @@ def _train_bytes(experiment: Experiment, placed: Placement, shape: ModelShape) -
         )  # fmt: skip
         if stage.kind == "grpo" and experiment.serve.weights == "ipc":
             width = 4 if experiment.serve.precision == "exact" else 2
-            is_beside = rollout.max_staleness > 0
-            ranks[-1] = ranks[-1].with_copy(width * shape.params, is_beside_a_step=is_beside)
+            ranks[-1] = ranks[-1].with_copy(
+                width * shape.params, is_beside_a_step=rollout.max_staleness > 0,
+                readers=sum(gpu != placed.train[0] for each in placed.serve for gpu in each),
+            )  # fmt: skip
     return max(ranks, key=lambda rank: rank.peak)
 
 

@@ -6,6 +6,7 @@ Called by `plan`, so that a run is refused before it has a directory.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -198,6 +199,8 @@ def _gguf_template(model: ModelTable) -> Template | None:
 
 
 IPC = 'serve.weights: found "ipc"'
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+EXPANDABLE = "expandable_segments:True"
 
 
 def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:
@@ -229,6 +232,12 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
             lines.append(f'{IPC} for a mixture of experts, whose files have other tensors; "files"')
         if not placement.train:
             lines.append(f'{IPC}, and the trainer has no GPU; "files", or devices.train = 1')
+        for name in ALLOCATOR if is_here else ():
+            if EXPANDABLE in os.environ.get(name, "").replace(" ", ""):
+                lines.append(
+                    f"{IPC}, and {name} has {EXPANDABLE}, memory that no other process can open; "
+                    f'"files", or {name} without it'
+                )
     if lines:
         raise ConfigError("\n".join(dict.fromkeys(lines)))
     for index, stage in trained if is_here else ():

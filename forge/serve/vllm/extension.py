@@ -18,7 +18,7 @@ import torch
 
 from forge.process.gpu_locks import card_turns
 from forge.process.lease import die_with_parent
-from forge.process.shared_weights import collect_shared, open_shared
+from forge.process.shared_weights import collect_shared, open_shared, shared_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,10 +39,13 @@ class ForgeWorker:
     sample_tokens: Callable[[Any], Any]
     """vLLM's method."""
     forge_turns: Callable[[], AbstractContextManager[None]] = nullcontext
+    forge_gpus: frozenset[str] = frozenset()
+    """UUIDs of the GPUs that take turns."""
 
     def forge_start(self, shared_gpus: Sequence[str]) -> None:
         """Call it once, before the first request."""
         die_with_parent(os.getppid())
+        self.forge_gpus = frozenset(shared_gpus)
         if shared_gpus:
             self.forge_turns = card_turns(shared_gpus)
             self.execute_model, self.sample_tokens = in_turns(
@@ -64,8 +67,9 @@ class ForgeWorker:
             torch.cuda.synchronize()
 
     def forge_copy(self, path: str) -> None:
-        """Copy the weights over that the trainer has in its GPU's memory."""
-        with self.forge_turns(), bare_layers(self.model_runner.get_model()):
+        """Copy the weights over that the trainer has in its GPU's memory, in a turn on both."""
+        turns = card_turns([*{*self.forge_gpus, shared_gpu(Path(path))}])
+        with turns(), bare_layers(self.model_runner.get_model()):
             self.model_runner.reload_weights(weights_iterator=open_shared(Path(path)))
             torch.cuda.synchronize()
         gc.collect()  # the last references to the trainer's memory

@@ -93,7 +93,11 @@ def test_the_formula_is_within_a_tenth_of_measured_peaks(
 
 def test_a_copy_for_engines_takes_memory_between_steps_and_beside_an_overlapped_one() -> None:
     plain, size = need(), 10 << 30
-    between, beside = (plain.with_copy(size, is_beside_a_step=each) for each in (False, True))
+    between, beside = (
+        plain.with_copy(size, is_beside_a_step=each, readers=0) for each in (False, True)
+    )
+    read = plain.with_copy(size, is_beside_a_step=True, readers=2)
+    assert read.peak == beside.peak + 2 * plain.context, "each engine has a context there"
     assert between.resident == beside.resident == plain.resident + size
     assert between.peak == max(plain.peak, plain.resident + size)
     assert beside.peak == plain.peak + size

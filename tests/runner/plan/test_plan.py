@@ -192,17 +192,20 @@ def test_the_plan_refuses_what_the_trainer_cannot_do(tmp_path):
     assert plan_text(*attention, "[model.quantize]", *sft, "batch_size = 3").gpus
 
 
-def test_weights_in_the_memory_of_a_trainer_need_one_on_a_gpu_and_no_mixture(tmp_path):
-    def refused(*lines: str) -> str:
+def test_weights_in_the_memory_of_a_trainer_need_one_on_a_gpu_and_no_mixture(tmp_path, monkeypatch):
+    def refused(*lines: str, is_here: bool = False) -> str:
         text = ['name = "x"', "[serve]", 'weights = "ipc"', 'engine = "vllm"', *lines,
                 "[[stage]]", 'kind = "grpo"', "steps = 1", "learning_rate = 1e-6"]  # fmt: skip
         (tmp_path / "x.toml").write_text("\n".join(text))
         with pytest.raises(ConfigError) as caught:
             requirements.require_trainer(
-                load_experiment(tmp_path / "x.toml"), Placement(), is_here=False
+                load_experiment(tmp_path / "x.toml"), Placement(), is_here=is_here
             )
         return str(caught.value)
 
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
+    _, found = refused("[model]", 'path = "Qwen/Qwen3-0.6B"', is_here=True).splitlines()
+    assert "PYTORCH_CUDA_ALLOC_CONF has expandable_segments:True" in found
     assert refused("[model]", 'path = "Qwen/Qwen3-0.6B"').startswith(
         'serve.weights: found "ipc", and the trainer has no GPU; '
     )
