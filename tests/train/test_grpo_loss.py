@@ -41,6 +41,7 @@ def plain_loss(
     importance_sampling_level: str = "token",
     delta: float | None = None,
     off_policy_mask_threshold: float | None = None,
+    logprob_gap_limit: float | None = None,
 ) -> torch.Tensor:
     """The clipped loss, one sample at a time, as the papers write it (PPO: arXiv 1707.06347; GRPO:
     2402.03300; Dr. GRPO: 2503.20783; DAPO: 2503.14476; GSPO: 2507.18071; CISPO: 2506.13585)."""
@@ -53,6 +54,7 @@ def plain_loss(
         logps, played = logps[~played.isnan()], played[~played.isnan()]
         log_ratio = logps - played
         is_far = log_ratio.mean().item() < -(off_policy_mask_threshold or math.inf)
+        is_apart = log_ratio.abs().mean().item() > (logprob_gap_limit or math.inf)
         if importance_sampling_level == "sequence":
             log_ratio = log_ratio.mean().expand(len(logps))
         ratio = log_ratio.exp()
@@ -61,7 +63,7 @@ def plain_loss(
         one = -torch.min(bounded * s.advantage, clipped * s.advantage)
         if kind == "cispo":
             one = -ratio.detach().clamp(max=1 + CLIP_HIGH) * s.advantage * logps
-        per_sample.append(one * (not (is_far and s.advantage < 0)))
+        per_sample.append(one * (not (is_apart or (is_far and s.advantage < 0))))
     if kind == "grpo":
         return torch.stack([x.mean() for x in per_sample]).mean()
     if kind == "dr_grpo":
@@ -107,6 +109,7 @@ def loss_of(trainer: Any, samples: list[Sample], *, max_tokens: int) -> float:
         ("cispo", {"importance_sampling_level": "sequence"}),
         ("dapo", {"delta": 1.4}),
         ("grpo", {"off_policy_mask_threshold": 0.05}),
+        ("dapo", {"logprob_gap_limit": 0.31}),
     ],
 )  # fmt: skip
 def test_loss_and_gradient_equal_the_formula_however_the_batch_is_cut(
@@ -130,7 +133,7 @@ def test_loss_and_gradient_equal_the_formula_however_the_batch_is_cut(
             torch.testing.assert_close(p.grad, q.grad, atol=1e-6, rtol=1e-4, msg=name)
     assert trainer.stats._sums["clipped"] > 0
     left_out = trainer.stats._sums["left_out"].item()
-    assert (left_out > 0) == ("off_policy_mask_threshold" in options)
+    assert (left_out > 0) == bool({"off_policy_mask_threshold", "logprob_gap_limit"} & {*options})
 
 
 @pytest.mark.parametrize(

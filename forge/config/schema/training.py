@@ -330,6 +330,9 @@ class GrpoStage(TrainStage):
     off_policy_mask_threshold: Annotated[float, Field(gt=0)] | None = None
     """Leave out answers with a negative advantage whose mean log-ratio, engine to trainer, is above
     this (DeepSeek-V3.2): those that the policy has left, or that engine and trainer disagree on."""
+    logprob_gap_limit: Annotated[float, Field(gt=0)] | None = None
+    """Leave out answers whose log-probabilities in engine and trainer are further apart than this,
+    in the mean over their tokens, as train/logprob_gap/mean is."""
     beta: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL term; with 0 no reference model is loaded."""
 

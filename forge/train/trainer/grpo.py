@@ -276,10 +276,12 @@ class TurnTrainer(StageTrainer):
             is_clipped |= ((ratio < low) | (ratio > most)) & (advantage < 0)
             loss = -torch.min(bounded * advantage, ratio.clamp(low, high) * advantage)
         is_left_out = torch.zeros_like(ratio, dtype=torch.bool)
+        gap = values["played"] - logps.detach()
         if (limit := stage["off_policy_mask_threshold"]) is not None:
-            gap = mean_of_sequence(values["played"] - logps.detach(), micro_batch)
-            is_left_out = (advantage < 0) & (gap > limit)
-            loss = loss.masked_fill(is_left_out, 0.0)
+            is_left_out = (advantage < 0) & (mean_of_sequence(gap, micro_batch) > limit)
+        if (limit := stage["logprob_gap_limit"]) is not None:
+            is_left_out = is_left_out | (mean_of_sequence(gap.abs(), micro_batch) > limit)
+        loss = loss.masked_fill(is_left_out, 0.0)
         if self.beta:
             gap = values["reference"] - logps
             loss = loss + self.beta * (gap.exp() - 1 - gap)
