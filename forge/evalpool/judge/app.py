@@ -8,7 +8,7 @@ It serves:
                  `lists_sets` only the names of the sets of its get_input_sets()
     POST /harvest {work, limit_s} → {done} or {failed, detail}: the sizes that a problem bears, or
                  its answer by the compiler; judges of a harvest alone
-    GET /health → {ok, busy_s, num_judged, queue, capacity, device, isolation, harness}
+    GET /health → {ok, capacity, device, isolation, harness}
 
 Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
 or candidate's code. Owns a zygote, which forks its children; on a GPU also a second one, whose
@@ -55,7 +55,6 @@ from forge.evalpool.wire import (
     JudgeBody,
     read_request,
 )
-from forge.process.busy import BusyClock
 from forge.process.machine import limit_behind
 from forge.process.server.bodies import parse_body
 from forge.process.server.door import Door
@@ -95,13 +94,10 @@ class Judge:
         self.table = table
         self.cache = Cache(default_folder())
         """Compiled kernels."""
-        self.num_judged = 0
-        self.busy = BusyClock()
         self.spawner = spawner
         self.card_spawner = card_spawner
         self._gpu_uuid = gpu_uuid
         self.concurrency = concurrency
-        self.num_open = 0
         self._slots = anyio.Semaphore(concurrency)
         self._restarting = anyio.Lock()
         self._trials: Trials | None = None
@@ -148,14 +144,11 @@ class Judge:
             spawner.close()
 
     def health(self) -> dict[str, Any]:
-        """Counters, and the facts that verdicts on correctness depend on."""
+        """Its capacity, and the facts that verdicts on correctness depend on."""
         assert self._trials is not None
         stamp = self._trials.stamp
         return {
             "ok": True,
-            "busy_s": self.busy.busy_s,
-            "num_judged": self.num_judged,
-            "queue": max(0, self.num_open - self.concurrency),
             "capacity": self.concurrency,
             "device": stamp.device,
             "isolation": stamp.isolation,
@@ -164,17 +157,10 @@ class Judge:
 
     async def judge(self, problem: ReferenceModule, code: str, options: JudgeOptions) -> Verdict:
         """One verdict. Waits for a free slot."""
-        self.num_open += 1
-        try:
-            async with self._slot():
-                with self.busy.running():
-                    assert self._trials is not None
-                    work = partial(self._trials.judge, problem, code, options=options)
-                    verdict = await anyio.to_thread.run_sync(work)
-        finally:
-            self.num_open -= 1
-        self.num_judged += 1
-        return verdict
+        async with self._slot():
+            assert self._trials is not None
+            work = partial(self._trials.judge, problem, code, options=options)
+            return await anyio.to_thread.run_sync(work)
 
     async def examine(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
         """The faults of a problem, or the names of its input sets. Waits for a free slot; raises

@@ -137,12 +137,11 @@ def test_a_value_that_differs_from_its_answer_ends_the_call() -> None:
     assert caught.value.line == 9
 
 
-def test_a_session_answers_with_forms_and_fills_the_slots() -> None:
+def test_a_session_counts_bytes_and_fills_the_slots() -> None:
     memory = mmap.mmap(-1, 2048)
     memory[:1024] = X.tobytes()
     session = Session(request=REQUEST, memory=memory)
     done = session.call({}, program=wire.dumps(program(launch(256))))
-    assert done["outputs"] == [["Tensor", "float32", [256]]]
     assert done["num_bytes"] == 2048
     assert memory[1024:] == X.tobytes()
     memory[:4] = np.float32(-1).tobytes()
@@ -165,7 +164,7 @@ def test_the_child_serves_calls_and_failures_until_the_judge_hangs_up() -> None:
             frames.send(ours, Kind.CALL, {"set": 0, "slots": [1]}, fds=(wrong,))
             failed = receive(ours)
         assert (failed.kind, failed.body["type"]) == (Kind.FAILED, "out_of_bounds")
-        assert (failed.body["stage"], failed.body["line"]) == ("call", 112)
+        assert failed.body["line"] == 112
     child.join(10)
     assert not child.is_alive()
 

@@ -138,7 +138,7 @@ def test_a_child_that_was_silent_serves_nobody_else(served: Served) -> None:
 
 @pytest.mark.parametrize(
     ("module", "bound", "value", "count"),
-    [(kept_children, "MAX_CANDIDATES", 2, 4), (evaluations, "MAX_KEPT_BYTES", 1000, 2)],
+    [(kept_children, "MAX_SERVED", 2, 4), (evaluations, "MAX_KEPT_BYTES", 1000, 2)],
 )
 def test_a_child_serves_a_bounded_number_of_candidates_and_keeps_bounded_memory(
     served: Served,

@@ -1,13 +1,15 @@
 # pyright: strict
-"""Children that serve one candidate after the other, since to fork and end one takes longer.
+"""Children that serve one candidate or problem after the other, since to fork and end one takes
+longer.
 
-Used for evaluators and for captures of plain sources. A child is kept only while nothing of a
-candidate can stay in it: its owner decides (`give_back` or `end`). RELEASE tells a child to forget
-its candidate, DONE says that it has.
+Used for evaluators, for captures of plain sources and for oracles (`trial/oracles.py`). A child is
+kept only while nothing of a candidate can stay in it: its owner decides (`give_back` or `end`).
+RELEASE tells a child to forget its candidate, DONE says that it has.
 """
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from contextlib import suppress
@@ -22,8 +24,8 @@ from forge.evalpool.judge.sandbox.enter import Isolation
 if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
 
-MAX_CANDIDATES = 256
-"""Candidates of one child: what leaks in a library stays small."""
+MAX_SERVED = 256
+"""Candidates or problems of one child: what leaks in a library stays small."""
 MAX_IDLE = 16
 """Children that wait for a candidate."""
 RELEASE_TIMEOUT_S = 5.0
@@ -40,9 +42,12 @@ class Kept:
 class KeptChildren:
     """The children of one role of one judge. Safe to call from several threads."""
 
-    def __init__(self, spawner: Spawner, *, role: str) -> None:
+    def __init__(self, spawner: Spawner, *, role: str, is_released: bool = True) -> None:
+        """`is_released`: a child has to forget what it served; others have forgotten it when they
+        answer."""
         self.spawner = spawner
         self._role = role
+        self._is_released = is_released
         self._lock = threading.Lock()
         self._idle: list[Kept] = []
         """The one that worked last is the last."""
@@ -52,27 +57,32 @@ class KeptChildren:
         """False without a sandbox: a candidate could enter the process that serves the next one."""
         return self.spawner.isolation is not Isolation.NONE
 
-    def take(self) -> Kept:
-        """A child without a candidate. Raises ZygoteGone or WeakSandbox."""
+    def take(self, *, source: str = "") -> Kept:
+        """A child that serves nobody. Raises ZygoteGone or WeakSandbox."""
         while True:
             with self._lock:
                 kept = self._idle.pop() if self._idle else None
             if kept is None:
-                return self.fresh()
-            if self.spawner.is_current(kept.child) and _is_released(kept.child):
+                return self.fresh(source=source)
+            if self.spawner.is_current(kept.child) and self._is_ready(kept.child):
                 return kept
             self.end(kept)
 
-    def fresh(self) -> Kept:
-        """A child that has served no candidate. Raises ZygoteGone or WeakSandbox."""
-        return Kept(self.spawner.spawn(role=self._role))
+    def fresh(self, *, source: str = "") -> Kept:
+        """A child that has served nobody. Raises ZygoteGone or WeakSandbox.
+
+        Args:
+            source: as of `Spawner.spawn`.
+        """
+        return Kept(self.spawner.spawn(role=self._role, source=source))
 
     def give_back(self, kept: Kept) -> None:
-        """Keeps a child for another candidate, or ends it. Does not wait for it."""
+        """Keeps a child for another one, or ends it. Does not wait for it."""
         kept.num_served += 1
         with suppress(frames.PeerGone, frames.DeadlinePassed):
-            if kept.num_served < MAX_CANDIDATES and self.can_keep:
-                frames.send(kept.child.sock, Kind.RELEASE, {}, timeout_s=RELEASE_TIMEOUT_S)
+            if kept.num_served < MAX_SERVED and self.can_keep:
+                if self._is_released:
+                    frames.send(kept.child.sock, Kind.RELEASE, {}, timeout_s=RELEASE_TIMEOUT_S)
                 with self._lock:
                     if len(self._idle) < MAX_IDLE:
                         self._idle.append(kept)
@@ -87,16 +97,20 @@ class KeptChildren:
             self.end(kept)
 
     def end(self, kept: Kept) -> None:
-        """Ends a child that serves no other candidate."""
+        """Ends a child that serves nobody else."""
         with suppress(ZygoteGone):
             self.spawner.end(kept.child)
 
-
-def _is_released(child: SandboxedChild) -> bool:
-    """True once a child has given up its last candidate."""
-    deadline = time.monotonic() + RELEASE_TIMEOUT_S
-    try:
-        frames.receive(child.sock, deadline=deadline, expected=(Kind.DONE,))
-    except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError):
-        return False
-    return True
+    def _is_ready(self, child: SandboxedChild) -> bool:
+        """True once a child has given up its last candidate; of one that says nothing unasked, if
+        it has not ended."""
+        if not self._is_released:
+            poll = select.poll()
+            poll.register(child.sock, select.POLLIN)
+            return not poll.poll(0)
+        deadline = time.monotonic() + RELEASE_TIMEOUT_S
+        try:
+            frames.receive(child.sock, deadline=deadline, expected=(Kind.DONE,))
+        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError):
+            return False
+        return True

@@ -19,8 +19,8 @@ Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`,
 CALL has. Body of CALL: `set` (0), `slots`, and optionally `is_wide`, `turn`, `is_question` and
 `reruns_init`. Both may bring a program in a sealed memfd; CANDIDATE's descriptors begin with the
 memory's. A wide call runs the program with `kinds` in float64, on the wide layout. A question's
-program ends where a value is read: nothing goes to slots, and `values` has a number for each of its
-outputs. A question runs first alternatives.
+program ends where a value is read: nothing goes to slots, and `values` of DONE has a number for
+each of its outputs. A question runs first alternatives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import math
 import mmap
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -40,7 +40,7 @@ import numpy.ma  # pyright: ignore[reportUnusedImport]  # np.unique needs it in 
 from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
-from forge.evalpool.judge.execute.outcome import ExecutionFailed, Outcome
+from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
 from forge.evalpool.judge.wide.program import Narrow, widened
@@ -115,27 +115,22 @@ def _serve(sock: socket.socket, session: Session, body: dict[str, Any], fds: lis
     try:
         answer = session.call(body, program=_read(fds[0]) if fds else None)
     except ExecutionFailed as error:
-        _fail(sock, session, error.kind, error.message, error.line)
+        _fail(sock, error.kind, error.message, error.line)
     except InvalidProgram as error:
-        _fail(sock, session, "invalid", str(error), 0)
+        _fail(sock, "invalid", str(error))
     except Narrow as error:
-        _fail(sock, session, "narrow", str(error), 0)
+        _fail(sock, "narrow", str(error))
     except MemoryError as error:
-        _fail(sock, session, "memory", str(error), 0)
+        _fail(sock, "memory", str(error))
     except Exception as error:
-        _fail(sock, session, "internal", f"{type(error).__name__}: {error}", 0)
+        _fail(sock, "internal", f"{type(error).__name__}: {error}")
     else:
         frames.send(sock, Kind.DONE, answer)
 
 
-def _fail(sock: socket.socket, session: Session, kind: str, message: str, line: int) -> None:
-    body = {
-        "stage": session.stage,
-        "type": kind,
-        "message": message[:MAX_MESSAGE_CHARACTERS],
-        "line": line,
-    }
-    frames.send(sock, Kind.FAILED, body)
+def _fail(sock: socket.socket, kind: str, message: str, line: int = 0) -> None:
+    message = message[:MAX_MESSAGE_CHARACTERS]
+    frames.send(sock, Kind.FAILED, {"type": kind, "message": message, "line": line})
 
 
 def _read(fd: int) -> bytes:
@@ -151,7 +146,6 @@ class Session:
 
     request: dict[str, Any]
     memory: mmap.mmap
-    stage: str = "load"
     _programs: dict[bool, Program] = field(default_factory=dict[bool, Program])
     """The current program, and in float64 where a call was wide."""
     _is_wide: bool = False
@@ -168,7 +162,6 @@ class Session:
             ExecutionFailed, InvalidProgram: the program cannot be run.
             Narrow: it cannot be run in float64.
         """
-        self.stage = "load"
         if program is not None:
             self._executors.clear()
             self._programs = {False: wire.loads(program)}
@@ -177,21 +170,18 @@ class Session:
         places = tuple(_tensors(self.request["sets"][body.get("set", 0)]))
         current, layout = self._turned(places, is_wide=body.get("is_wide", False))
         executor = self._executors.get(places)
-        done: dict[str, Any] = {}
         turn, shift = body.get("turn", (0, 0))
         if executor is None or body.get("reruns_init") or executor.reruns_init:
             executor = executor or self._bind(current, places, layout)
-            self.stage = "init"
-            done["init"] = _short(executor.init(turn=turn, shift=shift))
+            executor.init(turn=turn, shift=shift)
             self._executors[places] = executor
-        self.stage = "call"
-        done |= _short(executor.forward(turn=turn, shift=shift))
-        done["returned"] = current.returned
+        outcome = executor.forward(turn=turn, shift=shift)
+        faults = [asdict(one) for one in outcome.faults[:MAX_FAULTS]]
+        done: dict[str, Any] = {"num_bytes": outcome.num_bytes, "faults": faults}
         if body.get("is_question"):
             done["values"] = [executor.tensors.torch(number).item() for number in current.outputs]
         else:
-            slots = body.get("slots", self.request["slots"])
-            done["outputs"] = self._deliver(executor, slots, layout)
+            self._deliver(executor, body.get("slots", self.request["slots"]), layout)
         return done
 
     def _turned(self, places: tuple[int, ...], *, is_wide: bool) -> tuple[Program, Layout]:
@@ -225,25 +215,13 @@ class Session:
         count = math.prod(shape) * ITEM_BYTES[dtype]
         return np.frombuffer(self.memory, np.uint8, count=count, offset=offset)
 
-    def _deliver(self, executor: CpuExecutor, slots: list[int], layout: Layout) -> list[Any]:
-        """Copies outputs to their slots where they have the slot's form. Returns all forms."""
+    def _deliver(self, executor: CpuExecutor, slots: list[int], layout: Layout) -> None:
+        """Copies outputs to their slots where they have the slot's form."""
         program = executor.program
-        forms: list[Any] = []
-        for place, number in enumerate(program.outputs):
-            one = program.tensors[number]
-            forms.append(["Tensor", one.dtype, list(one.shape)])
-            if place >= len(slots):
-                continue
-            dtype, shape, _ = layout[slots[place]]
+        for number, slot in zip(program.outputs, slots, strict=False):
+            one, (dtype, shape, _) = program.tensors[number], layout[slot]
             if dtype == one.dtype and tuple(shape) == one.shape:
-                executor.tensors.copy(number, self._bytes(slots[place], layout))
-        return forms
-
-
-def _short(outcome: Outcome) -> dict[str, Any]:
-    body = outcome.body()
-    body["faults"] = body["faults"][:MAX_FAULTS]
-    return body
+                executor.tensors.copy(number, self._bytes(slot, layout))
 
 
 def _tensors(tree: Any) -> Iterator[int]:

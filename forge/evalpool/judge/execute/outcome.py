@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,6 @@ class FaultReport:
     """A `FaultKind`, or `unwritten` for an output with elements that nothing wrote."""
     message: str
     line: int
-    kernel: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +57,6 @@ class Outcome:
     num_bytes: int = 0
     """Bytes that their program instances load and store."""
     faults: list[FaultReport] = field(default_factory=list[FaultReport])
-
-    def body(self) -> dict[str, Any]:
-        """As JSON of a frame."""
-        return {"num_bytes": self.num_bytes, "faults": [asdict(one) for one in self.faults]}
 
 
 class ExecutionFailed(Exception):
@@ -120,15 +115,13 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
         message += "; make it with torch.zeros, not torch.empty"
     if place.number:
         message += f" (launch {place.number})"
-    return FaultReport(
-        kind=str(fault.kind), message=message, line=line or place.node.line, kernel=kernel.name
-    )
+    return FaultReport(kind=str(fault.kind), message=message, line=line or place.node.line)
 
 
 def operation_report(node: Op) -> FaultReport:
     """The report of a torch operation that reads what nothing has written."""
     words = f"{node.name} {WORDS[FaultKind.UNINITIALISED]}"
-    return FaultReport(kind=str(FaultKind.UNINITIALISED), message=words, line=node.line, kernel="")
+    return FaultReport(kind=str(FaultKind.UNINITIALISED), message=words, line=node.line)
 
 
 def unwritten_report(
@@ -156,7 +149,7 @@ def unwritten_report(
         remark = f" ({found.words})" if found.place and found.words else ""
         words += f": {part}{remark}"
     words += f"; {cause}" if cause else ""
-    return FaultReport(kind="unwritten", message=words, line=line, kernel="")
+    return FaultReport(kind="unwritten", message=words, line=line)
 
 
 def _id(instance: tuple[int, int, int]) -> str:

@@ -84,26 +84,19 @@ class GpuDevice:
         return start.elapsed_time(end) * 1000
 
 
-FACTS = {
-    "name": "name",
-    "multi_processor_count": "multi_processor_count",
-    "total_memory": "total_memory",
-    "max_shared_mem": "shared_memory_per_block_optin",
-    "max_num_regs": "regs_per_multiprocessor",
-    "max_threads_per_multi_processor": "max_threads_per_multi_processor",
-    "l2_cache_size": "L2_cache_size",
-    "clock_rate": "clock_rate",
-    "memory_clock_rate": "memory_clock_rate",
-    "memory_bus_width": "memory_bus_width",
-}
-"""Attribute of torch's properties, by the made-up card's name of the fact."""
+FACTS = (
+    *("name", "multi_processor_count", "total_memory", "shared_memory_per_block_optin"),
+    *("regs_per_multiprocessor", "max_threads_per_multi_processor", "L2_cache_size"),
+    *("clock_rate", "memory_clock_rate", "memory_bus_width"),
+)
+"""Torch's properties of a card that the made-up one has."""
 
 
 def target_of(properties: Any) -> dict[str, Any]:
     """Target of captures for this card: backend, architecture, warp size and its properties."""
     is_hip = bool(torch.version.hip)
     arch = str(properties.gcnArchName).split(":")[0] if is_hip else None
-    found = {name: getattr(properties, attribute, None) for name, attribute in FACTS.items()}
+    found = {name: getattr(properties, name, None) for name in FACTS}
     return {
         "backend": "hip" if is_hip else "cuda",
         "arch": arch or properties.major * 10 + properties.minor,

@@ -46,7 +46,8 @@ def assumed_target(name: str) -> dict[str, Any]:
     best known card of its architecture. An H100's are the defaults of a capture."""
     backend, _, code = name.partition(":")
     arch = int(code) if backend == "cuda" else code
-    properties: dict[str, Any] = {"name": name, "max_shared_mem": SHARED_BYTES.get(name)}
+    shared = {"shared_memory_per_block_optin": SHARED_BYTES.get(name)}
+    properties: dict[str, Any] = {"name": name, **shared}
     found = next(((short, one) for short, one in CARDS.items() if one.arch == arch), None)
     if found is not None:
         short, card = found
@@ -54,7 +55,7 @@ def assumed_target(name: str) -> dict[str, Any]:
             "name": short if backend == "cuda" else f"AMD Instinct {short}",
             "multi_processor_count": card.num_sms,
             "total_memory": card.memory_gb << 30,
-            "l2_cache_size": card.l2_mb << 20,
+            "L2_cache_size": card.l2_mb << 20,
             "clock_rate": round(card.ghz * 1e6),
         }
     known = {key: value for key, value in properties.items() if value is not None}

@@ -8,7 +8,7 @@ and end it takes longer than most programs. A fresh one takes its place once
 - it crashed, was silent, ran out of memory or failed for a reason of its own;
 - a program had torch operations that compute: a large library on hostile arguments;
 - its candidate had much memory, of which some stays with the allocator;
-- it has served `kept.MAX_CANDIDATES`.
+- it has served `kept.MAX_SERVED`.
 
 A failure of the first kind in a child that had served others is no verdict: the call is repeated in
 a fresh one.

@@ -26,13 +26,14 @@ DEFAULTS: dict[str, Any] = {
     "name": "NVIDIA H100 80GB HBM3",
     "multi_processor_count": 132,
     "total_memory": 80 << 30,
-    "max_shared_mem": 232448,
-    "max_num_regs": 65536,
+    "shared_memory_per_block": 49152,
+    "shared_memory_per_block_optin": 232448,
+    "regs_per_multiprocessor": 65536,
     "max_threads_per_multi_processor": 2048,
     "max_threads_per_block": 1024,
-    "l2_cache_size": 50 << 20,
+    "L2_cache_size": 50 << 20,
 }
-"""Default properties: those of an H100."""
+"""Torch's properties of an H100, which are the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Card:
     arch: int | str = 90
     warp_size: int = 32
     properties: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Torch's, where they are not the default."""
 
     @staticmethod
     def of(target: dict[str, Any] | None) -> Card:
@@ -59,20 +61,17 @@ class Card:
         """Compute capability, as torch gives it; (9, 0) for an AMD card."""
         return divmod(self.arch, 10) if isinstance(self.arch, int) else (9, 0)
 
-    def fact(self, name: str) -> Any:
-        """A property of the card, or its default."""
-        return self.properties.get(name, DEFAULTS[name])
-
     def triton_target(self) -> GPUTarget:
         """The target as Triton's compiler takes it."""
         return GPUTarget(self.backend, self.arch, self.warp_size)
 
     def triton_properties(self) -> dict[str, int]:
         """Properties as the driver's `get_device_properties` returns them."""
+        known = self.torch_properties()
         return {
-            "max_shared_mem": self.fact("max_shared_mem"),
-            "max_num_regs": self.fact("max_num_regs"),
-            "multiprocessor_count": self.fact("multi_processor_count"),
+            "max_shared_mem": known.shared_memory_per_block_optin,
+            "max_num_regs": known.regs_per_multiprocessor,
+            "multiprocessor_count": known.multi_processor_count,
             "warpSize": self.warp_size,
         }
 
@@ -80,24 +79,15 @@ class Card:
         """Properties as `torch.cuda.get_device_properties` returns them, but what tells one card
         from another of its kind."""
         major, minor = self.capability
-        found = SimpleNamespace(
+        known = DEFAULTS | self.properties
+        return SimpleNamespace(
             major=major,
             minor=minor,
-            name=self.fact("name"),
-            total_memory=self.fact("total_memory"),
-            multi_processor_count=self.fact("multi_processor_count"),
             warp_size=self.warp_size,
-            max_threads_per_multi_processor=self.fact("max_threads_per_multi_processor"),
-            max_threads_per_block=self.fact("max_threads_per_block"),
-            regs_per_multiprocessor=self.fact("max_num_regs"),
-            shared_memory_per_block=49152,
-            shared_memory_per_block_optin=self.fact("max_shared_mem"),
-            shared_memory_per_multiprocessor=self.fact("max_shared_mem") + 1024,
-            L2_cache_size=self.fact("l2_cache_size"),
+            shared_memory_per_multiprocessor=known["shared_memory_per_block_optin"] + 1024,
             gcnArchName=str(self.arch) if self.backend == "hip" else "",
+            **known,
         )
-        found.__dict__.update(self.properties)
-        return found
 
 
 def make_fake_mode() -> Any:

@@ -87,7 +87,7 @@ class CpuExecutor:
         has_choices = any(len(open_alternatives(node)) > 1 for node in self.program.init)
         return has_choices or bool(self.given)
 
-    def init(self, *, turn: int = 0, shift: int = 0) -> Outcome:
+    def init(self, *, turn: int = 0, shift: int = 0) -> None:
         """Runs the section `init`, once for each set of parameters.
 
         Args:
@@ -97,10 +97,8 @@ class CpuExecutor:
             ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
         self.turn, self.shift = turn, shift
-        outcome = Outcome()
         self.given = self.contents(self._written_storages(Section.INIT))
-        self._of_init = self.prepare(outcome, Conditions())
-        return outcome
+        self._of_init = self.prepare(Outcome(), Conditions())
 
     def forward(self, *, turn: int = 0, shift: int = 0) -> Outcome:
         """Runs one call on what the inputs and parameters hold now.
