@@ -1,5 +1,7 @@
 """Which storages float, how long they live, and how steps are numbered."""
 
+import pytest
+
 from forge.evalpool.judge.execute.gpu import places
 from forge.evalpool.judge.execute.steps import named_steps
 from forge.evalpool.judge.program.format import (
@@ -56,16 +58,13 @@ def test_results_of_operations_float_until_their_last_use() -> None:
     assert found.ends == {2: (1,), 3: (2,)}
 
 
-def test_a_buffer_that_a_kernel_wrote_first_stays() -> None:
-    assert places.find_residency(program(launch(1), op(1, 0))).floating == frozenset()
-
-
-def test_an_operation_in_place_makes_no_storage() -> None:
-    assert places.find_residency(program(op(1, 1))).floating == frozenset()
-
-
-def test_storages_of_init_and_inputs_stay() -> None:
-    assert places.find_residency(program(op(0, 1), init=(op(9),))).floating == frozenset()
+@pytest.mark.parametrize(
+    "made",
+    [program(launch(1), op(1, 0)), program(op(1, 1)), program(op(0, 1), init=(op(9),))],
+    ids=["written by a kernel first", "in place", "of inputs and of init"],
+)
+def test_other_storages_stay(made: Program) -> None:
+    assert places.find_residency(made).floating == frozenset()
 
 
 def test_results_inside_of_a_choice_stay() -> None:

@@ -5,6 +5,8 @@ import itertools
 import time
 from typing import Any
 
+import pytest
+
 from forge.evalpool.judge.program.dataflow import (
     Access,
     Content,
@@ -13,7 +15,7 @@ from forge.evalpool.judge.program.dataflow import (
     covers_storage,
     trace,
 )
-from forge.evalpool.judge.program.format import Program, Tensor, Value
+from forge.evalpool.judge.program.format import Node, Program, Tensor, Value
 from forge.evalpool.judge.program.walk import variants
 from tests.evalpool.program.programs import build, launch, op, pointers, tuned
 
@@ -45,62 +47,41 @@ def built(**more: Any) -> Program:
     )
 
 
-def test_content_follows_launches_and_operations() -> None:
-    found = flow(
-        built(
-            forward=[
-                launch(0, "t0", "t4"),
-                op("aten.add.Tensor", "t4", "t1", results=(5,)),
-            ]
-        ),
-        KNOWN,
-    )
-    assert found.contents[4] == content(inputs=frozenset({0}), is_launched=True)
-    assert found.contents[5] == content(inputs=frozenset({0, 1}), is_launched=True)
+LAUNCHED = launch(0, "t0", "t5")
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs", "is_launched"),
+    [
+        ([launch(0, "t0", "t4"), op("aten.add.Tensor", "t4", "t1", results=(5,))], {0, 1}, True),
+        ([LAUNCHED, op("aten.fill_.Scalar", "t5", 0.0, results=(5,))], set(), False),
+        ([LAUNCHED, op("aten.add_.Tensor", "t5", "t1", results=(5,))], {0, 1}, True),
+        ([LAUNCHED, op("aten.mul.out", "t1", "t1", out="t5", results=(5,))], {1}, False),
+        ([op("aten.zeros_like.default", "t0", results=(5,))], set(), False),
+        ([op("aten.made_up.default", "t0", "t1", results=(5,))], {0, 1}, False),
+    ],
+    ids=["follows", "filled", "in place", "out argument", "shape alone", "unknown operation"],
+)
+def test_content_follows_launches_and_operations(
+    forward: list[Node], inputs: set[int], is_launched: bool
+) -> None:
+    found = flow(built(forward=forward), KNOWN)
+    assert found.contents[5] == content(inputs=frozenset(inputs), is_launched=is_launched)
     assert found.contents[0] == content(inputs=frozenset({0}))
+    assert 5 in found.writers
 
 
-def test_a_fill_of_the_whole_storage_forgets_what_was_there() -> None:
-    program = built(
-        forward=[launch(0, "t0", "t5"), op("aten.fill_.Scalar", "t5", 0.0, results=(5,))]
-    )
-    assert flow(program, KNOWN).contents[5] == content()
+def test_a_fill_of_a_part_keeps_what_was_there() -> None:
+    program = built(forward=[LAUNCHED, op("aten.fill_.Scalar", "t5", 0.0, results=(5,))])
     half = Tensor(storage=5, offset=0, shape=(2,), strides=(1,), dtype="float32")
     program = dataclasses.replace(program, tensors=(*program.tensors[:5], half))
     assert flow(program, KNOWN).contents[5].is_launched
-
-
-def test_an_update_in_place_keeps_what_was_there() -> None:
-    program = built(
-        forward=[launch(0, "t0", "t5"), op("aten.add_.Tensor", "t5", "t1", results=(5,))]
-    )
-    expected = content(inputs=frozenset({0, 1}), is_launched=True)
-    assert flow(program, KNOWN).contents[5] == expected
-
-
-def test_an_out_argument_is_overwritten() -> None:
-    program = built(
-        forward=[launch(0, "t0", "t5"), op("aten.mul.out", "t1", "t1", out="t5", results=(5,))]
-    )
-    assert flow(program, KNOWN).contents[5] == content(inputs=frozenset({1}))
 
 
 def test_a_kernel_nothing_is_known_of_may_write_to_all_its_pointers() -> None:
     found = flow(built(forward=[launch(0, "t0", "t1")]))
     assert found.contents[0].inputs == {0, 1}
     assert found.writers == {}
-
-
-def test_a_shape_is_no_content() -> None:
-    program = built(forward=[op("aten.zeros_like.default", "t0", results=(5,))])
-    assert flow(program).contents[5] == content()
-
-
-def test_an_unknown_operation_writes_to_its_results() -> None:
-    program = built(forward=[op("aten.made_up.default", "t0", "t1", results=(5,))])
-    found = flow(program)
-    assert found.contents[5].inputs == {0, 1}
-    assert found.writers.keys() == {5}
 
 
 def test_certain_writers_are_listed() -> None:
@@ -151,14 +132,9 @@ def test_nodes_on_which_nothing_depends_are_not_live() -> None:
             op("aten.zero_.default", "t4", results=(4,)),
         ]
     )
-    [nodes] = variants(program)
-    assert trace(program, nodes, KNOWN).live == {"forward[1]", "forward[2]"}
-
-
-def test_writes_to_inputs_are_live() -> None:
-    program = built(forward=[op("aten.relu_.default", "t0", results=(0,))])
-    [nodes] = variants(program)
-    assert trace(program, nodes).live == {"forward[0]"}
+    assert flow(program, KNOWN).live == {"forward[1]", "forward[2]"}
+    written = built(forward=[op("aten.relu_.default", "t0", results=(0,))])
+    assert flow(written).live == {"forward[0]"}, "an input is the caller's"
 
 
 def test_each_open_alternative_stands_in_a_variant() -> None:
@@ -168,9 +144,6 @@ def test_each_open_alternative_stands_in_a_variant() -> None:
         [f"{before}[0].nodes[0]"],
         [f"{before}[1].nodes[0]", f"{before}[1].nodes[1]"],
     ]
-
-
-def test_a_decided_choice_has_one_variant() -> None:
     [choice] = tuned().forward
     decided = dataclasses.replace(tuned(), forward=(dataclasses.replace(choice, chosen=1),))
     [nodes] = variants(decided)
