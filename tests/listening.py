@@ -26,7 +26,6 @@ def listening(
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The URL that a server prints in its first line, and its process, which is ended on exit."""
     process = start(*argv, cwd=cwd, **env)
-    assert process.stderr is not None
     try:
         line = process.stderr.readline()
         found = re.search(r'url = \["([^"]+)"\]', line)

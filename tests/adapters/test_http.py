@@ -53,7 +53,6 @@ async def test_a_verdict_and_its_reward(tmp_path: Path) -> None:
     assert found.verdict.code == code("timed")
     assert found.verdict.candidate_us == 10.0
     assert found.reward == reward(found.verdict, {"correct": 2.0})
-    assert found.reward is not None
     assert set(found.reward.terms) == {"compiled", "correct", "speedup"}
     assert Verdict.from_json(scored.json()["verdict"]) == found.verdict
     assert Reward.from_json(scored.json()["reward"]) == found.reward

@@ -39,7 +39,6 @@ def published(verdict: Verdict) -> forge.Verdict:
 def test_a_reward_equals_that_of_a_run(verdict: Verdict, weights: dict[str, Any]) -> None:
     reward = forge.reward(published(verdict), weights)
     terms = reward_terms(verdict, RewardTable(**weights))
-    assert terms is not None
     assert reward.terms == terms
     assert reward.value == sum(terms.values())
     assert forge.Reward.from_json(reward.to_json()) == reward

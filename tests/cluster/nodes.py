@@ -69,13 +69,11 @@ class LocalNodes:
         return found
 
     def _say(self, line: str) -> str:
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         return self._read()
 
     def _read(self) -> str:
-        assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         assert line, "local_nodes.py ended"
         return line
@@ -94,6 +92,5 @@ def local_nodes(
         try:
             yield LocalNodes(process)
         finally:
-            assert process.stdin is not None
             process.stdin.close()
             process.wait(60)

@@ -76,7 +76,6 @@ def test_rows_of_a_quickstart_are_read_by_the_loader_of_the_next_run(
             origin = row["from"]
             assert splits[origin["problem_id"]] != "heldout"
             found = reader.one("SELECT * FROM v_turns WHERE turn_id = ?", (origin["turn_id"],))
-            assert found is not None
             assert found["status"] == "correct"
             assert pair.messages[-1].content == found["completion"]
             assert pair.num_turns == found["prompt"].count("<|im_start|>assistant")

@@ -51,7 +51,6 @@ def test_paths_of_sources_are_relative_to_the_experiment(
 ) -> None:
     monkeypatch.chdir("/")
     experiment = load_experiment(write(folder, TWO))
-    assert experiment.problems.sources is not None
     assert [part.path for part in experiment.problems.sources] == [
         folder / "bench",
         folder / "rows.jsonl",

@@ -151,7 +151,6 @@ TRAINED_ON = {
 def test_a_harvest_has_the_policy_and_the_folder_of_the_recipe_that_trains_on_it(name: str) -> None:
     text, recipe = (FOLDER / f"{name}.toml").read_text(), load(name)
     found = re.search(r"forge data harvest \S+ --policy (\S+) --out experiments/(\S+)", text)
-    assert found is not None
     assert found[1] == recipe.judge.policy
     assert recipe.data.parts()[0].path == FOLDER / found[2] / "train.parquet"
     assert not recipe.prompt.thinking, "harvested answers have none"

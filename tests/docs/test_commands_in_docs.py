@@ -213,7 +213,6 @@ def serving(here: Path, command: str, *, port: str) -> Generator[None]:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        assert child.stdout is not None
         assert any(port in line for line in child.stdout), command
         yield
     finally:

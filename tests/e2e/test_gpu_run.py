@@ -157,7 +157,6 @@ def test_ctrl_c_twice_leaves_the_gpu_free(tmp_path: Path) -> None:
 @contextmanager
 def somebody_else(code: str, num_bytes: int) -> Iterator[subprocess.Popen[bytes]]:
     holder = subprocess.Popen([sys.executable, "-c", code, str(num_bytes)], stdout=subprocess.PIPE)
-    assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
         yield holder

@@ -28,10 +28,8 @@ def test_an_honest_kernel_is_timed(judge: Callable[..., Verdict]) -> None:
     verdict = judge(KERNEL, problem=RELU, options=JudgeOptions(profile=True))
     assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
     assert verdict.num_launches == 1
-    assert verdict.timing is not None
     assert 0 < verdict.timing.speedup_low <= verdict.timing.speedup
     assert verdict.timing.achieved_gbps is not None
-    assert verdict.profile is not None
     assert [kernel.is_own for kernel in verdict.profile.kernels] == [True]
     assert len(verdict.profile.candidate_samples_us) >= 10
 
@@ -72,7 +70,6 @@ def test_code_that_makes_tensors_elsewhere_has_a_baseline(
     (pair,) = (one for one in load() if one.name == name)
     verdict = judge(pair.candidate, problem=pair.problem, options=JudgeOptions())
     assert verdict.status is Status.CORRECT, verdict.detail
-    assert verdict.timing is not None
     assert verdict.timing.baseline_us > 0
 
 
@@ -98,7 +95,6 @@ def test_answers_kept_by_a_fingerprint_gain_nothing(judge: Callable[..., Verdict
     """Timed calls bring contents that were never seen: each is computed."""
     honest = judge(KERNEL, problem=RELU, options=JudgeOptions()).timing
     kept = judge(FINGERPRINT, problem=RELU, options=JudgeOptions())
-    assert honest is not None
     if kept.timing is not None:
         assert kept.timing.candidate_us > 0.9 * honest.candidate_us
 

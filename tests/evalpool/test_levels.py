@@ -195,7 +195,6 @@ def test_without_a_pid_namespace_a_killed_zygote_takes_its_candidates_daemons_al
         launcher = bench.spawner._process.pid
         child = bench.start(DAEMON)
         runner = processes.read_row(child.pid_here)
-        assert runner is not None
         zygote = runner.parent
         wait_until(lambda: num_children(zygote) == 2)  # the runner, and the daemon as an orphan
         everybody = tree(launcher)
@@ -304,7 +303,6 @@ def test_a_process_may_name_itself_as_it_likes_and_is_watched() -> None:
     command = [sys.executable, "-uc", naming]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             process.stdout.readline()
             assert caps.held_bytes(process.pid) > 1 << 20
         finally:

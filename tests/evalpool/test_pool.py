@@ -55,7 +55,6 @@ anyio.run(main)
 """
     command = [sys.executable, "-c", program]
     async with await anyio.open_process(command, cwd=ROOT, stderr=None) as process:
-        assert process.stdout is not None
         with anyio.fail_after(60):
             assert (await process.stdout.receive()).startswith(b"up")
         await anyio.sleep(0.5)

@@ -70,7 +70,6 @@ async def serving(how: str, where: str, *, token: str = "") -> AsyncIterator[tup
 
 async def url_in(process: anyio.abc.Process) -> str:
     text = ""
-    assert process.stderr is not None
     with anyio.fail_after(60):
         while "url = " not in text or "\n" not in text:
             text += (await process.stderr.receive()).decode()

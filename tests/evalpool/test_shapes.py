@@ -62,14 +62,12 @@ def test_a_speed_up_is_the_geometric_mean_of_all_shapes(speedups: list[float]) -
     ]
     names = [f"N={number}" for number in range(len(verdicts))]
     timing = fold_verdicts(names, verdicts).timing
-    assert timing is not None
     expected = math.prod(each ** (1 / len(speedups)) for each in speedups)
     assert timing.speedup == pytest.approx(expected)
     assert timing.speedup == pytest.approx(timing.baseline_us / timing.candidate_us)
     assert timing.speedup_low == pytest.approx(0.9 * expected)
     assert min(speedups) * 0.999 <= timing.speedup <= max(speedups) * 1.001
     backwards = fold_verdicts(names, verdicts[::-1]).timing
-    assert backwards is not None
     assert backwards.speedup == pytest.approx(timing.speedup)
 
 
@@ -90,7 +88,6 @@ def test_the_reward_takes_the_mean_of_the_lower_ends() -> None:
     table = RewardTable()
     verdicts = [replace(CORRECT, timing=timed(each)) for each in (8.0, 2.0)]
     terms = reward_terms(fold_verdicts(NAMES[:2], verdicts), table)
-    assert terms is not None
     assert terms["speedup"] == pytest.approx(table.speedup * math.log(0.9 * 4.0))
 
 

@@ -104,7 +104,6 @@ def test_a_killed_run_frees_its_gpus(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
     )
-    assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
         with (

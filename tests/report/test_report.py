@@ -143,7 +143,6 @@ def test_a_page_has_no_requests_and_no_script(canned_page: str) -> None:
     assert_harmless(canned_page)
     tags = Elements(canned_page).tags
     policy = next(a["content"] for _, a in tags if a.get("http-equiv"))
-    assert policy is not None
     assert policy.startswith("default-src 'none'; ")
 
 

@@ -126,7 +126,6 @@ def test_a_gain_is_paired_by_problem_and_has_an_interval(trained: Contents) -> N
 
 def test_the_pair_of_answers_is_of_one_problem(trained: Contents) -> None:
     pair = trained.before_after
-    assert pair is not None
     assert pair.before["problem_id"] == pair.after["problem_id"]
     assert (pair.before["status"], pair.after["status"]) == ("wrong", "correct")
     assert (pair.before["rate"], pair.after["rate"]) == ("0 of 4", "4 of 4")

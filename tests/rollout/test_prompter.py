@@ -37,7 +37,6 @@ def prompter_of(template: Any, *, context_tokens: int) -> TemplatePrompter:
 def test_a_conversation_that_fits_is_rendered_once() -> None:
     template = Template()
     prompt = prompter_of(template, context_tokens=18).prompt(problem(), ATTEMPTS)
-    assert prompt is not None
     assert template.rendered == [prompt.messages] == [PROMPTS.conversation(problem(), ATTEMPTS)]
     assert (len(prompt.ids), prompt.text) == (8, "text")
 
@@ -45,7 +44,6 @@ def test_a_conversation_that_fits_is_rendered_once() -> None:
 def test_the_oldest_attempts_are_dropped_until_prompt_and_completion_fit() -> None:
     template = Template()
     prompt = prompter_of(template, context_tokens=14).prompt(problem(), ATTEMPTS)
-    assert prompt is not None
     assert prompt.messages == PROMPTS.conversation(problem(), ATTEMPTS[2:])
     assert len(template.rendered) == 3
     assert prompter_of(template, context_tokens=13).prompt(problem(), ATTEMPTS) is None

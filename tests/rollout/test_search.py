@@ -180,7 +180,6 @@ async def test_a_conversation_begins_with_the_parents() -> None:
     place = GroupPlace(group_id=3, purpose=Purpose.SEARCH, stage=0, step=0)
     await play_group(problem(), place=place, rules=rules(group_size=1, max_turns=2), ports=shown)
     first = FakePrompter().prompt(problem(), ())
-    assert first is not None
     assert [len(ids) - len(first.ids) for ids in policy.asked] == [2, 3]
 
 

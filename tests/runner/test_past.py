@@ -114,7 +114,6 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parent:
 def test_going_back_forgets_later_weights_and_keeps_all_numbers(parent: Parent) -> None:
     past = parent.back_to(3)
     assert past.back_to == (1, 3)
-    assert past.state is not None
     assert [policy.step for policy in past.state.policies] == [4]
     assert (past.state.policy_version, past.state.sample_id) == (5, 9)
     assert parent.back_to(0).back_to == (1, 0), "the beginning of the stage"
@@ -152,11 +151,9 @@ def test_a_fork_has_what_its_stage_needs_and_leaves_its_parent_as_it_was(parent:
     assert (paths.root / "data" / "pairs.jsonl").exists()
 
     past = load_past(paths, parent.experiment)
-    assert past.state is not None
     assert past.missing is None, "its earlier rows are in the parent"
     assert past.state.finished_stages == (0,)
     assert [policy.path for policy in past.state.policies] == [str(paths.weights / "sft-000004")]
-    assert past.stage_weights is not None
     assert past.stage_weights[1].full == paths.weights / "sft-000004"
     with open_run(paths) as reader:
         (row,) = reader.rows("SELECT message, data FROM events WHERE kind = 'forked'")
@@ -189,7 +186,6 @@ def test_an_impossible_fork_makes_no_directory(
 def test_a_fork_of_an_earlier_stage_continues_that_one(parent: Parent) -> None:
     paths = fork_run("toy-1:4", store_dir=Path("runs"))
     past = load_past(paths, parent.experiment)
-    assert past.state is not None
     assert past.state.finished_stages == ()
     assert list(past.stage_weights or {}) == [0]
 

@@ -140,7 +140,6 @@ async def test_status_and_stop_are_answered_while_a_run_prepares(supervised: Sup
         raise self.run.stop.stopped()
 
     ending = await supervised.end(work)
-    assert ending is not None
     assert ending.message.startswith('forge stop; everything is saved. "forge resume ')
     assert (heard[0].run, heard[0].stage) == ("x-1", "prepare")
     assert supervised.recorded == (130, ending.message)
@@ -156,7 +155,6 @@ async def test_a_failure_after_a_stop_request_is_reported_as_that_failure(
             raise ChildDied("trainer died: exit 1")
 
     ending = await supervised.end(work)
-    assert ending is not None
     assert supervised.recorded == (4, "trainer died: exit 1") == (ending.code, ending.message)
     assert read_status(supervised.paths)["state"] == "failed"
 
@@ -180,7 +178,6 @@ async def test_a_second_ctrl_c_cancels_the_work_and_records_how_its_children_end
             await anyio.sleep_forever()
 
     ending = await supervised.end(work)
-    assert ending is not None
     assert ending.code == 130
     assert ending.message.startswith("stopped at once; ")
     assert supervised.recorded == (130, ending.message)
@@ -217,7 +214,6 @@ async def test_a_bug_is_recorded_by_name_and_its_traceback_is_logged(
             raise KeyError("step")
 
     ending = await supervised.end(work)
-    assert ending is not None
     assert supervised.recorded == (70, "KeyError: 'step'") == (ending.code, ending.message)
     assert "in work" in caplog.text
 
@@ -234,7 +230,6 @@ async def test_a_failed_store_is_reported_before_the_stop_that_it_could_not_reco
 
     monkeypatch.setattr(run_module, "record_end", fail)
     ending = await supervised.end(work)
-    assert ending is not None
     assert (ending.code, ending.message) == (3, "run.db: the disk is full")
 
 

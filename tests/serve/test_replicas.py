@@ -274,7 +274,6 @@ async def test_replicas_answer_during_a_rolling_publish_and_mix_no_versions(
         await ask(1, 5)
         assert seen[-4:] == [(1, 1)] * 4
         load = replicas.load()
-        assert load is not None
         assert load.slots == 16
 
 

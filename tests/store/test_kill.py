@@ -62,7 +62,6 @@ def kill_after(root: Path, num_acknowledged: int) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(root)], stdout=subprocess.PIPE, text=True
     )
-    assert child.stdout is not None
     acknowledged = int(child.stdout.readline())
     looking = PollingReader(root)
     looking.start()
@@ -131,7 +130,6 @@ def table(tmp_path: Path) -> Path:
 )
 def test_the_innermost_mount_decides(table: Path, path: str, kind: str, is_network: bool) -> None:
     mount = find_mount(Path(path), table=table)
-    assert mount is not None
     assert (mount.kind, mount.is_network) == (kind, is_network)
 
 
@@ -141,4 +139,4 @@ def test_without_a_mount_table_there_is_no_mount(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not MOUNTINFO.exists(), reason="no mount table here")
 def test_the_mount_table_of_this_machine_is_read() -> None:
-    assert find_mount(Path("/proc/self")).kind == "proc"  # type: ignore[union-attr]
+    assert find_mount(Path("/proc/self")).kind == "proc"

@@ -96,7 +96,6 @@ def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) 
         [sys.executable, "-c", code, str(paths.root)], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "mine\n"
         assert is_owned(paths)
         assert f"run toy-1, pid {holder.pid}" in runs_on_these_cores()

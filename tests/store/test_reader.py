@@ -138,7 +138,6 @@ def test_work_repeated_after_a_resume_is_counted_once(tmp_path: Path) -> None:
         siblings = reader.value("SELECT count(*) FROM v_duplicates WHERE stage = 2")
     assert len(trained) == len({row["sample_id"] for row in trained}) == ages == 12
     assert {(row["step"], row["attempt"]) for row in trained} == {(1, 1), (2, 2)}
-    assert fast is not None
     assert (fast["num_rollouts"], fast["fast_p"]) == (4, 0.5)
     assert failures == siblings == 2
     assert [row["num_rollouts"] for row in tries] == [4, 4]

@@ -86,7 +86,6 @@ async def test_tokens_and_logprobs_are_read_back_exactly(tmp_path: Path) -> None
     root = await write_run(tmp_path / "toy-1", [played])
     with open_run(root) as reader:
         row = reader.one("SELECT * FROM tokens.tokens")
-    assert row is not None
     assert decode_ids(row["prompt_ids"]) == played.prompt_ids
     assert decode_ids(row["completion_ids"]) == played.completion.token_ids
     assert decode_logprobs(row["logprobs"]) == pytest.approx(played.completion.logprobs)

@@ -296,7 +296,6 @@ def test_a_plan_knows_the_parameters_and_the_cache_of_the_model(name: str, tmp_p
     foreign = json.dumps(config | {"attn_implementation": "someone/kernel"})
     (made / "config.json").write_text(foreign)  # whose code a plan does not load
     shape = model_shape(ModelTable(path=str(made)))
-    assert shape is not None
     (made / "config.json").write_text(json.dumps(config))
     kind = model_class(made, trust_remote_code=False)
     model = kind.from_pretrained(made, dtype=torch.float32)

@@ -22,7 +22,6 @@ from forge.tools.toolbox import TOOLS, Call, find_call
 def package(name: str) -> Path:
     """The folder of a package, without its import."""
     spec = find_spec(name)
-    assert spec is not None
     return Path(str(spec.origin)).parent
 
 
@@ -207,7 +206,6 @@ CALLED = {
 @pytest.mark.parametrize("name", CALLED)
 def test_calls_and_replies_are_those_of_the_template(name: str, folder: Path, theirs: Any) -> None:
     chat, form = load(name, folder, thinking=""), load(name, folder, thinking="").tool_form
-    assert form is not None
     asked = json.loads(CALLED[name][CALLED[name].index("{") : CALLED[name].rindex("}") + 1])
     tool, arguments = asked["name"], asked[form.arguments_key]
     question, reply = {"role": "user", "content": "Q"}, {"role": "tool", "content": "A reply"}
@@ -244,7 +242,6 @@ def test_a_template_without_a_known_form_has_none(name: str, folder: Path) -> No
 def test_a_call_that_cannot_be_read_is_a_mistake(text: str, folder: Path) -> None:
     form = load("qwen3", folder).tool_form
     found = find_call(text, ["docs"], thinking="think", form=form)
-    assert found is not None
     assert "JSON object of name and arguments" in found.arguments["error"]
     assert find_call(f"<think>{text}</think>{CODE}", ["docs"], thinking="think", form=form) is None
 

@@ -33,7 +33,6 @@ def test_a_plan_knows_the_model_of_a_file_and_asks_for_a_template(tmp_path: Path
     path = write_header(tmp_path / "x.gguf", template=None)
     model = ModelTable(path=str(path))
     shape = model_shape(model)
-    assert shape is not None
     assert (shape.layers, shape.hidden) == (1, 64)
     assert count_params(model) == VOCAB * 64
     experiment = Experiment(name="x", model=model, stage=[EvalStage(kind="eval")])

@@ -84,7 +84,6 @@ def test_a_stage_is_trained_published_saved_and_resumed(
     assert mean_gap(before["path"], as_before(after["probe"])) < 1e-6
 
     last = find_resume_point(tmp_path / "work").path
-    assert last is not None
     assert last.name == "checkpoint-2"
     supervisor.batches, supervisor.at_end = batches, "wait"
     supervisor.order.clear()
@@ -101,7 +100,6 @@ def test_a_stage_is_trained_published_saved_and_resumed(
     assert [t["step"] for t in supervisor.trained] == [1, 2, 3]
     assert [c["step"] for c in supervisor.checkpoints] == [2, 3], "SIGTERM saves the last step"
     last = find_resume_point(tmp_path / "work").path
-    assert last is not None
     assert last.name == "checkpoint-3"
 
 

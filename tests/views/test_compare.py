@@ -107,7 +107,6 @@ def test_problems_are_won_and_lost_with_a_paired_interval(tmp_path: Path) -> Non
     before = {0: 0, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4}
     after = {0: 4, 1: 4, 2: 4, 3: 4, 4: 3, 5: 4}
     found = compared(tmp_path, made(before), made(after))
-    assert found.score is not None
     assert (found.score.a, found.score.b) == (pytest.approx(13 / 24), pytest.approx(23 / 24))
     assert (found.score.num_won, found.score.num_lost, found.score.num_even) == (4, 1, 1)
     difference = found.score.difference
@@ -139,7 +138,6 @@ def test_a_run_does_not_differ_from_itself(canned_run: RunPaths) -> None:
     with open_run(canned_run) as a, open_run(canned_run) as b:
         found = compare(a, b)
     assert found.config == ()
-    assert found.score is not None
     assert found.score.difference.value == found.score.num_won == found.score.num_lost == 0
     assert {curve.name for curve in found.curves} >= {"reward", "pass_rate", "train/loss/mean"}
     for curve in found.curves:
@@ -151,7 +149,6 @@ def test_shares_equal_those_of_the_evaluation(canned_run: RunPaths) -> None:
     with open_run(canned_run) as reader:
         found = compare(reader, reader)
         row = reader.one("SELECT detail FROM v_evaluations WHERE stage = 'eval-4'")
-    assert row is not None
     tallies = json.loads(row["detail"])["tallies"]
     assert found.a.evaluation == "eval-4 at step 20"
     for each in found.problems:
@@ -164,7 +161,6 @@ def test_runs_are_compared_where_the_shorter_one_ends(tmp_path: Path) -> None:
     found = compared(tmp_path, long, short)
     assert (found.budget, found.a.spent, found.b.spent) == (2, 8, 2)
     assert found.a.evaluation == "grpo-1@2 at step 2", "what it could do after as many steps"
-    assert found.score is not None
     assert (found.score.a, found.score.b) == (0.25, 0.5)
     loss = next(curve for curve in found.curves if curve.name == "train/loss/mean")
     assert len(loss.a) == 8
@@ -193,7 +189,6 @@ def test_runs_of_sft_are_compared_by_its_steps_and_seconds(
     a, b = sft({0: 1}, num_steps=40), sft({0: 4}, num_steps=40)
     found = compared(tmp_path, a, b, by=by)
     assert found.budget == budget, "from the first that was logged to the last"
-    assert found.score is not None
     assert found.score.difference.value == 0.75
     if budget is None:
         assert found.curves == ()
@@ -234,7 +229,6 @@ def test_speed_is_compared_on_one_device_only(tmp_path: Path) -> None:
     )
     assert found.a.devices == ("H100",)
     part = found.by_level[0]
-    assert part.speed is not None
     assert (part.speed.value, part.speed.low, part.speed.high) == pytest.approx((1.0, 1.0, 1.0))
     other = made(solved, speed=timing(3.0), device="H200")
     elsewhere = compared(tmp_path / "x", made(solved, speed=timing(1.5), device="H100"), other)

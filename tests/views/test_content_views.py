@@ -138,9 +138,6 @@ def test_a_conversation_has_turns_siblings_and_neighbours(played: Path) -> None:
         latest = load_conversation(reader)
         beyond = load_conversation(reader, 20, 99)
         assert load_conversation(reader, 999) is None
-    assert found is not None
-    assert latest is not None
-    assert beyond is not None
     assert [turn["turn_id"] for turn in found.turns] == ["g20.r0.t0", "g20.r0.t1"]
     assert (found.before, found.after) == (19, 21)
     assert [turn["advantage"] for turn in found.turns] == [0.5, -0.5]
@@ -175,7 +172,6 @@ def test_the_best_kernel_has_its_code_times_and_origin(played: Path) -> None:
         assert [row["problem_id"] for row in load_kernels(reader, words="SOFT")] == ["softmax-0000"]
         assert load_kernels(reader, limit=1)[0]["num_found"] == 2
     assert (best["problem_id"], best["step"], best["speedup"]) == ("matmul-0001", 24, 2.0)
-    assert kernel is not None
     assert kernel.run == "toy-1"
     assert kernel.turn["candidate_us"] == 50.0
     assert kernel.code.startswith("@triton.jit")
@@ -200,7 +196,6 @@ def test_a_file_name_is_never_a_path() -> None:
 
 def test_a_rollout_address_is_parsed_or_none() -> None:
     place = parse_address(" g12.r3.t1 ")
-    assert place is not None
     assert (place.group_id, place.rollout, place.turn) == (12, 3, 1)
     assert [parse_address(words) for words in ("", "g", "g1.t2", "-1", "x", "9" * 30)] == [None] * 6
 

@@ -207,7 +207,6 @@ def test_the_interval_is_the_same_for_the_same_seed_and_contains_the_mean() -> N
     values = [rng.random() for _ in range(40)]
     first = estimate_mean(values, seed=3)
     assert first == estimate_mean(values, seed=3)
-    assert first is not None
     assert first.low < first.value < first.high
 
 
@@ -227,7 +226,6 @@ def test_the_interval_covers_the_truth_in_most_experiments() -> None:
             p = rng.betavariate(1, 3)
             tallies.append(Tally(num=4, correct=sum(rng.random() < p for _ in range(4))))
         found = estimate_pass_at_k(tallies, 1, seed=trial)
-        assert found is not None
         covered += found.low <= 0.25 <= found.high
     assert covered >= 51  # 95 % of 60 is 57; below 51 has a chance of 1 in 10,000
 
@@ -235,8 +233,6 @@ def test_the_interval_covers_the_truth_in_most_experiments() -> None:
 def test_no_success_in_many_problems_still_has_an_upper_bound() -> None:
     none = estimate_mean([0.0] * 64)
     every = estimate_mean([1.0] * 64)
-    assert none is not None
-    assert every is not None
     assert (none.low, round(none.high, 3)) == (0.0, 0.056)
     assert (round(every.low, 3), every.high) == (0.944, 1.0)
     assert estimate_mean([]) is None
@@ -245,8 +241,6 @@ def test_no_success_in_many_problems_still_has_an_upper_bound() -> None:
 def test_one_problem_says_nothing_about_others() -> None:
     half = estimate_mean([0.5])
     gain = compare_paired({"p": Tally(num=4, correct=0)}, {"p": Tally(num=4, correct=4)})
-    assert half is not None
-    assert gain is not None
     assert (half.low, half.high) == (0.0, 1.0)
     assert (gain.low, gain.value, gain.high) == (-1.0, 1.0, 1.0)
 
@@ -256,11 +250,9 @@ def test_pairing_finds_a_small_gain_that_two_intervals_hide() -> None:
     before = {f"p{i}": Tally(num=8, correct=rng.randint(0, 7)) for i in range(40)}
     after = {name: Tally(num=8, correct=tally.correct + 1) for name, tally in before.items()}
     gain = compare_paired(before, after)
-    assert gain is not None
     assert gain.value == pytest.approx(0.125)
     assert gain.low > 0
     same = compare_paired(before, before)
-    assert same is not None
     assert same.low <= 0 <= same.high
     assert compare_paired(before, {}) is None
 

@@ -109,7 +109,6 @@ def test_unjudgeable_problems_are_listed_with_reason_and_an_example(root: Path) 
 def test_training_counts_unjudgeable_turns_as_masked_and_their_problems_apart(root: Path) -> None:
     with open_run(root) as reader:
         step = reader.one("SELECT * FROM v_steps")
-        assert step is not None
         assert (step["num_turns"], step["num_masked"]) == (6, 4)
         assert (step["pass_rate"], step["pass_rate_multi"]) == (0.5, 0.5)
         solved = {row["purpose"]: row for row in reader.rows(PROBLEMS)}["train"]

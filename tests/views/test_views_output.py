@@ -150,8 +150,6 @@ def test_named_queries_take_no_mean_of_means(tmp_path: Path) -> None:
     with open_run(tmp_path / "toy-1") as reader:
         level = reader.one(QUERIES["levels"].sql)
         age = reader.one(QUERIES["staleness"].sql)
-    assert level is not None
-    assert age is not None
     assert (level["num_turns"], level["correct_share"]) == (8, 0.25)
     assert (age["num_samples"], age["reward"]) == (8, pytest.approx((0.8 + 3 * 0.3) / 4, abs=1e-3))
 

@@ -251,7 +251,6 @@ def test_a_step_over_http_whose_client_hangs_up_frees_its_episode(tmp_path: Path
             async with open_client(tmp_path / "x.sock", timeout_s=20.0) as client:
                 await client.post("/reset", json={"episode_id": "a"})
                 found = environment.sessions.find("a", now=0.0)
-                assert found is not None
                 with anyio.move_on_after(0.2):
                     await client.post("/step", json={"action": {"code": CODE}})
                 with anyio.fail_after(10):

@@ -49,7 +49,6 @@ def test_a_configuration_has_the_fields_that_the_class_and_its_parts_read(tmp_pa
     (tmp_path / "m.py").write_text(MODULE)
     closure = Library(tmp_path).closure("m", "Block")
     made = configuration(closure, "config")
-    assert made is not None
     fields = {one.arg: ast.literal_eval(one.value) for one in made.keywords}
     assert fields == {
         "hidden_size": 16, "intermediate_size": 32, "layer_norm_eps": 1e-5, "use_residual": False,

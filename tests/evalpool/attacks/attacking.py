@@ -69,12 +69,10 @@ class Outcome:
 
     @property
     def ops(self) -> list[str]:
-        assert self.program is not None
         return [node.name for node in self.program.forward if isinstance(node, Op)]
 
     @property
     def num_launches(self) -> int:
-        assert self.program is not None
         return sum(isinstance(node, Launch) for node in self.program.forward)
 
 

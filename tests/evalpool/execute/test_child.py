@@ -240,7 +240,6 @@ def test_a_fault_names_the_launch(judge: Judge) -> None:
     judge.load(made, out)
     with pytest.raises(ProgramFault, match="ILLEGAL_ADDRESS") as caught:
         judge.run(call_of(out))
-    assert caught.value.step is not None
     assert caught.value.step.what == "launch of fault"
     assert caught.value.step.line == made.nodes[-1].line
     assert not judge.executor.is_alive

@@ -150,7 +150,6 @@ def test_a_fault_names_its_step_and_ends_the_process(number: int, what: str, lin
     with pytest.raises(ProgramFault, match="ILLEGAL") as caught:
         made.run([Call()], deadline=soon())
     assert caught.value.reason == "gpu_fault"
-    assert caught.value.step is not None
     assert caught.value.step.what.startswith(what)
     assert caught.value.step.line == line
     assert channel.has_ended

@@ -116,7 +116,6 @@ def test_an_access_beyond_a_mapping_is_a_fault_of_its_launch(
     one = laid(cases.misbehaving(function, by=by), executor())
     with pytest.raises(ProgramFault, match="ILLEGAL_ADDRESS") as caught:
         one.run(executor(), placement=placement)
-    assert caught.value.step is not None
     assert caught.value.step.line == 10
     one.close()
 

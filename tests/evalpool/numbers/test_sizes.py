@@ -26,23 +26,19 @@ def count(source: str = SOURCE, *, precision: str = "fp32", max_bytes: int = 100
 
 def test_all_tensors_count_at_the_problems_precision() -> None:
     found = count()
-    assert found is not None
     assert (found.inputs, found.state) == (400_000 + 8000, 40_000 + 80)
     assert found.outputs == 400_000 + 8000
     found = count(precision="bf16")
-    assert found is not None
     assert (found.inputs, found.state, found.outputs) == (208_000, 20_080, 208_000)
 
 
 def test_a_small_problem_is_not_run() -> None:
     found = count(SOURCE.replace("return x @", "raise ValueError #"), max_bytes=1 << 30)
-    assert found is not None
     assert found.outputs == 0
 
 
 def test_outputs_that_need_data_count_as_nothing() -> None:
     found = count(SOURCE.replace("return x @", "x.numpy(); return x @"))
-    assert found is not None
     assert (found.inputs, found.outputs) == (408_000, 0)
 
 

@@ -105,7 +105,6 @@ def test_arguments_that_fit(fitting: Op) -> None:
 @pytest.mark.parametrize(("wrong", "message"), MISFITTING, ids=[m for _, m in MISFITTING])
 def test_arguments_that_do_not_fit(wrong: Op, message: str) -> None:
     said = misuse(wrong)
-    assert said is not None
     assert said.endswith(f": {message}")
 
 

@@ -323,7 +323,6 @@ def test_a_small_problem_is_drawn_and_compared_without_the_card(
     made = open_references(there, monkeypatch, small=small).hold(PROBLEM, shared=turn)
     assert (small.asked, there.asked, turns) == ([(0.0, False)], [], ["taken"])
     content = torch.frombuffer(bytearray(range(128)) * 3, dtype=torch.float32)
-    assert made.host is not None
     assert made.host.wanted[4].data == content[48:52].numpy().tobytes()
     assert torch.equal(made.tensors[3], content[32:36])
     assert not made.wanted

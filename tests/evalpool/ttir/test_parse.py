@@ -202,9 +202,7 @@ def chain(num_blocks: int) -> str:
 def test_uses_of_a_long_chain_of_blocks_are_not_sought_for_ever() -> None:
     """Each pass follows an address by one block."""
     first, second = uses_of(parse(chain(20)), "k")
-    assert first is not None
     assert first.is_read
-    assert second is not None
     assert not second.is_read
     with pytest.raises(InvalidModule, match="too often"):
         uses_of(parse(chain(4000)), "k")

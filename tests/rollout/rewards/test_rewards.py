@@ -88,7 +88,6 @@ def verdict(status: Status, *, compiled: bool = False, speedup_low: float | None
 
 def reward(of: Verdict, table: RewardTable = TABLE) -> float:
     terms = reward_terms(of, table)
-    assert terms is not None
     return sum(terms.values())
 
 

@@ -147,7 +147,6 @@ async def test_a_run_whose_directory_is_moved_or_deleted_stops_with_3(
         await anyio.sleep_forever()
 
     ending = await supervised.end(work)
-    assert ending is not None
     assert (ending.code, str(root) in ending.message) == (3, True)
     assert "moved or deleted while its run wrote to it" in ending.message
     left = [path.name for path in root.iterdir()] if root.exists() else []

@@ -258,7 +258,6 @@ async def test_the_ending_is_sent_after_it_is_recorded(
         raise MachineError("the GPU fell off the bus")
 
     ended = await supervised.end(work)
-    assert ended is not None
     assert ended.message == "the GPU fell off the bus"
     assert (tmp_path / "r").read_text() == "the GPU fell off the bus\n"
 

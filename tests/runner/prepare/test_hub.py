@@ -98,7 +98,6 @@ def test_a_hub_model_is_downloaded_once_and_its_commit_is_known(online: None) ->
     said: list[str] = []
     found = locate_model(ModelTable(path="org/tiny"), say=said.append)
     assert found.revision == COMMIT
-    assert found.path is not None
     assert found.path.endswith(f"snapshots/{COMMIT}")
     assert len(said) == 1
     again = locate_model(ModelTable(path="org/tiny", revision=COMMIT), say=said.append)
@@ -212,7 +211,6 @@ def test_hub_names_become_directories_and_paths_stay(
     sources = [file("org/book"), file(here), {"source": "generated"}]
     found = locate_rows(experiment(data=file("org/json"), problems={"sources": sources}))
     assert found.data.path == tmp_path / "org/json"
-    assert found.problems.sources is not None
     assert [part.path for part in found.problems.sources] == [tmp_path / "org/book", here, None]
     assert fetched == [
         ("org/json", "*.parquet"),

@@ -27,7 +27,6 @@ def test_a_process_counts_with_its_descendants_and_the_supervisor_without() -> N
     with subprocess.Popen(
         [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
-        assert child.stdout is not None
         assert child.stdout.readline() + child.stdout.readline() == b"1\n2\n"
         found = VitalsSampler().sample(
             [child.pid, 1 << 30], alone=[os.getpid()], uuids=["GPU-none"]
