@@ -126,7 +126,7 @@ def canned_template(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """The backend of tests with the marker `anyio`."""
+    """The backend of async tests."""
     return "asyncio"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import anyio.abc
 import httpx
-import pytest
 
 from forge.adapters.answering import answering_on
 from forge.adapters.http.routes import JudgeApi
@@ -24,7 +23,6 @@ from tests.evalpool.scripted_judges import PROBLEM as SCRIPTED
 from tests.evalpool.scripted_judges import Script, kept
 from tests.serve.observed import until
 
-pytestmark = pytest.mark.anyio
 NUM_CLIENTS = 64
 
 

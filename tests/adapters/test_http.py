@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from forge import Reward, Verdict, reward
 from forge.adapters.http.models import (
@@ -24,8 +23,6 @@ from forge.adapters.subjects import known_problems
 from forge.process.ask import open_client
 from tests.adapters.kernels import PROBLEM, RIGHT
 from tests.adapters.served import TextPool, code, serve
-
-pytestmark = pytest.mark.anyio
 
 GOOD = {"problem": PROBLEM, "answer": code("a")}
 

@@ -25,8 +25,6 @@ from forge.process.child import ChildSpec
 from forge.process.environment import child_env
 from tests.cluster.fake_ray import FakeActorDiedError, FakeRay, FakeUnavailableError
 
-pytestmark = pytest.mark.anyio
-
 CHILD = """
 import sys
 from pathlib import Path

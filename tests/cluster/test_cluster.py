@@ -17,8 +17,6 @@ from forge.config.schema import ClusterTable, ModelTable, SftStage
 from forge.errors import MachineError, NoRoom
 from forge.train.handle import TrainerJob
 
-pytestmark = pytest.mark.anyio
-
 UP = {"url": "", "host": "node", "devices": "cpu", "pid": 1}
 LOST = {"kind": "HostLost", "error": "its host is gone: the node was terminated"}
 FULL = {"kind": "NoRoom", "error": "trainer-2: no node has room"}

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from tests.evalpool.judged import CODE, SOURCE
 
-pytestmark = pytest.mark.anyio
 SIZED = f"N = 64\n{SOURCE.replace('randn(64)', 'randn(N)')}"
 CLIENT = {"name": "test", "version": "1"}
 

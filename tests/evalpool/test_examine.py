@@ -239,7 +239,6 @@ class Card:
         return Examination(problem_id=name, flags={flag: "why"} if flag else {})
 
 
-@pytest.mark.anyio
 async def test_problems_share_a_card_and_doubtful_ones_are_examined_again_alone() -> None:
     card, done = Card(), list[int]()
     found = await examine_all(card, PROBLEMS, done=lambda: done.append(1))
@@ -251,7 +250,6 @@ async def test_problems_share_a_card_and_doubtful_ones_are_examined_again_alone(
     assert card.asked[len(PROBLEMS) :] == ["p1", "p2", "p3"]
 
 
-@pytest.mark.anyio
 async def test_where_each_judge_examines_one_nothing_is_examined_twice() -> None:
     card = Card(num_judges=2, num_examined=2)
     await examine_all(card, PROBLEMS, done=lambda: None)

@@ -8,8 +8,6 @@ import pytest
 from forge.evalpool import keeper
 from tests.evalpool.scripted_judges import CRASH, FAULT, PROBLEM, Script, kept
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_quarantined_judge_is_replaced() -> None:
     script = Script(FAULT, FAULT)

@@ -28,8 +28,6 @@ from tests.evalpool.judged import (
     wait_until_gone,
 )
 
-pytestmark = pytest.mark.anyio
-
 SPIN = CODE.replace("return y", "while True: pass")
 TABLE = JudgeTable(workers=1, compile_timeout_s=5.0, correct_timeout_s=5.0)
 

@@ -15,8 +15,6 @@ from forge.evalpool.pool import open_pool
 from forge.evalpool.seating import State
 from tests.evalpool.scripted_judges import PROBLEM, Script
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

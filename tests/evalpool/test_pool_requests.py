@@ -33,8 +33,6 @@ from tests.evalpool.scripted_judges import (
     kept,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     "changes",

@@ -33,8 +33,6 @@ from forge.records.problem import Problem
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.judged import CODE, PROBLEM, ROOT, descendants, wait_until_gone
 
-pytestmark = pytest.mark.anyio
-
 TOKEN = "a secret"
 PROGRAM = """
 import sys

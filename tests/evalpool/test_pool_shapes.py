@@ -14,8 +14,6 @@ from forge.records.problem import ReferenceModule, Shape, has_input_sets, select
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.scripted_judges import CORRECT, TIMES, WRONG, Script, kept
 
-pytestmark = pytest.mark.anyio
-
 SETS = "def get_input_sets():\n    return []\n"
 SIZED = ReferenceModule(
     problem_id="p",

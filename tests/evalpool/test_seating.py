@@ -14,8 +14,6 @@ from forge.evalpool.seating import NoJudge, Seat, Seating, State
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.scripted_judges import CORRECT, CRASH, FAULT, KILLED, PROBLEM, WRONG, seats_up
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_the_least_loaded_judge_is_taken_up_to_its_capacity() -> None:
     seats = seats_up(2, capacity=2)

@@ -172,8 +172,6 @@ def test_a_zygote_that_fails_in_any_other_way_says_why(
     assert capfd.readouterr().err.splitlines()[-1] == "KeyError: 'no such key'"
 
 
-pytestmark = pytest.mark.anyio
-
 TABLE = JudgeTable(workers=2, compile_timeout_s=20.0, correct_timeout_s=20.0)
 BUSY = "for _ in range(15_000_000): pass"
 """More than half a second of CPU time, in which a test finds the process and kills it."""

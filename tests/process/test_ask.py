@@ -17,8 +17,6 @@ from forge.errors import ChildDied, Stalled
 from forge.process.ask import Answer, error_message, open_client, retry_pause_s, send, send_blocking
 from forge.process.server.serving import serve_task
 
-pytestmark = pytest.mark.anyio
-
 
 async def echo(request: Request) -> Response:
     return JSONResponse(await request.json())

@@ -26,7 +26,6 @@ from forge.process.server.listening import bind_network, open_listener, port_fil
 from forge.process.server.serving import serve_listener
 from forge.process.sockets import open_socket_dir
 
-pytestmark = pytest.mark.anyio
 JSON = {"Content-Type": "application/json"}
 SERVER = """
 from pathlib import Path

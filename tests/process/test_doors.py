@@ -18,8 +18,6 @@ from forge.process.server import door
 from tests.examples import examples
 from tests.process.five_doors import DOORS, OpenDoor, open_door, read_answer
 
-pytestmark = pytest.mark.anyio
-
 BODIES: dict[str, bytes] = {
     "empty": b"",
     "no JSON": b"{",

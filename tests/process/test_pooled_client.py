@@ -22,7 +22,6 @@ from forge.process.server.serving import serve_task
 
 Handler = Callable[[anyio.abc.ByteStream, bytes], Awaitable[None]]
 
-pytestmark = pytest.mark.anyio
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 

@@ -40,9 +40,6 @@ from tests.rollout.fakes import (
     rules,
 )
 
-pytestmark = pytest.mark.anyio
-
-
 PLACE = GroupPlace(group_id=5, purpose=Purpose.TRAIN, stage=3, step=1)
 
 

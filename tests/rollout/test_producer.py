@@ -35,8 +35,6 @@ from tests.rollout.fakes import (
     rules,
 )
 
-pytestmark = pytest.mark.anyio
-
 PROBLEMS = [problem(f"p{i}") for i in range(7)]
 
 

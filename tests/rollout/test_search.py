@@ -170,7 +170,6 @@ def test_the_next_answer_goes_where_most_is_to_be_gained() -> None:
     assert next_search([growing]) is None
 
 
-@pytest.mark.anyio
 async def test_a_conversation_begins_with_the_parents() -> None:
     parents = [
         JudgedAnswer(turn_id=name, completion_text=name, verdict=WRONG) for name in ("g1", "g2")

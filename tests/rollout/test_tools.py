@@ -34,7 +34,6 @@ from tests.prompting import PROMPTS
 from tests.rollout.fakes import Recorder, batch_plan, problem, rules
 from tests.store.storefactory import write_run
 
-pytestmark = pytest.mark.anyio
 ANSWER = "```python\nclass ModelNew: ...\n```"
 ASKED = "What does it take?\n\n```docs\ntl.dot\n```"
 SOURCE = """N = 8

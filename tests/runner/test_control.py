@@ -25,8 +25,6 @@ from forge.runner.stages.desk import TrainerDesk
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from tests.runner.stages.desks import Recorder, batch, can_record, make_desk
 
-pytestmark = pytest.mark.anyio
-
 
 class Publishes:
     """Weights whose publishes wait until `may_publish` is set."""

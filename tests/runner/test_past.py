@@ -50,7 +50,6 @@ STAGES = (
     EvalStage(kind="eval"),
     GrpoStage(kind="grpo", steps=3, learning_rate=1e-4),
 )
-pytestmark = pytest.mark.anyio
 
 
 class Parent:

@@ -37,7 +37,6 @@ from forge.store.layout import RunPaths, create_run, open_run_lock, read_status
 from forge.store.write.writer import open_writer
 from tests.runner.supervised import Supervised
 
-pytestmark = pytest.mark.anyio
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.toml"
 COMMIT = "5" * 40
 

@@ -26,7 +26,6 @@ from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from forge.serve.wire import COMPACT, pack, unpack
 
-pytestmark = pytest.mark.anyio
 BODY = {"prompt": [1, 2, 3], "n": 2, "max_tokens": 4, "seed": 7}
 END = "<|im_end|>"
 CHAT = {"messages": [{"role": "user", "content": "née"}], "max_tokens": 40, "seed": 1}

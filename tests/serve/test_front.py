@@ -38,7 +38,6 @@ from tests.listening import ROOT, listening, start
 from tests.serve.conftest import Reference
 from tests.serve.fronted import fronting
 
-pytestmark = pytest.mark.anyio
 EXPERIMENT = """
 name = "served"
 [model]

@@ -27,7 +27,7 @@ from forge.serve.weights import Weights
 from tests.serve.conftest import Reference
 from tests.serve.observed import Lives
 
-pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 FREE_WITHIN_S = 10.0
 SLACK_BYTES = 300 << 20
 """Tolerance for what other processes allocate on the GPU meanwhile."""

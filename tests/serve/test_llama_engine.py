@@ -48,7 +48,6 @@ class FakeEngine:
         return
 
 
-@pytest.mark.anyio
 async def test_a_request_cancelled_before_it_is_admitted_is_aborted() -> None:
     engine, is_free = FakeEngine(), threading.Event()
     worker = Worker(lambda: cast("Any", engine), name="fake")

@@ -35,7 +35,6 @@ from forge.serve.weights import Weights
 from tests.serve.conftest import Reference
 from tests.serve.observed import until
 
-pytestmark = pytest.mark.anyio
 PROMPT = list(range(30))
 ASKED = Prompt(
     ids=tuple(PROMPT), messages=(Message(role="user", content="".join(map(chr, PROMPT))),)

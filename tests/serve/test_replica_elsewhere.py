@@ -18,8 +18,6 @@ from forge.serve.weights import Weights
 from tests.serve.made_up_replicas import Client
 from tests.serve.observed import until
 
-pytestmark = pytest.mark.anyio
-
 COMPLETION = Completion(
     token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP, min_version=0, max_version=0
 )

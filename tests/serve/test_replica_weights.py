@@ -21,8 +21,6 @@ from tests.serve.conftest import Reference
 from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
 from tests.serve.observed import Lives
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_an_adapter_that_is_published_again_is_loaded_with_its_base(
     tmp_path: Path,

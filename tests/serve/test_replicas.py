@@ -31,7 +31,7 @@ from forge.serve.weights import Weights
 from tests.serve.conftest import Reference
 from tests.serve.observed import Lives, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 PROMPT = list(range(30))
 DEADLINE_S = 60.0
 

@@ -12,7 +12,6 @@ from forge.records import Completion, Finish, Prompt
 from forge.serve.replica import Restarts
 from forge.serve.served import SampleRequest, Served
 
-pytestmark = pytest.mark.anyio
 HOW: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "seed": 0}
 
 

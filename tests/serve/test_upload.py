@@ -33,7 +33,6 @@ from forge.serve.upload.receiving import (
 from forge.serve.upload.sending import MAX_SENDS, WeightSender
 from forge.serve.weights import Weights
 
-pytestmark = pytest.mark.anyio
 TOKEN = "sesame"
 NUM_BYTES = 300_000
 

@@ -29,8 +29,6 @@ from tests.serve.conftest import Reference
 from tests.serve.observed import until
 from tests.shared_memory import FakeIpc
 
-pytestmark = pytest.mark.anyio
-
 
 class DeadError(Exception):
     """vLLM's error when EngineCore is gone."""

@@ -36,8 +36,6 @@ from tests.store.storefactory import (
     write_run,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 def known(root: Path) -> Acknowledged:
     return read_acknowledged(RunPaths(root).acknowledged)

@@ -112,9 +112,6 @@ def without_logprobs(group: Group) -> dict[str, Any]:
     return found
 
 
-pytestmark = pytest.mark.anyio
-
-
 def records(root: Path) -> list:
     """A run that published once, as its supervisor writes it."""
     start = Weights(full=root / "weights" / "init", adapter=root.parent / "given")

@@ -27,8 +27,6 @@ from tests.store.storefactory import (
     write_run,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 def counts(root: Path) -> dict[str, int]:
     with open_run(root) as reader:

@@ -262,7 +262,6 @@ def test_all_ranks_get_the_same_number_of_micro_batches_and_each_sample_counts_o
         assert len(counted) == num, "filler only if every sample has a micro-batch of its own"
 
 
-@pytest.mark.anyio
 async def test_a_batch_that_the_ranks_cannot_share_is_refused(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -25,8 +25,6 @@ from tests.tui.watching import (
     watching,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_each_number_shows_its_screen(canned_run: RunPaths):
     async with watching(canned_run) as pilot:

@@ -26,7 +26,6 @@ from tests.tui.watching import (
     watching,
 )
 
-pytestmark = pytest.mark.anyio
 BEST = "elementwise-residual-cos-elu-square-tanh"
 
 

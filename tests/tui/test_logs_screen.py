@@ -4,7 +4,6 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Log, Tab
 
@@ -27,7 +26,6 @@ from tests.tui.watching import (
     watching,
 )
 
-pytestmark = pytest.mark.anyio
 STAMP = "2026-11-21 18:08:31,313"
 
 

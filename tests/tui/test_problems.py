@@ -16,7 +16,6 @@ from forge.tui.widgets.row_table import RowTable
 from tests.store.storefactory import write_run
 from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
 
-pytestmark = pytest.mark.anyio
 NARROW = (40, 24)
 
 

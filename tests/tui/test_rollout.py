@@ -25,7 +25,6 @@ from tests.tui.watching import (
     watching,
 )
 
-pytestmark = pytest.mark.anyio
 SOLVED = "g167.r7"
 """A rollout of the canned run with a wrong turn and a correct one."""
 

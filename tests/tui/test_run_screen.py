@@ -25,7 +25,6 @@ from tests.tui.watching import (
     watching,
 )
 
-pytestmark = pytest.mark.anyio
 NARROW, MEDIUM = (40, 24), (120, 40)
 LONG_MEDIUM = pytest.param(MEDIUM, marks=pytest.mark.long)
 

@@ -18,8 +18,6 @@ from tests.tui.watching import (
     watching,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def runs(canned_run: RunPaths) -> RunPaths:

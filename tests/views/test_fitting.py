@@ -78,8 +78,6 @@ def test_rows_without_columns_and_columns_without_rows_are_drawn() -> None:
     assert drawn(RowTable(columns=("a", "b"), rows=()), width=80)[0] == " a ┃ b"
 
 
-pytestmark = pytest.mark.anyio
-
 JUDGES, ENGINES = "gpu-7 10.0.0.7", "gpu-8 10.0.0.8"
 LOST = "its host is gone: the node 10.0.0.7 has died"
 

@@ -33,8 +33,6 @@ from tests.adapters.openenv.scripted import (
 )
 from tests.evalpool.judged import CODE, PROBLEM, SOURCE
 
-pytestmark = pytest.mark.anyio
-
 
 def episode_of(*verdicts, pause_s: float = 0.0, episode_id: str = "e") -> Episode:
     rules = scripted_rules(*verdicts, pause_s=pause_s)

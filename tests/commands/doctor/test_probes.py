@@ -40,8 +40,6 @@ from forge.process.devices import Gpu, GpuUser, Vendor
 from forge.process.environment import python_path
 from forge.serve.engines import ENGINES, Interpreter
 
-pytestmark = pytest.mark.anyio
-
 MADE_UP = {
     "good_one": "__version__ = '1.2'\nPart = 1\n",
     "broken_one": "raise OSError('libx.so.1: cannot open shared object file')\n",

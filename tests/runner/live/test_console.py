@@ -13,8 +13,6 @@ from rich.console import Console as RichConsole
 from forge.runner.live import progress as console_module
 from forge.runner.live.progress import Console, Progress
 
-pytestmark = pytest.mark.anyio
-
 
 def read_all(fd: int) -> str:
     return os.read(fd, 1 << 16).decode()

@@ -21,7 +21,6 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.runner.supervised import Supervised
 
-pytestmark = pytest.mark.anyio
 RESUME = '"forge resume x-1" continues'
 
 

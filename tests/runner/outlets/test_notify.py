@@ -28,8 +28,6 @@ from tests.runner.outlets.said import Said, events
 from tests.runner.supervised import Supervised
 from tests.store.storefactory import Options, attempt, evaluation, group, problem, timing
 
-pytestmark = pytest.mark.anyio
-
 
 @asynccontextmanager
 async def notified(paths: RunPaths, console: Said | None = None, **keys: Any):
@@ -262,7 +260,6 @@ async def test_the_ending_is_sent_after_it_is_recorded(
     assert (tmp_path / "r").read_text() == "the GPU fell off the bus\n"
 
 
-@pytest.mark.anyio
 async def test_a_command_that_prints_without_end_fills_no_disk(paths: RunPaths) -> None:
     async with notified(paths, command="yes; exit 0", timeout_s=1.0):
         pass
@@ -271,7 +268,6 @@ async def test_a_command_that_prints_without_end_fills_no_disk(paths: RunPaths) 
     assert LONGEST_OUTPUT <= size < LONGEST_OUTPUT + 1000
 
 
-@pytest.mark.anyio
 async def test_the_event_of_a_command_that_prints_garbage_is_printable(paths: RunPaths) -> None:
     console = Said()
     garbage = r"head -c 50000 /dev/zero | tr '\0' '\377'; printf '\033[2J'; exit 1"

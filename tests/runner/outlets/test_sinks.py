@@ -26,8 +26,6 @@ from forge.store.write.writer import open_writer
 from tests.runner.outlets.said import Said, events
 from tests.store.storefactory import Options, attempt, evaluation
 
-pytestmark = pytest.mark.anyio
-
 EXPERIMENT = 'name = "x"\n[model]\ninit = "tiny"\n[[stage]]\nkind = "eval"\n'
 
 MADE_UP = """

@@ -58,7 +58,6 @@ async def no_judge(problem: Problem, code: str) -> None:
     raise AssertionError("rows of a file are not judged")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("problems", ["generated", "dir"])
 async def test_rows_of_a_file_are_trained_on_even_if_a_later_stage_has_judges(
     problems: str, tmp_path: Path
@@ -95,7 +94,6 @@ async def test_rows_of_a_file_are_trained_on_even_if_a_later_stage_has_judges(
     assert load_pairs(paths) == pairs
 
 
-@pytest.mark.anyio
 async def test_rows_of_several_sources_keep_their_source_and_an_empty_one_is_named(
     tmp_path: Path,
 ) -> None:
@@ -124,7 +122,6 @@ async def test_rows_of_several_sources_keep_their_source_and_an_empty_one_is_nam
         await prepared(1)
 
 
-@pytest.mark.anyio
 async def test_the_live_line_counts_judged_broken_answers(tmp_path: Path) -> None:
     file = tmp_path / "few.toml"
     file.write_text(

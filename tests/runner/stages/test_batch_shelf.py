@@ -11,8 +11,6 @@ from forge.runner.stages.checkpoints import BatchShelf
 from forge.train.batch import SampleHeader
 from tests.runner.stages.desks import batch
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_later_attempt_has_the_same_headers_and_reads_each_file_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,8 +17,6 @@ from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.grpo import _offer
 from tests.runner.stages.desks import Recorder, batch, make_desk
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_trainer_gets_the_batch_after_its_own_step(tmp_path: Path) -> None:
     desk = make_desk(tmp_path)

@@ -34,8 +34,6 @@ from tests.runner.stages.desks import can_record
 from tests.store import storefactory
 from tests.store.storefactory import attempt, evaluation, group, problem, samples, use, write_run
 
-pytestmark = pytest.mark.anyio
-
 STAGE = {"kind": "eval"}
 CORRECT, WRONG, INFRA = Status.CORRECT, Status.WRONG, Status.INFRA_ERROR
 PROBLEMS = [problem(number) for number in range(5)]

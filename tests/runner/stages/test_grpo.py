@@ -37,7 +37,6 @@ from tests.runner.stages.desks import batch, make_desk
 from tests.store.storefactory import attempt, group, problem, write_run
 
 STAGE = {"kind": "grpo", "steps": 9, "learning_rate": 1e-5}
-pytestmark = pytest.mark.anyio
 
 
 def experiment(**tables: Any) -> Experiment:

@@ -16,8 +16,6 @@ from forge.store.layout import RunPaths
 from tests.runner.stages.desks import make_desk
 from tests.store.storefactory import small_run, write_run
 
-pytestmark = pytest.mark.anyio
-
 
 class Stage:
     """A grpo stage whose evaluations take until `played` is set."""

@@ -23,7 +23,6 @@ from forge.views.search import load_curve, load_searches, render_searches
 from tests.rollout.fakes import ports, problem
 from tests.store.storefactory import attempt, group, write_run
 
-pytestmark = pytest.mark.anyio
 PROBLEMS = [problem("easy"), problem("hard")]
 CORRECT, WRONG, UNJUDGEABLE = Status.CORRECT, Status.WRONG, Status.UNJUDGEABLE
 

@@ -21,8 +21,6 @@ from forge.train.checkpoints import checkpoint_dir, checkpoints, write_manifest
 from tests.runner.stages.desks import batch, can_record
 from tests.store.storefactory import Options, attempt, evaluation, group, make_root, samples, use
 
-pytestmark = pytest.mark.anyio
-
 ROWS = [[Status.WRONG], [Status.CORRECT]]
 TABLE = GrpoStage(kind="grpo", steps=20, learning_rate=1e-4)
 

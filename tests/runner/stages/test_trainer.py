@@ -27,8 +27,6 @@ from forge.train.checkpoints import ResumePoint
 from forge.train.handle import TrainerJob
 from tests.runner.stages.desks import Recorder, can_record, make_desk
 
-pytestmark = pytest.mark.anyio
-
 SAVES = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -33,8 +33,6 @@ from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
 from tests.runner.stages.desks import make_desk
 
-pytestmark = pytest.mark.anyio
-
 EXPERIMENT = """\
 name = "x"
 [model]

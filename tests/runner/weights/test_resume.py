@@ -23,7 +23,6 @@ from forge.store.resume import LastState
 from tests.runner.stages.desks import Recorder
 from tests.runner.weights.syncs import FakeServing, new_dir, weight_sync
 
-pytestmark = pytest.mark.anyio
 EXPERIMENT = Experiment.model_validate(
     {
         "name": "x",

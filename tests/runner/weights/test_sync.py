@@ -15,8 +15,6 @@ from forge.serve.weights import Weights
 from tests.runner.weights.syncs import PROBE, FakeServing, new_dir, weight_sync
 from tests.serve.made_up_replicas import Client, made_up_replicas
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_versions_are_numbered_by_publish_and_recorded(tmp_path: Path) -> None:
     sync, sink = weight_sync(tmp_path, FakeServing())
