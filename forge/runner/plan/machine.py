@@ -82,9 +82,8 @@ class Machine:
     """True for the machine that this process runs on, whose interpreters can be asked."""
     assumed: str = ""
     """Argument of `forge plan --assume`; empty for a real machine."""
-    nodes: tuple[tuple[Gpu, ...], ...] = ()
-    """Cards of each further machine that was assumed: nodes of a cluster, whose head is this one.
-    """
+    num_nodes: int = 0
+    """Further machines like this one that were assumed: nodes of a cluster, whose head this is."""
 
     @property
     def title(self) -> str:
@@ -152,10 +151,7 @@ def assume(text: str, *, here: Machine) -> Machine:
         memory_bytes=max(here.memory_bytes, num * MEMORY_PER_CARD),
         free_disk_bytes=max(here.free_disk_bytes, num * DISK_PER_CARD),
         gpus=tuple(_card(index, match["name"], memory_bytes) for index in range(num)),
-        nodes=tuple(
-            tuple(_card(index, match["name"], memory_bytes, node=node) for index in range(num))
-            for node in range(1, num_nodes)
-        ),
+        num_nodes=num_nodes - 1,
         engines=frozenset(ENGINES),
         hidden_gpus="",
         gpu_users={},
@@ -166,12 +162,12 @@ def assume(text: str, *, here: Machine) -> Machine:
     )
 
 
-def _card(index: int, name: str, memory_bytes: int, *, node: int = 0) -> Gpu:
+def _card(index: int, name: str, memory_bytes: int) -> Gpu:
     is_amd = AMD_NAMES.match(name) is not None
     return Gpu(
         vendor=Vendor.AMD if is_amd else Vendor.NVIDIA,
         index=index,
-        uuid=f"GPU-assumed-{f'node{node}-' if node else ''}{index}",
+        uuid=f"GPU-assumed-{index}",
         name=name,
         memory_bytes=memory_bytes,
         free_bytes=memory_bytes,

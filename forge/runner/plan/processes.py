@@ -1,14 +1,15 @@
 """Processes of a run: on this machine, and on the nodes of an assumed cluster.
 
 A plan has a row for each. With `--assume 4x8xH100-80GB` the first machine is the head, whose cards
-`placement` hands out; the others are laid out as Ray would lay out `[cluster]`: each node takes
-what it has room for, ranks of the trainer first, then engines, then judges. Roles whose labels
-contradict each other never share a node. The memory of its cards is checked as at home. Pure.
+`placement` hands out. Ray chooses the places on the others: a plan checks how many nodes
+`[cluster]` needs at least, and the memory of their cards as at home. Pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from forge.config.schema import SftStage, TrainStage, with_half_a_card
@@ -145,104 +146,95 @@ class _Demand:
     def __str__(self) -> str:
         each = count(self.gpus_each, "GPU") if self.gpus_each else count(self.cores_each, "core")
         each = "half a GPU" if self.halves else each
-        return f"{each} each{f', labelled {_pairs(self.labels)}' if self.labels else ''}"
+        labels = ", ".join(f"{key}={value}" for key, value in self.labels.items())
+        return f"{each} each{f', labelled {labels}' if labels else ''}"
 
-
-def _pairs(labels: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in labels.items())
-
-
-@dataclass(slots=True, kw_only=True)
-class _Node:
-    """A machine while roles are laid out on it."""
-
-    name: str
-    cards: tuple[Gpu, ...]
-    cores: int
-    halves: list[Gpu]
-    """Free halves of cards, in order."""
-    labels: dict[str, str] = field(default_factory=dict[str, str])
-    placed: Placement
-    taken: list[tuple[_Demand, int, int, tuple[int, ...]]] = field(
-        default_factory=list["tuple[_Demand, int, int, tuple[int, ...]]"]
-    )
-    """Number of the first child, how many, and the indices of their cards."""
-
-    @property
-    def idle(self) -> list[Gpu]:
-        """Cards of which nothing is taken."""
-        return [gpu for gpu in self.cards if self.halves.count(gpu) == 2]
-
-    def take(self, demand: _Demand, *, first: int) -> int:
-        """Give room to the children from number `first` on; returns how many have it."""
-        if any(self.labels.get(key, value) != value for key, value in demand.labels.items()):
-            return 0
-        free, each = self.halves if demand.halves else self.idle, demand.gpus_each
-        room = len(free) // each if each else self.cores // demand.cores_each
-        num = min(room, demand.count - first, 1 if demand.role == "train" else room)
-        if not num:
-            return 0
-        cards = tuple(free[: num * each])
-        for card in cards if demand.halves else (*cards, *cards):
-            self.halves.remove(card)
-        self.cores -= 0 if each else num * demand.cores_each
-        self.labels |= demand.labels
-        shares = tuple(cards[at : at + each] for at in range(0, len(cards), each or 1))
-        held = shares if demand.role == "serve" else cards
-        self.placed = replace(self.placed, **{demand.role: held})
-        self.taken.append((demand, first, num, tuple(sorted({gpu.index for gpu in cards}))))
-        return num
+    def nodes(self, cards: int) -> Fraction:
+        """Nodes that they fill, of so many cards each. Raises MachineError."""
+        has = cards * (1 + self.halves) if self.gpus_each else cards * CORES_PER_CARD
+        room = has // (self.gpus_each or self.cores_each)
+        if not room:
+            raise MachineError(f"{NAMES[self.role]}: {self}, and a node has {count(cards, 'GPU')}")
+        return Fraction(self.count, room)
 
 
 def processes_elsewhere(
     experiment: Experiment, machine: Machine, placement: Placement
 ) -> tuple[list[ProcessPlan], list[str]]:
-    """Processes on nodes of a Ray cluster, laid out if they are assumed, and notes.
+    """A row for each role on nodes of a Ray cluster, and notes. Where Ray puts them is its choice:
+    of assumed nodes the number is checked, and the memory of a card.
 
     Raises:
-        MachineError: engines or all judges find no room, or do not fit the memory of a card.
+        MachineError: ranks, engines or all judges find no room, or do not fit the memory of a card.
     """
-    demands = list(_demands(experiment, placement))
-    if not machine.nodes:
-        where, stages = f'Ray cluster "{experiment.cluster.address}"', stages_of(experiment)
-        return [
-            ProcessPlan(
-                name=f"{each.count} {NAMES[each.role]}", device=f"{where}: {each}",
-                stages=stages[each.role],
-            )
-            for each in demands
-        ], []  # fmt: skip
-    nodes = [
-        _Node(
-            name=f"node {number}", cards=gpus, halves=[gpu for gpu in gpus for _ in range(2)],
-            cores=len(gpus) * CORES_PER_CARD, placed=Placement(engine=placement.engine),
+    demands, notes, sizes = list(_demands(experiment, placement)), list[str](), dict[str, int]()
+    if machine.num_nodes:
+        notes += _room(experiment, machine, demands)
+        sizes = _card_bytes(experiment, machine, placement, demands)
+    where, stages = f'Ray cluster "{experiment.cluster.address}"', stages_of(experiment)
+    return [
+        ProcessPlan(
+            name=f"{each.count} {NAMES[each.role]}", device=f"{where}: {each}",
+            stages=stages[each.role], gpu_bytes=sizes.get(each.role),
+            card_bytes=machine.gpus[0].memory_bytes if each.role in sizes else None,
         )
-        for number, gpus in enumerate(machine.nodes, start=1)
-    ]  # fmt: skip
-    notes: list[str] = []
+        for each in demands
+    ], notes  # fmt: skip
+
+
+def _room(experiment: Experiment, machine: Machine, demands: Sequence[_Demand]) -> list[str]:
+    """A note if some assumed nodes are idle, or some judges have no room."""
     if experiment.cluster.address is None:
-        notes.append(f"without [cluster] only the first of {1 + len(nodes)} machines is used")
-    for demand in demands:
-        num = 0
-        for node in nodes:
-            num += node.take(demand, first=num)
-        if num == demand.count:
-            continue
-        name = NAMES[demand.role]
-        text = (
-            f"{num} of {demand.count} {name} ({demand}) have room on the "
-            f"{count(len(nodes), 'node')} beside the head of {machine.assumed}"
-        )
-        if demand.role != "judge" or not num:
-            words = f"{text}; more nodes, or fewer {name}, are needed"
-            raise MachineError(f"{experiment.name}: {words}")
-        notes.append(f"{text}; the others start when a node joins")
-    notes += [
-        f"{node.name}: GPU {spans([gpu.index for gpu in node.idle])} idle"
-        for node in nodes
-        if node.idle
-    ]
-    return [each for node in nodes for each in _planned(experiment, node, placement)], notes
+        return [f"without [cluster] only the first of {1 + machine.num_nodes} machines is used"]
+    needed, least = (_num_nodes(each, cards=len(machine.gpus)) for each in (demands, demands[:-1]))
+    judges_wait = bool(demands) and demands[-1].role == "judge" and least < machine.num_nodes
+    found = f"{count(machine.num_nodes, 'node')} beside the head of {machine.assumed}"
+    listed = "; ".join(f"{each.count} {NAMES[each.role]}, {each}" for each in demands)
+    if needed > machine.num_nodes:
+        text = f"{count(needed, 'node')} would have room for {listed}; there are {found}"
+        if not judges_wait:
+            raise MachineError(f"{experiment.name}: {text}")
+        return [f"{text}: the other judges start when a node joins"]
+    idle = machine.num_nodes - needed
+    return [f"{idle} of {found} idle"] if idle else []
+
+
+def _num_nodes(demands: Sequence[_Demand], *, cards: int) -> int:
+    """Nodes that are needed at least. Those of other labels are others; each part of the trainer
+    has its own."""
+    by_labels: dict[tuple[tuple[str, str], ...], list[_Demand]] = {}
+    for each in demands:
+        by_labels.setdefault(tuple(sorted(each.labels.items())), []).append(each)
+
+    def least(found: Sequence[_Demand]) -> int:
+        parts = [each.count for each in found if each.role == "train"]
+        return max([math.ceil(sum(each.nodes(cards) for each in found)), *parts])
+
+    return max(least(demands), sum(least(each) for labels, each in by_labels.items() if labels))
+
+
+def _card_bytes(
+    experiment: Experiment, machine: Machine, head: Placement, demands: Sequence[_Demand]
+) -> dict[str, int]:
+    """Memory on a card of a node by role; of a rank as on the head. Raises MachineError."""
+    on = {each.role for each in demands if each.gpus_each}
+    serve = (machine.gpus[: experiment.serve.tensor_parallel],) if "serve" in on else ()
+    judge = machine.gpus[:1] if "judge" in on else ()
+    layouts = [Placement(serve=serve), Placement(judge=judge)]
+    if experiment.cluster.share_gpus:
+        half = with_half_a_card(experiment.serve)
+        experiment = experiment.model_copy(update={"serve": half})
+        layouts = [Placement(serve=serve, judge=judge)]
+    rows = [head.bytes_by_gpu.get(gpu.uuid, {}).get("train", 0) for gpu in head.train]
+    sizes = {"train": max(rows, default=0)} if "train" in on else {}
+    for layout in layouts:
+        try:
+            placed = fit(experiment, replace(layout, engine=head.engine), users={})
+        except MachineError as error:
+            raise MachineError(f"nodes: {error}") from error
+        for held in placed.bytes_by_gpu.values() if layout.gpus else ():
+            sizes |= held
+    return sizes
 
 
 def _demands(experiment: Experiment, placement: Placement) -> Iterator[_Demand]:
@@ -264,27 +256,4 @@ def _demands(experiment: Experiment, placement: Placement) -> Iterator[_Demand]:
         yield _Demand(
             role="judge", count=table.judges, gpus_each=int(on_gpu), cores_each=1,
             labels=table.judge_labels, halves=on_gpu and table.share_gpus,
-        )  # fmt: skip
-
-
-def _planned(experiment: Experiment, node: _Node, head: Placement) -> Iterator[ProcessPlan]:
-    """Rows of a node; a rank needs the memory that it needs on the head. Raises MachineError."""
-    if experiment.cluster.share_gpus:
-        half = with_half_a_card(experiment.serve)
-        experiment = experiment.model_copy(update={"serve": half})
-    layout = replace(node.placed, train=())
-    try:
-        sizes = list(fit(experiment, layout, users={}).bytes_by_gpu.values() if layout.gpus else ())
-    except MachineError as error:
-        raise MachineError(f"{node.name}: {error}") from error
-    sizes += [{"train": head.bytes_by_gpu.get(gpu.uuid, {}).get("train", 0)} for gpu in head.train]
-    where = f"{node.name} ({_pairs(node.labels)})" if node.labels else node.name
-    for demand, first, num, gpus in node.taken:
-        role = demand.role
-        last = f" to {role}-{first + num - 1}" if num > 1 else ""
-        yield ProcessPlan(
-            name="trainer" if role == "train" else f"{role}-{first}{last}",
-            stages=stages_of(experiment)[role], device=f"{where}: {_cards(gpus)}",
-            gpu_bytes=max((each.get(role, 0) for each in sizes), default=0) * bool(gpus) or None,
-            card_bytes=node.cards[0].memory_bytes if gpus else None,
         )  # fmt: skip
