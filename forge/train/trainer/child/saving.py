@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +46,7 @@ logger = logging.getLogger(__name__)
 
 MOMENTS = "moments"
 COPY_SHARE = 0.5
-"""Largest share of the free host memory that copies may take. A larger state is written while the
-next step waits."""
+"""Largest share of the free host memory that copies may take."""
 WRAPPER = "_checkpoint_wrapped_module."
 """Part of a name that accelerate's recomputation adds."""
 ALONE = "torch.distributed is disabled"
@@ -99,6 +98,18 @@ class Trained:
             group["lr"] = rate
 
 
+@cache
+def fits_host(num_bytes: int) -> bool:
+    """True if copies of so many bytes may be in host memory. Decided once for a size: what is kept
+    there counts as used later."""
+    memory = read_memory()
+    free = None if memory is None else memory.total_bytes - memory.used_bytes
+    if free is None or num_bytes <= COPY_SHARE * free:
+        return True
+    logger.info("not copied to the host at once: %d bytes, %d free", num_bytes, free)
+    return False
+
+
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
 
@@ -111,7 +122,6 @@ class Checkpoints(Background):
         self._world, self._card = world, card
         self._is_gathered = is_sharded and world.spans_machines
         self._group = world.new_group() if is_sharded and not self._is_gathered else None
-        self._is_copied: bool | None = None
 
     def save(
         self,
@@ -144,15 +154,14 @@ class Checkpoints(Background):
             "no_dist": self._group is None,
         }
         warnings.filterwarnings("ignore", message=ALONE)
-        if self._is_copied is None:
-            self._is_copied = self._has_room(_num_bytes(state))
-        if self._is_copied:
+        num_copies = 1 if self._group is None else self._world.size
+        if fits_host(_num_bytes(state) * num_copies):
             on_gpu = torch.cuda.is_available()
             stager = DefaultStager(StagingOptions(on_gpu, False, False, on_gpu))
             with self._card.taken(), closing(stager):  # that of torch 2.11 serves one save
                 saving: Any = state_dict_saver.async_save(state, **how, async_stager=stager)
             self.start(partial(self._finish, saving.result, written, path, announce))
-        else:
+        else:  # the next step waits
             self._finish(partial(state_dict_saver.save, state, **how), written, path, announce)
 
     def _finish(
@@ -168,16 +177,6 @@ class Checkpoints(Background):
             write_manifest(written)
             put_in_place(written, path)
             announce()
-
-    def _has_room(self, num_bytes: int) -> bool:
-        """True if the host has memory for a copy of what each rank writes."""
-        num_copies = 1 if self._group is None else self._world.size
-        memory = read_memory()
-        free = None if memory is None else memory.total_bytes - memory.used_bytes
-        if free is None or num_bytes * num_copies <= COPY_SHARE * free:
-            return True
-        logger.info("checkpoints are not copied: %d bytes, %d free", num_bytes, free)
-        return False
 
 
 def _num_bytes(state: Any) -> int:

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from forge.process.shared_weights import collect_shared, share
 from forge.train.checkpoints import link_or_copy, whole_dir
 from forge.train.trainer.child.background import Background
+from forge.train.trainer.child.saving import fits_host
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -38,9 +39,9 @@ template, code of the model. An index lists files of weights."""
 OWN_FILES = frozenset({"adapter_config.json", "lineage.json"})
 """Files that describe the weights themselves."""
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-PINNED_BYTES = 8_000_000_000
-"""Largest copy in pinned memory. Copying into it is ten times as fast, but nothing else can use
-that memory, and torch rounds each piece up to a power of two."""
+NUM_COPIES = 2
+"""Copies in pinned memory at a time: the next is made while the last is still written. Copying into
+it is ten times as fast, but nothing else can use that memory."""
 
 
 def snapshot(
@@ -60,8 +61,9 @@ def snapshot(
     exact = set() if dtype is None else _exact(model)
     is_adapter = hasattr(model, "peft_config")
     trained = [p for p in model.parameters() if p.requires_grad]
-    num_bytes = sum(p.numel() * (dtype or p.dtype).itemsize for p in trained)
-    copy = _Copier(is_pinned=num_bytes <= PINNED_BYTES, on_device=on_device)
+    sizes = (p.numel() * (dtype or p.dtype).itemsize for p in trained)
+    pinned = sum(1 << (size - 1).bit_length() for size in sizes if size)  # as torch rounds each
+    copy = _Copier(is_pinned=fits_host(NUM_COPIES * pinned), on_device=on_device)
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
