@@ -137,6 +137,7 @@ async def test_requests_wait_while_held_and_while_no_server_is_up() -> None:
     a.is_up = False
     with pytest.raises(Stalled, match=r"no replica came up within 0 s; waited for: a"):
         await one.generate(Prompt(ids=(1,)), n=1, **HOW)
+    one._wait_s = 30.0
     async with anyio.create_task_group() as group:
         group.start_soon(ask)
         await anyio.sleep(0.05)

@@ -128,7 +128,7 @@ async def test_a_command_that_hangs_is_ended_with_all_it_started(
     command = f"sleep 60 & echo $! > {tmp_path}/pid; echo $$ >> {tmp_path}/pid; wait"
     async with notified(paths, console, command=command, timeout_s=0.5):
         pass
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 45
     line = "could not notify of done: command: did not end in time"
     assert events(paths) == [("notify_failed", line)]
     assert console.lines == [f"warning: [notify] {line}"]
