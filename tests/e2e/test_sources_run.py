@@ -174,17 +174,6 @@ def test_rows_of_the_compiler_teach_a_model_kernels_in_one_experiment(project: P
     assert correct, "the kernels of the built rows are what the judge takes"
 
 
-def test_rows_with_a_heldout_problem_are_refused(project: Path) -> None:
-    write_rows(project, book(TRAINED[0], HELDOUT[0]))
-    build_all(project)
-    write_experiment(project)
-    refused = forge("run", "x.toml", cwd=project)
-    assert refused.returncode == 2
-    (line,) = [line for line in refused.stderr.splitlines() if "held out" in line]
-    assert "row trinity/cos" in line
-    assert "level3/1_cos is held out" in line
-
-
 def test_rows_are_trained_on_as_often_as_asked_and_an_evaluation_on_their_problems_says_so(
     project: Path,
 ) -> None:

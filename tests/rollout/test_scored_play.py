@@ -71,14 +71,6 @@ def test_the_reward_is_the_sum_of_the_functions_terms(per):
     assert not group.is_flat
 
 
-def test_turn_and_group_give_the_same_returns():
-    by_turn, _ = play(FakeScorer("turn"))
-    by_group, _ = play(FakeScorer("group"))
-    assert by_turn is not None
-    assert by_group is not None
-    assert [t.returns for t in by_turn.trajectories] == [t.returns for t in by_group.trajectories]
-
-
 @pytest.mark.parametrize("per", ["turn", "group"])
 def test_a_rollout_without_a_score_stays_masked(per):
     # The second turn of rollout 1 cannot be judged: 3 is an infra error.

@@ -160,15 +160,6 @@ async def test_a_removed_socket_directory_is_named() -> None:
                 await anyio.sleep_forever()
 
 
-async def test_a_trainer_whose_weights_are_being_published_is_not_silent(tmp_path: Path) -> None:
-    run = context(tmp_path)
-    async with client_of(new_control(run)) as client:
-        answer = await client.post("/publish", json={"path": str(tmp_path), "step": 2})
-    assert answer.json() == {"version": 7}
-    assert run.weights.heard == [math.inf]
-    assert run.desk.last_heard <= time.monotonic()
-
-
 async def test_a_batch_is_handed_out_while_weights_are_being_published(tmp_path: Path) -> None:
     run, versions = context(tmp_path), list[int]()
     run.weights.may_publish = anyio.Event()
@@ -193,6 +184,7 @@ async def test_a_batch_is_handed_out_while_weights_are_being_published(tmp_path:
             assert desk.last_heard <= time.monotonic(), "and its silence counts again"
             run.weights.may_publish.set()
     assert versions == [7]
+    assert run.weights.heard == [math.inf], "not silent while its weights are published"
 
 
 async def test_a_checkpoint_is_wanted_until_there_is_one(tmp_path: Path) -> None:

@@ -27,14 +27,13 @@ def test_a_launch_has_grid_arguments_and_ttir(tmp_path):
     assert "loc(" not in kernel.ttir
     assert program.target == "cuda:90:32"
     assert program.stateful == ""
-
-
-def test_an_input_is_told_from_an_allocation(tmp_path):
-    program = captured(tmp_path, forward("return scaled(x)"), inputs=[[8]])
-    (launch,) = launches(program)
     storages = [program.storages[program.tensors[one].storage] for one in uses(launch)]
     assert [one.origin for one in storages] == [Origin.INPUT, Origin.ALLOCATION]
     assert program.outputs == (uses(launch)[1],)
+    rows = [row.strip() for row in kernel.ttir.splitlines()]
+    operations = [row for row in rows if row and not row.startswith("}")]
+    lines = dict(zip(operations, kernel.lines, strict=True))
+    assert lines[next(row for row in operations if "tt.load" in row)] == 8
 
 
 def test_views_have_no_node(tmp_path):
@@ -190,17 +189,6 @@ def test_a_grid_that_no_card_has_fails_where_it_is_launched(tmp_path):
     code = forward("y = torch.empty_like(x)", launch, "return y")
     with pytest.raises(CaptureFailed, match="65535"):
         captured(tmp_path, code, inputs=[[128]])
-
-
-def test_operations_of_a_kernel_have_source_lines(tmp_path):
-    program = captured(tmp_path, forward("return scaled(x)"), inputs=[[100]])
-    kernel = program.kernels[0]
-    rows = [row.strip() for row in kernel.ttir.splitlines()]
-    operations = [row for row in rows if row and not row.startswith("}")]
-    assert len(kernel.lines) == len(operations)
-    by_operation = dict(zip(operations, kernel.lines, strict=True))
-    load = next(row for row in operations if "tt.load" in row)
-    assert by_operation[load] == 8
 
 
 def test_numbers_of_a_kernel_are_kept_before_they_are_rounded(tmp_path):

@@ -83,11 +83,6 @@ def served(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     bench.trials.evaluators.close()
 
 
-def test_one_child_evaluates_candidates_one_after_the_other(served: Served) -> None:
-    served.judge_correct(3)
-    assert len(served.children) == 1
-
-
 def test_a_program_out_of_bounds_leaves_its_child_to_the_next_candidate(served: Served) -> None:
     for _ in range(2):
         assert served.bench.judge(OUT_OF_BOUNDS).reason == "out_of_bounds"

@@ -16,8 +16,13 @@ from tests.runner.weights.syncs import PROBE, FakeServing, new_dir, weight_sync
 from tests.serve.made_up_replicas import Client, made_up_replicas
 
 
-async def test_versions_are_numbered_by_publish_and_recorded(tmp_path: Path) -> None:
-    sync, sink = weight_sync(tmp_path, FakeServing())
+@pytest.mark.parametrize("turnover", Turnover)
+async def test_versions_are_numbered_by_publish_and_recorded(
+    turnover: Turnover, tmp_path: Path
+) -> None:
+    serving = FakeServing()
+    sync, sink = weight_sync(tmp_path, serving)
+    sync.gate.turnover = turnover
     for step in (1, 2):
         await sync.publish(
             new_dir(tmp_path, f"w{step}"), stage=3, step=step, probe=PROBE, keep=True
@@ -27,6 +32,7 @@ async def test_versions_are_numbered_by_publish_and_recorded(tmp_path: Path) -> 
     assert rows[0].sha256 != rows[1].sha256
     assert rows[0].probe_gap == 0.0
     assert sync.current == Weights(full=tmp_path / "w2", version=9, full_version=9)
+    assert serving.rolled == [turnover is Turnover.ROLLING] * 2, "one replica after the other"
 
 
 @pytest.mark.parametrize(
@@ -75,28 +81,6 @@ async def test_a_replica_that_acknowledged_without_loading_gets_the_weights_agai
     assert row.probe_gap == 0.0
 
 
-async def test_weights_not_kept_are_deleted_when_the_next_version_serves(tmp_path: Path) -> None:
-    sync, _ = weight_sync(tmp_path, FakeServing())
-    first, second = new_dir(tmp_path, "w1"), new_dir(tmp_path, "w2")
-    await sync.publish(first, stage=3, step=1, probe=None, keep=False)
-    assert first.exists()
-    await sync.publish(second, stage=3, step=2, probe=None, keep=True)
-    assert not first.exists()
-    await sync.publish(new_dir(tmp_path, "w3"), stage=3, step=3, probe=None, keep=False)
-    assert second.exists()
-
-
-@pytest.mark.parametrize("turnover", Turnover)
-async def test_replicas_load_one_by_one_only_with_the_rolling_turnover(
-    turnover: Turnover, tmp_path: Path
-) -> None:
-    serving = FakeServing()
-    sync, _ = weight_sync(tmp_path, serving)
-    sync.gate.turnover = turnover
-    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
-    assert serving.rolled == [turnover is Turnover.ROLLING]
-
-
 async def test_a_directory_is_deleted_only_once_its_successor_is_stored(tmp_path: Path) -> None:
     sync, sink = weight_sync(tmp_path, FakeServing())
     first = new_dir(tmp_path, "w1")
@@ -107,9 +91,12 @@ async def test_a_directory_is_deleted_only_once_its_successor_is_stored(tmp_path
         is_whole_at_flush.append(first.exists() and sink.records[-1].step == 2)
 
     sink.flush = flush
-    await sync.publish(new_dir(tmp_path, "w2"), stage=3, step=2, probe=None, keep=False)
+    second = new_dir(tmp_path, "w2")
+    await sync.publish(second, stage=3, step=2, probe=None, keep=True)
     assert is_whole_at_flush == [True]
     assert not first.exists()
+    await sync.publish(new_dir(tmp_path, "w3"), stage=3, step=3, probe=None, keep=False)
+    assert second.exists(), "kept"
 
 
 async def test_a_publish_waits_for_running_turns_and_holds_back_new_ones() -> None:
