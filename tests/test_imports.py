@@ -52,9 +52,8 @@ ROOMS: dict[str, set[str]] = {
     "tools": {"data"},
     "rollout.rewards": {"config.schema", "process", "process.server"},
     # serve: inference engines
-    "serve": {"config.schema", "process", "process.server", "serve.upload"},
+    "serve": {"config.schema", "process", "process.server"},
     "serve.remote": {"config.schema", "process", "serve"},
-    "serve.upload": {"config.schema", "process", "process.server", "serve", "serve.remote"},
     "serve.engine": {"process", "process.server", "serve"},
     "serve.hf": {"process", "serve", "serve.engine"},
     "serve.llama": {"process", "serve", "serve.engine"},
@@ -183,7 +182,7 @@ PARTS = {
     "process.server", "cluster",
     "data", "data.pairs", "data.prompts", "data.build", "data.harvest", "data.sources", "rollout",
     "rollout.rewards",
-    "serve", "serve.remote", "serve.upload", "evalpool", "train", "store", "store.write",
+    "serve", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.report", "exits", "origin", "tools",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""

@@ -74,9 +74,6 @@ def serve(
     ],
     socket: Socket = None,
     listen: Listen = None,
-    weights: Annotated[
-        bool, typer.Option("--weights", help="Accept new weights from a run that trains.")
-    ] = False,
     overrides: Overrides = None,
     store: Store = RUNS,
 ) -> None:
@@ -85,9 +82,8 @@ def serve(
     from forge.commands import serve as serving
 
     request = serving.ServeRequest(
-        source=source, overrides=overrides or (), socket=socket, listen=listen,
-        accepts_weights=weights,
-    )  # fmt: skip
+        source=source, overrides=overrides or (), socket=socket, listen=listen
+    )
     with waiting("engines start", is_shown=True) as end_waiting:
 
         def say_ready(text: str) -> None:

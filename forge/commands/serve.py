@@ -34,10 +34,8 @@ from forge.runner.weights.resume import find_weights
 from forge.serve.engines import choose_engine
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
-from forge.serve.upload.receiving import WeightEndpoints
 from forge.serve.weights import Weights
 from forge.store.layout import ARCHIVE_SUFFIX, find_run
-from forge.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,8 +74,6 @@ class ServeRequest:
     socket: Path | None = None
     listen: str | None = None
     """HOST:PORT."""
-    accepts_weights: bool = False
-    """True if a run may publish here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +98,6 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
         Stalled: an engine did not answer in time.
     """
     token = os.environ.get(TOKEN_VARIABLE) or None
-    if request.accepts_weights and token is None:
-        raise ConfigError(f"--weights: a run that sends weights needs a token: {TOKEN_ADVICE}")
     opened = open_listener(
         path=request.socket, listen=request.listen, token=token, token_advice=TOKEN_ADVICE
     )
@@ -121,8 +115,7 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
             say=say,
         ) as (placement, _),
     ):
-        serving = partial(_serve, found, placement, listener, token, say)
-        anyio.run(partial(serving, accepts_weights=request.accepts_weights))
+        anyio.run(_serve, found, placement, listener, token, say)
 
 
 def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> _ServedModel:
@@ -175,8 +168,6 @@ async def _serve(
     listener: sockets.socket,
     token: str | None,
     say: Callable[[str], None],
-    *,
-    accepts_weights: bool,
 ) -> None:
     table = placement.settled(found.experiment.serve)
     store_dir = found.experiment.store.dir
@@ -204,15 +195,8 @@ async def _serve(
                 max_lora_rank=lora_rank(found.experiment.model, adapter=found.weights.adapter),
                 thinking=found.thinking,
             ) as replicas:
-                weights = None
-                if accepts_weights:
-                    weights = WeightEndpoints(
-                        replicas, start=found.weights, table=table,
-                        folder=work_dir / "sent", forge=__version__,
-                    )  # fmt: skip
                 front = Front(
                     replicas,
-                    weights=weights,
                     model=found.model,
                     token=token,
                     is_local=token is None and listener.family != sockets.AF_UNIX,
@@ -221,8 +205,7 @@ async def _serve(
                 serving = partial(serve_listener, keep_alive_s=PUBLIC_KEEP_ALIVE_S)
                 await tasks.start(serving, front.app(), listener)
                 where = f'[serve] url = ["{url_of(listener)}"]; logs are in {folder}'
-                takes = ", accepts weights" if accepts_weights else ""
-                say(f"{_summary(found, table, placement)}{takes} at {where}; Ctrl-C ends it")
+                say(f"{_summary(found, table, placement)} at {where}; Ctrl-C ends it")
                 try:
                     await anyio.sleep_forever()
                 finally:

@@ -388,7 +388,7 @@ async def _ask_for_model(request: EvalRequest) -> str:
     url = request.source
     async with open_server(
         url, timeout_s=CONNECT_S, key_env=request.api_key_env, key_setting="--api-key-env"
-    ) as (client, _):
+    ) as client:
         try:
             there = [each["id"] for each in await client.models()]
         except (ChildDied, Stalled) as error:

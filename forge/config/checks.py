@@ -148,13 +148,10 @@ def check_urls(experiment: Experiment) -> Iterator[Mistake]:
     for name in ("api_key_env", "model_name"):
         if getattr(serve, name) and not serve.url:
             yield mistake("set without serve.url; it applies to that server", "serve", name)
-    trained = [i for i, stage in enumerate(experiment.stage) if isinstance(stage, TrainStage)]
-    if serve.url and trained and not serve.api_key_env:
-        yield mistake(
-            "absent, with serve.url and a stage that trains; the variable with the token of forge "
-            "serve --weights, or eval stages only",
-            *("serve", "api_key_env"),
-        )
+    for index, stage in enumerate(experiment.stage):
+        if serve.url and isinstance(stage, TrainStage):
+            text = f'found "{stage.kind}" with serve.url, which takes no weights; eval or search'
+            yield mistake(text, "stage", index, "kind")
 
 
 def check_weights(experiment: Experiment) -> Iterator[Mistake]:

@@ -163,7 +163,7 @@ async def _weights(run: RunContext, model_dir: Path, state: LastState | None) ->
         attempt=run.attempt,
         precision=serve.precision,
         # The card of another machine is unknown here.
-        on_gpu=any(run.placement.serve) or is_on_gpus or bool(serve.url),
+        on_gpu=any(run.placement.serve) or is_on_gpus,
         gate=TurnGate(timeout_s=serve.request_timeout_s),
         sink=run.writer,
     )

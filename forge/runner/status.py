@@ -43,7 +43,6 @@ from forge.runner.live.observer import Seen
 from forge.runner.stages.desk import TrainerState
 from forge.serve.remote.remote import Remote
 from forge.serve.replicas import Replicas
-from forge.serve.upload.sending import RemoteReplicas
 from forge.views.text import numbers
 from forge.views.text.terminal import printable
 
@@ -207,7 +206,7 @@ def observe_serving(
     if isinstance(served, Replicas):
         for replica in served.all:
             yield _observe_replica(replica, experiment, limit_s, seen.get(replica.name))
-    elif isinstance(served, Remote | RemoteReplicas):
+    elif isinstance(served, Remote):
         for server in served.all:
             yield _observe_server(server, limit_s)
 

@@ -7,11 +7,10 @@ stage needs them.
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -21,7 +20,7 @@ from forge.config.schema import EvalStage, GrpoStage, SearchStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.runner.attempt import keep_counters
-from forge.runner.plan.placement import makes_pairs, needs_training
+from forge.runner.plan.placement import makes_pairs
 from forge.runner.plan.shape import lora_rank
 from forge.runner.prepare_run import prepare_run
 from forge.runner.reward_function import open_run_scorer
@@ -30,8 +29,8 @@ from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.search import run_search_stage
 from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.resume import require_weights
+from forge.serve.remote.remote import Remote, open_remote
 from forge.serve.replicas import open_replicas
-from forge.version import __version__
 from forge.views.run_state import judged_label, parts_label, trained_label
 
 if TYPE_CHECKING:
@@ -43,9 +42,8 @@ if TYPE_CHECKING:
     from forge.records import Evaluation
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
-    from forge.serve.remote.remote import Remote
     from forge.serve.replica import OpenEngineElsewhere
-    from forge.serve.weights import Publishing
+    from forge.serve.replicas import Replicas
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +56,6 @@ class Work:
     async def run_to_end(self) -> None:
         """Everything from the problems to the last stage. Judges outlive engines."""
         run = self.run
-        await self._check_servers()
         await self._load_problems()
         past = self.past
         if past.state is not None and past.stage_weights is not None:
@@ -84,7 +81,8 @@ class Work:
                     elif not is_sft and run.replicas is None:
                         run.progress.prepare("engine")
                         replicas = await serving.enter_async_context(self._open_replicas())
-                        run.replicas = run.weights.serving = replicas
+                        run.replicas = replicas
+                        run.weights.serving = None if isinstance(replicas, Remote) else replicas
                     await self._run_stage(index, stage)
             run.replicas = run.weights.serving = None
 
@@ -124,19 +122,10 @@ class Work:
             say=run.console.say,
         )
 
-    def _open_replicas(self) -> AbstractAsyncContextManager[Publishing[Any] | Remote]:
+    def _open_replicas(self) -> AbstractAsyncContextManager[Replicas | Remote]:
         run = self.run
         table = run.placement.settled(run.experiment.serve)
-        if table.url and needs_training(run.experiment):
-            from forge.serve.upload.sending import open_takers
-
-            return open_takers(
-                table, weights=run.weights.current, chat=run.prompter.chat,
-                owner=self._owner, forge=__version__,
-            )  # fmt: skip
         if table.url:
-            from forge.serve.remote.remote import open_remote
-
             return open_remote(
                 table,
                 chat=run.prompter.chat,
@@ -146,7 +135,7 @@ class Work:
             )
         return self._open_engines()
 
-    def _open_engines(self) -> AbstractAsyncContextManager[Publishing[Any]]:
+    def _open_engines(self) -> AbstractAsyncContextManager[Replicas]:
         """Engines of this run."""
         run, placement = self.run, self.run.placement
         table = placement.settled(run.experiment.serve)
@@ -174,20 +163,6 @@ class Work:
         if self.run.cluster is None or not cluster.serve:
             return None
         return engines_elsewhere(self.run.cluster, cluster, table)
-
-    @property
-    def _owner(self) -> str:
-        """The run, as servers that take its weights name it."""
-        root = self.run.paths.root
-        return f"run {root.name} on {socket.gethostname()} ({root.absolute()})"
-
-    async def _check_servers(self) -> None:
-        """Raise, before anything is trained, if a server would not take the weights."""
-        table = self.run.experiment.serve
-        if table.url and needs_training(self.run.experiment):
-            from forge.serve.upload.sending import check_takers
-
-            await check_takers(table, owner=self._owner, forge=__version__)
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None]:

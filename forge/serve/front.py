@@ -3,8 +3,7 @@ engines, and answers and streams back, all unchanged.
 
 Called by `commands.serve`; `[serve] url` and clients of OpenAI's API connect, through the door
 (`forge.process.server.door`). Promises: if a client hangs up, its samples are aborted; if a replica
-dies, a request whose answer has not begun is sent to another one. Weights can be changed only with
-`forge serve --weights`, by the endpoints of `forge.serve.upload`.
+dies, a request whose answer has not begun is sent to another one. Its weights do not change.
 
     POST /v1/completions, /v1/chat/completions, /score   as the engines answer them
     GET  /v1/models    GET /health
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from forge.serve.replicas import Replicas
-    from forge.serve.upload.receiving import WeightEndpoints
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +47,11 @@ class Front:
 
     def __init__(
         self, replicas: Replicas, *, model: str, token: str | None, is_local: bool,
-        timeout_s: float, weights: WeightEndpoints | None = None,
+        timeout_s: float,
     ) -> None:  # fmt: skip
-        """Connect to the engines. `timeout_s`: their maximum silence; `weights`: absent where they
-        cannot be changed; the door's settings as in `Door`."""
+        """Connect to the engines. `timeout_s`: their maximum silence; the door's settings as in
+        `Door`."""
         self._replicas = replicas
-        self._weights = weights
         self._model = model
         self._token = token
         self._is_local = is_local
@@ -79,8 +76,7 @@ class Front:
             entry = {"id": self._model, "object": "model", "owned_by": "forge"}
             return JSONResponse({"object": "list", "data": [entry]})
 
-        async def health(request: Request) -> Response:
-            self._require_claim(request)
+        async def health(_request: Request) -> Response:
             load, stats = self._replicas.load(), self._replicas.stats()
             facts = {
                 "ok": load is not None,
@@ -96,7 +92,6 @@ class Front:
             return JSONResponse(facts)
 
         posts = [Route(path, self._forward, methods=["POST"]) for path in FORWARDED]
-        posts += self._weights.routes() if self._weights else []
         door = Middleware(Door, token=self._token, is_local=self._is_local, refusal=openai_error)
         return Starlette(
             routes=[*posts, Route("/v1/models", models), Route("/health", health)],
@@ -106,16 +101,10 @@ class Front:
     # -- forwarding ------------------------------------------------------------------------------
 
     async def _forward(self, request: Request) -> Response:
-        self._require_claim(request)
         body = await read_body(request, max_bytes=MAX_BODY_BYTES)
         prompt_ids, num_samples = _facts(await parse_object(body))
         ask = partial(self._ask, request, body, prompt_ids, num_samples)
         return await unless_hung_up(request, ask)
-
-    def _require_claim(self, request: Request) -> None:
-        """Raise Refused for a run whose weights are served here no longer."""
-        if self._weights is not None:
-            self._weights.require_claim(request)
 
     async def _ask(
         self, request: Request, body: bytes, prompt_ids: list[int], num_samples: int

@@ -28,7 +28,6 @@ from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.process.shared_weights import is_shared
 from forge.serve.client import ReplicaClient
-from forge.serve.weights import drain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DRAIN_PAUSE_S = 0.02
+"""Pause between two checks for the end of the last request."""
 RETRY_PAUSE_S = 0.1
 """Pause between a hang-up and the next check for a restarted child."""
 NO_ROOM_PAUSE_S = 5.0
@@ -286,10 +287,20 @@ class Replica:
 
     # -- sleep -----------------------------------------------------------------------------------
 
+    async def drain(self, *, timeout_s: float) -> None:
+        """Return once all requests are answered. New ones are routed elsewhere until `is_draining`
+        is False again. Raises Stalled."""
+        self.is_draining = True
+        with anyio.move_on_after(timeout_s):
+            while self.load:  # noqa: ASYNC110 - a counter that many requests change
+                await anyio.sleep(DRAIN_PAUSE_S)
+            return
+        raise Stalled(f"{self.name} did not answer {self.load} samples within {timeout_s:.0f} s")
+
     async def sleep(self, *, timeout_s: float) -> None:
         """Answer pending requests, then release GPU memory. Raises Stalled."""
         try:
-            await drain(self, timeout_s=timeout_s)
+            await self.drain(timeout_s=timeout_s)
             if not self._is_asleep:
                 self._is_asleep, self._is_awake = True, anyio.Event()
             with anyio.move_on_after(timeout_s):

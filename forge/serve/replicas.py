@@ -2,8 +2,9 @@
 """All replicas of a stage: kept alive, asked through a router, given new weights together; and the
 child of a replica, here or on another machine (`forge.cluster.roles` starts it there).
 
-Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`), `publish` is
-that of `forge.serve.weights`.
+Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`). Promise:
+`publish` returns when every engine has acknowledged the version, and changes nothing if one refuses
+it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.config.schema import ServeTable, with_half_a_card
+from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.devices import visibility
 from forge.process.environment import child_env
+from forge.records import EngineLoad
 from forge.serve.engines import (
     check_adapters,
     check_engine,
@@ -25,12 +28,12 @@ from forge.serve.engines import (
     resolve,
     start_timeout_s,
 )
-from forge.serve.port import SLEEP
+from forge.serve.port import PREFIX_CACHE, SLEEP
 from forge.serve.replica import OpenEngineElsewhere, Replica
-from forge.serve.weights import Publishing
+from forge.serve.served import Served
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from forge.serve.weights import Weights
@@ -41,8 +44,8 @@ COMMON = ("stop_token_ids", "max_lora_rank", "thinking", "version")
 """Keys of an engine's config that are the same at home and elsewhere."""
 
 
-class Replicas(Publishing[Replica]):
-    """The replicas of a stage. Made by `open_replicas`."""
+class Replicas(Served):
+    """The replicas of a stage, whose weights change together. Made by `open_replicas`."""
 
     def __init__(
         self, specs: Sequence[ChildSpec], *, table: ServeTable, weights: Weights,
@@ -65,10 +68,85 @@ class Replicas(Publishing[Replica]):
             for spec in specs
         ]
         super().__init__(
-            replicas, weights=weights, stop_token_ids=stop_token_ids, slots=table.slots,
-            request_timeout_s=table.request_timeout_s, through_restart_s=through_restart_s,
-            wait_s=through_restart_s,
-        )  # fmt: skip
+            replicas, stop_token_ids=stop_token_ids, slots=table.slots, wait_s=through_restart_s
+        )
+        self.all = tuple(replicas)
+        self._weights = weights
+        self._request_timeout_s = table.request_timeout_s
+        self._through_restart_s = through_restart_s
+        """Maximum wait for an answer of an engine that has to be started for it."""
+        self._publishing = anyio.Lock()
+
+    @property
+    def weights(self) -> Weights:
+        """The weights that all servers have, or are getting."""
+        return self._weights
+
+    @property
+    def version(self) -> int:
+        """Policy version that all servers have."""
+        return self._weights.version
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Features that all engines have."""
+        return frozenset[str].intersection(*(each.features for each in self.all))
+
+    def load(self) -> EngineLoad | None:
+        """Numbers of the engines that are up; None if none is."""
+        known = [each.health for each in self.all if each.health]
+        if not known:
+            return None
+        return EngineLoad(
+            kv_use=max(health["kv_use"] for health in known),
+            running=sum(health["running"] for health in known),
+            waiting=sum(health["waiting"] for health in known),
+            slots=self._slots * len(known),
+        )
+
+    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
+        """Serve the weights of a directory everywhere, as `version`. Wakes sleeping engines, and
+        loads weights again that are already served.
+
+        Args:
+            rolling: load one server after the other, each when its requests have ended, while the
+                others serve the old weights. Otherwise load all at once, during requests.
+
+        Raises:
+            ConfigError: a server refused the weights; all serve the old ones again.
+            Stalled: a server was silent.
+        """
+        await self.publish_weights(self._weights.then(path, version=version), rolling=rolling)
+
+    async def publish_weights(self, weights: Weights, *, rolling: bool = False) -> None:
+        """`publish` for weights whose checkpoint may be another one too."""
+        async with self._publishing:
+            await self.for_each(lambda each: each.wake())
+            before = self._weights
+            if weights == before:
+                for server in self.all:
+                    server.doubt()
+            try:
+                await self._serve_everywhere(weights, rolling=rolling)
+            except (ConfigError, MachineError):
+                await self._serve_everywhere(before, rolling=False)
+                raise
+            finally:
+                self.release()  # requests that waited for a wake get the new weights
+
+    async def probe(
+        self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
+    ) -> list[list[float]]:
+        """Log probabilities of the completion's tokens from each engine."""
+        answers: dict[str, list[list[float]]] = {}
+
+        async def ask(server: Replica) -> None:
+            answers[server.name] = await server.scores(
+                prompt_ids, completion_ids, timeout_s=self._through_restart_s
+            )
+
+        await self.for_each(ask)
+        return [answer for server in self.all for answer in answers[server.name]]
 
     async def sleep(self) -> None:
         """Release GPU memory once running requests have ended; nothing if an engine cannot."""
@@ -81,6 +159,54 @@ class Replicas(Publishing[Replica]):
         except BaseException:
             self.release()
             raise
+
+    async def wake(self) -> None:
+        """Take GPU memory back and continue with requests."""
+        await self.for_each(lambda each: each.wake())
+        self.release()
+
+    async def _serve_everywhere(self, weights: Weights, *, rolling: bool) -> None:
+        self._weights = weights
+
+        async def ask(server: Replica) -> None:
+            await server.serve(weights, timeout_s=self._through_restart_s)
+            self.router.forget(server.name)
+
+        if not rolling:
+            return await self.for_each(ask)
+        for server in self.all:
+            try:
+                await server.drain(timeout_s=self._request_timeout_s)
+                await ask(server)
+            finally:
+                self._undrain(server)
+
+    def _undrain(self, server: Replica) -> None:
+        """Let a server accept requests again."""
+        server.is_draining = False
+        if server.is_up:
+            self.note_up()
+
+    async def for_each(self, ask: Callable[[Replica], Awaitable[None]]) -> None:
+        """Call `ask` for all at once. Raises the first ForgeError, without an exception group."""
+        failures: list[ForgeError] = []
+
+        async def one(server: Replica) -> None:
+            try:
+                await ask(server)
+            except ForgeError as error:
+                failures.append(error)
+
+        async with anyio.create_task_group() as group:
+            for server in self.all:
+                group.start_soon(one, server)
+        if failures:
+            raise failures[0]
+
+    def note_up(self) -> None:
+        """Wake requests that wait for a server. Call it when one is up (again)."""
+        self.router.has_prefix_cache = PREFIX_CACHE in self.features
+        super().note_up()
 
 
 @asynccontextmanager

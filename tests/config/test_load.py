@@ -192,7 +192,7 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             "--set serve.max_concurrency: found 3; at least 4, for one group of rollout.group_siz",
         ),
         (["stage.3.publish_every=3"], "--set stage.3.publish_every: found 3; at most rollout.max_"),
-        (["serve.url=['http://h:1']"], ": serve.api_key_env: absent, with serve.url and a stage"),
+        (["serve.url=['http://h:1']"], 'stage.1.kind: found "sft" with serve.url'),
         (["serve.url=['h:1']"], '--set serve.url.0: found "h:1"; http://HOST:PORT[/PATH]'),
         (
             ['serve.env={ CUDA_VISIBLE_DEVICES = "0" }'],

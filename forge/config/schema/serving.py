@@ -45,9 +45,8 @@ class ServeTable(Table):
     """Inference engine. auto: with GPUs the first installed of vllm, llama (if built for GPUs) and
     hf; without GPUs llama."""
     url: list[str] = Field(default_factory=list)
-    """Servers that replace the run's own engines: http://HOST:PORT[/PATH] or unix:/PATH. For
-    evaluations any OpenAI-compatible ones; for training forge serve --weights, to which each new
-    version is sent."""
+    """OpenAI-compatible servers that replace the run's own engines, for evaluations and searches:
+    http://HOST:PORT[/PATH] or unix:/PATH."""
     api_key_env: str | None = None
     """Environment variable that holds the API key for url."""
     model_name: str | None = None

@@ -20,7 +20,6 @@ from forge.runner.plan.machine import Machine, this_machine
 from forge.runner.plan.placement import (
     Placement,
     needs_serving,
-    needs_training,
     place,
 )
 from forge.runner.plan.processes import ProcessPlan, processes_elsewhere, processes_here
@@ -239,8 +238,7 @@ def _notes(
     if experiment.judge.url:
         yield f"judges are external: {', '.join(experiment.judge.url)}"
     if serve.url:
-        weights = "get each version" if needs_training(experiment) else "keep their own weights"
-        yield f"servers are external and {weights}: {', '.join(serve.url)}"
+        yield f"servers are external and keep their own weights: {', '.join(serve.url)}"
     if devices.gpus is not None and not (devices.train or devices.serve or devices.judge):
         yield "devices.gpus is set, but train, serve and judge are 0: everything runs on the CPU"
     if devices.gpus is None and machine.gpus:

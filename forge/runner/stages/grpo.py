@@ -26,7 +26,7 @@ import math
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from forge.rollout.sampling import Sampler
     from forge.runner.stages.run_context import RunContext
     from forge.runner.weights.sync import TurnGate
-    from forge.serve.remote.remote import Remote
-    from forge.serve.weights import Publishing, Weights
+    from forge.serve.replicas import Replicas
+    from forge.serve.weights import Weights
     from forge.train.checkpoints import ResumePoint
 
 
@@ -126,8 +126,8 @@ async def run_grpo_stage(
             tasks.start_soon(stop_producing)
             tasks.start_soon(partial(follow_steps, run.progress, run.paths, stage=index))
             tasks.start_soon(midway.run)
-            if run.placement.sleeps and run.replicas is not None:
-                tasks.start_soon(alternate_with_training, run.replicas, desk, run.weights.gate)
+            if run.placement.sleeps and (engines := run.weights.serving) is not None:
+                tasks.start_soon(alternate_with_training, engines, desk, run.weights.gate)
             await own_trainer(run, stage, desk, point=point, start=start)
             await midway.finish()
             tasks.cancel_scope.cancel()
@@ -251,9 +251,7 @@ def _batch_plan(run: RunContext, stage: GrpoStage, index: int, *, first_step: in
     )
 
 
-async def alternate_with_training(
-    engines: Publishing[Any] | Remote, desk: TrainerDesk, gate: TurnGate
-) -> None:
+async def alternate_with_training(engines: Replicas, desk: TrainerDesk, gate: TurnGate) -> None:
     """Runs until cancelled; leaves the engines awake and the gate open."""
     desk.engines_sleep = True
     try:

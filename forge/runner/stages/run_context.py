@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forge.runner.stages.desk import TrainerDesk
     from forge.runner.weights.sync import WeightSync
     from forge.serve.remote.remote import Remote
-    from forge.serve.weights import Publishing
+    from forge.serve.replicas import Replicas
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer
 
@@ -75,7 +75,7 @@ class RunContext:
     """Set while judges run."""
     scorer: Scorer | None = None
     """Set while stages are played, with `reward.function`."""
-    replicas: Publishing[Any] | Remote | None = None
+    replicas: Replicas | Remote | None = None
     """Set while engines run."""
     desk: TrainerDesk | None = None
     """Desk of the current stage's trainer; None outside training stages."""

@@ -28,7 +28,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.runner.weights.resume import StartingWeights
-    from forge.serve.remote.remote import Remote
-    from forge.serve.weights import Publishing
+    from forge.serve.replicas import Replicas
     from forge.store.write.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class WeightSync:
         self.current, self.step = start.weights, start.step
         self.attempt = attempt
         self.gate = gate
-        self.serving: Publishing[Any] | Remote | None = None
+        self.serving: Replicas | None = None
         self._limit = probe_limit(precision, on_gpu=on_gpu)
         self._sink = sink
         self._last_version = start.last_version

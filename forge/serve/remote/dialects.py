@@ -119,12 +119,11 @@ def read_answer(
     n: int,
     encode: Callable[[str, bool], list[int]],
     thinking: str = "think",
-    has_versions: bool = False,
 ) -> list[Completion]:
     """Parse the answer to `request_body`, which must have `n` completions. `encode` makes ids from
     a text, with the stop token if the flag says that the model ended it. `thinking` is the tag
-    around thinking that a chat server sends apart; empty leaves it out. `has_versions`: the weights
-    are this run's, so that the versions of the FORGE format are kept.
+    around thinking that a chat server sends apart; empty leaves it out. Versions of its weights are
+    not this run's, and become 0.
 
     Raises MachineError, without the server's name, if the answer is invalid.
     """
@@ -144,7 +143,7 @@ def read_answer(
         ) from error
     if len(found) != n:
         raise MachineError(f"it gave {len(found)} samples; requested were {n}")
-    return found if has_versions else [replace(one, min_version=0, max_version=0) for one in found]
+    return [replace(one, min_version=0, max_version=0) for one in found]
 
 
 def _counted(usage: object) -> int | None:

@@ -1,9 +1,9 @@
 # pyright: strict
 """Running servers in place of replicas: `[serve] url`.
 
-Opened by the runner for evaluations. Promises: a server's dialect is found before anything is
-sampled, and reported; a server that hung up or was silent gets no request until it answers again;
-no weights are sent. Not promised: that it serves the model of `[model]`.
+Opened by the runner for evaluations and searches. Promises: a server's dialect is found before
+anything is sampled, and reported; a server that hung up or was silent gets no request until it
+answers again. Not promised: that it serves the model of `[model]`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
+from forge.errors import ChildDied, ForgeError, MachineError, Stalled
 from forge.process.ask import parse_content
 from forge.process.busy import BusyClock
 from forge.serve.remote.dialects import (
@@ -33,7 +33,6 @@ from forge.serve.wire import COMPACT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
-    from pathlib import Path
 
     from forge.config.schema import ServeTable
     from forge.records import Completion
@@ -77,7 +76,6 @@ class RemoteServer:
         self.client = client
         self._chat = chat
         self._thinking = thinking
-        self._has_versions = False
         self.busy = BusyClock()
 
     @property
@@ -138,7 +136,6 @@ class RemoteServer:
             n=request.n,
             encode=self._encode_answer,
             thinking=self._thinking,
-            has_versions=self._has_versions,
         )
         try:
             if dialect is Dialect.CHAT:
@@ -170,28 +167,6 @@ class Remote(Served):
     def features(self) -> frozenset[str]:
         """None."""
         return frozenset()
-
-    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
-        """Raises ConfigError."""
-        raise self._not_changeable()
-
-    async def probe(
-        self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
-    ) -> list[list[float]]:
-        """Raises ConfigError."""
-        raise self._not_changeable()
-
-    def _not_changeable(self) -> ConfigError:
-        where = f"serve.url = {[server.name for server in self.all]}"
-        return ConfigError(
-            f"{where}: its weights cannot be changed, so nothing can be trained there"
-        )
-
-    async def sleep(self) -> None:
-        """Nothing: the servers' memory is not forge's."""
-
-    async def wake(self) -> None:
-        """Nothing: the servers never sleep."""
 
     async def watch(self) -> None:
         """Probe servers that hung up or were silent, and mark them up when they answer."""
@@ -229,7 +204,7 @@ async def open_remote(
     async with AsyncExitStack() as opened:
         servers: list[RemoteServer] = []
         for url in table.url:
-            client, _ = await opened.enter_async_context(
+            client = await opened.enter_async_context(
                 open_server(url, timeout_s=table.request_timeout_s, key_env=table.api_key_env)
             )
             found = await discover(

@@ -36,8 +36,6 @@ LONGEST_PAUSE_S = 30.0
 SILENT = frozenset({408, 504})
 """The server got no request in time, or a gateway no answer from it."""
 KEY_REFUSED = frozenset({401, 403})
-CLAIM_LOST = 409
-"""`forge serve --weights`: it was started again, or another run publishes there."""
 CONTENT_REFUSED = frozenset({400, 413, 422})
 """Refusals of one request, mostly as too long: the server may answer others."""
 MAX_NAMES = 8
@@ -46,10 +44,6 @@ MAX_NAMES = 8
 
 class RefusedRequest(ConfigError):
     """The server refuses the content of a request."""
-
-
-class OtherWeights(MachineError):
-    """The server does not have the weights that this run published."""
 
 
 class UrlClient:
@@ -108,7 +102,7 @@ class UrlClient:
     async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """JSON of a 200; None for other answers. Raises ConfigError if the key is refused."""
         response = await self._send(method, path, body, SHORT_TIMEOUT_S, {})
-        if response.status in KEY_REFUSED or response.status == CLAIM_LOST:
+        if response.status in KEY_REFUSED:
             raise self.refusal(response)
         try:
             return response.json() if response.status == 200 else None
@@ -127,8 +121,6 @@ class UrlClient:
             return ConfigError(f"{self.url}: {said}; {self._key_setting} names the key's variable")
         if status in SILENT:
             return Stalled(f"{self.url}: {status}: {said}")
-        if status == CLAIM_LOST:
-            return OtherWeights(f"{self.url}: {said}")
         if status in CONTENT_REFUSED:
             return RefusedRequest(f"{self.url}: {status}: {said}")
         kind = ConfigError if 400 <= status < 500 and status not in BUSY else MachineError
@@ -151,15 +143,14 @@ class UrlClient:
 @asynccontextmanager
 async def open_server(
     url: str, *, timeout_s: float, key_env: str | None, key_setting: str = "serve.api_key_env"
-) -> AsyncGenerator[tuple[UrlClient, httpx.AsyncClient]]:
-    """The client of a URL, with or without /v1, and the connections below it. Raises ConfigError if
-    the key is missing."""
+) -> AsyncGenerator[UrlClient]:
+    """The client of a URL, with or without /v1. Raises ConfigError if the key is missing."""
     token = None if key_env is None else os.environ.get(key_env, "")
     if token == "":
         raise ConfigError(f'{key_setting}: found "{key_env}", which is not set or empty')
     root = url.rstrip("/").removesuffix("/v1")  # which users may write
     async with open_url_client(root, timeout_s=timeout_s, token=token) as http:
-        yield UrlClient(url, http, timeout_s=timeout_s, key_setting=key_setting), http
+        yield UrlClient(url, http, timeout_s=timeout_s, key_setting=key_setting)
 
 
 def choose_model(url: str, there: Sequence[str], wanted: str | None, *, setting: str) -> str:

@@ -64,7 +64,7 @@ def test_the_first_step_of_compiled_blocks_is_longer_on_cards_and_the_plan_says_
     assert "longer" not in fast.work
 
 
-ELSEWHERE = ["serve.url=['http://box:1']", "serve.api_key_env=KEY"]
+ELSEWHERE = ["cluster.address=auto", "cluster.serve=true", "serve.engine=vllm", "devices.serve=0"]
 
 
 @pytest.mark.parametrize(
