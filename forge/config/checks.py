@@ -169,6 +169,19 @@ def check_weights(experiment: Experiment) -> Iterator[Mistake]:
         yield mistake(text, "serve", "weights")
 
 
+def check_names(experiment: Experiment) -> Iterator[Mistake]:
+    """Lists of names that have each once."""
+    for table, key, names in (
+        ("rollout", "tools", experiment.rollout.tools),
+        ("judge", "also", experiment.judge.also),
+        ("notify", "on", experiment.notify.on),
+        ("sinks", "to", experiment.sinks.to),
+    ):
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield mistake(f'found "{name}" again; each once', table, key, index)
+
+
 def check_outlets(experiment: Experiment) -> Iterator[Mistake]:
     """Keys that exclude or need each other, and a variable that does not hold a URL here."""
     notify, sinks = experiment.notify, experiment.sinks
@@ -777,6 +790,7 @@ CHECKS = (
     check_urls,
     check_overlap,
     check_pinning,
+    check_names,
     check_outlets,
     check_weights,
 )

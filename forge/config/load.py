@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
-from forge.config.checks import PROMPT_FILES, check, check_build
+from forge.config.checks import PROMPT_FILES, Mistake, check, check_build
 from forge.config.keys import found_mistakes, without
 from forge.config.schema import Experiment, dotted
 from forge.config.schema.build import DataBuild
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from forge.config.checks import Mistake
     from forge.config.schema import KeyPath, TomlTable
 
 PATH_KEYS: tuple[KeyPath, ...] = (
@@ -72,6 +71,7 @@ def load_experiment(
     _locate_function(sources)
     experiment, mistakes = _validate(Experiment, sources.values)
     if experiment is not None:
+        mistakes += _numbered(experiment, sources.values)
         experiment, keys = experiment.unrolled()
         known = {mistake.path for mistake in mistakes}
         found = [_in_file(mistake, keys) for mistake in check(experiment, is_here=is_here)]
@@ -113,6 +113,18 @@ def _validate(root: type[File], values: TomlTable) -> tuple[File | None, list[Mi
         return root.model_validate(without(values, mistakes)), mistakes
     except ValidationError:
         return None, mistakes
+
+
+def _numbered(experiment: Experiment, values: TomlTable) -> Iterator[Mistake]:
+    """Stages with a number of a round in a file that is no run's, which states every table."""
+    if Experiment.model_fields.keys() - {"round"} <= values.keys():
+        return
+    rounds = [(("round", at, "stage"), table.stage) for at, table in enumerate(experiment.round)]
+    for place, stages in [(("stage",), experiment.stage), *rounds]:
+        for index, stage in enumerate(stages):
+            if stage.round is not None:
+                text = f"found {stage.round}; the stages of a [[round]] get their number themselves"
+                yield Mistake(path=(*place, index, "round"), text=text)
 
 
 def _in_file(mistake: Mistake, keys: Sequence[KeyPath]) -> Mistake:

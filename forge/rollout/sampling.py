@@ -77,7 +77,7 @@ FORGET = 0.5
 """Weight of the newest group in the moving average: about the last three groups count."""
 REST = 8
 """A problem is not drawn again within N / REST draws: two of its groups would run at once. Where
-few problems have a signal, within half of their number, and REST at least."""
+few problems have a signal, within half of their number: else the others would be played instead."""
 MAX_AGE = 4
 """A problem that was not drawn for MAX_AGE · N draws is next, whatever its weight."""
 
@@ -181,7 +181,7 @@ class PrioritySampler:
         varied = np.where(np.isnan(varied), largest, varied)
         weights = FLOOR + varied / largest + AGE_BONUS * ages / count
         flat = varied < FLAT * largest
-        rest = min(count // REST, max(REST, int(np.sum(~flat)) // 2))
+        rest = min(count // REST, int(np.sum(~flat)) // 2 if np.any(~flat) else count)
         weights[(self._last_drawn != NEVER) & (ages <= rest)] = 0.0
         most = FLAT_SHARE * float(np.sum(weights[~flat]))
         if most:

@@ -125,11 +125,12 @@ def test_inputs_may_import_and_take_the_place_of_decorated_ones(tmp_path: Path) 
     inputs, problem = tmp_path / "inputs.py", tmp_path / "scaled.py"
     inputs.write_text(
         "from __future__ import annotations\nimport torch\nimport math\nWIDTH = math.ceil(2.5)\n"
+        "A, B = 3, 4\nC = D = 5\nD += 1\n"
         "def rows():\n    return 2\n"
-        "def get_inputs():\n    return [torch.randn(rows(), WIDTH)]\n"
+        "def get_inputs():\n    return [torch.randn(rows(), WIDTH, A, B, C, D, E)]\n"
     )
     problem.write_text(
-        "import torch\nWIDTH = 8\n"
+        "import torch\nWIDTH = 8\nA, E = 1, 7\n"
         "class Model(torch.nn.Module):\n    def forward(self, x):\n        return 2 * x\n"
         "@torch.no_grad()\ndef get_inputs():\n    return [torch.randn(WIDTH)]\n"
         "def get_init_inputs():\n    return []\n"
@@ -137,7 +138,7 @@ def test_inputs_may_import_and_take_the_place_of_decorated_ones(tmp_path: Path) 
     (text,) = texts(experiment(tmp_path, str(problem), inputs=inputs)).values()
     made: dict[str, Any] = {}
     exec(text, made)
-    assert [tuple(one.shape) for one in made["get_inputs"]()] == [(2, 3)]
+    assert [tuple(one.shape) for one in made["get_inputs"]()] == [(2, 3, 3, 4, 5, 6, 7)]
     assert "no_grad" not in text
 
 

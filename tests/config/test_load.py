@@ -196,6 +196,11 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
         (["serve.url=['h:1']"], '--set serve.url.0: found "h:1"; http://HOST:PORT[/PATH]'),
         (
             ['serve.env={ CUDA_VISIBLE_DEVICES = "0" }'],
+            (["stage.1.round=4"], "--set stage.1.round: found 4; the stages of a [[round]] get"),
+            (
+                ['rollout.tools=["docs", "run", "docs"]'],
+                '--set rollout.tools.2: found "docs" again',
+            ),
             'serve.env.CUDA_VISIBLE_DEVICES: found "0"; remove it, devices.gpus chooses',
         ),
         (['judge.env={ HIP_VISIBLE_DEVICES = "" }'], 'judge.env.HIP_VISIBLE_DEVICES: found "";'),

@@ -156,6 +156,15 @@ def test_a_sampler_that_knows_earlier_stages_skips_flat_problems_from_the_start(
         assert drawn[True] > 240, "one problem of ten"
 
 
+def test_one_problem_with_a_signal_among_forty_is_most_of_the_draws() -> None:
+    every = problems(40, levels=1)
+    sampler = PrioritySampler(every, seed=0)
+    for number, one in enumerate(every):
+        sampler.learn(one.problem_id, 0.0 if number else 0.2)
+    drawn = Counter(sampler.next().problem_id == every[0].problem_id for _ in range(800))
+    assert drawn[True] > 480
+
+
 def test_an_unplayed_problem_has_the_variance_of_its_family() -> None:
     all_problems = problems(40, levels=1)
     sampler = PrioritySampler(all_problems, seed=0)

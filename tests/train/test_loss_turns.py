@@ -178,7 +178,7 @@ def test_own_answers_that_are_all_too_long_are_no_file_and_end_no_run(
     stage = SftStage(kind="sft", source="search", **keys).model_copy(update={"max_length": 1})
     path = tmp_path / "rows.jsonl"
     (rows,) = write_rows([pair], chats["qwen3"], stage=stage, path=path, data=None)
-    assert (rows.num_rows, rows.num_dropped) == (0, 3)
+    assert (rows.num_rows, rows.num_dropped, rows.problems) == (0, 3, set())
     assert not path.exists()
     with pytest.raises(ConfigError, match="all 3 rows are longer than max_length = 1"):
         write_rows([pair], chats["qwen3"], stage=stage, path=path, data=DataTable())

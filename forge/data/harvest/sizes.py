@@ -52,17 +52,18 @@ def replaced(text: str, definitions: str) -> str:
     new: dict[str, str] = {}
     for node in ast.parse(definitions).body:
         for name in _bound(node):
-            new[name] = ast.unparse(node)
+            before = [new[name]] if name in new and isinstance(node, ast.AugAssign) else []
+            new[name] = "\n".join([*before, ast.unparse(node)])
     lines = text.split("\n")
     tree = ast.parse(text)
     for nodes in reversed(_by_line(tree.body)):
         names = {name for node in nodes for name in _bound(node)}
         if not names & new.keys():
             continue
-        said = [
-            next((new[name] for name in _bound(node) if name in new), None) or ast.unparse(node)
-            for node in nodes
-        ]
+        said: list[str] = []
+        for node in nodes:
+            said += [] if _bound(node) and new.keys() >= set(_bound(node)) else [ast.unparse(node)]
+            said += dict.fromkeys(new[name] for name in _bound(node) if name in new)
         end = nodes[-1].end_lineno or nodes[-1].lineno
         lines[_first_line(nodes[0]) - 1 : end] = "\n".join(said).split("\n")
     bound = {name for node in tree.body for name in _bound(node)}
@@ -70,7 +71,7 @@ def replaced(text: str, definitions: str) -> str:
     if new:
         body = ast.parse("\n".join(lines)).body
         at = next((_first_line(node) - 1 for node in body if "get_inputs" in _bound(node)), 0)
-        lines[at:at] = [*new.values(), "", ""]
+        lines[at:at] = [*dict.fromkeys(new.values()), "", ""]
     return "\n".join(lines)
 
 
@@ -306,12 +307,17 @@ def _sizes(call: ast.Call) -> list[tuple[ast.Constant, int]]:
 
 
 def _bound(node: ast.stmt) -> list[str]:
+    """Names that a definition or an assignment binds."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
-        case ast.Assign(targets=[ast.Name(id=name)]):
-            return [name]
-        case ast.AnnAssign(target=ast.Name(id=name)):
-            return [name]
+        case ast.Assign(targets=targets):
+            pass
+        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+            targets = [target]
         case _:
-            return []
+            targets = []
+    found = (each for target in targets for each in ast.walk(target))
+    return [
+        each.id for each in found if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    ]

@@ -52,7 +52,7 @@ async def open_sinks(
     watch = _SinkWatch(writer, console, close_timeout_s=table.close_timeout_s)
     async with AsyncExitStack() as opened:
         alive = list[Child]()
-        for name in dict.fromkeys(table.to):
+        for name in table.to:
             spec = _spec(name, table, paths, attempt=attempt)
             try:
                 alive.append(await opened.enter_async_context(open_child(spec)))

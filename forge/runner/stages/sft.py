@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -73,7 +73,7 @@ async def _make_rows(run: RunContext, stage: SftStage, index: int, path: Path) -
         pairs, left_out = await anyio.to_thread.run_sync(_own_pairs, run, stage, index)
     else:
         pairs = load_pairs(run.paths)
-    label, problems = stage.label(index), sorted({pair.problem_id for pair in pairs})
+    label = stage.label(index)
     counts = list[SourceRows]()
     if pairs:
         counts = await anyio.to_thread.run_sync(
@@ -86,12 +86,13 @@ async def _make_rows(run: RunContext, stage: SftStage, index: int, path: Path) -
         await run.record("sft_rows", message, says=True, stage=index)
         return False
     message = f"{label}: {_describe(counts, max_length=stage.max_length)}"
+    problems = sorted(set[str]().union(*(count.problems for count in counts)))
     if data is None:
         message += f", of {len(problems)} problems" + (left_out and f"; left out {left_out}")
     if data is None or len(counts) > 1 or counts[0].num_dropped:
         run.console.say(message)
     own = problems if data is None else []
-    sources = [asdict(count) for count in counts]
+    sources = [{**asdict(count), "problems": len(count.problems)} for count in counts]
     await run.record("sft_rows", message, sources=sources, stage=index, problems=own)
     return True
 
@@ -141,6 +142,8 @@ class SourceRows:
     """Rows longer than max_length."""
     share: float = 1.0
     """Share of the trained rows that come from this source."""
+    problems: set[str] = field(default_factory=set[str])
+    """Ids of the problems of its rows."""
 
 
 def write_rows(
@@ -165,11 +168,13 @@ def write_rows(
         given = data.weights
     counts = [SourceRows(origin=name) for name in names]
     rows: list[tuple[int, str]] = []
-    for source, row in _rows(pairs, chat, loss_turns=stage.loss_turns):
+    for pair, row in _rows(pairs, chat, loss_turns=stage.loss_turns):
+        source, count = pair.source, counts[pair.source]
         if len(row.input_ids) > stage.max_length:
-            counts[source].num_dropped += 1
+            count.num_dropped += 1
             continue
-        counts[source].num_rows += 1
+        count.num_rows += 1
+        count.problems.add(pair.problem_id)
         fields = {"input_ids": row.input_ids, "completion_mask": row.completion_mask}
         rows.append((source, json.dumps(fields)))
     if data is None and not rows:
@@ -204,14 +209,14 @@ def require_roles(pairs: Sequence[Pair], chat: ChatTemplate) -> None:
 
 def _rows(
     pairs: Sequence[Pair], chat: ChatTemplate, *, loss_turns: str
-) -> Iterator[tuple[int, TrainingRow]]:
-    """Each row with its source."""
+) -> Iterator[tuple[Pair, TrainingRow]]:
+    """Each row with its pair."""
     for pair in pairs:
         try:
             if loss_turns == "all":
-                yield from ((pair.source, row) for row in chat.training_rows(pair.messages))
+                yield from ((pair, row) for row in chat.training_rows(pair.messages))
             else:
-                yield pair.source, chat.training_row(pair.messages)
+                yield pair, chat.training_row(pair.messages)
         except ConfigError as error:
             raise ConfigError(f"stage sft: row {pair.problem_id}: {error}") from None
 

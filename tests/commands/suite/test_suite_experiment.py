@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 from forge.commands.suite import EvalRequest, make_experiment
-from forge.config.load import load_experiment
+from forge.config.load import dump_experiment, load_experiment
+from forge.config.schema import Experiment
 from forge.data.problems import in_split, load_problems
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.records import Event, PolicyVersion, Split
@@ -113,7 +114,12 @@ async def make_run(root: Path) -> None:
         at=1.0, kind="stage_start", message="eval-0", data={"stage": 0, "weights": weights}
     )
     await write_run(root, [attempt(), start, *policies])
-    (root / "experiment.toml").write_text(RUN)
+    (root / "experiment.toml").write_text(recorded(RUN))
+
+
+def recorded(text: str) -> str:
+    """An experiment as a run writes it, with every table."""
+    return dump_experiment(Experiment.model_validate(tomllib.loads(text)))
 
 
 def made(source: str, suite: str | None = None, **options: Any) -> dict[str, Any]:
@@ -185,14 +191,14 @@ def test_the_policy_follows_the_protocol_that_is_asked_for(
 
 def test_a_run_that_rewards_its_own_share_can_be_evaluated_without_torch(here: Path) -> None:
     file = here / "runs" / "toy-1" / "experiment.toml"
-    file.write_text(RUN + "[reward]\nown_share = 0.1\n")
+    file.write_text(recorded(RUN + "[reward]\nown_share = 0.1\n"))
     assert made("toy-1")["reward"]["own_share"] == 0.1
     for options in ({"policy": "own"}, {"protocol": "forge"}):
         assert made("toy-1", **options)["reward"]["own_share"] == 0.0
 
 
 def test_an_experiment_file_gives_its_problems_judge_and_prompts(here: Path) -> None:
-    Path("suite.toml").write_text(RUN.replace("seed = 5", "seed = 8"))
+    Path("suite.toml").write_text(RUN.replace("seed = 5", "seed = 8").replace("round = 2\n", ""))
     values = made("model", "suite.toml")
     assert (values["seed"], values["eval"]["seed"], values["eval"]["suite"]) == (8, 0, "toy")
     assert values["prompt"]["preset"] == "tritonforge"
