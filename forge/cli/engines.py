@@ -132,7 +132,7 @@ def solve(
     ] = None,
     api_key_env: ApiKeyEnv = None,
     overrides: Overrides = None,
-    wait_s: Wait = None,
+    wait_s: Wait = 0.0,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
@@ -174,7 +174,7 @@ def evaluate(
     model_name: ServedModel = None,
     api_key_env: ApiKeyEnv = None,
     overrides: Overrides = None,
-    wait_s: Wait = None,
+    wait_s: Wait = 0.0,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:

@@ -84,8 +84,7 @@ Timeout = Annotated[
     ),
 ]
 Wait = Annotated[
-    float | None,
-    typer.Option("--wait", min=0, metavar="SECONDS", help="Maximum wait for GPUs in use."),
+    float, typer.Option("--wait", min=0, metavar="SECONDS", help="Maximum wait for GPUs in use.")
 ]
 Assumed = Annotated[
     str | None,

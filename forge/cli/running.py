@@ -86,7 +86,7 @@ def run(
     ] = None,
     detach: Detach = False,
     overrides: Overrides = None,
-    wait_s: Wait = None,
+    wait_s: Wait = 0.0,
     store: StoreOfFile = None,
     as_json: Json = False,
 ) -> None:
@@ -115,7 +115,6 @@ def run(
         experiment = with_run(experiment, say=None if as_json else say)
         locate_model(experiment.model, say=None if as_json else say)  # while the user is watching
         locate_rows(experiment, say=None if as_json else say)
-        wait_s = experiment.devices.wait_s if wait_s is None else wait_s
         argv = ["run", str(file), f"--wait={wait_s}"]
         argv += [f"--set={item}" for item in given]
         paths = run_detached(argv, store_dir=experiment.store.dir, wait_s=wait_s)
@@ -131,7 +130,7 @@ def _resume(
     *,
     from_step: int | None = None,
     is_detached: bool,
-    wait_s: float | None,
+    wait_s: float,
     quiet: bool,
 ) -> RunPaths:
     if not is_detached:
@@ -139,12 +138,9 @@ def _resume(
 
         return resume_run(paths, from_step=from_step, quiet=quiet, wait_s=wait_s)
     from forge.commands.detach import run_detached
-    from forge.config.load import load_experiment
     from forge.store.reader import open_run
 
     open_run(paths).close()  # first: of another version, its keys may be unknown too
-    if wait_s is None:
-        wait_s = load_experiment(paths.experiment).devices.wait_s
     argv = ["resume", str(paths.root), f"--wait={wait_s}"]
     argv += [] if from_step is None else [f"--from={from_step}"]
     return run_detached(argv, store_dir=paths.root.parent, wait_s=wait_s)
@@ -192,7 +188,7 @@ def resume(
         ),
     ] = None,
     detach: Detach = False,
-    wait_s: Wait = None,
+    wait_s: Wait = 0.0,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:

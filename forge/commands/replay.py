@@ -136,7 +136,6 @@ def replay(
         partial(_place, plan.experiment),
         look=partial(this_machine, plan.experiment.store.dir),
         run=f"forge train --replay {spec}",
-        wait_s=plan.experiment.devices.wait_s,
         say=say,
     ) as (placement, _):
         metrics = _train(plan, placement, out)

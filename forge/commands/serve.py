@@ -111,7 +111,6 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
             partial(_place, found),
             look=partial(this_machine, experiment.store.dir, serve=experiment.serve),
             run=f"forge serve {request.source}",
-            wait_s=experiment.devices.wait_s,
             say=say,
         ) as (placement, _),
     ):

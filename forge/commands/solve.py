@@ -89,7 +89,7 @@ class Solved:
         return render_searches(self.rows)
 
 
-def solve(request: SolveRequest, *, quiet: bool, wait_s: float | None = None) -> Solved:
+def solve(request: SolveRequest, *, quiet: bool, wait_s: float = 0.0) -> Solved:
     """Search in a new run, and write the best kernels. Raises ForgeError; "forge resume" continues
     an interrupted run."""
     text = solve_experiment(request)

@@ -66,7 +66,7 @@ CONNECT_S = 20.0
 
 
 def evaluate_suite(
-    request: EvalRequest, *, quiet: bool, wait_s: float | None = None
+    request: EvalRequest, *, quiet: bool, wait_s: float = 0.0
 ) -> tuple[RunPaths, dict[str, Any]]:
     """Evaluates the model in a new run; returns the run and its `results.json`. Raises ForgeError;
     an interrupted run can be resumed."""

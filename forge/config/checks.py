@@ -674,30 +674,11 @@ def check_overlap(experiment: Experiment) -> Iterator[Mistake]:
         if isinstance(stage, GrpoStage) and stage.publish_every > steps:
             text = f"found {stage.publish_every}; {most}, or the trainer waits for its own publish"
             yield mistake(text, "stage", index, "publish_every")
-    yield from _check_max_concurrency(experiment)
-
-
-def _check_max_concurrency(experiment: Experiment) -> Iterator[Mistake]:
-    rollout, serve = experiment.rollout, experiment.serve
-    if serve.max_concurrency is None:
-        return
-    path, found = ("serve", "max_concurrency"), f"found {serve.max_concurrency}"
-    trains = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
-    if not trains or rollout.groups_in_flight != "auto" or not rollout.max_staleness:
-        yield mistake(
-            f'{found}; it only limits rollout.groups_in_flight = "auto" in a grpo stage with '
-            "rollout.max_staleness of 1 or more",
-            *path,
-        )
-    elif serve.max_concurrency * serve.replicas < rollout.group_size:
-        least = -(-rollout.group_size // serve.replicas)
-        text = f"{found}; at least {least}, for one group of rollout.group_size"
-        yield mistake(f"{text} = {rollout.group_size}", *path)
 
 
 REPLACED = (
     "compiled", "correct", "own_share", "speedup", "shape", "improvement", "speedup_cap",
-    "slower_penalty", "rejected", "compile_error",
+    "rejected", "compile_error",
 )  # fmt: skip
 """Weights that a function replaces. `stop_at_speedup` ends rollouts with any reward."""
 OPTIONS = ("function_per", "function_timeout_s")

@@ -73,8 +73,6 @@ class BatchPlan:
     """Most times that a group is trained."""
     in_flight: int | None = None
     """Groups played at once; None: as many as keep engine and judges busy."""
-    most_in_flight: int | None = None
-    """Upper limit of that number; None: the limit from staleness alone."""
     judge_capacity: int = 1
     """Candidates judged at once."""
 

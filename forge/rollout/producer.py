@@ -275,5 +275,4 @@ def _concurrency(plan: BatchPlan) -> Concurrency | None:
     """None for a fixed number of groups: a given one, or a whole batch in the synchronous loop."""
     if plan.in_flight is not None or plan.max_staleness == 0:
         return None
-    ceiling = min(plan.most_in_flight or plan.budget, plan.budget)
-    return Concurrency(min(plan.groups_per_step, ceiling), ceiling)
+    return Concurrency(min(plan.groups_per_step, plan.budget), plan.budget)

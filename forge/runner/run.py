@@ -79,7 +79,7 @@ def run_experiment(
     *,
     overrides: Sequence[str] = (),
     quiet: bool = False,
-    wait_s: float | None = None,
+    wait_s: float = 0.0,
 ) -> RunPaths:
     """Run an experiment file from the start. Returns the run directory; raises ForgeError.
 
@@ -87,7 +87,7 @@ def run_experiment(
     function is tried, and a model from the hub is downloaded.
 
     Args:
-        wait_s: Maximum wait for GPUs of another run; None for devices.wait_s.
+        wait_s: Maximum wait for GPUs of another run; 0 refuses to start.
     """
 
     console = Console(quiet=quiet)
@@ -123,7 +123,7 @@ def resume_run(
     *,
     from_step: int | None = None,
     quiet: bool = False,
-    wait_s: float | None = None,
+    wait_s: float = 0.0,
 ) -> RunPaths:
     """Continue a run. Finished stages are skipped; nothing recorded is deleted.
 
@@ -163,14 +163,14 @@ def resume_run(
 
 
 def _planned(
-    experiment: Experiment, console: Console, run: str, wait_s: float | None
+    experiment: Experiment, console: Console, run: str, wait_s: float
 ) -> AbstractContextManager[tuple[Plan, Claim]]:
     """The plan for this machine, and a claim on its GPUs until the context ends."""
     return open_claimed(
         lambda machine: plan(experiment, machine=machine),
         look=partial(this_machine, experiment.store.dir, serve=experiment.serve),
         run=run,
-        wait_s=experiment.devices.wait_s if wait_s is None else wait_s,
+        wait_s=wait_s,
         say=console.say,
     )
 

@@ -179,28 +179,11 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             ["rollout.replay=3"],
             "--set rollout.replay: found 3; at most rollout.max_staleness + 1 = 2",
         ),
-        (
-            ["serve.max_concurrency=32", "rollout.max_staleness=0"],
-            '--set serve.max_concurrency: found 32; it only limits rollout.groups_in_flight = "au',
-        ),
-        (
-            ["serve.max_concurrency=32", "rollout.groups_in_flight=4"],
-            '--set serve.max_concurrency: found 32; it only limits rollout.groups_in_flight = "au',
-        ),
-        (
-            ["serve.max_concurrency=3", "rollout.group_size=8", "serve.replicas=2"],
-            "--set serve.max_concurrency: found 3; at least 4, for one group of rollout.group_siz",
-        ),
         (["stage.3.publish_every=3"], "--set stage.3.publish_every: found 3; at most rollout.max_"),
         (["serve.url=['http://h:1']"], 'stage.1.kind: found "sft" with serve.url'),
         (["serve.url=['h:1']"], '--set serve.url.0: found "h:1"; http://HOST:PORT[/PATH]'),
         (
             ['serve.env={ CUDA_VISIBLE_DEVICES = "0" }'],
-            (["stage.1.round=4"], "--set stage.1.round: found 4; the stages of a [[round]] get"),
-            (
-                ['rollout.tools=["docs", "run", "docs"]'],
-                '--set rollout.tools.2: found "docs" again',
-            ),
             'serve.env.CUDA_VISIBLE_DEVICES: found "0"; remove it, devices.gpus chooses',
         ),
         (['judge.env={ HIP_VISIBLE_DEVICES = "" }'], 'judge.env.HIP_VISIBLE_DEVICES: found "";'),
@@ -213,6 +196,8 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             ["serve.weights=ipc", "serve.engine=vllm", "model.lora.r=8"],
             '--set serve.weights: found "ipc" with an adapter, which is a file',
         ),
+        (["stage.1.round=4"], "--set stage.1.round: found 4; the stages of a [[round]] get"),
+        (['rollout.tools=["docs", "run", "docs"]'], '--set rollout.tools.2: found "docs" again'),
         (["serve.model_name=x"], "--set serve.model_name: set without serve.url"),
         (["data.source=file"], '--set data.source: found source = "file" without path'),
         (["data.source=file", "data.path=/no/x"], '--set data.path: found "/no/x", which does not'),

@@ -107,8 +107,6 @@ class SinksTable(Table):
     wandb_mode: Literal["online", "offline"] = "online"
     """online: sends the metrics, and needs WANDB_API_KEY. offline: writes files that "wandb sync"
     can send later."""
-    close_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
-    """Maximum wait at the end of a run for what a sink has not written yet."""
 
 
 class Experiment(Table):

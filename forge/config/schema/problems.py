@@ -231,8 +231,6 @@ class DataTable(DataSourceTable):
         json_schema_extra={"allowed": "one [[data.sources]] or more"},
     )
     """Several sources of rows, instead of source and path of one."""
-    pairs_per_problem: Positive = 1
-    """Single-turn rows generated per problem."""
     static_share: Share = 0.0
     """Share of generated first answers with the sizes written as numbers, as torch.compile does,
     instead of read from the tensors. Such an answer is correct, but the model has to multiply to

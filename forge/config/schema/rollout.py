@@ -88,8 +88,6 @@ class RewardTable(Table):
     too. At most so much that a slow first answer does not pay."""
     speedup_cap: Annotated[float, Field(gt=1)] = 10.0
     """Largest speed-up that counts; larger ones are rewarded as this one."""
-    slower_penalty: bool = False
-    """Let the speed-up term become negative for kernels slower than the baseline."""
     rejected: Annotated[float, Field(le=0)] = 0.0
     """Amount added for status rejected."""
     compile_error: Annotated[float, Field(le=0)] = 0.0

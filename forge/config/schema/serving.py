@@ -34,8 +34,6 @@ class DevicesTable(Table):
     share: Literal["never", "auto", "always"] = "auto"
     """Sharing of a GPU by several roles. auto: if there are fewer GPUs than roles and their memory
     suffices."""
-    wait_s: Annotated[float, Field(ge=0)] = 0.0
-    """Maximum wait for GPUs that another run uses; 0 refuses to start."""
 
 
 class ServeTable(Table):
@@ -57,9 +55,6 @@ class ServeTable(Table):
     """CPU threads per replica."""
     slots: Annotated[int, Field(ge=1, le=256)] = 32
     """Sequences that a replica decodes at the same time."""
-    max_concurrency: Positive | None = None
-    """Upper limit of rollouts per replica for rollout.groups_in_flight = "auto"; absent means that
-    only the measured load limits it."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
     """Share of a GPU's memory for weights and KV cache together; vllm only."""
     tensor_parallel: Positive = 1

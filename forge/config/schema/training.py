@@ -58,14 +58,10 @@ class LoraTable(Table):
 
 class QuantizeTable(Table):
     """`[model.quantize]`: train an adapter on 4-bit weights (QLoRA), the fused experts of a mixture
-    included."""
+    included. Their scales are quantized too; products are in bfloat16."""
 
     bits: Literal[4] = 4
     """Bits of a stored weight, in NF4."""
-    double_quant: bool = True
-    """Quantize the scales too."""
-    compute_dtype: Literal["bfloat16"] = "bfloat16"
-    """Type of the matrix products."""
 
 
 CHATML = "chatml"

@@ -173,14 +173,10 @@ async def make_pairs(
         judge: Judges broken answers; gets all of them at once, and queues them.
     """
     rng = Random(seed)
-    rows = [
-        one_turn_pair(p, prompts=prompts, style=_draw_style(table, rng=rng))
-        for p in problems
-        for _ in range(table.pairs_per_problem)
-    ]
+    rows = [one_turn_pair(p, prompts=prompts, style=_draw_style(table, rng=rng)) for p in problems]
     most = most_broken(max_turns)
     num = round(table.repair_share * len(rows)) if most else 0
-    chosen = [problems[i % len(problems)] for i in rng.sample(range(len(rows)), num)]
+    chosen = [problems[i] for i in rng.sample(range(len(rows)), num)]
     attempts = [
         (index, problem, style, break_answer(problem, style=style, rng=rng))
         for index, problem in enumerate(chosen)

@@ -10,7 +10,6 @@ Reward of a verdict, term by term; each term is stored:
 
     s                    lower end of the interval of the speed-up
     f(s)                 shape = "log": ln(min(s, cap)); "linear": min(s, cap) - 1; not below 0
-                         unless slower_penalty is set
     cap                  speedup_cap
     compiled, speedup …  weights of the table [reward]
 
@@ -116,7 +115,7 @@ def _speed(verdict: Verdict, table: RewardTable) -> float | None:
         return None
     capped = min(max(verdict.timing.speedup_low, 1e-6), table.speedup_cap)
     value = math.log(capped) if table.shape == "log" else capped - 1.0
-    return value if table.slower_penalty else max(value, 0.0)
+    return max(value, 0.0)
 
 
 def turn_returns(

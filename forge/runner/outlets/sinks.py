@@ -2,7 +2,7 @@
 
 Each sink is a child process (`sink_child`) that reads the store at its own pace. The store is the
 queue between run and sink: it never fills and drops nothing, so a sink that hangs, crashes or has
-no network never delays the run. At the end a sink has `[sinks] close_timeout_s` to write the rest.
+no network never delays the run. At the end a sink has CLOSE_S to write the rest.
 A sink that fails or is cut off is an event `sink_failed` and a warning line.
 """
 
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 KEYS = {"wandb": ("WANDB_API_KEY",), "trackio": ("HF_TOKEN",), "tensorboard": ()}
 """Secret environment variables that a sink gets."""
 
+CLOSE_S = 30.0
+"""Maximum wait at the end of a run for what a sink has not written yet."""
 GRACE_S = 0.5
 """Time between TERM and KILL for a sink that did not write the rest in time."""
 
@@ -49,7 +51,7 @@ async def open_sinks(
     if not table.to:
         yield
         return
-    watch = _SinkWatch(writer, console, close_timeout_s=table.close_timeout_s)
+    watch = _SinkWatch(writer, console)
     async with AsyncExitStack() as opened:
         alive = list[Child]()
         for name in table.to:
@@ -72,9 +74,8 @@ async def open_sinks(
 class _SinkWatch:
     """Reports each failed sink once."""
 
-    def __init__(self, writer: Writer, console: Console, *, close_timeout_s: float) -> None:
+    def __init__(self, writer: Writer, console: Console) -> None:
         self._writer, self._console = writer, console
-        self._close_timeout_s = close_timeout_s
         self._reported: set[str] = set()
 
     async def wait(self, child: Child) -> None:
@@ -92,8 +93,8 @@ class _SinkWatch:
     async def _close(self, child: Child) -> None:
         stop_file = Path(child.spec.config["stop_file"])
         stop_file.touch()
-        reason = f"did not end within {self._close_timeout_s:g} s"
-        with anyio.move_on_after(self._close_timeout_s):
+        reason = f"did not end within {CLOSE_S:g} s"
+        with anyio.move_on_after(CLOSE_S):
             reason = _last_line(child, await child.wait())
         stop_file.unlink()
         if child.exit_reason != "exit 0":

@@ -326,8 +326,7 @@ def _num_pairs(experiment: Experiment) -> int:
     problems = experiment.problems
     if not experiment.data.has_generated:
         return 0
-    num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_reserved)
-    return num_sft * experiment.data.pairs_per_problem
+    return min(sum(problems.sft_by_level), problems.num_problems - problems.num_reserved)
 
 
 def num_items(experiment: Experiment, stage: Stage) -> float | None:

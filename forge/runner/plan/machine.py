@@ -194,7 +194,7 @@ def open_claimed(
     *,
     look: Callable[[], Machine],
     run: str,
-    wait_s: float,
+    wait_s: float = 0.0,
     say: Callable[[str], None],
 ) -> Generator[tuple[T, Claim]]:
     """Yields the result of `lay_out` for this machine, and the claim on its cards. Blocks.

@@ -229,8 +229,7 @@ def _training_ports(run: RunContext) -> Ports:
 
 
 def _batch_plan(run: RunContext, stage: GrpoStage, index: int, *, first_step: int) -> BatchPlan:
-    rollout, serve = run.experiment.rollout, run.experiment.serve
-    most = serve.max_concurrency and serve.max_concurrency * serve.num_servers // rollout.group_size
+    rollout = run.experiment.rollout
     assert run.pool is not None
     return BatchPlan(
         stage=index,
@@ -246,7 +245,6 @@ def _batch_plan(run: RunContext, stage: GrpoStage, index: int, *, first_step: in
         publish_timeout_s=stage.step_timeout_s * (rollout.max_staleness + 1),
         replay=rollout.replay,
         in_flight=None if rollout.groups_in_flight == "auto" else rollout.groups_in_flight,
-        most_in_flight=most,
         judge_capacity=sum(seat.capacity for seat in run.pool.seating.seats),
     )
 

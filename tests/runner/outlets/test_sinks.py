@@ -74,13 +74,21 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @asynccontextmanager
-async def sunk(paths: RunPaths, console: Said | None = None, **keys: Any):
+async def sunk(paths: RunPaths, console: Said | None = None, *, close_s: float = 60.0, **keys: Any):
     """A store with sinks beside it, as `run.py` opens them."""
-    table = SinksTable(**{"close_timeout_s": 20.0, **keys})
+    table = SinksTable(**keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forge.runner.outlets.sinks.CLOSE_S", close_s)
+        async with open_store(paths, table, console or Said()) as writer:
+            yield writer
+
+
+@asynccontextmanager
+async def open_store(paths: RunPaths, table: SinksTable, console: Said):
     async with open_writer(paths, Options()) as writer:
         await writer.put(attempt())
         await writer.flush()
-        async with open_sinks(table, paths, attempt=1, writer=writer, console=console or Said()):
+        async with open_sinks(table, paths, attempt=1, writer=writer, console=console):
             yield writer
             await writer.flush()
 
@@ -178,7 +186,7 @@ async def test_a_sink_that_hangs_delays_the_end_only_by_its_deadline(
     paths: RunPaths, made_up, where: str
 ) -> None:
     made_up("wandb", **{where: "time.sleep(100)"})
-    async with sunk(paths, to=["wandb"], close_timeout_s=1.0) as writer:
+    async with sunk(paths, to=["wandb"], close_s=1.0) as writer:
         began = time.monotonic()
         for number in range(200):
             await writer.put(step(number, train_loss=1.0))
@@ -266,7 +274,7 @@ def test_a_sink_that_is_not_installed_is_refused_by_the_plan(
 
 async def test_the_real_wandb_writes_a_run_offline(paths: RunPaths) -> None:
     pytest.importorskip("wandb")
-    async with sunk(paths, to=["wandb"], wandb_mode="offline", close_timeout_s=60.0) as writer:
+    async with sunk(paths, to=["wandb"], wandb_mode="offline") as writer:
         await writer.put(step(1, train_loss=1.0), step(2, train_loss=0.5))
     assert events(paths) == []
     assert list((paths.root / "sinks" / "wandb").rglob("run-toy-1.wandb"))
@@ -277,7 +285,7 @@ async def test_the_real_trackio_has_the_run(
 ) -> None:
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    async with sunk(paths, to=["trackio"], close_timeout_s=60.0) as writer:
+    async with sunk(paths, to=["trackio"]) as writer:
         await writer.put(step(1, train_loss=1.0), step(2, train_loss=0.5))
     assert events(paths) == []
     [database] = (tmp_path / "trackio").glob("forge*.db")

@@ -56,8 +56,8 @@ def in_4_bits(table: Mapping[str, Any] | None) -> dict[str, Any]:
     config = BitsAndBytesConfig(
         load_in_4bit=table["bits"] == 4,
         bnb_4bit_quant_type=QUANT_TYPE,
-        bnb_4bit_use_double_quant=table["double_quant"],
-        bnb_4bit_compute_dtype=getattr(torch, table["compute_dtype"]),
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
     )
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     return {
