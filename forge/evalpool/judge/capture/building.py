@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.program.format import (
-    ITEM_BYTES,
     Alternative,
     Choice,
     Descriptor,
@@ -24,6 +22,7 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
+from forge.evalpool.judge.program.walk import tensor_bytes, used_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -89,21 +88,9 @@ def _argument(value: Any, tensor: Callable[[int], int]) -> Any:
             return value
 
 
-def tensors_of(node: Node) -> list[int]:
-    """Numbers of the tensors that a node names."""
-    found: list[int] = []
-
-    def see(number: int) -> int:
-        found.append(number)
-        return number
-
-    renumbered(node, see, lambda number: number)
-    return found
-
-
 def storages_of(node: Node, parts: Parts) -> set[int]:
     """Numbers of the storages that a node names."""
-    return {parts.tensors[number].storage for number in tensors_of(node)}
+    return {parts.tensors[number].storage for number in used_tensors(node)}
 
 
 @dataclass(slots=True)
@@ -187,7 +174,7 @@ def _overwritten(node: Node, parts: Parts) -> set[int]:
         return set()
     one = parts.tensors[node.results[0]]
     storage = parts.storages[one.storage]
-    return {one.storage} if _num_bytes(one) == storage.num_bytes else set()
+    return {one.storage} if tensor_bytes(one) == storage.num_bytes else set()
 
 
 def _sources(node: Node, parts: Parts) -> set[int]:
@@ -196,10 +183,6 @@ def _sources(node: Node, parts: Parts) -> set[int]:
         return storages_of(node, parts)
     assert isinstance(node, Op)
     return storages_of(replace(node, arguments=node.arguments[1:], results=()), parts)
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
 def hoisted(parts: Parts, *, first: Sequence[Node], needed: Iterable[int]) -> list[Node]:

@@ -16,7 +16,6 @@ constructs again without values.
 from __future__ import annotations
 
 import functools
-import math
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,9 @@ from torch.nn import init
 
 from forge.evalpool.judge.capture.building import storages_of
 from forge.evalpool.judge.program.dataflow import written_in_place
-from forge.evalpool.judge.program.format import ITEM_BYTES, Op, Origin, TensorUse
+from forge.evalpool.judge.program.format import Op, Origin, TensorUse
 from forge.evalpool.judge.program.ops import KINDS, Kind, packet
+from forge.evalpool.judge.program.walk import tensor_bytes
 from forge.evalpool.judge.reference.construct import held_tensors
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _is_whole_copy(node: Node, parts: Parts, own: set[int]) -> bool:
         return False
     used = [one.tensor for one in node.arguments if isinstance(one, TensorUse)]
     into, source = (parts.tensors[number] for number in used[:2])
-    sizes = [math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in (into, source)]
+    sizes = [tensor_bytes(into), tensor_bytes(source)]
     lengths = [parts.storages[one.storage].num_bytes for one in (into, source)]
     return source.storage in own and into.strides == source.strides and sizes == lengths
 

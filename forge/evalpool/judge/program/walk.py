@@ -131,6 +131,15 @@ def tensors_of(node: Node) -> Iterator[int]:
             yield node.tensor
 
 
+def used_tensors(node: Node) -> Iterator[int]:
+    """The same, and those of the nodes of a choice's alternatives."""
+    yield from tensors_of(node)
+    if isinstance(node, Choice):
+        for alternative in node.alternatives:
+            for inner in alternative.nodes:
+                yield from used_tensors(inner)
+
+
 def returned_inputs(program: Program) -> frozenset[int]:
     """Positions of the inputs in whose memory outputs lie: an answer in place."""
     held = (program.storages[program.tensors[output].storage] for output in program.outputs)

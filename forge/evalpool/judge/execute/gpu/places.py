@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from forge.evalpool.judge.execute.gpu.arena import Arena, Buffer, Placement
-from forge.evalpool.judge.program.format import Choice, Node, Op, Origin, Program, Section
-from forge.evalpool.judge.program.walk import tensors_in, tensors_of
+from forge.evalpool.judge.program.format import Op, Origin, Program, Section
+from forge.evalpool.judge.program.walk import tensors_in, used_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -261,15 +261,6 @@ def find_residency(program: Program) -> Residency:
     for storage, position in last_use.items():
         ends[position] = (*ends.get(position, ()), storage)
     return Residency(floating=frozenset(floating), ends=ends)
-
-
-def used_tensors(node: Node) -> Iterator[int]:
-    """Tensors that a node reads or writes, results and the nodes of alternatives included."""
-    yield from tensors_of(node)
-    if isinstance(node, Choice):
-        for alternative in node.alternatives:
-            for inner in alternative.nodes:
-                yield from used_tensors(inner)
 
 
 def _born_of_operations(program: Program) -> set[int]:
