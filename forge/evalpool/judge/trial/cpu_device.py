@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.program.format import Origin
 from forge.evalpool.judge.program.walk import open_alternatives, returned_inputs, winners
-from forge.evalpool.judge.trial.judgement import WIDE, Narrowed
-from forge.evalpool.judge.trial.trial import Decided, Finding
+from forge.evalpool.judge.trial.judgement import WIDE, Device, Narrowed
+from forge.evalpool.judge.trial.trial import Decided
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def _turns(program: Program) -> Sequence[int]:
 
 
 @dataclass(slots=True, kw_only=True)
-class CpuDevice:
-    """One judgement's part of an evaluator (`Device`)."""
+class CpuDevice(Device):
+    """One judgement's part of an evaluator. Nothing lasts: memory is put back before each call."""
 
     programs: Programs
     results: Results[HostDraw]
@@ -136,19 +136,9 @@ class CpuDevice:
         constants = (one.origin is Origin.CONSTANT for one in kept.program.storages)
         return kept.reads_values or any(constants)
 
-    def announce(self, numbers: Sequence[int]) -> None:
-        """Nothing: calls are made one by one."""
-
-    def ends_wide(self, finding: Finding) -> bool:
-        """False: what float64 cannot run is said by `Narrowed`."""
-        return False
-
     def settle(self, require_first_call: Callable[[], None]) -> None:
         """Checks the program alone: its alternatives take turns, and none wins."""
         require_first_call()
-
-    def require_lasting(self) -> None:
-        """Nothing lasts: all memory is put back before each call."""
 
     def is_followed(self, decided: Decided) -> bool:
         """A host that remembers its first winner, or reads values, does not show that it follows: a

@@ -57,10 +57,8 @@ class Narrowed(Exception):
 class Device(Protocol):
     """Runs the programs of one candidate. All calls raise Decided; in float64, Narrowed, too."""
 
-    @property
-    def results(self) -> Results[Any]:
-        """Expected results, in float64 or in the problem's types, as it is `asking`."""
-        ...
+    results: Results[Any]
+    """Expected results, in float64 or in the problem's types, as it is `asking`."""
 
     @property
     def numbers(self) -> Sequence[int]:
@@ -77,11 +75,10 @@ class Device(Protocol):
 
     def is_repeated(self) -> bool:
         """True if a program may keep something between calls, so that one set is asked twice."""
-        ...
+        return True
 
     def announce(self, numbers: Sequence[int]) -> None:
         """Gets the sets of the calls to come, once the first one was right."""
-        ...
 
     def call(self, number: int) -> Left:
         """Runs the program of an input set once."""
@@ -101,11 +98,11 @@ class Device(Protocol):
 
     def ends_wide(self, finding: Finding) -> bool:
         """True for a failure in float64 that says nothing of the program in its own types."""
-        ...
+        return False
 
     def is_followed(self, decided: Decided) -> bool:
         """True if the failure is none in a program that is captured otherwise from here on."""
-        ...
+        return False
 
     def settle(self, require_first_call: Callable[[], None]) -> None:
         """Settles the open choices of the first program.
@@ -117,7 +114,6 @@ class Device(Protocol):
 
     def require_lasting(self) -> None:
         """Raises Decided for a program that answers with what an earlier call left in memory."""
-        ...
 
 
 D = TypeVar("D", bound=Device)
