@@ -23,12 +23,12 @@ SPLIT = re.compile(r", (?![^\[(]*[\])])")
 
 def lines() -> list[str]:
     """A line for each overload of each operation, and of its in-place form."""
-    found: set[str] = set()
-    for name in KINDS:
+    found: dict[str, str] = {}
+    for name, kind in KINDS.items():
         for form in (name, f"{name}_"):
             for schema in torch._C._jit_get_schemas_for_operator(f"aten::{form}"):
-                found.add(line(str(schema)))
-    return sorted(found - {""})
+                found[line(str(schema))] = kind
+    return [f"{kind} {schema}" for schema, kind in sorted(found.items()) if schema]
 
 
 def line(schema: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from forge.evalpool.judge.program.format import NamedConstant, Op, Program, Tensor
 from forge.evalpool.judge.program.ops import (
     KINDS,
-    NAMES,
+    LINES,
     PATH,
     Kind,
     kind_of,
@@ -26,9 +26,9 @@ def program(*tensors: Tensor) -> Program:
     return dataclasses.replace(addition(), tensors=tensors)
 
 
-def test_each_operation_stands_once_and_has_a_schema() -> None:
-    assert len(KINDS) == sum(len(names.split()) for names in NAMES.values())
-    assert KINDS.keys() == {packet(name) for name in schemas()}
+def test_each_operation_has_one_kind_in_all_of_its_forms() -> None:
+    pairs = {(packet(schema.partition("(")[0]), kind) for kind, _, schema in LINES}
+    assert pairs == {(name, str(kind)) for name, kind in KINDS.items()}
 
 
 @pytest.mark.parametrize(

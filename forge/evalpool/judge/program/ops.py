@@ -2,7 +2,8 @@
 
 Three questions are answered here, without torch: is an operation in the table, do its arguments fit
 its schema, and what kind of work does it do. The executor runs `torch.ops` by names of this table
-only. `schemas.txt` holds the schemas as torch prints them; `bench/write_schemas.py` writes it.
+only. `schemas.txt` is the table: kinds by hand, schemas as torch prints them. A new operation is a
+line with its kind and its name with a `(`; then `bench/write_schemas.py` writes all of its forms.
 
 Conventions for the capture: views and allocations are no operations (see `format.py`), so neither
 `view` nor `empty` is here. `device`, `pin_memory` and `generator` are left out of the keywords: the
@@ -13,7 +14,7 @@ their results.
 
 A line of `schemas.txt`:
 
-    aten.add.out(Tensor self, Tensor other, *, Scalar alpha=, Tensor! out) -> 1
+    combine aten.add.out(Tensor self, Tensor other, *, Scalar alpha=, Tensor! out) -> 1
 
 `!` marks an argument that is written to, `=` one that may be left out, `*` the begin of keywords;
 the number is that of the tensors it returns, `*` any number.
@@ -66,105 +67,8 @@ class Kind(StrEnum):
 MOVES = frozenset({Kind.FILL, Kind.COPY, Kind.CAST, Kind.PAD})
 """Kinds that compute nothing."""
 
-NAMES: dict[Kind, str] = {
-    Kind.FILL: """
-        zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill zero eye
-        scalar_tensor arange linspace logspace tril_indices triu_indices
-        hann_window hamming_window blackman_window bartlett_window kaiser_window
-    """,
-    Kind.COPY: """
-        clone copy cat stack repeat flip roll rot90 block_diag lift_fresh_copy
-        slice_scatter select_scatter diagonal_scatter split_copy split_with_sizes_copy unbind_copy
-        pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle im2col diag_embed
-        expand_copy permute_copy transpose_copy t_copy view_copy slice_copy select_copy
-        squeeze_copy unsqueeze_copy diagonal_copy unfold_copy narrow_copy _reshape_copy
-    """,
-    Kind.CAST: "_to_copy",
-    Kind.PAD: """
-        constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d
-        replication_pad1d replication_pad2d replication_pad3d
-    """,
-    Kind.INDEX: """
-        index _unsafe_index index_select gather take embedding index_copy index_fill
-        index_put _unsafe_index_put _index_put_impl put scatter masked_scatter
-    """,
-    Kind.COMBINE: """
-        abs acos acosh angle asin asinh atan atan2 atanh ceil conj_physical copysign cos cosh
-        deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac frexp hypot i0 igamma igammac
-        lgamma log log10 log1p log2 logaddexp logaddexp2 logit mvlgamma nan_to_num neg nextafter
-        polar polygamma complex real imag positive rad2deg reciprocal round rsqrt sgn sigmoid sign
-        signbit sin sinc sinh sqrt square tan tanh trunc xlogy heaviside ldexp
-        special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtr
-        special_ndtri special_xlog1py special_zeta
-        add sub rsub mul div floor_divide fmod remainder pow float_power lerp addcdiv addcmul
-        maximum minimum fmax fmin clamp clamp_min clamp_max gcd lcm _add_relu
-        eq ne lt le gt ge isnan isinf isfinite isposinf isneginf isin isclose
-        logical_and logical_not logical_or logical_xor
-        bitwise_and bitwise_not bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
-        __and__ __or__ __xor__ __lshift__ __rshift__
-        relu relu6 leaky_relu elu celu selu gelu silu mish softplus softshrink hardshrink
-        hardsigmoid hardswish hardtanh threshold glu log_sigmoid_forward prelu _prelu_kernel
-        gelu_backward silu_backward sigmoid_backward tanh_backward threshold_backward elu_backward
-        leaky_relu_backward hardsigmoid_backward hardswish_backward hardtanh_backward mish_backward
-        softplus_backward glu_backward log_sigmoid_backward
-        sum nansum mean nanmean prod amax amin max min aminmax any all argmax argmin median
-        nanmedian mode norm logsumexp linalg_vector_norm linalg_cross var std var_mean std_mean
-        count_nonzero trace dist renorm
-        cumsum cumprod cummax cummin logcumsumexp _logcumsumexp diff
-        sort argsort msort topk kthvalue searchsorted bucketize bincount histc
-        nonzero nonzero_static argwhere masked_select unique_dim unique_consecutive _unique2
-        unique_dim_consecutive one_hot repeat_interleave masked_fill where tril triu
-        index_add index_reduce scatter_add scatter_reduce
-        mse_loss smooth_l1_loss huber_loss l1_loss binary_cross_entropy soft_margin_loss
-        binary_cross_entropy_with_logits nll_loss_forward nll_loss2d_forward kl_div
-        mse_loss_backward smooth_l1_loss_backward huber_loss_backward
-    """,
-    Kind.HEAVY: """
-        mm bmm addmm addbmm baddbmm addmv addr mv dot vdot outer ger _int_mm _scaled_mm
-        _addmm_activation _trilinear linear matmul einsum tensordot kron
-        convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d
-        conv_transpose3d cudnn_convolution cudnn_convolution_transpose cudnn_convolution_relu
-        convolution_backward _conv_depthwise2d thnn_conv2d slow_conv3d
-        scaled_dot_product_attention _scaled_dot_product_attention_math
-        _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
-        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-        _softmax _log_softmax _safe_softmax _masked_softmax _weight_norm_interface
-        _softmax_backward_data _log_softmax_backward_data
-        native_layer_norm native_group_norm native_batch_norm batch_norm cudnn_batch_norm
-        _native_batch_norm_legit _native_batch_norm_legit_no_training
-        _native_batch_norm_legit_functional _batch_norm_with_update _batch_norm_no_update
-        _fused_rms_norm native_layer_norm_backward native_group_norm_backward
-        native_batch_norm_backward _fused_rms_norm_backward
-        avg_pool1d avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices
-        adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d
-        adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d
-        avg_pool2d_backward _adaptive_avg_pool2d_backward
-        upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
-        _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
-        upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
-        grid_sampler_2d grid_sampler_3d affine_grid_generator col2im unfold_backward
-        _cdist_forward _euclidean_dist _pdist_forward
-        _fft_c2c _fft_c2r _fft_r2c
-        lstm gru rnn_tanh rnn_relu _thnn_fused_lstm_cell _thnn_fused_gru_cell
-        _transformer_encoder_layer_fwd _native_multi_head_attention
-        _linalg_eigh _linalg_svd _linalg_solve_ex _linalg_det _linalg_slogdet linalg_cholesky_ex
-        linalg_inv_ex linalg_qr linalg_lu linalg_lu_factor_ex linalg_eig
-        linalg_eigvals linalg_solve_triangular linalg_lstsq linalg_matrix_exp
-        linalg_householder_product linalg_pinv triangular_solve cholesky cholesky_solve
-        cholesky_inverse
-    """,
-    Kind.RANDOM: """
-        rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal
-        uniform exponential geometric cauchy log_normal random poisson native_dropout
-        _fused_dropout rrelu_with_noise
-    """,
-}
-"""Operations by kind, without namespace, overload and the `_` of the in-place form."""
-
 SHORT_BYTES = 2
 """Size of an integer that is too short for an index."""
-
-KINDS: dict[str, Kind] = {name: kind for kind, names in NAMES.items() for name in names.split()}
 
 
 def operation_schema(name: str) -> Schema | None:
@@ -199,10 +103,16 @@ def kind_of(program: Program, op: Op) -> Kind:
 
 
 def packet(name: str) -> str:
-    """Name of an operation as `NAMES` has it: `add` for `aten.add_.Tensor`."""
+    """Name of an operation as `KINDS` has it: `add` for `aten.add_.Tensor`."""
     middle = name.split(".")[1]
     in_place = middle.endswith("_") and not middle.endswith("__")
     return middle[:-1] if in_place else middle
+
+
+PATH = Path(__file__).with_name("schemas.txt")
+LINES = [line.partition(" ") for line in PATH.read_text(encoding="utf-8").splitlines()]
+KINDS = {packet(schema.partition("(")[0]): Kind(kind) for kind, _, schema in LINES}
+"""Kinds of operations, without namespace, overload and the `_` of the in-place form."""
 
 
 def is_integer(dtype: str) -> bool:
@@ -257,8 +167,6 @@ def _rank(dtype: str) -> int:
     return 2 if "float" in dtype else 3
 
 
-PATH = Path(__file__).with_name("schemas.txt")
-
 LINE = re.compile(r"(?P<name>[\w.]+)\((?P<arguments>.*)\) -> (?P<returns>\d+|\*)")
 LIST = re.compile(r"(?P<of>\w+\??)\[(?P<length>\d*)\]")
 CONSTANTS = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_format"}
@@ -289,12 +197,12 @@ class Schema:
 @cache
 def schemas() -> Mapping[str, Schema]:
     """All schemas by name, such as `aten.add.Tensor`."""
-    lines = PATH.read_text(encoding="utf-8").splitlines()
-    return {line.partition("(")[0]: parse(line) for line in lines}
+    found = [parse(schema) for _, _, schema in LINES]
+    return {one.name: one for one in found}
 
 
 def parse(line: str) -> Schema:
-    """The schema that a line of `schemas.txt` says."""
+    """The schema that a line of `schemas.txt` says behind its kind."""
     found = LINE.fullmatch(line)
     assert found, line
     arguments: list[Argument] = []
