@@ -20,7 +20,7 @@ class Failing:
 
     def capture(self, *args: Any, **how: Any) -> Any:
         self.count += 1
-        raise Decided(Finding(status=self.status, reason="r"))
+        raise Decided(Finding(status=self.status, reason="r", detail=""))
 
 
 @pytest.mark.parametrize(

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import ast
 import warnings
-from dataclasses import dataclass
 
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.trial.host_parts import bound_names
 from forge.records.reason import Reason, Status
 from forge.records.syntax import syntax_tree
+from forge.records.verdict import Verdict
 
 MAX_CODE_BYTES = 256_000
 """Size limit of a candidate's source, in bytes of UTF-8."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFault:
-    """Why a source is not run."""
-
-    status: Status
-    reason: Reason
-    detail: str
-
-
-def check_source(code: str, *, entry_point: str) -> SourceFault | None:
+def check_source(code: str, *, entry_point: str) -> Verdict | None:
     """Finds a fault that needs no run to be seen.
 
     Args:
@@ -39,7 +30,7 @@ def check_source(code: str, *, entry_point: str) -> SourceFault | None:
     """
     if len(code.encode(errors="replace")) > MAX_CODE_BYTES:
         detail = f"the source is longer than {MAX_CODE_BYTES} bytes"
-        return SourceFault(status=Status.REJECTED, reason=Reason.TOO_LONG, detail=detail)
+        return Verdict(status=Status.REJECTED, reason=Reason.TOO_LONG, detail=detail)
     try:
         tree = _parse(code)
     except SyntaxError as error:
@@ -49,7 +40,7 @@ def check_source(code: str, *, entry_point: str) -> SourceFault | None:
     imported = {o.asname or o.name for o in ast.walk(tree) if isinstance(o, ast.alias)}
     if entry_point not in bound_names(tree) | imported:
         detail = f"the answer does not define class {entry_point}"
-        return SourceFault(status=Status.REJECTED, reason=Reason.NO_ENTRY_POINT, detail=detail)
+        return Verdict(status=Status.REJECTED, reason=Reason.NO_ENTRY_POINT, detail=detail)
     return None
 
 
@@ -66,5 +57,5 @@ def _parse(code: str) -> ast.Module:
     return tree
 
 
-def _syntax_error(detail: str) -> SourceFault:
-    return SourceFault(status=Status.COMPILE_ERROR, reason=Reason.SYNTAX_ERROR, detail=detail)
+def _syntax_error(detail: str) -> Verdict:
+    return Verdict(status=Status.COMPILE_ERROR, reason=Reason.SYNTAX_ERROR, detail=detail)

@@ -12,7 +12,7 @@ import signal
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge.evalpool.capacity import BUSY_FACTOR
 from forge.evalpool.judge.channel import frames, words
@@ -23,12 +23,7 @@ from forge.evalpool.judge.sandbox.processes import waited_s
 from forge.evalpool.judge.trial.remarks import remark
 from forge.records.reason import Reason
 from forge.records.rules import split_rules
-from forge.records.verdict import (
-    JudgeOptions,
-    Profile,
-    Status,
-    Timing,
-)
+from forge.records.verdict import JudgeOptions, Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,19 +119,8 @@ class Candidate:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A verdict without its stamp."""
-
-    status: Status
-    reason: str
-    detail: str = ""
-    is_compiled: bool = False
-    num_launches: int = 0
-    torch_share: float | None = None
-    evidence: str = ""
-    timing: Timing | None = None
-    profile: Profile | None = None
+Finding: TypeAlias = Verdict
+"""A verdict without its stamp."""
 
 
 class Decided(Exception):

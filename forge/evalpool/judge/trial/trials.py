@@ -164,16 +164,9 @@ class Trials(ABC):
 
     def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:
         """The verdict of a finding."""
-        return Verdict(
-            status=finding.status,
-            reason=finding.reason,
+        return replace(
+            finding,
             detail=words.clean(finding.detail),
-            is_compiled=finding.is_compiled,
-            num_launches=finding.num_launches,
-            torch_share=finding.torch_share,
-            evidence=finding.evidence,
-            timing=finding.timing,
-            profile=finding.profile,
             isolation=self.stamp.isolation,
             caps=self.stamp.caps,
             device=self.stamp.device,
@@ -186,7 +179,7 @@ class Trials(ABC):
         with candidate.phases.timed("source"):
             fault = check_source(candidate.code, entry_point=candidate.entry_point)
         if fault is not None:
-            return Finding(status=fault.status, reason=fault.reason, detail=fault.detail)
+            return fault
         protocol = candidate.protocol
         if protocol is not None and (refusal := protocol.source_fault(candidate.code)):
             detail = words.at_line(candidate.code, refusal.line, refusal.message)
