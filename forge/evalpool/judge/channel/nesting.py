@@ -1,5 +1,5 @@
 # pyright: strict
-"""Places of tensors in what forward returned: `(.(.-))` for `(a, (b, None))`; arguments by name.
+"""Places of tensors in what forward returned: `(.(.-))` for `(a, (b, None))`; trees of arguments.
 
 A caller takes a result apart as the reference gives it. Empty for a tensor, and for a list or tuple
 of nothing but tensors: `Program.returned` says which. Imports no torch.
@@ -7,6 +7,7 @@ of nothing but tensors: `Program.returned` says which. Imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 MAX_NESTING = 4_000
@@ -21,6 +22,20 @@ def spread(inputs: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a call by place, and those by name."""
     is_named = bool(inputs) and isinstance(inputs[-1], Keywords)
     return (inputs[:-1], inputs[-1]) if is_named else (inputs, {})
+
+
+def mapped(tree: Any, tensor: Callable[[int], Any]) -> list[Any]:
+    """A tree of arguments, as `reference.subject.Describer` makes it, with other tensors."""
+    kind, value = tree
+    if kind == "tensor":
+        return [kind, tensor(value)]
+    if kind == "permuted":
+        return [kind, [mapped(value[0], tensor), value[1]]]
+    if kind in ("list", "tuple"):
+        return [kind, [mapped(item, tensor) for item in value]]
+    if kind in ("dict", "keywords"):
+        return [kind, [[key, mapped(item, tensor)] for key, item in value]]
+    return tree
 
 
 def nesting_of(result: Any) -> str:

@@ -39,6 +39,7 @@ import numpy.ma  # pyright: ignore[reportUnusedImport]  # np.unique needs it in 
 
 from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
+from forge.evalpool.judge.channel.nesting import mapped
 from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
@@ -47,7 +48,6 @@ from forge.evalpool.judge.wide.program import Narrow, widened
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -224,16 +224,8 @@ class Session:
                 executor.tensors.copy(number, self._bytes(slot, layout))
 
 
-def _tensors(tree: Any) -> Iterator[int]:
+def _tensors(tree: Any) -> list[int]:
     """Numbers of the tensors in a tree of arguments, in order."""
-    kind, value = tree
-    if kind == "tensor":
-        yield value
-    elif kind == "permuted":
-        yield from _tensors(value[0])
-    elif kind in ("dict", "keywords"):
-        for _, item in value:
-            yield from _tensors(item)
-    elif kind in ("list", "tuple"):
-        for item in value:
-            yield from _tensors(item)
+    found: list[int] = []
+    mapped(tree, found.append)
+    return found

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.frames import count
-from forge.evalpool.judge.channel.nesting import parse_form
+from forge.evalpool.judge.channel.nesting import mapped, parse_form
 from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, FLOATING, LayoutError, TensorSpec
 from forge.evalpool.judge.channel.words import clean
 from forge.evalpool.judge.trial.draws.draw import WIDE, Asked, Draw, InputSet, widened
@@ -58,7 +58,7 @@ class Builder:
             raise LayoutError("no input set")
         init_parts: list[int] = []
         init = self._tree(layout["init"], init_parts)
-        init = _placed(init, self._take("init", init_parts))
+        init = mapped(init, self._take("init", init_parts).__getitem__)
         self._kinds = parse_kinds(layout.get("kinds", ()))
         self._rounding = parse_rounding(layout.get("rounding"), self._precision)
         state = self._state(layout["state"])
@@ -103,7 +103,7 @@ class Builder:
         outputs = self._indices(one["outputs"])
         changed = {_within(n, len(parts)): index for n, index, *_ in one["changed"]}
         made = InputSet(
-            tree=_placed(form, places),
+            tree=mapped(form, places.__getitem__),
             places=places,
             slots=self._slots([self._specs[index] for index in outputs]),
             inputs=tuple(parts),
@@ -198,20 +198,6 @@ def _within(value: Any, num: int) -> int:
     if type(value) is not int or not 0 <= value < num:
         raise LayoutError(f"no tensor {str(value)[:40]}")
     return value
-
-
-def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:
-    """A tree whose tensors are numbered, with their places instead."""
-    kind, value = tree
-    if kind == "tensor":
-        return [kind, places[value]]
-    if kind == "permuted":
-        return [kind, [_placed(value[0], places), value[1]]]
-    if kind in ("list", "tuple"):
-        return [kind, [_placed(item, places) for item in value]]
-    if kind in ("dict", "keywords"):
-        return [kind, [[key, _placed(item, places)] for key, item in value]]
-    return tree
 
 
 def parse_words(data: Any) -> str:
