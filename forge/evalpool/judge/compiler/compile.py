@@ -57,7 +57,7 @@ ROLE = "compiler"
 REWRITTEN = ", rewritten"
 """Behind the version in the key of a text of the judge's own."""
 T = TypeVar("T")
-MAX_FAILURES = 10_000
+MAX_KNOWN = 10_000
 MAX_MESSAGE_CHARACTERS = 2000
 _PAGE = 4096
 
@@ -96,8 +96,8 @@ class Compiler:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="compile")
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._pending: dict[str, Future[Binary | Failure]] = {}
-        self._failures: dict[str, Failure] = {}
+        self._known: dict[str, Future[Binary | Failure]] = {}
+        """Work that goes on, and kernels that failed, by key."""
         self._shared: dict[str, int] = {}
         """Bytes of shared memory of kernels whose tiles are large, by key."""
 
@@ -157,7 +157,7 @@ class Compiler:
         fresh = {job.key: job for job in jobs if job and job.key not in self._shared}
         made = self._pool.map(lambda job: self._in_child(job, _shared), fresh.values())
         for key, found in zip(fresh, made, strict=True):
-            if len(self._shared) >= MAX_FAILURES:
+            if len(self._shared) >= MAX_KNOWN:
                 self._shared.clear()
             # One that Triton refuses may be right: the binary's compilation says so, if asked for.
             self._shared[key] = found if isinstance(found, int) else 0
@@ -178,30 +178,30 @@ class Compiler:
 
     def _submit(self, job: Job) -> Future[Binary | Failure]:
         with self._lock:
-            if job.key in self._pending:
-                return self._pending[job.key]
+            if job.key in self._known:
+                return self._known[job.key]
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
             future: Future[Binary | Failure] = Future()
-            self._pending[job.key] = future
-        known = self._failures.get(job.key) or self._cache.get(job.key)
-        if known is not None:
-            self._settle(job, future, known)
+            self._known[job.key] = future
+        if (kept := self._cache.get(job.key)) is not None:
+            self._settle(job, future, kept)
         else:
             self._pool.submit(self._work, job, future)
         return future
 
     def _work(self, job: Job, future: Future[Binary | Failure]) -> None:
         try:
-            result = self._make(job)
+            self._settle(job, future, self._make(job))
         except BaseException as error:
-            with self._lock:
-                del self._pending[job.key]
+            self._known.pop(job.key, None)
             future.set_exception(error)
             raise
-        self._settle(job, future, result)
 
     def _settle(self, job: Job, future: Future[Binary | Failure], result: Binary | Failure) -> None:
-        with self._lock:
-            del self._pending[job.key]
+        """Binaries are in the cache, and a fault of the judge's is nobody's to keep."""
+        if isinstance(result, Binary) or result.kind is FailureKind.INFRA:
+            self._known.pop(job.key, None)
         future.set_result(result)
 
     def _make(self, job: Job) -> Binary | Failure:
@@ -217,11 +217,6 @@ class Compiler:
         result = self._in_child(job, _binary)
         if isinstance(result, Binary):
             self._cache.put(result)
-        elif result.kind is not FailureKind.INFRA:
-            with self._lock:
-                if len(self._failures) >= MAX_FAILURES:
-                    self._failures.clear()
-                self._failures[job.key] = result
         return result
 
     def _in_child(self, job: Job, read: Read[T]) -> T | Failure:
