@@ -4,7 +4,7 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data.generator import generate_problems
-from forge.evalpool.judge.trial.contained import is_contained
+from forge.evalpool.judge.trial.oracles import is_contained
 from tests.evalpool.benches import RELU, make_problem
 
 LEAVES = (
@@ -48,6 +48,8 @@ LEAVES = (
 def test_what_may_outlive_a_draw_is_seen(line: str) -> None:
     assert not is_contained(make_problem(f"{RELU}\n{line}\n"))
     assert not is_contained(make_problem(f"import torch\n{line}\n{RELU}"))
+    made = "def get_inputs():\n    " + line.replace("\n", "\n    ")
+    assert not is_contained(make_problem(RELU.replace("def get_inputs():", made)))
 
 
 def test_problems_of_our_own_are_contained() -> None:

@@ -2,13 +2,14 @@
 
 Called by `trial.references` and `trial.gpu.references`, and by `timing.baseline` for the processes
 that time references. Promises: no problem meets changes that another one's code made to torch. So
-an oracle is kept only while all that it ran could leave nothing behind (`contained.py`); any other
+an oracle is kept only while all that it ran could leave nothing behind (`is_contained`); any other
 has one of its own, which ends with its draw, as does one whose draw failed. At most `num_kept` are
 kept; a draw that finds all of them at work waits for one.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -16,13 +17,27 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.children.spawner import SandboxedChild, ZygoteGone
-from forge.evalpool.judge.trial.contained import is_contained
+from forge.evalpool.judge.trial.host_code import host_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.records.problem import ReferenceModule
+
+
+OF_PROCESS = re.compile(r"\b(cuda|compile|backends|triton)\b")
+"""Names of torch that a capture gives another meaning: here they may leave something behind."""
+FUNCTION = re.compile(r"^def (\w+)", re.MULTILINE)
+
+
+def is_contained(problem: ReferenceModule) -> bool:
+    """True if the reference does nothing that outlives it, with all functions of its file: by the
+    same rules as a candidate that shares its child. To doubt one wrongly costs time alone."""
+    named = "".join(f"{name}, " for name in FUNCTION.findall(problem.source))
+    code = f"{problem.source}\n({named})\n"
+    is_plain = host_code(code, entry_point=problem.entry_point).is_shareable
+    return is_plain and not OF_PROCESS.search(problem.source)
 
 
 class OutOfMemory(Exception):
