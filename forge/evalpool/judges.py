@@ -27,7 +27,7 @@ from forge.records.reason import Reason, Status
 from forge.records.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     import httpx
 
@@ -75,41 +75,43 @@ class Judges:
     async def examine(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
         """The examination of a judge. A problem that two judges in a row give no answer to is
         flagged. Raises MachineError."""
-        seat, lost = None, ""
-        for _ in range(2):
-            try:
-                seat = await self._seating.take(avoid=seat)
-            except NoJudge as error:
-                raise MachineError(f"{problem.problem_id}: {error}") from error
-            try:
-                asked = ask_examination(
-                    _client(seat), problem, lists_sets=lists_sets, timeout_s=self._timeout_s(seat)
-                )
-                return await self._to_its_end(asked)
-            except NoAnswer as error:
-                lost = self._note_silence(seat, error)
-            finally:
-                self._seating.give_back(seat)
-        message = f"it could not be examined: {lost}"
+
+        def ask(seat: Seat) -> Awaitable[Examination]:
+            timeout_s = self._timeout_s(seat)
+            return ask_examination(
+                _client(seat), problem, lists_sets=lists_sets, timeout_s=timeout_s
+            )
+
+        found = await self._asked_twice(ask, what=f"{problem.problem_id}: ")
+        if not isinstance(found, str):
+            return found
+        message = f"it could not be examined: {found}"
         return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: message[:500]})
 
     async def harvest(self, work: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
         """The result of a harvest's work by a judge; that of two judges in a row that gave none is
         a failure. Raises MachineError."""
+        found = await self._asked_twice(
+            lambda seat: ask_harvest(_client(seat), work, limit_s=limit_s)
+        )
+        return {"failed": "no judge answered", "detail": found} if isinstance(found, str) else found
+
+    async def _asked_twice(self, ask: Callable[[Seat], Awaitable[T]], *, what: str = "") -> T | str:
+        """The answer of a judge; where two in a row gave none, why the second did not. Raises
+        MachineError, which begins with `what`."""
         seat, lost = None, ""
         for _ in range(2):
             try:
                 seat = await self._seating.take(avoid=seat)
             except NoJudge as error:
-                raise MachineError(str(error)) from error
+                raise MachineError(f"{what}{error}") from error
             try:
-                asked = ask_harvest(_client(seat), work, limit_s=limit_s)
-                return await self._to_its_end(asked)
+                return await self._to_its_end(ask(seat))
             except NoAnswer as error:
                 lost = self._note_silence(seat, error)
             finally:
                 self._seating.give_back(seat)
-        return {"failed": "no judge answered", "detail": lost}
+        return lost
 
     async def _judge_once(
         self, request: JudgeRequest, *, avoid: Seat | None = None
