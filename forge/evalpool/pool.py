@@ -3,13 +3,17 @@
 
     judge(problem, code) ─▶ cached? ─▶ room ─▶ judge with room ─HTTP─▶ verdict
                                          ▲       │ infra fault: once more, on another judge
-                                         └───────┘ (`judges.py`)
+                                         └───────┘
     several shapes: each is a problem of its own, up to the first on which the candidate fails
     one keeper a seat (`keeper.py`): opens its judge, replaces it
 
 Promises: a dead judge is always restarted; a kernel is never blamed for a judge; at most
 `MAX_QUEUED` requests are queued and further callers wait; identical candidates are judged once for
 correctness while the cache holds the verdict; a time is never shared between requests.
+
+A candidate whose process got a SIGKILL, and not from the judge, may have been killed by an operator
+or by the kernel for memory: an infra error, which is judged again. If that happens twice, the
+candidate caused it (`runtime_error: killed`), so that no candidate gains by ending itself.
 
 A caller that is cancelled while it waits leaves the queue. Of a served pool (`finishes_started`),
 what a judge has begun goes on and its verdict is cached: the judge cannot be stopped in the middle,
@@ -19,31 +23,46 @@ stops at once, so that a run ends quickly.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, seat_cores
-from forge.evalpool.judges import MAX_DETAIL, Judges, infra_error, request_timeout_s
+from forge.evalpool.capacity import (
+    BUSY_FACTOR,
+    GPU_CAPACITY,
+    MAX_EXAMINED,
+    draw_timeout_s,
+    executor_timeout_s,
+    seat_cores,
+)
 from forge.evalpool.keeper import Keeper, Link, OpenLink, judge_spec, open_child_link, open_url_link
-from forge.evalpool.seating import Seat, Seating, State
+from forge.evalpool.seating import NoJudge, Seat, Seating, State
 from forge.evalpool.shapes import ShapeLister, ShapesUnknown, fold_examinations, fold_verdicts
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
-from forge.evalpool.wire import JudgeRequest
+from forge.evalpool.wire import (
+    JudgeRequest,
+    NoAnswer,
+    ask_examination,
+    ask_harvest,
+    ask_verdict,
+)
 from forge.process.sockets import open_socket_dir
 from forge.records.examination import Examination, Flag
 from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+
+    import httpx
 
     from forge.config.schema import JudgeTable
     from forge.process.child import ProcessObserver
@@ -59,6 +78,13 @@ CPU_CAPACITY = 1
 """Concurrent candidates of a judge on the CPU: a candidate keeps one thread busy, and there is one
 judge for each core."""
 START_TIMEOUT_S = 180.0
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+MAX_DETAIL = 500
+"""Maximum length of the detail of a verdict that no judge gave."""
+SLACK_S = 60.0
+"""Added to the deadlines of all phases, for forks, frames and the wait for the card."""
 
 
 @dataclass(slots=True)
@@ -108,13 +134,13 @@ class Pool:
         caller is cancelled."""
         self._table = table
         self.seating = seating
-        self._judges = Judges(table, seating, finishes_started=finishes_started)
+        self._finishes_started = finishes_started
         self._cache = VerdictCache()
         self._running: dict[tuple[bytes, JudgeOptions], _Running] = {}
         capacity = sum(seat.capacity for seat in seating.seats)
         self._room = anyio.Semaphore(capacity + MAX_QUEUED)  # those that run are not queued
-        self._shapes = ShapeLister(partial(self._judges.examine, lists_sets=True))
-        self._num_judged = self._num_cached = 0
+        self._shapes = ShapeLister(partial(self._examined, lists_sets=True))
+        self._num_judged = self._num_cached = self._num_infra = 0
 
     async def judge(
         self,
@@ -220,11 +246,11 @@ class Pool:
         except ShapesUnknown as error:
             return Examination(problem_id=problem.problem_id, flags=error.flags)
         if not shapes:
-            return await self._judges.examine(problem)
+            return await self._examined(problem)
         found: list[Examination] = []
         for shape in shapes:
             sized = replace(problem, source=shape.source, shapes=())
-            found.append(await self._judges.examine(sized))
+            found.append(await self._examined(sized))
             if not found[-1].is_usable:
                 break
         return fold_examinations(problem.problem_id, [shape.name for shape in shapes], found)
@@ -232,12 +258,7 @@ class Pool:
     async def list_input_sets(self, problem: ReferenceModule) -> Examination:
         """An examination with the names of the sets of the problem's `get_input_sets()`, and
         nothing else. Raises MachineError."""
-        return await self._judges.examine(problem, lists_sets=True)
-
-    async def harvest(self, work: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
-        """The work of a harvest on one problem, as in `judge/harvest/asking.py`. Raises
-        MachineError if no judge is up or gives an answer."""
-        return await self._judges.harvest(work, limit_s=limit_s)
+        return await self._examined(problem, lists_sets=True)
 
     def stats(self) -> PoolStats:
         """Current counters."""
@@ -245,7 +266,7 @@ class Pool:
         return PoolStats(
             num_judged=self._num_judged,
             num_cached=self._num_cached,
-            num_infra=self._judges.num_infra,
+            num_infra=self._num_infra,
             num_quarantined=sum(seat.state is State.QUARANTINED for seat in seats),
             queue_length=self.seating.num_waiting,
             busy_s={seat.name: seat.busy.busy_s for seat in seats},
@@ -253,9 +274,128 @@ class Pool:
 
     async def _judge_in_turn(self, request: JudgeRequest) -> Verdict:
         async with self._room:
-            verdict = await self._judges.judge(request)
+            verdict = await self._judged(request)
         self._num_judged += 1
         return verdict
+
+    async def _judged(self, request: JudgeRequest) -> Verdict:
+        """The verdict of a judge. After an infra fault, or a reference that failed and may not have
+        on a machine that is less busy, another judge is asked where there is one."""
+        first, seat = await self._judge_once(request)
+        if first.status.is_scored or first.reason == Reason.PROBLEM_TOO_LARGE:
+            return first
+        self._num_infra += first.status is Status.INFRA_ERROR
+        if seat is None:
+            return first
+        logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
+        verdict, _ = await self._judge_once(request, avoid=seat)
+        self._num_infra += verdict.status is Status.INFRA_ERROR
+        if first.reason == verdict.reason == Reason.RUNNER_KILLED:
+            return replace(verdict, status=Status.RUNTIME_ERROR, reason=Reason.KILLED)
+        return verdict
+
+    async def _examined(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
+        """The examination of a judge."""
+
+        def ask(seat: Seat) -> Awaitable[Examination]:
+            timeout_s = self._timeout_s(seat)
+            return ask_examination(
+                _client(seat), problem, lists_sets=lists_sets, timeout_s=timeout_s
+            )
+
+        found = await self._asked_twice(ask, what=f"{problem.problem_id}: ")
+        if not isinstance(found, str):
+            return found
+        message = f"it could not be examined: {found}"
+        return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: message[:500]})
+
+    async def harvest(self, work: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
+        """The work of a harvest on one problem, as in `judge/harvest/asking.py`; that two judges in
+        a row give no result of is a failure. Raises MachineError if no judge is up."""
+        found = await self._asked_twice(
+            lambda seat: ask_harvest(_client(seat), work, limit_s=limit_s)
+        )
+        return {"failed": "no judge answered", "detail": found} if isinstance(found, str) else found
+
+    async def _asked_twice(self, ask: Callable[[Seat], Awaitable[T]], *, what: str = "") -> T | str:
+        """The answer of a judge; where two in a row gave none, why the second did not. Raises
+        MachineError, which begins with `what`."""
+        seat, lost = None, ""
+        for _ in range(2):
+            try:
+                seat = await self.seating.take(avoid=seat)
+            except NoJudge as error:
+                raise MachineError(f"{what}{error}") from error
+            try:
+                return await self._to_its_end(ask(seat))
+            except NoAnswer as error:
+                lost = self._note_silence(seat, error)
+            finally:
+                self.seating.give_back(seat)
+        return lost
+
+    async def _judge_once(
+        self, request: JudgeRequest, *, avoid: Seat | None = None
+    ) -> tuple[Verdict, Seat | None]:
+        """The verdict and its seat; no seat if all judges are quarantined."""
+        try:
+            seat = await self.seating.take(avoid=avoid, problem=request.problem.source)
+        except NoJudge as error:
+            return infra_error(Reason.NO_JUDGE, str(error)), None
+        num_faults = seat.num_faults
+        try:
+            with seat.busy.running():
+                verdict = await self._to_its_end(self._ask(seat, request))
+            self.seating.record_verdict(seat, verdict, num_faults=num_faults)
+        finally:
+            self.seating.give_back(seat)
+        return verdict, seat
+
+    async def _ask(self, seat: Seat, request: JudgeRequest) -> Verdict:
+        try:
+            return await ask_verdict(_client(seat), request, timeout_s=self._timeout_s(seat))
+        except NoAnswer as error:
+            message = self._note_silence(seat, error)
+            return infra_error(
+                Reason.BAD_REQUEST if error.is_refusal else Reason.JUDGE_LOST, message
+            )
+
+    async def _to_its_end(self, answer: Awaitable[T]) -> T:
+        """The answer of a judge. With `finishes_started`, a caller that is cancelled still waits
+        for it."""
+        with anyio.CancelScope(shield=self._finishes_started):
+            return await answer
+        raise AssertionError("this scope is never cancelled")
+
+    def _timeout_s(self, seat: Seat) -> float:
+        return request_timeout_s(self._table, is_timed=seat.is_timed)
+
+    def _note_silence(self, seat: Seat, error: NoAnswer) -> str:
+        message = f"{seat.name} did not answer: {error}"
+        if error.is_lost:
+            self.seating.judge_lost(seat, why=message)
+        return message
+
+
+def infra_error(reason: Reason, detail: str) -> Verdict:
+    """The verdict where no judge gave one."""
+    return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:MAX_DETAIL])
+
+
+def _client(seat: Seat) -> httpx.AsyncClient:
+    if seat.client is None:
+        raise NoAnswer("it ended while this request waited")
+    return seat.client
+
+
+def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
+    """Deadline of one request: the reference, all phases of the candidate, and the checks and
+    timings of other requests that come first (on a card, or behind a URL, where they are
+    unknown)."""
+    num_protocols = 1 + len(table.also)
+    candidate_s = BUSY_FACTOR * (table.compile_timeout_s + table.correct_timeout_s)
+    checks_s = num_protocols * (draw_timeout_s(table) + candidate_s)
+    return checks_s + (executor_timeout_s(table) if is_timed else 0.0) + SLACK_S
 
 
 @asynccontextmanager

@@ -34,8 +34,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from forge.evalpool.judges import request_timeout_s
-from forge.evalpool.pool import MAX_QUEUED
+from forge.evalpool.pool import MAX_QUEUED, request_timeout_s
 from forge.evalpool.seating import State
 from forge.process.control import ComponentStatus
 from forge.process.machine import HostMemory, read_memory
