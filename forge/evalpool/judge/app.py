@@ -72,6 +72,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SOURCES = (".py", ".txt")
+"""Files that verdicts depend on: code, and the table of operations."""
+
 
 class Judge:
     """State that the routes share."""
@@ -208,7 +211,8 @@ def harness(versions: Mapping[str, str]) -> str:
     """Short hash of the source below this folder and the versions of torch, triton and what
     references may import."""
     digest = hashlib.sha256(repr(sorted(versions.items())).encode())
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    files = (path for path in Path(__file__).parent.rglob("*") if path.suffix in SOURCES)
+    for path in sorted(files):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
