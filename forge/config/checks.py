@@ -677,8 +677,8 @@ def check_overlap(experiment: Experiment) -> Iterator[Mistake]:
 
 
 REPLACED = (
-    "compiled", "correct", "own_share", "speedup", "shape", "improvement", "speedup_cap",
-    "rejected", "compile_error",
+    "compiled", "correct", "own_share", "speedup", "shape", "improvement", "speedup_floor",
+    "speedup_cap", "rejected", "compile_error",
 )  # fmt: skip
 """Weights that a function replaces. `stop_at_speedup` ends rollouts with any reward."""
 OPTIONS = ("function_per", "function_timeout_s")
@@ -706,11 +706,15 @@ def check_function(experiment: Experiment) -> Iterator[Mistake]:
 
 
 def check_reward(experiment: Experiment) -> Iterator[Mistake]:
-    """No reward for a share that is always whole, or for a first answer that is slow on purpose."""
+    """No reward for a share that is always whole, for a first answer that is slow on purpose, or
+    for no speed at all."""
     reward, rollout, policy = experiment.reward, experiment.rollout, experiment.judge.policy
     if reward.own_share and policy == "own":
         text = f'found {reward.own_share:g} with judge.policy = "own", where own kernels do all'
         yield mistake(f'{text} work; "hybrid", or 0', "reward", "own_share")
+    if reward.speedup_floor >= reward.speedup_cap:
+        text = f"found {reward.speedup_floor:g}; below reward.speedup_cap = {reward.speedup_cap:g}"
+        yield mistake(text, "reward", "speedup_floor")
     later = sum(rollout.gamma**turn for turn in range(1, rollout.max_turns))
     if reward.improvement * later > reward.speedup:
         most = f"at most {reward.speedup / later:.3g}: reward.speedup = {reward.speedup:g}"

@@ -172,6 +172,10 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             '--set reward.own_share: found 0.1 with judge.policy = "own"',
         ),
         (
+            ["reward.speedup_floor=5", "reward.speedup_cap=4"],
+            "--set reward.speedup_floor: found 5; below reward.speedup_cap = 4",
+        ),
+        (
             ["reward.improvement=0.6", "reward.speedup=0.3"],
             "--set reward.improvement: found 0.6; at most 0.536: reward.speedup = 0.3",
         ),

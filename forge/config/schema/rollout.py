@@ -81,11 +81,13 @@ class RewardTable(Table):
     speedup: float = 0.2
     """Weight of the speed of a correct kernel that was timed."""
     shape: Literal["log", "linear"] = "log"
-    """Speed of a kernel: ln(s), or s - 1, with s = min(speedup_low, speedup_cap). linear pays the
-    fastest kernels the most."""
+    """Speed of a kernel: ln(s / speedup_floor), or s - speedup_floor, with s = min(speedup_low,
+    speedup_cap). linear pays the fastest kernels the most."""
     improvement: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the speed that a correct kernel gains over the attempt before, if that was correct,
     too. At most so much that a slow first answer does not pay."""
+    speedup_floor: Annotated[float, Field(gt=0)] = 1.0
+    """Speed-up that earns nothing, nor does a smaller one; below speedup_cap."""
     speedup_cap: Annotated[float, Field(gt=1)] = 10.0
     """Largest speed-up that counts; larger ones are rewarded as this one."""
     rejected: Annotated[float, Field(le=0)] = 0.0

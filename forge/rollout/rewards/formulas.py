@@ -9,8 +9,9 @@ Reward of a verdict, term by term; each term is stored:
         + rejected, compile_error (penalties)
 
     s                    lower end of the interval of the speed-up
-    f(s)                 shape = "log": ln(min(s, cap)); "linear": min(s, cap) - 1; not below 0
-    cap                  speedup_cap
+    f(s)                 shape = "log": ln(min(s, cap) / floor); "linear": min(s, cap) - floor;
+                         at least 0
+    cap, floor           speedup_cap, speedup_floor
     compiled, speedup …  weights of the table [reward]
 
 The lower end keeps luck in timing from paying; the logarithm makes each doubling worth the same,
@@ -114,7 +115,8 @@ def _speed(verdict: Verdict, table: RewardTable) -> float | None:
     if not verdict.is_correct or verdict.timing is None:
         return None
     capped = min(max(verdict.timing.speedup_low, 1e-6), table.speedup_cap)
-    value = math.log(capped) if table.shape == "log" else capped - 1.0
+    floor = table.speedup_floor
+    value = math.log(capped / floor) if table.shape == "log" else capped - floor
     return max(value, 0.0)
 
 

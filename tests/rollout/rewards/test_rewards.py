@@ -120,13 +120,23 @@ def test_no_lazy_policy_earns_half_of_a_kernel_twice_as_fast(share: float) -> No
     assert (reward_terms(lazy, table) or {})["own_share"] == pytest.approx(0.1 * (1 - share))
 
 
-def test_speed_is_paid_by_the_chosen_shape() -> None:
-    table = RewardTable(shape="linear", speedup=1.0, speedup_cap=3.0)
+@pytest.mark.parametrize(
+    ("shape", "floor", "want"),
+    [
+        ("linear", 1.0, [0.0, 0.0, 1.0, 2.0, 2.0]),
+        ("linear", 1.5, [0.0, 0.0, 0.5, 1.5, 1.5]),
+        ("log", 2.0, [0.0, 0.0, 0.0, math.log(1.5), math.log(1.5)]),
+    ],
+)
+def test_speed_is_paid_by_the_chosen_shape_above_the_floor(
+    shape: Any, floor: float, want: list[float]
+) -> None:
+    table = RewardTable(shape=shape, speedup=1.0, speedup_floor=floor, speedup_cap=3.0)
     paid = [
         reward(verdict(Status.CORRECT, compiled=True, speedup_low=speed), table) - 0.8
         for speed in (0.5, 1.0, 2.0, 3.0, 30.0)
     ]
-    assert paid == pytest.approx([0.0, 0.0, 1.0, 2.0, 2.0])
+    assert paid == pytest.approx(want)
 
 
 def test_an_improvement_is_paid_over_a_correct_attempt_alone() -> None:
