@@ -61,9 +61,6 @@ class ServeTable(Table):
     """GPUs per replica, for tensor parallelism; vllm only."""
     eager: bool = False
     """Run without CUDA graphs, which starts sooner and decodes more slowly; vllm only."""
-    sleep: Literal["auto", "never", "always"] = "auto"
-    """Release an engine's GPU memory while the trainer steps on the same GPU. auto: if both do not
-    fit at the same time."""
     context_tokens: Annotated[int, Field(ge=64)] = 1280
     """Maximum length of a sequence, prompt and completion together."""
     precision: Literal["exact", "fast"] = "exact"

@@ -19,7 +19,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import GrpoStage, LoraTable, QuantizeTable, SftStage, TrainStage
-from forge.errors import ConfigError, MachineError
+from forge.errors import MachineError
 from forge.process.devices import Vendor, matching
 from forge.runner.plan.machine import CardBusy
 from forge.runner.plan.memory import (
@@ -430,7 +430,6 @@ def fit(experiment: Experiment, placed: Placement, *, users: Users) -> Placement
         users: other processes by card.
 
     Raises:
-        ConfigError: `serve.sleep = "always"` with an engine that cannot sleep.
         CardBusy: it would fit without the other processes.
         MachineError: it does not fit; the message has the sums, and what would fit.
     """
@@ -438,11 +437,6 @@ def fit(experiment: Experiment, placed: Placement, *, users: Users) -> Placement
     if shape is None:
         reason = f"{experiment.model.path}: unknown size, so GPU memory is not checked"
         return replace(placed, reasons=(*placed.reasons, reason))
-    if experiment.serve.sleep == "always" and placed.engine not in CAN_SLEEP and placed.serve:
-        raise ConfigError(
-            f'serve.sleep = "always": engine {placed.engine} cannot sleep; "auto" or "never" is '
-            "allowed"
-        )
     placed = _with_parallel(experiment, placed, shape)
     found = _fitted(experiment, placed, shape, users=users)
     return _keeping_activations(experiment, found, placed, shape, users=users)
@@ -454,11 +448,11 @@ def _fitted(
     """`fit` with the placement's own choice of recomputation."""
     loads = _loads(experiment, placed, shape, users=users)
     serving = [load for load in loads if load.num_replicas]
-    takes_share, sleep = placed.engine in TAKES_SHARE, experiment.serve.sleep
+    takes_share = placed.engine in TAKES_SHARE
     is_tight = any(load.need(sleeps=False) > load.room for load in serving)
     # Sleep helps only where the trainer is on the engine's card.
     may_sleep = placed.engine in CAN_SLEEP and any(load.train.peak for load in serving)
-    sleeps = may_sleep and (sleep == "always" or (sleep == "auto" and is_tight))
+    sleeps = may_sleep and is_tight
     for load in loads:
         if load.need(sleeps=sleeps) > load.room:
             raise _refusal(experiment, placed, shape, load, sleeps=sleeps)
@@ -487,8 +481,7 @@ def _fitted(
             "more does not fit beside the other roles"
         )
     if sleeps:
-        why = "serve.sleep = always" if sleep == "always" else "together they do not fit the GPU"
-        reasons.append(f"the engine sleeps while the trainer steps: {why}")
+        reasons.append("the engine sleeps while the trainer steps: both do not fit the GPU")
     most = max((load.num_replicas for load in serving), default=0)
     return replace(
         placed, sleeps=sleeps, memory_share=share / most if takes_share and most else None,
@@ -620,7 +613,7 @@ def _refusal(
             f"{words}{gigabytes(load.gpu.free_bytes)} of {memory} are free: {others}. "
             "Wait for them to end, or name other GPUs in devices.gpus"
         )
-    may_sleep = placed.engine in CAN_SLEEP and experiment.serve.sleep != "never"
+    may_sleep = placed.engine in CAN_SLEEP
     fits = [
         name
         for name, changed, there in _changes(experiment, placed)

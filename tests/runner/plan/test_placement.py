@@ -104,12 +104,6 @@ def test_an_engine_sleeps_if_it_does_not_fit_beside_a_step():
     tight = place_on("1xA100-56GB", *asked, model="Qwen/Qwen3-0.6B")
     assert tight.sleeps
     assert any("the engine sleeps while the trainer steps" in each for each in tight.reasons)
-    with pytest.raises(MachineError, match=r"GPU 0 \(A100\) needs .* \(serve .*, train .*\)"):
-        place_on("1xA100-56GB", *asked, "serve.sleep=never", model="Qwen/Qwen3-0.6B")
-    always = place_on("1xH200-141GB", *asked, "serve.sleep=always", model="Qwen/Qwen3-0.6B")
-    assert always.sleeps
-    with pytest.raises(ConfigError, match="engine llama cannot sleep"):
-        place_on("1xH200-141GB", *asked, "serve.sleep=always", engine="llama")
 
 
 def test_too_little_memory_is_refused_with_the_sums_and_what_would_fit():
