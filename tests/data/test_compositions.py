@@ -1,6 +1,7 @@
 """Compositions: problems that run at each size, the same for a seed, and none of KernelBench's."""
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,18 @@ def test_compositions_differ_in_operations_and_in_how_they_are_written(tmp_path:
     texts = [one.text for one in made]
     for habit in ('"""', "F.", "nn.functional.", "super(Model, self)", ": torch.Tensor", "    # "):
         assert 5 < sum(habit in text for text in texts) < 95, habit
+
+
+def test_half_of_all_convolutions_have_no_bias_in_each_way_to_write_it() -> None:
+    texts = [compose(1, number).text for number in range(200)]
+    texts = [text for text in texts if "nn.Conv" in text]
+    without = [text for text in texts if re.search(r"bias(: bool)? ?= ?False", text)]
+    assert 0.35 < len(without) / len(texts) < 0.65
+    ways = (r"Conv.*bias=False\)", r"__init__.*bias(: bool)? ?= ?False", r"(?m)^bias = False$")
+    for way in ways:
+        assert sum(re.search(way, text) is not None for text in without) > 3, way
+    few = r"__init__\(.*kernel_size(: int)?, .*bias(: bool)? ?= ?False.*\[.*kernel_size\]$"
+    assert any(re.search(few, text, re.DOTALL | re.MULTILINE) for text in without)
 
 
 def test_other_sizes_change_no_argument_of_the_constructor() -> None:

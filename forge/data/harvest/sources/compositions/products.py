@@ -40,7 +40,7 @@ def _tokens(w: ModuleWriter) -> Value:
 def _linear(w: ModuleWriter, dims: tuple[Dim, ...], into: Dim) -> Value:
     """`x @ w.T + b` for the last dimension, or without `b`."""
     start = w.input(dims)
-    name = w.rng.choice(("linear", "linear", "linear", "linear_no_bias"))
+    name = w.rng.choice(("linear", "linear_no_bias"))
     w.ops.append(name)
     hint = w.rng.choice(("linear", "linear", "fc", "gemm", "gemm", "matmul", "matmul"))
     w.flops += 2.0 * count(dims) * into.size
@@ -218,7 +218,7 @@ def _ending(w: ModuleWriter, one: Operation, end: str, *, own: bool, **values: N
     """A convolution with its keyword arguments in place of `$end`; with a weight of its `own` it is
     a function, which takes no word about a bias."""
     if not own:
-        values["bias"] = w.rng.random() > 0.35
+        values["bias"] = w.rng.random() > 0.55
     shown = [n for n, each in values.items() if n in _USUAL]
     shown = [n for n in shown if w.style.is_explicit or values[n] != _USUAL[n]]
     end = "".join(f", {name}=%{name}" for name in shown) + end

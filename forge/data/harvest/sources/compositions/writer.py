@@ -51,7 +51,7 @@ class WritingStyle:
     """A docstring of the class in one `line` or in `sections`, of the methods also (`full`), or
     `comments` beside the steps."""
     constants: str
-    """`literal`, `argument` or `default`."""
+    """`literal`, `argument` or `default`, by which a window's size alone is passed."""
     supers: str
     random: str
     is_sequential: bool
@@ -69,7 +69,7 @@ class WritingStyle:
             renames=rng.random() < 0.2,
             is_typed=rng.random() < 0.5,
             doc=rng.choice(("", "line", "sections", "comments", "full", "full", "full")),
-            constants=rng.choice(("literal", "argument", "argument", "argument", "default")),
+            constants=rng.choice(("literal", "argument", "argument", "default", "default")),
             supers=rng.choice(("super().__init__()", *["super(Model, self).__init__()"] * 2)),
             random=rng.choice(("torch.rand", "torch.randn")),
             is_sequential=rng.random() < 0.08,
@@ -313,7 +313,7 @@ class ModuleWriter:
         taken = self._arguments.keys() | self.constants.keys() | self._attributes
         name = self._fresh(name, taken)
         kind = type(value).__name__
-        if self.style.constants == "default":
+        if self.style.constants == "default" and name != "kernel_size":
             self._arguments[name] = _Argument(name, "", kind, literal)
         else:
             self._arguments[name] = _Argument(name, name, kind)
