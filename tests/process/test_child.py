@@ -127,23 +127,20 @@ def await_gone(pids: list[int], *, timeout_s: float) -> bool:
     return False
 
 
-def test_a_child_is_ready_when_its_health_answers_and_ends_with_exit_0(tmp_path):
+async def test_a_child_is_ready_when_its_health_answers_and_ends_with_exit_0(tmp_path):
     log = Log()
-
-    async def main(socket_path: Path) -> str:
+    with open_socket_dir() as folder:
+        socket_path = folder / "kid.sock"
         spec = make_spec(tmp_path, SERVER, socket_path=socket_path)
         async with open_child(spec, observer=log) as child:
             assert child.is_alive
             assert child.exit_reason is None
-            assert mode_of(socket_path) == mode_of(socket_path.parent / "kid.json") == 0o600
+            assert mode_of(socket_path) == mode_of(folder / "kid.json") == 0o600
             async with open_client(socket_path, timeout_s=5) as client:
                 assert (await client.get("/health")).json()["word"] == "kid"
         assert not is_running(child.pid, zombies_too=True), "a zombie stays"
         assert child.last_log_lines() == "hello from kid\nserved"
-        return await child.wait()
-
-    with open_socket_dir() as folder:
-        assert anyio.run(main, folder / "kid.sock") == "exit 0, stopped by forge"
+        assert await child.wait() == "exit 0, stopped by forge"
     assert log.lines == ["kid on cpu", "kid: exit 0, stopped by forge"]
 
 
@@ -163,59 +160,43 @@ serve(Starlette(lifespan=fail), Path(config["socket"]))
 @pytest.mark.parametrize(
     "code", ["raise SystemExit('no such engine')", SERVER.split("async def")[0] + FAILING]
 )
-def test_a_death_at_start_raises_child_died_whose_last_line_is_the_cause(tmp_path, code):
-    async def main(socket_path: Path) -> None:
-        spec = make_spec(tmp_path, code, socket_path=socket_path)
-        async with open_child(spec):
-            pass
-
+async def test_a_death_at_start_raises_child_died_whose_last_line_is_the_cause(tmp_path, code):
     with open_socket_dir() as folder, pytest.raises(ChildDied) as caught:
-        anyio.run(main, folder / "kid.sock")
+        async with open_child(make_spec(tmp_path, code, socket_path=folder / "kid.sock")):
+            pass
     assert re.search(r"kid died \d+ s after start while starting: exit \d\.", str(caught.value))
     assert str(caught.value).splitlines()[-1].removeprefix("ValueError: ") == "no such engine"
 
 
-def test_a_silent_child_raises_stalled_with_its_name_and_stacks(tmp_path):
+async def test_a_silent_child_raises_stalled_with_its_name_and_stacks(tmp_path):
     code = "import time\nfrom forge.process.lease import hold_lease\nhold_lease()\ntime.sleep(600)"
-
-    async def main(socket_path: Path) -> None:
-        spec = make_spec(tmp_path, code, socket_path=socket_path, ready_timeout_s=1.0)
-        async with open_child(spec):
-            pass
-
-    with open_socket_dir() as folder, pytest.raises(Stalled) as caught:
-        anyio.run(main, folder / "kid.sock")
+    with open_socket_dir() as folder:
+        spec = make_spec(tmp_path, code, socket_path=folder / "kid.sock", ready_timeout_s=1.0)
+        with pytest.raises(Stalled) as caught:
+            async with open_child(spec):
+                pass
     assert "kid (pid" in str(caught.value)
     assert "silent for 1 s" in str(caught.value)
     assert "kid.py" in str(caught.value), "the stacks are missing"
 
 
-def test_stopping_ends_a_child_and_grandchild_that_ignore_sigterm(tmp_path):
+async def test_stopping_ends_a_child_and_grandchild_that_ignore_sigterm(tmp_path):
     work = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
-
-    async def main() -> tuple[str, list[int]]:
-        code = GRANDPARENT.format(work=work)
-        async with open_child(make_spec(tmp_path, code, stop_grace_s=0.5)) as child:
-            pids = await anyio.to_thread.run_sync(await_pids, tmp_path / "pids")
-            await anyio.sleep(0.2)
-        return await child.wait(), pids
-
-    reason, pids = anyio.run(main)
-    assert reason == "killed by forge (did not end within 0.5 s)"
-    assert await_gone(pids, timeout_s=1)
+    spec = make_spec(tmp_path, GRANDPARENT.format(work=work), stop_grace_s=0.5)
+    async with open_child(spec) as child:
+        pids = await anyio.to_thread.run_sync(await_pids, tmp_path / "pids")
+        await anyio.sleep(0.2)
+    assert await child.wait() == "killed by forge (did not end within 0.5 s)"
+    assert await_gone(pids, timeout_s=5)
 
 
-def test_a_grandchild_does_not_outlive_a_child_that_crashes(tmp_path):
-    async def main() -> tuple[str, list[int]]:
-        code = GRANDPARENT.format(work="os.kill(os.getpid(), 9)")
-        async with open_child(make_spec(tmp_path, code)) as child:
-            with anyio.fail_after(20):
-                reason = await child.wait()
-            return reason, await_pids(tmp_path / "pids")
-
-    reason, pids = anyio.run(main)
+async def test_a_grandchild_does_not_outlive_a_child_that_crashes(tmp_path):
+    code = GRANDPARENT.format(work="os.kill(os.getpid(), 9)")
+    async with open_child(make_spec(tmp_path, code)) as child:
+        with anyio.fail_after(20):
+            reason = await child.wait()
     assert reason == "killed by signal 9 (often out of memory)"
-    assert await_gone(pids, timeout_s=1)
+    assert await_gone(await_pids(tmp_path / "pids"), timeout_s=5)
 
 
 @pytest.mark.parametrize("work", ["time.sleep(600)", "sum(range(10**12))"], ids=["asleep", "busy"])
@@ -242,45 +223,34 @@ def test_a_child_that_still_imports_dies_with_its_supervisor(tmp_path):
     assert await_gone(pids, timeout_s=5)
 
 
-def test_ctrl_c_does_not_reach_a_child(tmp_path):
+async def test_ctrl_c_does_not_reach_a_child(tmp_path):
     code = "import os, time\nfrom forge.process.lease import hold_lease\nhold_lease()\n"
     code += "os.kill(os.getpid(), 2)\nprint('still here')"
-
-    async def main() -> str:
-        async with open_child(make_spec(tmp_path, code)) as child:
-            with anyio.fail_after(20):
-                await child.wait()
-            return child.last_log_lines()
-
-    assert anyio.run(main) == "still here"
+    async with open_child(make_spec(tmp_path, code)) as child:
+        with anyio.fail_after(20):
+            await child.wait()
+        assert child.last_log_lines() == "still here"
 
 
-def test_an_earlier_attempts_log_is_kept_and_not_quoted_in_errors(tmp_path):
+async def test_an_earlier_attempts_log_is_kept_and_not_quoted_in_errors(tmp_path):
     spec = make_spec(tmp_path, "print('second')")
     spec.log_path.parent.mkdir()
     spec.log_path.write_text("first\n")
-
-    async def main() -> str:
-        async with open_child(spec) as child:
-            with anyio.fail_after(20):
-                await child.wait()
-            return child.last_log_lines()
-
-    assert anyio.run(main) == "second"
+    async with open_child(spec) as child:
+        with anyio.fail_after(20):
+            await child.wait()
+        assert child.last_log_lines() == "second"
     assert spec.log_path.read_text() == "first\nsecond\n"
 
 
-def test_a_missing_program_is_a_machine_error(tmp_path):
-    async def main() -> None:
-        spec = ChildSpec(
-            name="kid", argv=("/no/such/python",), log_path=tmp_path / "kid.log", env={},
-            socket_path=None, config={},
-        )  # fmt: skip
+async def test_a_missing_program_is_a_machine_error(tmp_path):
+    spec = ChildSpec(
+        name="kid", argv=("/no/such/python",), log_path=tmp_path / "kid.log", env={},
+        socket_path=None, config={},
+    )  # fmt: skip
+    with pytest.raises(MachineError, match="kid cannot be started: /no/such/python"):
         async with open_child(spec):
             pass
-
-    with pytest.raises(MachineError, match="kid cannot be started: /no/such/python"):
-        anyio.run(main)
     assert len(os.listdir("/proc/self/fd")) < 50
 
 

@@ -120,18 +120,19 @@ def scans(run: sqlite3.Connection, sql: str, params: dict[str, object]) -> list[
     return [line for line in plan if line.startswith("SCAN") and not BOUNDED.match(line)]
 
 
-@pytest.mark.parametrize("sql", rollups._SETTLE)
-def test_settling_a_step_reads_no_other_step(run: sqlite3.Connection, sql: str) -> None:
-    assert scans(run, sql, {"stage": 1, "step": 2}) == []
+LATEST = "SCAN groups USING INDEX groups_by_step"
+"""From its end, LIMIT 1."""
 
 
-def test_spent_tokens_are_sought_among_groups_that_have_some(run: sqlite3.Connection) -> None:
-    rule = {"held": "[1, 2]", "is_strict": True, "num_steps": 0}
-    latest = "SCAN groups USING INDEX groups_by_step"  # from its end, LIMIT 1
-    assert scans(run, databases._SPENT, rule) == [latest]
-
-
-@pytest.mark.parametrize("sql", [run_state._TRAINED, run_state._LAST_TRAINED])
-def test_the_state_of_a_run_is_found_by_index(run: sqlite3.Connection, sql: str) -> None:
-    asked: dict[str, object] = {"stage": 1, "attempt": 1, "num_steps": 3}
-    assert scans(run, sql, asked) == []
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        *((sql, []) for sql in (*rollups._SETTLE, run_state._TRAINED, run_state._LAST_TRAINED)),
+        (databases._SPENT, [LATEST]),
+    ],
+)
+def test_a_statement_reads_no_more_for_a_longer_run(
+    run: sqlite3.Connection, sql: str, expected: list[str]
+) -> None:
+    asked = {"stage": 1, "step": 2, "attempt": 1, "num_steps": 3, "held": "[1]", "is_strict": True}
+    assert scans(run, sql, asked) == expected

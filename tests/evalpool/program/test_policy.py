@@ -241,23 +241,18 @@ def small(elements: int) -> tuple[Program, ProblemFacts]:
     return made, ProblemFacts(num_bytes=elements * 40, needed_inputs=frozenset({0}))
 
 
-def test_partial_results_of_a_small_problem_may_be_combined() -> None:
-    made, facts = small(128)
-    assert judge_policy(made, facts, "own", ACCESSES) is None
+def ruled(made: Program, facts: ProblemFacts = FACTS, lookups: Any = None) -> Rule | None:
+    refusal = judge_policy(made, facts, "own", ACCESSES, lookups)
+    return refusal.rule if refusal else None
 
 
-def test_the_small_share_ends_with_small_problems() -> None:
-    made, facts = small(10_000)
-    refusal = judge_policy(made, facts, "own", ACCESSES)
-    assert refusal.rule == Rule.COMBINE
-
-
-def test_the_whole_of_a_small_problem_is_not_a_partial_result() -> None:
+def test_partial_results_of_small_problems_alone_may_be_combined() -> None:
+    assert ruled(*small(128)) is None
+    assert ruled(*small(10_000)) == Rule.COMBINE
     made, facts = small(16)
     cheat = op("aten.sum.dim_IntList", X, [1], results=(1,))
-    made = dataclasses.replace(made, forward=(cheat, launch(0, "t1", "t2")))
-    refusal = judge_policy(made, facts, "own", ACCESSES)
-    assert refusal.rule == Rule.COMBINE
+    whole = dataclasses.replace(made, forward=(cheat, launch(0, "t1", "t2")))
+    assert ruled(whole, facts) == Rule.COMBINE
 
 
 # --- tables
@@ -269,31 +264,24 @@ DECIDES = {1: {Lookup(tables=2, by=1, targets=0, is_place=False)}}
 """The first argument of the second kernel decides whether it uses the second one."""
 
 
-def looked_up(made: Program) -> Rule | None:
-    refusal = judge_policy(made, FACTS, "own", ACCESSES, LOOKS_UP)
-    return refusal.rule if refusal else None
-
-
 def test_inputs_choose_among_weights_but_not_among_computed_ones() -> None:
     look = launch(1, X, PACKED, Y)
     moved = [into("aten.copy_.default", PACKED, W, to=PACKED)]
     computed = [into("aten.mul.Tensor", W, W, to=PACKED)]
-    assert looked_up(program(launch(1, X, W, Y))) is None
-    assert looked_up(program(look, init=moved)) is None
-    assert looked_up(program(look, init=computed)) == Rule.TABLE
-    assert looked_up(program(look, init=[launch(0, W, PACKED)])) == Rule.TABLE
-    assert judge_policy(program(look, init=computed), FACTS, "own", ACCESSES) is None
+    assert ruled(program(launch(1, X, W, Y)), lookups=LOOKS_UP) is None
+    assert ruled(program(look, init=moved), lookups=LOOKS_UP) is None
+    assert ruled(program(look, init=computed), lookups=LOOKS_UP) == Rule.TABLE
+    launched = program(look, init=[launch(0, W, PACKED)])
+    assert ruled(launched, lookups=LOOKS_UP) == Rule.TABLE
+    assert ruled(program(look, init=computed)) is None
 
 
 def test_inputs_decide_whether_weights_are_used_but_not_computed_ones() -> None:
-    def decided(init: list[Node]) -> Rule | None:
-        refusal = judge_policy(
-            program(launch(1, X, PACKED, Y), init=init), FACTS, "own", ACCESSES, DECIDES
-        )
-        return refusal.rule if refusal else None
-
-    assert decided([into("aten.copy_.default", PACKED, W, to=PACKED)]) is None
-    assert decided([into("aten.mul.Tensor", W, W, to=PACKED)]) == Rule.TABLE
+    for init, expected in (
+        (into("aten.copy_.default", PACKED, W, to=PACKED), None),
+        (into("aten.mul.Tensor", W, W, to=PACKED), Rule.TABLE),
+    ):
+        assert ruled(program(launch(1, X, PACKED, Y), init=[init]), lookups=DECIDES) == expected
 
 
 def test_inputs_choose_among_what_a_launch_computes_of_inputs_and_computed_weights() -> None:
@@ -302,11 +290,10 @@ def test_inputs_choose_among_what_a_launch_computes_of_inputs_and_computed_weigh
     made = launch(1, X, PACKED, LIKE_X)
     labels = {1: {Lookup(tables=1, by=2, targets=0, is_place=True)}}
     honest = program(made, launch(1, LIKE_X, X, Y), init=computed)
-    assert judge_policy(honest, FACTS, "own", ACCESSES, labels) is None
+    assert ruled(honest, lookups=labels) is None
     copied = into("aten.clone.default", PACKED, to=LIKE_X)
     cheat = program(copied, launch(1, LIKE_X, X, Y), init=computed)
-    refusal = judge_policy(cheat, FACTS, "own", ACCESSES, labels)
-    assert refusal.rule == Rule.TABLE
+    assert ruled(cheat, lookups=labels) == Rule.TABLE
 
 
 # --- indices
@@ -328,9 +315,8 @@ def routed(num_indices: int, name: str = "aten.argsort.default") -> Program:
 
 def test_indices_are_kept_up_to_a_share_of_their_own() -> None:
     facts = ProblemFacts(num_bytes=8 << 20)
-    assert judge_policy(routed(1 << 15), facts, "own", ACCESSES) is None
-    refusal = judge_policy(routed(1 << 16), facts, "own", ACCESSES)
-    assert refusal.rule == Rule.INDEX
+    assert ruled(routed(1 << 15), facts) is None
+    assert ruled(routed(1 << 16), facts) == Rule.INDEX
 
 
 # --- problems about moving data
@@ -443,11 +429,6 @@ def test_free_outputs_need_no_launch() -> None:
 # --- hybrid
 
 
-def test_hybrid_allows_heavy_operations_beside_a_launch() -> None:
-    made = program(into("aten.mm.default", X, W, to=LIKE_X), launch(0, LIKE_X, Y))
-    assert judged(made, "hybrid") is None
-
-
 def test_hybrid_needs_a_launch_that_an_output_depends_on() -> None:
     alone = program(into("aten.mm.default", X, W, to=Y))
     beside = program(into("aten.mm.default", X, W, to=Y), launch(0, X, LIKE_X))
@@ -455,9 +436,10 @@ def test_hybrid_needs_a_launch_that_an_output_depends_on() -> None:
     assert rule(beside, "hybrid") == Rule.OUTPUT
 
 
-def test_hybrid_allows_outputs_by_torch_beside_one_by_a_launch() -> None:
-    made = program(into("aten.mm.default", X, W, to=LIKE_X), RUN)
-    made = dataclasses.replace(made, outputs=(8, 4), returned="tuple")
+def test_hybrid_allows_heavy_operations_and_outputs_by_torch_beside_a_launch() -> None:
+    product = into("aten.mm.default", X, W, to=LIKE_X)
+    assert judged(program(product, launch(0, LIKE_X, Y)), "hybrid") is None
+    made = dataclasses.replace(program(product, RUN), outputs=(8, 4), returned="tuple")
     assert judged(made, "hybrid") is None
 
 
