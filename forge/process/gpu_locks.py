@@ -201,7 +201,7 @@ def claim(
                 yield Claim(held, run)
                 return
         if time.monotonic() >= deadline:
-            waited = f" after {wait_s:.0f} s" if wait_s else "; --wait SECONDS waits for it"
+            waited = f" after {wait_s:.0f} s" if wait_s else "; forge run waits with --wait SECONDS"
             raise MachineError(f"{held}{waited}")
         if say is not None:
             say(f"{held}; waiting up to {wait_s:.0f} s")

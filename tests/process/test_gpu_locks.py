@@ -49,7 +49,7 @@ def test_a_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> N
             pass  # the refused run holds nothing
     assert str(caught.value) == (
         f"GPU 1 (H200, GPU-1) is used by run first-7, pid {os.getpid()}; "
-        "--wait SECONDS waits for it"
+        "forge run waits with --wait SECONDS"
     )
 
 
