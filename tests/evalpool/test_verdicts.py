@@ -54,6 +54,54 @@ def test_annotations_of_a_problem_and_of_an_answer_are_types(bench: Any) -> None
     assert verdict.status is Status.CORRECT, verdict.detail
 
 
+GATED = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.nn.Parameter(torch.zeros(16))
+
+    def forward(self, x, scale=0.5):
+        return x * self.gate.exp() * scale
+
+def get_inputs():
+    return [torch.randn(64, 16)]
+"""
+GATED_KERNEL = (
+    HEAD
+    + """
+@triton.jit
+def kernel(x, gate, y, scale, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    gates = tl.load(gate + tl.arange(0, BLOCK))
+    tl.store(y + i, tl.load(x + i) * gates * scale)
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.nn.Parameter(torch.zeros(16))
+        self.packed = None
+
+    def forward(self, x, scale=0.5):
+        if self.packed is None:
+            self.packed = PACKED
+        y = torch.empty_like(x)
+        kernel[(64,)](x, self.packed, y, SCALE, BLOCK=16)
+        return y
+"""
+)
+
+
+def test_what_a_kernel_keeps_of_parameters_follows_those_of_each_set(bench: Any) -> None:
+    honest = GATED_KERNEL.replace("SCALE", "scale").replace("PACKED", "self.gate.exp()")
+    assert bench.judge(honest, problem=GATED).status is Status.CORRECT
+    is_new = "tl.max(tl.abs(gates - 1.0), 0) == 0.0"  # and so every gate
+    wrong = honest.replace("* scale)", f"* tl.where({is_new}, 2.0, scale))")
+    verdict = bench.judge(wrong, problem=GATED)
+    assert verdict.status is Status.WRONG
+
+
 # --- what an answer waits for -------------------------------------------------------------------
 
 

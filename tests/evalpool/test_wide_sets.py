@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from forge.evalpool.judge.channel.nesting import spread
+from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import Unjudgeable, leaves
 from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs
 from forge.evalpool.judge.numbers.opcount import count_work
@@ -52,8 +53,10 @@ def source(inputs: str, body: str) -> str:
     return MODEL.format(names=names, inputs=inputs, body=lines)
 
 
-def draw(text: str, *, num_sets: int = 5, precision: str = "fp32") -> WideDraw:
-    """One draw of a problem."""
+def draw(
+    text: str, *, num_sets: int = 5, precision: str = "fp32", is_moved: bool = False
+) -> WideDraw:
+    """One draw of a problem; of a model whose parameters have moved, where asked."""
     module: Any = types.ModuleType("problem")
     exec(compile(text, "problem.py", "exec"), vars(module))
     terms = Terms(
@@ -62,7 +65,10 @@ def draw(text: str, *, num_sets: int = 5, precision: str = "fp32") -> WideDraw:
     with torch.no_grad():
         model = cast(module.Model(), precision)
         counted = count_work(model, draw_inputs(module, terms))
-        draws = Draws(module, model, terms=terms, counted=counted, source=text)
+        made = {name: one.clone() for name, one in model.state_dict().items()}
+        if is_moved:
+            parameters.move(model)
+        draws = Draws(module, model, terms=terms, counted=counted, source=text, made=made)
         return draws.make(num_sets)
 
 
@@ -354,6 +360,9 @@ def test_other_numbers_among_the_arguments_have_other_signs_and_sizes() -> None:
         ("a, s", ", [2.0, 1.0]", "return a * s[0] + s[1]"),
         ("a, s=(2.0, 1.0)", "", "return a * s[0] + s[1]"),
         ("a, s", ", {'scale': 2.0}", "return a * s['scale']"),
+        ("a, **options", "", "return a + options['shift'] if 'shift' in options else a"),
+        ("a, scale=None", "", "return a if scale is None else a * float(scale)"),
+        ("a, mode='up'", "", "return a * {'up': 2.0, 'down': 3.0}[mode]"),
         ("a, mode='twice'", "", "return a * 2 if mode == 'twice' else a"),
         ("a, mode", ", 'up'", "return a.exp() if mode == 'up' else a * (mode == 'down')"),
     ],
@@ -368,6 +377,58 @@ def test_arguments_that_are_no_tensors_become_others(
         for by_place, by_name in (spread(one.inputs) for one in draw(text).sets)
     }
     assert len(seen) > 1
+
+
+def numbers_given(signature: str, body: str) -> set[Any]:
+    """Values of the one argument behind `a` that the sets of a draw have."""
+    text = source("torch.randn(16, 16)", body).replace("self, a", f"self, a, {signature}")
+    return {value for one in draw(text).sets for value in one.inputs[1:]}
+
+
+def test_numbers_by_which_a_kernel_may_decide_are_among_the_arguments() -> None:
+    floats = numbers_given("s=0.5", "return a * s if s != 7.0 else a")
+    assert {0.0, 1.0, -1.0, 7.0} <= floats
+    assert max(floats) >= 16
+    assert any(0 < one < 0.01 for one in floats)
+    assert any(-1 < one < 0 for one in floats)
+    whole = numbers_given("n=4", "return a.tril(n)")
+    assert {0, 1, 16} <= whole
+    assert min(whole) < 0
+    assert max(whole) > 64
+    assert any(8 < one < 64 for one in whole)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_number_that_torch_bounds_in_silence_is_left_out(is_own: bool) -> None:
+    """As a negative label smoothing; where the reference's own code compares, it is asked."""
+    body = "(a * s if s > 0 else a)" if is_own else "a * torch.tensor(s).clamp(0, 8)"
+    found = numbers_given("s=0.5", f"return {body}")
+    assert any(one < 0 for one in found) is is_own
+    assert any(0 < one < 8 and one != 0.5 for one in found)
+
+
+def test_sets_have_parameters_as_constructed_and_zeros() -> None:
+    body = "return (a @ self.w + self.b) * self.gate.exp()"
+    text = source("torch.randn(16, 16)", body).replace(
+        "    def forward",
+        """    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(16, 16))
+        self.b = nn.Parameter(torch.ones(16))
+        self.gate = nn.Parameter(torch.zeros(1))
+    def forward""",
+    )
+    sets = draw(text, is_moved=True).sets
+    found = [one.parameters for one in sets if one.parameters]
+    assert len(found) == 3
+    assert not sets[0].parameters
+    assert all(float(one["gate"]) == 0.0 for one in found)
+    assert any(bool((one["b"] == 1).all() and one["w"].all()) for one in found)
+    assert all(any(not one[name].any() for one in found) for name in "wb")
+    for one in (one for one in sets if one.parameters):
+        expected = one.inputs[0] @ one.parameters["w"] + one.parameters["b"]
+        assert torch.allclose(one.outputs[0], expected, atol=1e-4)
+    assert not any(one.parameters for one in draw(text).sets)
 
 
 def test_what_holds_of_an_input_in_every_draw_holds_of_a_planted_one() -> None:

@@ -236,17 +236,17 @@ def _moved_and_drawn(
 ) -> WideDraw:
     """Moves the parameters while outputs stay finite, and makes the input sets."""
     model, device = subject.model, subject.terms.device
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     use = {} if delivery is None else {"use": delivery.add}
 
     def draw() -> WideDraw:
         if delivery is not None:
             delivery.restart()
-        draws = subject.draws(counted, is_wide=request.get("wide") is True)
+        draws = subject.draws(counted, made=before, is_wide=request.get("wide") is True)
         return draws.make(request["num_sets"], **use)
 
     if not request["moved"]:
         return draw()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     sign = 0 if counted is None else parameters.sign_of(counted.names)
     is_indexing = counted is None or "indexes" in done_by(counted, request["source"])
     bounds = None if counted is None or is_indexing else counted.compared
@@ -291,6 +291,9 @@ def _describe(
                 "outputs": [describer.add(tensor) for tensor in one.outputs[: one.num_returned]],
                 "changed": [[number, describer.add(output)] for number, output in one.changes()],
                 "state": [[name, describer.add(tensor)] for name, tensor in one.state.items()],
+                "parameters": [
+                    [name, describer.add(each)] for name, each in one.parameters.items()
+                ],
                 "wide": [describer.add(tensor) for tensor in one.wide or ()],
                 "exact": [describer.add(tensor) for tensor in one.exact],
                 "plants": [list(plant) for plant in one.plants],

@@ -39,6 +39,8 @@ from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub
 from forge.evalpool.judge.wide.sets import Draws
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from forge.evalpool.judge.numbers.given import Arguments
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
@@ -194,8 +196,14 @@ class Subject:
         """Operations of one call; None if unknown."""
         return count_work(self.model, self.draw())
 
-    def draws(self, counted: OpCounter | None, *, is_wide: bool = True) -> Draws:
-        """Input sets with the outputs that are due."""
+    def draws(
+        self,
+        counted: OpCounter | None,
+        *,
+        made: Mapping[str, torch.Tensor] | None = None,
+        is_wide: bool = True,
+    ) -> Draws:
+        """Input sets with the outputs that are due; `made` as of `Draws`."""
         return Draws(
             self.module,
             self.model,
@@ -203,6 +211,7 @@ class Subject:
             counted=counted,
             source=self.source,
             construct=self.another,
+            made=made,
             is_wide=is_wide,
         )
 

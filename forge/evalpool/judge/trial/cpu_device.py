@@ -212,9 +212,11 @@ class CpuDevice(Device):
     def _evaluated(self, captured: Captured, turn: int, number: int) -> Left:
         """Runs a program once on a set. Raises Decided or Narrowed."""
         self.memory.load(number)
+        parameters = self.programs.draw.sets[number].parameters
         with self._doubting(captured.program):
             self._num_bytes = self.evaluator.call(
                 captured,
+                parameters=parameters,
                 number=number,
                 turn=(turn, self._shift),
                 slots=self.programs.draw.sets[number].slots,

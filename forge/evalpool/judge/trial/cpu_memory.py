@@ -51,7 +51,7 @@ class CpuMemory:
         """
         if self._loaded != number:
             for place in self._kept_places():
-                self.content.write(self.memory, place, self.layout)
+                self.content.write(self.memory, place, self.layout, number=number)
             self.content.load(self.memory, number, self.layout)
             self._loaded = number
 

@@ -17,7 +17,7 @@ a fresh one.
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge.evalpool.judge.channel.frames import Kind
@@ -136,6 +136,8 @@ class Evaluator:
     _run: EvaluatorRunner | None = None
     _loaded: bytes = b""
     """The program in the child."""
+    _parameters: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Other parameters of the last call's set."""
     _is_plain: bool = True
     """True if torch computed nothing in the child."""
 
@@ -147,11 +149,13 @@ class Evaluator:
         turn: Turn,
         slots: tuple[int, ...],
         finding: Report,
+        parameters: Mapping[int, int],
         is_wide: bool = False,
     ) -> int:
         """Runs a program once on the input set that lies in the memory.
 
         Args:
+            parameters: of the set; where the last one had others, what `init` made is stale.
             turn: which alternative of each open choice runs (`CpuExecutor.forward`).
             is_wide: in float64, on the wide layout.
 
@@ -163,6 +167,7 @@ class Evaluator:
             Narrowed: it cannot be run in float64.
         """
         body = {"set": number, "turn": list(turn), "slots": list(slots), "is_wide": is_wide}
+        body["reruns_init"], self._parameters = parameters != self._parameters, parameters
         answer = self._ask(captured.program, captured.data, body)
         self._require_faultless(answer, finding)
         return int(answer.get("num_bytes", 0))

@@ -131,7 +131,7 @@ class Results(Generic[C]):
         for pair in self.pairs(left, number):
             kind, _, name = pair.name.partition(" ")
             stays = kind == "parameter" and may_stay(name, draw.names)
-            if stays and self.content.is_same(pair.got, draw.named[name]):
+            if stays and self.content.is_same(pair.got, draw.parameter(name, number)):
                 continue
             if found := self._difference(pair, number):
                 return found if kind == "output" else IN_PLACE.format(kind) + found
@@ -141,7 +141,8 @@ class Results(Generic[C]):
         """Outputs, changed inputs and, in the problem's types, parameters, each with the expected
         one."""
         draw = self.content.draw
-        one = draw.sets[left.number if number is None else number]
+        number = left.number if number is None else number
+        one = draw.sets[number]
         if self.protocol is not None:
             return [Pair(left.outputs[0], next(iter(one.outputs)), "output")]
         num = len(one.outputs)
@@ -152,7 +153,7 @@ class Results(Generic[C]):
         if self.is_wide or left.parameters is None:
             return found
         for got, name in zip(left.parameters, draw.changed_parameters, strict=True):
-            index = one.state.get(name, draw.named[name])
+            index = one.state.get(name, draw.parameter(name, number))
             found.append(Pair(got, index, f"parameter {name}"))
         return found
 
@@ -198,7 +199,7 @@ class Results(Generic[C]):
         """Inputs of a set, and parameters."""
         draw = self.content.draw
         named = {f"input {k}": index for k, index in enumerate(draw.sets[number].inputs)}
-        named |= {f"parameter {name}": index for name, index in draw.named.items()}
+        named |= {f"parameter {name}": draw.parameter(name, number) for name in draw.named}
         return [self.content.values(index, name=name) for name, index in named.items()]
 
 

@@ -13,18 +13,16 @@ else the group is left out. A tensor of which no group matters in any set is ins
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import random
-import typing
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
-from forge.evalpool.judge.channel.nesting import Keywords
-from forge.evalpool.judge.numbers.blocks import CHUNK, is_any_finite, widened
+from forge.evalpool.judge.numbers.blocks import is_any_finite, widened
 from forge.evalpool.judge.numbers.called import (
     Called,
     Unjudgeable,
@@ -41,7 +39,9 @@ from forge.evalpool.judge.numbers.called import (
 from forge.evalpool.judge.numbers.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.wide import plants
-from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, SAME, real_question
+from forge.evalpool.judge.wide.arguments import Arguments
+from forge.evalpool.judge.wide.compare import SAME, real_question
+from forge.evalpool.judge.wide.distance import distance, is_copy, largest
 from forge.evalpool.judge.wide.domain import Domain, opened
 from forge.evalpool.judge.wide.look import FAR
 from forge.evalpool.judge.wide.plants import Ground, Group
@@ -56,7 +56,7 @@ from forge.evalpool.judge.wide.sought import Looks
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
@@ -90,10 +90,6 @@ as an entropy is: float64 loses more there than LEAST_SCALE and SAME allow."""
 MIN_SETS, NUM_SETS, NUM_TELLING = 2, 5, 2
 """Sets where there is room for no more, and least number where there is: two with loud plants; more
 where the reference compares something."""
-MIN_CONSTANT = 1e-3
-"""Magnitude of a float argument that is no epsilon."""
-MAX_COUNT = 1 << 16
-"""Magnitude of an int argument that may be a seed."""
 MAX_NOTED = 64
 """Plants that a set names."""
 LARGE_BYTES = 4 << 20
@@ -105,13 +101,14 @@ SPLIT = ("constant", "edge", "beyond", "sign", "special")
 NUM_MOVED, LOUD_ELEMENT, MOST = 4, 8.0, 0.5
 """Elements that are tried, their size in those of the largest one, and the share of an output that
 they move if it depends on the whole of an input."""
-ABSENT, HALF = ..., 0.5
-"""One more of any number of arguments, and the share of a mask."""
 LEAST_SHAKE = 0.1
 """Least change of a parameter."""
 NUM_TENSORS = 4
 """Further sets, each with one whole input that is planted, where an output may depend on it as a
 whole: on a maximum or a mean of all, or on its bound."""
+NUM_ASIDE, STATE_SHARE = 6, 1 / 16
+"""Most further sets of given inputs, with other parameters and arguments; and largest share of the
+memory that parameters and outputs take up then."""
 
 Outputs = list[torch.Tensor]
 Made = TypeVar("Made")
@@ -146,6 +143,8 @@ class InputSet:
     """True if what is planted is loud, and eager bears it in the problem's types."""
     slack: float = 1.0
     """Tolerances that it is asked with then: more than one where roundings make a quarter."""
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    """Parameters and buffers of this set that are not the draw's."""
     real_error: float = 0.0
     """Distance of `outputs` from `wide`, in tolerances of the problem's types."""
 
@@ -243,14 +242,17 @@ class Draws:
         counted: OpCounter | None,
         source: str,
         construct: Callable[[], Any] | None = None,
+        made: Mapping[str, torch.Tensor] | None = None,
         is_wide: bool = True,
     ) -> None:
         """
         Args:
             counted: operations of one call (`count_work`), None if unknown.
             construct: makes another model.
+            made: parameters and buffers as the constructor made them; None as they are.
             is_wide: False where results in float64 have no room.
         """
+        self._made = made or {}
         self._module, self._model, self._terms = module, model, terms
         self._counted, self._source, self._construct = counted, source, construct
         modules = model.modules() if isinstance(model, torch.nn.Module) else ()
@@ -278,9 +280,7 @@ class Draws:
         self.kinds: frozenset[str] = frozenset()
         self.why = ""
         self._has_room = is_wide
-        self._defaults = [] if terms.is_plain else _defaults(model, len(self._first), self._looks)
-        self._arguments: dict[int, list[Any]] = {}
-        """Other values of an argument, by its number, that no set has yet."""
+        self._arguments = None if terms.is_plain else Arguments(model, self._first, self._looks)
         self._bad: set[tuple[int, str]] = set()
         """(tensor, kind) of rows that the reference does not bear."""
         self._borne: set[int] = set()
@@ -338,9 +338,11 @@ class Draws:
         plans = self._plans(min(num_sets, num_fit) - 1)
         for plan in plans:
             yield self._planted(plan) or self.given()
-        room = min(NUM_TENSORS, num_fit - 1 - len(plans))
+        room = num_fit - 1 - len(plans)
         whole = map(self._planted, self._whole_plans() if room else ())
-        yield from itertools.islice(filter(None, whole), room)
+        whole = [*itertools.islice(filter(None, whole), min(NUM_TENSORS, room))]
+        yield from whole
+        yield from self._aside(min(NUM_ASIDE, room - len(whole)))
 
     def given(self) -> InputSet:
         """The inputs as the problem gives them. Raises Unjudgeable."""
@@ -364,7 +366,7 @@ class Draws:
             made = self._set(inputs, called, wide)
             made.is_open = wide is not None and self._is_open(made)
             self._given = _Tried(inputs, made.wide or outputs, wide)
-            self._largest = [_largest(one) for one in self._given.outputs]
+            self._largest = [largest(one) for one in self._given.outputs]
             self._free_copied()
             if (error := made.real_error) <= MAX_OWN_ERROR:
                 return made
@@ -374,7 +376,7 @@ class Draws:
         """Takes domains from inputs that are outputs, too: they hide what is computed."""
         for tensor, one in enumerate(leaves(self._known.inputs)[: len(self._domains)]):
             if self._domains[tensor].form in ("sorted", "symmetric", "sums", "norms") and any(
-                output.shape == one.shape and _distance(output, one) <= SAME
+                output.shape == one.shape and distance(output, one) <= SAME
                 for output in self._known.outputs
             ):
                 self._domains[tensor] = replace(self._domains[tensor], form="free", fixed=None)
@@ -426,7 +428,7 @@ class Draws:
             one.dtype is other.dtype
             and (
                 is_equal(one, other)
-                or (not is_exact and _distance(one, other, by_row=False) <= close)
+                or (not is_exact and distance(one, other, by_row=False) <= close)
             )
             for one, other, close in pairs
         )
@@ -487,7 +489,7 @@ class Draws:
         if wide is not None:
             made.wide = wide.results(self._changed)
             every = zip(outputs, made.wide, self._close, strict=True)
-            lost = [_distance(one, two, by_row=False) / close for one, two, close in every if close]
+            lost = [distance(one, two, by_row=False) / close for one, two, close in every if close]
             made.real_error = max(lost, default=0.0)
         elif self._exact is not None:
             made.exact = self._exactly(self._exact, inputs, outputs)
@@ -604,6 +606,59 @@ class Draws:
             work.lost = self._lost(work.now)
         return self._final(work)
 
+    def _aside(self, num: int) -> Iterator[InputSet]:
+        """At most so many sets of given inputs: with parameters as the constructor made them, with
+        halves of them whole zeros; and with arguments by which a function may decide."""
+        states = self._states() if num > 0 else []
+        for _ in range(num):
+            if not states and (self._arguments is None or not self._arguments.are_left):
+                return
+            state = states.pop(0) if states else {}
+            with self._having(state) as others:
+                start = self._tried(self._draw())
+                if start is None or not self._is_settled(start):
+                    continue
+                work = _Work(plan=_Plan(), start=start, now=start)
+                is_other = self._plant_arguments(work, is_special=True)
+                made = self._final(work) if is_other or others else None
+            if made is not None:
+                made.asks_real, made.parameters = False, others
+                yield made
+
+    def _states(self) -> list[dict[str, torch.Tensor]]:
+        """Parameters and buffers of further sets: of a large problem as they were made alone."""
+        made, now = dict(self._made), self._model.state_dict()
+        size = sum(one.nbytes for one in [*made.values(), *self._known.outputs])
+        is_moved = any(not torch.equal(one, now[name]) for name, one in made.items())
+        if not is_moved or size > STATE_SHARE * self._terms.max_bytes:
+            return []
+        names = [name for name, one in self._model.named_parameters() if one.is_floating_point()]
+        random.shuffle(names)
+        is_small = self._wide is not None and size <= LARGE_BYTES
+        halves = [names[::2], names[1::2]] if is_small else []
+        zeros = [{name: torch.zeros_like(made[name]) for name in half} for half in halves if half]
+        return [made, *({**made, **half} for half in zeros)]
+
+    @contextmanager
+    def _having(self, state: Mapping[str, torch.Tensor]) -> Generator[dict[str, torch.Tensor]]:
+        """Gives the reference other parameters, and says which differ then."""
+        models = [self._model, *([] if self._wide is None else [self._wide.model])] if state else []
+        own = [one.state_dict() for one in models]
+        kept = [{name: one.clone() for name, one in each.items()} for each in own]
+        try:
+            for each in own:
+                for name, one in state.items():
+                    each[name].copy_(one)
+            yield {
+                name: one.clone()
+                for name, one in (own[0] if own else {}).items()
+                if not torch.equal(one, kept[0][name])
+            }
+        finally:
+            for each, before in zip(own, kept, strict=True):
+                for name, one in before.items():
+                    each[name].copy_(one)
+
     def _ground(self, work: _Work, tensor: int) -> Ground:
         values = [*map(opened, leaves(work.now.inputs))]
         one, own = values[tensor], self._domains[tensor]
@@ -693,22 +748,28 @@ class Draws:
                     return made
         return None
 
-    def _plant_arguments(self, work: _Work) -> None:
-        """Others of the arguments that are no tensors: given ones, and those with defaults up to
-        the last one that is not its default. A tensor comes behind all others."""
-        given, num = [*work.now.inputs, *self._defaults], len(work.now.inputs)
-        like = next((one for one in leaves(given) if one.is_floating_point()), None)
-        for at, value in enumerate(given):
-            is_last = not self._changed and not leaves(given[at + 1 :])
-            made = _others(value, self._looks.words, like if is_last else None)
-            others = self._arguments.setdefault(at, made)
-            while others:
-                trial, end = [*given[:at], others.pop(), *given[at + 1 :]], max(at + 1, num)
-                found = self._tried([one for one in trial[:end] if one is not ABSENT])
-                if found is not None:
-                    work.start = work.now = found  # whichever plants are left out later
-                    given, num = trial, end
-                    break
+    def _plant_arguments(self, work: _Work, *, is_special: bool = False) -> bool:
+        """Other arguments that are no tensors, whichever plants are left out later."""
+        if self._arguments is None:
+            return False
+        found = self._arguments.take(
+            work.now.inputs,
+            self._tried,
+            lambda one, other: self._matters(one.outputs, other.outputs),
+            is_special=is_special,
+            has_room=not self._changed,
+        )
+        if found is None or not self._is_settled(found):
+            return False
+        work.start = work.now = found
+        return True
+
+    def _is_settled(self, tried: _Tried) -> bool:
+        """True if another call gives the same, with other roundings and random numbers."""
+        if self._wide is not None:
+            return self._is_stable(tried)
+        again = self._tried(tried.inputs)
+        return again is not None and not self._matters(tried.outputs, again.outputs)
 
     def _accepts(self, work: _Work, groups: list[Group], *, is_vast: bool = False) -> bool | None:
         """Plants groups of one tensor if they matter. None if the reference does not bear them, or
@@ -825,11 +886,11 @@ class Draws:
         for one, given in zip(outputs, self._largest, strict=True):
             if not math.isfinite(given):
                 continue
-            size = _largest(one)
+            size = largest(one)
             if math.isnan(size) or (size == math.inf and not self._has_infinities):
                 return False
             if 0 < size < SHRUNK * given:
-                finite = [x for x in map(_largest, leaves(inputs)) if math.isfinite(x)]
+                finite = [x for x in map(largest, leaves(inputs)) if math.isfinite(x)]
                 if size < max(VANISHED * given, CANCELLED * max(finite, default=0.0)):
                     return False
         return True
@@ -873,7 +934,7 @@ class Draws:
             except Exception:  # an index that a rounding decides on, or an order of equal elements
                 return math.inf
             pairs = zip(tried.outputs, other.results(self._changed), strict=True)
-            most = max(most, *(_distance(one, two, by_row=by_row) for one, two in pairs))
+            most = max(most, *(distance(one, two, by_row=by_row) for one, two in pairs))
             del pairs, other
         return most
 
@@ -883,7 +944,7 @@ class Draws:
             MATTERS * SAME if self._wide is not None else MATTERS_REAL * one for one in self._close
         ]
         every = zip(outputs, others, least, strict=True)
-        return any(_distance(one, two, enough=most) > most for one, two, most in every)
+        return any(distance(one, two, enough=most) > most for one, two, most in every)
 
     def insensitive(self) -> list[str]:
         """Inputs none of whose plants matters, nor other values of another draw."""
@@ -917,7 +978,7 @@ class Draws:
         """Number of the input that all outputs are in all sets, whatever its shape."""
         pairs = [(leaves(one.inputs), output) for one in sets for output in one.outputs]
         for number in range(len(pairs[0][0])):
-            if all(_is_copy(output, inputs[number]) for inputs, output in pairs):
+            if all(is_copy(output, inputs[number]) for inputs, output in pairs):
                 return number
         return None
 
@@ -929,104 +990,3 @@ class Draws:
 def _ill_conditioned(error: float) -> Unjudgeable:
     words = f"ill-conditioned: eager itself is {error:.0f} tolerances from float64"
     return Unjudgeable(words, flag=Flag.ILL_CONDITIONED)
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """The largest magnitude of a floating tensor, NaN if an element is; 0 of another one."""
-    if not tensor.is_floating_point() or not tensor.numel():
-        return 0.0
-    low, high = torch.stack(torch.aminmax(widened(tensor))).tolist()
-    return max(-low, high)
-
-
-def _defaults(model: Any, num_given: int, looks: Looks) -> list[Any]:
-    """Defaults of the arguments of forward behind the given ones, ABSENT for one more of any
-    number, and those that are given by name."""
-    found, by_name = list[Any](), Keywords()
-    for number, one in enumerate(inspect.signature(model.forward).parameters.values()):
-        if one.kind is one.KEYWORD_ONLY and one.default is not one.empty:
-            by_name[one.name] = one.default
-        elif one.kind is one.VAR_KEYWORD:
-            by_name |= dict(looks.options)
-        elif number >= num_given and one.kind is one.VAR_POSITIONAL:
-            found.append(ABSENT)
-        elif number >= num_given and one.default is not one.empty:
-            found.append(one.default)
-    return [*found, by_name] if by_name else found
-
-
-def _others(value: Any, words: Sequence[str], like: torch.Tensor | None) -> list[Any]:
-    """Others of an argument, of which each set takes one that is borne; none for a tensor. Of an
-    int that is no seed also 0, one of the other sign and one that exceeds an axis; of a float that
-    is no epsilon also one of the other sign and a larger one; of a text others that it is compared
-    with; of nothing a tensor like a given one; of a list or dict others of each part."""
-    found, make = list[Any](), typing.cast("Any", type(value))
-    if type(value) is bool:
-        found = [value, not value, not value]  # several together, or not
-    elif type(value) is float and math.isfinite(value) and value:
-        near = value * random.randrange(32, 64) / 64
-        found = [near, -near, 8 * near] if abs(value) > MIN_CONSTANT else [near]
-    elif type(value) is int:
-        near = value + random.choice((1, 2))
-        found = [near, 0, -near, 2 * near + 64] if abs(value) < MAX_COUNT else [near]
-    elif type(value) is str:
-        found = [one for one in words if one != value] or [f"{value}_"]
-    elif (value is None or value is ABSENT) and like is not None:
-        found = [torch.rand_like(like) < HALF, torch.randn_like(like)]
-    elif isinstance(value, list | tuple | dict) and make in (list, tuple, dict, Keywords):
-        parts = [*value.items()] if isinstance(value, dict) else [*enumerate(value)]
-        for key, part in parts:
-            for other in _others(part, words, like if key == parts[-1][0] else None):
-                made: Any = {name: other if name == key else one for name, one in parts}
-                found.append(make(made if isinstance(value, dict) else made.values()))
-    return random.sample(found, len(found))
-
-
-def _is_copy(output: torch.Tensor, one: torch.Tensor) -> bool:
-    """True if an output is an input, whatever its shape."""
-    is_alike = (output.numel(), output.dtype) == (one.numel(), one.dtype)
-    return is_alike and _distance(output, one.reshape(output.shape)) <= SAME
-
-
-def _distance(
-    one: torch.Tensor, other: torch.Tensor, *, by_row: bool = True, enough: float = math.inf
-) -> float:
-    """The largest difference of two results, relative to |one| + the rms of all (of the row, where
-    asked, at least LEAST_SCALE of all); infinite where one alone is not finite, or an integer
-    differs. The first one above `enough` will do."""
-    if one.shape != other.shape:
-        return math.inf
-    if not one.numel():
-        return 0.0
-    if not one.is_floating_point():
-        return 0.0 if torch.equal(one, other) else math.inf
-    if one.numel() >= CHUNK and torch.equal(one, other):
-        return 0.0
-    length = one.shape[-1] if one.ndim else 1
-    rows, others = (widened(each).reshape(-1, length) for each in (one, other))
-    if not math.isfinite(float(torch.linalg.vector_norm(rows, dtype=torch.float64))):
-        rows, others = _with_equal_ones(rows, others)
-    whole = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) / math.sqrt(rows.numel())
-    tiny = torch.finfo(torch.float64).tiny
-    scales = rows.new_full((len(rows), 1), max(whole, tiny), dtype=torch.float64)
-    if by_row:
-        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-        scales = norms.div_(math.sqrt(length)).clamp_(min=max(whole * LEAST_SCALE, tiny))
-    limit = BLOCK_ELEMENTS if one.device.type == "cpu" else CHUNK
-    found, step = 0.0, max(1, limit // length)
-    for start in range(0, len(rows), step):
-        first = rows[start : start + step].double()
-        difference = (first - others[start : start + step]).abs_()
-        ratio = float(difference.div_(first.abs().add_(scales[start : start + step])).max())
-        found = math.inf if math.isnan(ratio) else max(found, ratio)
-        if found > enough:
-            break
-    return found
-
-
-def _with_equal_ones(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two results with zeros where both are the same and not finite; NaN where one alone is."""
-    is_same = ((one == other) | (one.isnan() & other.isnan())) & ~one.isfinite()
-    is_bad = ~is_same & ~(one.isfinite() & other.isfinite())
-    first = one.masked_fill(is_same | is_bad, 0.0)
-    return first, other.masked_fill(is_same, 0.0).masked_fill(is_bad, math.nan)

@@ -67,10 +67,14 @@ class Looks:
     """True if it compares two tensors: elements are hardly ever equal by chance."""
     permutes: bool = True
     """True if it may draw indices that are all different by design."""
+    host: tuple[float, ...] = ()
+    """Numbers that its Python code compares with, and defaults."""
+    tested: frozenset[str] = frozenset()
+    """Names in comparisons and conditions of its Python code."""
     words: tuple[str, ...] = ()
-    """Texts that its Python code compares with."""
+    """Texts that its Python code compares with, and keys of its dicts."""
     options: tuple[tuple[str, Any], ...] = ()
-    """Names that it looks up in a dict, with their defaults."""
+    """Names that it looks up in a dict, with their defaults: `...` where it has none."""
 
     @property
     def tells_rows(self) -> bool:
@@ -94,6 +98,8 @@ class Looks:
         known: dict[str, Any] = {
             "ignored": ignored,
             "permutes": PERMUTES.search(source) is not None,
+            "host": tuple(sorted(host)),
+            "tested": _tested(nodes),
             "words": _words_in(nodes),
             "options": _options_in(nodes),
         }
@@ -160,18 +166,35 @@ def _numbers_of(node: ast.AST, scopes: Sequence[dict[str, Any]]) -> list[float]:
     return [float(value) for value in values if type(value) in (int, float)]
 
 
+def _tested(nodes: Sequence[ast.AST]) -> frozenset[str]:
+    """Names in comparisons and conditions of Python code."""
+    parts = [
+        one.test if isinstance(one, ast.If | ast.IfExp | ast.While) else one
+        for one in nodes
+        if isinstance(one, ast.Compare | ast.If | ast.IfExp | ast.While | ast.BoolOp)
+        or (isinstance(one, ast.Call) and getattr(one.func, "id", "") in ("min", "max"))
+    ]
+    names = (each for part in parts for each in ast.walk(part))
+    return frozenset(each.id for each in names if isinstance(each, ast.Name))
+
+
 def _words_in(nodes: Sequence[ast.AST]) -> tuple[str, ...]:
-    """Texts in comparisons of Python code."""
+    """Texts in comparisons of Python code, and keys of its dicts."""
     parts = [part for one in nodes if isinstance(one, ast.Compare) for part in ast.walk(one)]
+    parts += [key for one in nodes if isinstance(one, ast.Dict) for key in one.keys if key]
     values = [part.value for part in parts if isinstance(part, ast.Constant)]
     return tuple(dict.fromkeys(one for one in values if type(one) is str))
 
 
 def _options_in(nodes: Sequence[ast.AST]) -> tuple[tuple[str, Any], ...]:
-    """Name and default of each `options.get("name", default)` in Python code."""
+    """Name and default of each `options.get("name", default)` in Python code, and of `"name" in
+    options`, which has none."""
     found = dict[str, Any]()
     for one in nodes:
-        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.args:
+        if isinstance(one, ast.Compare) and isinstance(one.ops[0], ast.In | ast.NotIn):
+            if isinstance(one.left, ast.Constant) and type(one.left.value) is str:
+                found.setdefault(one.left.value, ...)
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.args:
             values = [each.value if isinstance(each, ast.Constant) else ... for each in one.args]
             if one.func.attr in ("get", "pop") and type(values[0]) is str and ... not in values:
                 found[values[0]] = values[1] if len(values) > 1 else None

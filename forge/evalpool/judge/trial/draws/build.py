@@ -110,6 +110,10 @@ class Builder:
             outputs=outputs,
             changed=dict(zip(changed, self._indices(changed.values()), strict=True)),
             state=self._state(one["state"]),
+            parameters={
+                self._named[name]: index
+                for name, index in self._state(one.get("parameters", ())).items()
+            },
             wide=self._indices(one.get("wide", ())),
             plants=parse_plants(one.get("plants", ()), [math.prod(one.shape) for one in specs]),
             is_planted=bool(one.get("plants")),
@@ -129,10 +133,14 @@ class Builder:
             if other is not None and self._specs[other] != form:
                 raise LayoutError(f"{self._specs[other]} in place of {form}")
             self._asked[index] = Asked(self._question(index, made, one), other)
+        for own, index in made.parameters.items():
+            if self._specs[index] != self._specs[own]:
+                raise LayoutError("a parameter has another shape in a set")
         for name, index in made.state.items():
-            if self._specs[index] != self._specs[self._named[name]]:
+            own = self._named[name]
+            if self._specs[index] != self._specs[own]:
                 raise LayoutError(f"parameter {name[:40]} has another shape after a call")
-            for each in (index, self._named[name]):
+            for each in (index, own, made.parameters.get(own, own)):
                 asked = [Asked(self._question(each, made, one)), self._asked.get(each)]
                 self._asked[each] = min(filter(None, asked), key=lambda it: it.question.tolerance)
 

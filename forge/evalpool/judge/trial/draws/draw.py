@@ -6,7 +6,7 @@ The contents are in `draws.host` for a CPU and in `trial.gpu.draw` for a card.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forge.evalpool.judge.wide.look import are_far
@@ -53,6 +53,8 @@ class InputSet:
     """Inputs that the reference changes, by position, as it leaves them."""
     state: dict[str, int]
     """Parameters that the reference changes, by name, as it leaves them."""
+    parameters: dict[int, int] = field(default_factory=dict[int, int])
+    """Parameters that are others in this set, by those that they stand for."""
     wide: tuple[int, ...] = ()
     """Outputs, then changed inputs, in float64; empty where there are none."""
     plants: tuple[Plant, ...] = ()
@@ -71,8 +73,9 @@ class InputSet:
 
     @property
     def is_quiet(self) -> bool:
-        """True if it is compared so, and has no loud plants."""
-        return (self.asks_real and not are_far(self.plants)) or not self.wide
+        """True if it is compared so, and has no loud plants nor other parameters."""
+        is_quiet = (self.asks_real and not are_far(self.plants)) or not self.wide
+        return is_quiet and not self.parameters
 
     @property
     def results(self) -> tuple[int, ...]:
@@ -159,6 +162,11 @@ class Draw:
     def num_bytes(self) -> int:
         """Bytes of the inputs, parameters and outputs of one call."""
         return self.io_bytes + self._bytes(self.named.values())
+
+    def parameter(self, name: str, number: int) -> int:
+        """The tensor of a parameter before a call on an input set."""
+        own = self.named[name]
+        return self.sets[number].parameters.get(own, own)
 
     def forms(self, number: int) -> list[tuple[str, tuple[int, ...]]]:
         """Dtype and shape of each expected output of a set."""

@@ -189,9 +189,14 @@ class HostDraw:
         """The elements of what a call left in place of a tensor."""
         return Values.of_bytes(self.draw.specs[index], got)
 
-    def write(self, memory: mmap.mmap, place: int, layout: Layout) -> None:
-        """One tensor of the memory as it is before the first call."""
-        self._write(memory, place, self.draw.contents[place], layout)
+    def write(
+        self, memory: mmap.mmap, place: int, layout: Layout, *, number: int | None = None
+    ) -> None:
+        """One tensor of the memory as it is before the first call, or one on a set."""
+        index = self.draw.contents[place]
+        if number is not None and index is not None:
+            index = self.draw.sets[number].parameters.get(index, index)
+        self._write(memory, place, index, layout)
 
     def load(self, memory: mmap.mmap, number: int, layout: Layout) -> None:
         """One input set to where a candidate finds it; its outputs unwritten."""

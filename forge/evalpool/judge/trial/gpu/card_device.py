@@ -11,6 +11,7 @@ values: that is captured again for each input set, while the candidate has the e
 
 from __future__ import annotations
 
+import itertools
 import random
 import secrets
 import time
@@ -321,8 +322,11 @@ class CardDevice:
     def announce(self, numbers: Sequence[int]) -> None:
         """Makes the calls to come at once, if one program serves all sets and has places enough.
         One of them is on what the one before it left, as a model is called twice."""
-        if numbers and self.programs.candidate.protocol is None:
-            self._kept_in = secrets.randbelow(len(numbers))
+        sets = self.programs.draw.sets
+        pairs = enumerate(itertools.pairwise([0, *numbers]))
+        able = [n for n, (a, b) in pairs if sets[a].parameters == sets[b].parameters]
+        if able and self.programs.candidate.protocol is None:
+            self._kept_in = secrets.choice(able)
         captured = self.programs.first()
         is_same = not captured.reads_values and self._alike(numbers) == list(numbers)
         run = self._run_for(self._of_layout(captured)) if is_same else None

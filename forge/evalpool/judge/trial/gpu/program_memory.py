@@ -169,7 +169,8 @@ class ProgramMemory:
             elif content.numel():
                 view(self._memory(place), spec, source.offset).copy_(content)
         for state in self._states:
-            content = self._tensors[state.tensor]
+            others = self._draw.sets[number].parameters
+            content = self._tensors[others.get(state.tensor, state.tensor)]
             if state.storage < 0 and content.numel():
                 self.block.put(start + state.slot, content)
 
@@ -269,8 +270,9 @@ class ProgramMemory:
         return place * self._end
 
     def _content(self, source: _Source, number: int) -> torch.Tensor:
-        inputs = self._draw.sets[number].inputs
-        return self._tensors[source.tensor if source.input < 0 else inputs[source.input]]
+        one = self._draw.sets[number]
+        own = one.parameters.get(source.tensor, source.tensor)
+        return self._tensors[own if source.input < 0 else one.inputs[source.input]]
 
     def _spec(self, index: int) -> TensorSpec:
         """Type and shape of a tensor of the reference as the program has it."""
