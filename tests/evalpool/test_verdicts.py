@@ -100,6 +100,14 @@ def test_what_a_kernel_keeps_of_parameters_follows_those_of_each_set(bench: Any)
     wrong = honest.replace("* scale)", f"* tl.where({is_new}, 2.0, scale))")
     verdict = bench.judge(wrong, problem=GATED)
     assert verdict.status is Status.WRONG
+    assert verdict.detail.endswith("where parameters are as Model makes them, or 0: gate")
+
+
+def test_a_mismatch_names_the_arguments_that_are_not_as_given(bench: Any) -> None:
+    code = GATED_KERNEL.replace("PACKED", "self.gate.exp()").replace("SCALE", "scale or 0.5")
+    verdict = bench.judge(code, problem=GATED)
+    assert verdict.status is Status.WRONG
+    assert "where forward gets argument 1=0.0" in verdict.detail
 
 
 # --- what an answer waits for -------------------------------------------------------------------

@@ -136,4 +136,5 @@ def require_form(program: Program, draw: Draw, finding: Report, *, number: int =
             if found:
                 break
     if found is not None:
-        raise Decided(finding(Status.WRONG, "shape", found))
+        words = draw.differences(number)
+        raise Decided(finding(Status.WRONG, "shape", f"{found}\n{words}" if words else found))

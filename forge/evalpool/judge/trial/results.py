@@ -191,9 +191,10 @@ class Results(Generic[C]):
         if found is None:
             return ""
         words, differs = found
-        plants = self.content.draw.sets[number].plants
+        draw = self.content.draw
+        plants = draw.sets[number].plants
         plant = "" if differs is None else plant_words(plants, operands(), differs)
-        return f"{words}\n{plant}" if plant else words
+        return "\n".join(filter(None, (words, plant, draw.differences(number))))
 
     def _operands(self, number: int) -> list[Values]:
         """Inputs of a set, and parameters."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from forge.evalpool.judge.wide.look import are_far
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from forge.evalpool.judge.channel.shm import TensorSpec
     from forge.evalpool.judge.wide.compare import Question
@@ -24,6 +24,8 @@ needs it once."""
 NUM_TIMED_SETS = 2
 """Sets that no candidate has seen before it is timed."""
 WIDE = "float64"
+MAX_WORDS = 300
+"""Length of what differs between two sets, in words."""
 
 Tree = list[Any]
 
@@ -168,6 +170,17 @@ class Draw:
         own = self.named[name]
         return self.sets[number].parameters.get(own, own)
 
+    def differences(self, number: int) -> str:
+        """The arguments and parameters of an input set that are not those of the first, in words;
+        but for tensors' values."""
+        first, own = (dict(_arguments(self.request["sets"][one])) for one in (0, number))
+        found = [f"{name}={text}" for name, text in own.items() if first.get(name) != text]
+        words = f"where forward gets {', '.join(found)}" if found else ""
+        others = self.sets[number].parameters
+        if names := [name for name, index in self.named.items() if index in others]:
+            words += f"\nwhere parameters are as Model makes them, or 0: {', '.join(names)}"
+        return words.strip()[:MAX_WORDS]
+
     def forms(self, number: int) -> list[tuple[str, tuple[int, ...]]]:
         """Dtype and shape of each expected output of a set."""
         specs = [self.specs[index] for index in self.sets[number].outputs]
@@ -209,6 +222,18 @@ class Draw:
 
     def _bytes(self, indices: Collection[int]) -> int:
         return sum(self.specs[index].num_bytes for index in indices)
+
+
+def _arguments(tree: Tree, name: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of the arguments in a tree."""
+    kind, value = tree
+    if kind in ("list", "tuple", "dict", "keywords"):
+        is_named = kind in ("dict", "keywords")
+        for key, part in value if is_named else enumerate(value):
+            within = f"{name}[{key!r}]" if name else f"argument {key}"
+            yield from _arguments(part, str(key) if kind == "keywords" else within)
+    else:
+        yield name, repr(value) if kind == "value" else "a tensor"
 
 
 def widened(spec: TensorSpec, kinds: Collection[str]) -> TensorSpec:
