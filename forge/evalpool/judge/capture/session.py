@@ -57,6 +57,10 @@ AGAIN_WORDS = (
 MAX_CHECKS = 8
 """Truth values that a host may check; forward is called once more for each."""
 CHANGES_WORDS = "the second call differs from the first"
+LEFT_WORDS = "forward changes {}: a call leaves nothing behind but its outputs"
+SHARED_WORDS = (
+    "forward writes to what an earlier call has returned: allocate outputs in every call, or clone"
+)
 NUMPY = ".numpy() is not supported"
 """Part of torch's message where numpy would read a tensor on the card."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -76,7 +80,8 @@ def capture(
         request: Body of the judge's CANDIDATE frame: `entry_point`, `init`, `state`, `order`,
             `inputs` (of one input set: which one is not for the candidate to know), `tensors`,
             `target`, `choices`, `repeats` (one call is made twice), `is_first` (the first
-            call is the program) and `mode` ("gradients": inputs require them; "eval").
+            call is the program), `mode` ("gradients": inputs require them; "eval") and `is_pure`
+            (a call may change nothing, and asks for the identity of no tensor).
         code: The candidate's source.
         ask: Answers with values that the host reads; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
@@ -116,7 +121,8 @@ class Session:
         stage = Stage.get()
         self.recorder = Recorder(fake=stage.fake, file=file, asking=self.asking)
         self.tuning = Tuning(self.recorder, request.get("choices") or {})
-        stage.begin(self.card, self.recorder, self.tuning)
+        self._is_pure = bool(request.get("is_pure"))
+        stage.begin(self.card, self.recorder, self.tuning, is_pure=self._is_pure)
         self.asking.prefix = self._prefix
         self.init: list[Node] = []
         self.model: Any = None
@@ -150,6 +156,7 @@ class Session:
             inputs = self._other_inputs()
             own = len(recorder.storages)
             forward, outputs = self._forward(inputs)
+        self._require_unshared(forward, [*first_outputs, *outputs], before=own)
         used = self._used(forward, outputs)
         if used & self._old:
             parts = forgotten(self.parts(), self._old)
@@ -202,6 +209,14 @@ class Session:
         if len(again) < len(nodes):
             raise Unsupported(AGAIN_WORDS)
         return [*nodes, *again]
+
+    def _require_unshared(self, forward: list[Node], outputs: list[int], *, before: int) -> None:
+        """Raises Unsupported for a call that writes to an output of an earlier one, or returns what
+        was allocated before it."""
+        touched = self._used(forward, []) if self._is_pure else set[int]()
+        for number in {self.recorder.tensors[one].storage for one in outputs} & touched:
+            if number < before and self.recorder.storages[number].origin is Origin.ALLOCATION:
+                raise Unsupported(SHARED_WORDS)
 
     def failed(self, error: BaseException) -> CaptureFailed:
         """The report of an error."""
@@ -438,13 +453,45 @@ class Session:
         self.tuning.begin_call(winners)
         with torch.set_grad_enabled(self._wants_gradients):
             by_place, by_name = spread(inputs)
+            before = dict(self._surroundings(inputs))
             result = self.model(*by_place, **by_name)
+            after = dict(self._surroundings(inputs))
+        if changed := [name for name in before | after if before.get(name) != after.get(name)]:
+            raise Unsupported(LEFT_WORDS.format(changed[0]))
         result = () if result is None else result  # an in-place problem
         self.nesting = nesting_of(result)
         self.returned = next(
             (kind.__name__ for kind in (tuple, list, dict) if isinstance(result, kind)), "tensor"
         )
         return nodes, [self._output(one) for one in flatten(result)]
+
+    def _surroundings(self, inputs: Any) -> Iterator[tuple[str, Any]]:
+        """Yields all that a call must leave as it is, by name; the policy has the content."""
+        if not self._is_pure:
+            return
+        yield "the gradient mode", torch.is_grad_enabled()
+        yield from self._form("its arguments", inputs)
+        if isinstance(self.model, torch.nn.Module):
+            for name, one in self.model.named_modules():
+                yield f"training of {name or 'the model'}", one.training
+            for name, one in self.model.named_buffers():
+                yield f"{name}, a buffer", _geometry(one)
+            for name, one in self.model.named_parameters():
+                yield f"{name}, a parameter", (self.recorder.storage_of(one), _geometry(one))
+
+    def _form(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """The parts of an argument: containers, numbers, and tensors by their place in memory."""
+        if isinstance(value, types.SimpleNamespace):
+            value = vars(value)
+        if isinstance(value, list | tuple | dict):
+            parts: Any = value if isinstance(value, dict) else dict(enumerate(value))
+            yield name, [*parts]
+            for key, one in parts.items():
+                yield from self._form(f"{name}[{key!r}]", one)
+        elif isinstance(value, torch.Tensor):
+            yield name, (self.recorder.storage_of(value), _geometry(value))
+        else:
+            yield name, (type(value), repr(value))
 
     def _output(self, value: Any) -> int:
         if not isinstance(value, torch.Tensor):
@@ -495,6 +542,10 @@ class Session:
     def _make(self, place: int, **facts: Any) -> Any:
         dtype, shape = self.request["tensors"][place][:2]
         return self.recorder.given(tuple(shape), getattr(torch, dtype), **facts)
+
+
+def _geometry(one: Any) -> tuple[Any, ...]:
+    return one.shape, one.stride(), one.storage_offset(), one.dtype, one.requires_grad
 
 
 def flatten(result: Any) -> Iterator[Any]:

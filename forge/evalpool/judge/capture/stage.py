@@ -6,6 +6,7 @@ Made once, in the zygote before any fork; each child begins its capture with the
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -37,7 +38,14 @@ STREAM_WORDS = (
     "a program that uses CUDA streams, events or graphs cannot be judged: launch on the current "
     "stream; kernels are timed in a graph of the judge's own"
 )
+KEY_WORDS = "a tensor is a key, or in a set: which tensors are the same is the caller's"
 TIME_WORDS = "do_bench: no kernel runs while host code does; let @triton.autotune choose"
+
+
+def _hash(tensor: object, file: str) -> int:
+    if sys._getframe(2).f_code.co_filename == file:
+        raise Unsupported(KEY_WORDS)
+    return id(tensor)
 
 
 def refusing(words: str) -> Any:
@@ -66,8 +74,11 @@ class Stage:
             cls._instance = cls()
         return cls._instance
 
-    def begin(self, card: Card, recorder: Recorder, tuning: Tuning) -> None:
-        """From now on torch and Triton answer as with this card, and the recorder hears."""
+    def begin(
+        self, card: Card, recorder: Recorder, tuning: Tuning, *, is_pure: bool = False
+    ) -> None:
+        """From now on torch and Triton answer as with this card, and the recorder hears. With
+        `is_pure` the candidate may use no tensor as a key, which would ask which one it is."""
         self.end()
         cards.ensure_device_guard()
         self._pretence.begin(card)
@@ -75,6 +86,8 @@ class Stage:
         self._pretence.set(FakeTensor, "__copy__", shallow_copy)
         self._pretence.set(FakeTensor, "__deepcopy__", deep_copy)
         self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.to_list(tensor))
+        if is_pure:
+            self._pretence.set(FakeTensor, "__hash__", lambda tensor: _hash(tensor, recorder.file))
         for name in STREAMS:
             self._pretence.set(torch.cuda, name, refusing(STREAM_WORDS))
         for name in ("do_bench", "do_bench_cudagraph"):

@@ -271,6 +271,7 @@ class Programs:
                 "gives_held": self._gives_held,
                 "is_first": is_first,
                 "mode": self._mode,
+                "is_pure": self.candidate.protocol is None,
             },
             entry_point=self.candidate.entry_point,
             phases=self.phases,
