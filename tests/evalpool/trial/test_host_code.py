@@ -50,7 +50,7 @@ class ModelNew(nn.Module):
         self.register_buffer("steps", torch.zeros(()))
         {init}
 
-    def forward(self, x):
+    def forward(self, x, z=None, alpha=0.5):
         y, cheap, fast = torch.empty_like(x), False, True
         {line}
         kernel[(4,)](x, x, y, x.numel(), x.stride(0), BLOCK=64, FAST=cheap)
@@ -144,6 +144,14 @@ FACTS = [
     "getattr(torch.cuda.get_device_properties(0), 'pci_device_id', 0) == 3",
     "do_bench(lambda: x.clone()) > 50", "triton.testing.do_bench(lambda: x.clone()) > 50",
     "is_grad_enabled()", "torch.Tensor.is_contiguous(x)", "WORDS[-3] == 'a'", "self.words[3] == ''",
+    "x is z", "x.contiguous() is x", "any(one is z for one in (x, 1))", "[x][0] is z",
+    "(lambda a, b: a is b)(x, z)", "len([1 for one in (x,) if one is not z]) > 0",
+    "torch.result_type(0.5, 1) == torch.float64", "torch.result_type(x, 1.5).itemsize > 4",
+    "torch.finfo(torch.result_type(alpha, alpha)).bits > 32", "(x * alpha).dtype == torch.float32",
+    "torch.promote_types(torch.result_type(0.5, 1), torch.half) == torch.float32",
+    "torch.empty(1, dtype=torch.result_type(0.5, 1), device='cuda').element_size() > 4",
+    "hasattr(x, 'tag')", "getattr(x.view(-1), 'tag', 0) == 1", "torch.set_grad_enabled(False)",
+    "torch.manual_seed(0)", "[*map(torch.manual_seed, [0])]",
     "x.stride.__self__", "getattr(x, 'stride')(0) > 64", "[x.stride][0](0) > 64",
 ]  # fmt: skip
 
@@ -258,7 +266,6 @@ def test_what_a_call_keeps_is_a_cache(lines: str) -> None:
     [
         "if self.a is None: self.a = self.weight.t().contiguous()\ny = self.a",
         "if self.a is None or self.a.shape != x.shape: self.a = torch.empty_like(x)\nx = self.a",
-        "if self.a is None or self.a.device != x.device: self.a = torch.empty_like(x)\nx = self.a",
         "if not hasattr(self, 'p'):\n    w = self.weight * 2\n    self.p = w\ny = self.p",
         "if self.a is not None: w = self.a\nelse:\n    w = self.weight * 2\n    self.a = w\nx = w",
         "self.a = x.shape[0]\ncheap = self.a == 4",
@@ -274,12 +281,101 @@ def test_what_a_call_keeps_is_a_cache(lines: str) -> None:
         "a, b = (torch.empty((), device=x.device) for _ in range(2))",
         "w = {f'b{i}': i for i in range(3)}[f'b{1}']",
         "x = helper(x)",
-        "if self.a is None: self.a = {}\nif 1 not in self.a: self.a[1] = x * 2\ny = self.a[1]",
+        "if self.a is None: self.a = {}\nif 1 not in self.a: self.a[1] = [2]\ny = self.a[1]",
         "for (i,) in enumerate(()): pass\nfor i, (a, b) in enumerate(()): cheap = a == b",
     ],
 )
 def test_caches_and_what_puts_a_tensor_right_are_judged(lines: str) -> None:
     assert read(lines).fault == ""
+
+
+ONE = "t = torch.zeros(1, device='cuda', dtype=torch.half)\n"
+MISSES = [
+    "if self.a is None: self.a = alpha",
+    "if not self.a: self.a = alpha",
+    "if not hasattr(self, 'p'): self.p = alpha",
+    "if self.a is None: self.a = isinstance(alpha, int)",
+    "if self.a is None: self.a = x[0, 0].item()",
+    "if self.a is None: self.a = (lambda v: v * 2)(alpha)",
+    "if self.a is None: self.a = [*map(lambda v: v * 2, [alpha])]",
+    "if self.a is None: self.a = 2.0 if self.training else 0.5",
+    "y = mode(self.other)",
+    "if self.a is None: self.a = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)",
+    "if self.a is None or self.a.device != x.device: self.a = torch.empty_like(x)",
+    "if alpha > 0:\n    if self.a is None: self.a = 1\nelif self.a is None: self.a = 2\ny = self.a",
+    "c = 1\nif x.shape[0] > 4: c = 2\nif self.a is None: self.a = c",
+    "c = 0\nfor _ in range(x.shape[0]): c += 1\nif self.a is None: self.a = c",
+    "c = 0\nwhile c < x.shape[0]: c += 1\nif self.a is None: self.a = c",
+    "if self.a is None: self.a = len([1 for _ in range(x.shape[0])])",
+    ONE + "t.fill_(alpha)\nif self.a is None: self.a = t",
+    ONE + "v = t.view(1)\nv[0] = alpha\nif self.a is None: self.a = t",
+    ONE + "kernel[(1,)](x, x, t, alpha, 1, BLOCK=1)\nif self.a is None: self.a = t",
+    ONE + "torch.add(t, alpha, out=t)\nif self.a is None: self.a = t",
+    ONE + "def put(v): v.fill_(alpha)\nput(t)\nif self.a is None: self.a = t",
+    "t = []\nt.append(alpha)\nif self.a is None: self.a = t",
+    "if 1 not in KEYED: KEYED[1] = alpha\ny = KEYED[1]",
+    "if x.dtype not in KEYED: KEYED[x.dtype] = alpha\ny = KEYED[x.dtype]",
+    "key = int(alpha * 4)\nif key not in KEYED: KEYED[key] = alpha\ny = KEYED[key]",
+    "n, m = x.shape\nif n not in KEYED: KEYED[n] = m\ny = KEYED[n]",
+    "n = x.dtype\nkey = (n, 1)\nn = alpha\nif key not in KEYED: KEYED[key] = n\ny = KEYED[key]",
+    "if (1, alpha) not in KEYED: KEYED[1, alpha], KEYED[1] = 1, alpha\ny = KEYED[1, alpha]",
+    "if self.a is None or self.b != alpha: self.a, self.b = alpha, int(alpha)\ny = self.a",
+    "if self.b != alpha and x.shape[0] > 4: self.a, self.b = alpha, alpha\ny = self.a",
+    "if self.a is None or self.a < alpha: self.a = alpha\ny = self.a",
+    "if self.a is None: self.a = 0.5\ny = self.a\nself.a = alpha",
+    "if self.a is None: self.a = 0.5\ny = self.a\nif alpha > 3: self.a = 2.0",
+    "if self.a is None and alpha > 3: self.a = 1.0\ny = self.a",
+    "self.b = alpha\nif self.a is None: self.a = self.b",
+    "if self.b != alpha: self.b = alpha\nif self.a is None: self.a = self.b",
+]
+
+
+@pytest.mark.parametrize("lines", MISSES)
+def test_a_cache_is_asked_for_all_that_it_depends_on(lines: str) -> None:
+    assert "keeps what depends on" in read(lines, before=KEYS).fault
+
+
+def test_a_functions_key_is_not_its_callers() -> None:
+    fill = "def fill(n):\n    if n in KEYED: return KEYED[n]\n    KEYED[n] = n\n    return n\n"
+    assert read("n = x.shape[0]\nc = fill(1) + fill(n)", before=KEYS + fill).fault == ""
+    lines = "n = x.shape[0]\nfill(1)\ncheap = n in KEYED"
+    assert "KEYED[n]" in read(lines, before=KEYS + fill).fault
+
+
+KEYS = """
+import functools
+KEYED = {}
+
+
+@functools.lru_cache
+def mode(model):
+    return model.training
+"""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "if alpha not in KEYED: KEYED[alpha] = alpha * 2\ny = KEYED[alpha]",
+        "key = (tuple(x.shape), x.device)\nif key not in KEYED: KEYED[key] = x.new_empty(x.shape)",
+        "n, m = x.shape\nb = n * m // 4\nif (b, 1) not in KEYED: KEYED[b, 1] = torch.zeros(b)",
+        "w = KEYED.get(x.size(1))\nif w is None: w = KEYED[x.size(1)] = torch.arange(x.size(1))",
+        "if self.training not in KEYED: KEYED[self.training] = 2.0 if self.training else 0.5",
+        "if self.b != (x.shape, x.dtype): self.a, self.b = x.shape[0] * 2, (x.shape, x.dtype)",
+        "if not (self.b == alpha): self.a, self.b = alpha * 2, alpha\ny = self.a",
+        "if self.b == alpha: pass\nelse: self.a, self.b = alpha * 2, alpha\ny = self.a",
+        "n = x.numel() // 4\nif self.a is None or self.a.numel() < n: self.a = torch.empty(n)",
+        "n = x.shape[1]\nif self.a is None or n > self.a.shape[0]: self.a = torch.arange(n)",
+        "if self.a is None: self.a = self.weight.to(x.device, x.dtype).type_as(x)",
+        ONE
+        + "if self.a is None:\n    kernel[(1,)](self.weight, t, t, 1, 1, BLOCK=1)\n    self.a = t",
+        "cheap = x.dtype is z.dtype or x.dtype is torch.half or alpha is None",
+        "dtype = torch.result_type(x, z)\nwith torch.set_grad_enabled(False): y = y.to(dtype)",
+        "bias = getattr(self.other, 'bias', None)",
+    ],
+)
+def test_a_cache_with_its_key_is_judged(lines: str) -> None:
+    assert read(lines, before=KEYS).fault == ""
 
 
 BIT = """

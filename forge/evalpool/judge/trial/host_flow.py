@@ -1,20 +1,11 @@
 # pyright: strict
-"""Follows what host code keeps from one call to the next, and what it decides by.
-
-Two calls of `forward` with the same tensors must do the same, whatever was called before. A class
-may keep what its constructor makes. What a call keeps, on `self` or at the top, is a cache: its
-value is computed from arguments and parameters alone, and a branch that asks for it does nothing
-but fill it:
-
-    if self.packed is None:
-        self.packed = self.weight.t().contiguous()
+"""Follows host code as it would run, call by call: what it decides by.
 
 How the caller has laid out its tensors, where they are and which they are may be passed on, as
 strides are, and put right (`x = x.contiguous()`), and decides nothing else. The same holds for the
 type of what an operation gives, which autocast may choose, and for type, place and elements of a
-tensor that is made without them, since they are the process's.
-
-Host code is followed as it would run, call by call, with a `Seen` for each value.
+tensor that is made without them, since they are the process's. What a call keeps is a cache, by the
+rules of `host_kept.py`.
 """
 
 from __future__ import annotations
@@ -22,10 +13,35 @@ from __future__ import annotations
 import ast
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.program.ops import KINDS, Kind
+from forge.evalpool.judge.trial.host_kept import (
+    BROKEN,
+    DEVICE,
+    FRESH,
+    KEPT_WORDS,
+    LAYER,
+    MADE,
+    MARKS,
+    MIXED,
+    NEW,
+    NOTHING,
+    OWN,
+    PLACE,
+    PLAIN,
+    TYPE,
+    Closure,
+    Frame,
+    Function,
+    Kept,
+    Names,
+    Seen,
+    is_named,
+    root_of,
+    without,
+)
 from forge.evalpool.judge.trial.host_names import (
     ASKED,
     BUILDING,
@@ -64,74 +80,6 @@ TEXTS = ("type", "str", "repr", "format")
 """Functions that tell what surrounds a tensor."""
 SPECIFIC = frozenset({"device", "dtype", "memory_format"})
 """Keywords that decide where and how a result lies alone."""
-FACTS_WORDS = "host code may pass it on, or put the tensor right: x = x.contiguous()"
-TYPES_WORDS = (
-    "a kernel compares types of its arguments, and one has that which this process gives it: "
-    "make each tensor with a dtype and a device"
-)
-KEPT_WORDS = (
-    "what a call keeps is a cache, filled by arguments and parameters alone: "
-    "if self.x is None: self.x = ..."
-)
-Function: TypeAlias = "ast.FunctionDef | ast.Lambda"
-Closure: TypeAlias = "tuple[Function, Frame | None]"
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A value, as far as it matters.
-
-    Attributes:
-        of: What it tells of the caller; "" for nothing.
-        is_fact: True if it is no stride, which a launch may have.
-        places: Where it may be kept: an attribute of the model, a name at the top.
-        is_new: True for an object of this call alone.
-        is_list: True for a list that is made here.
-        is_plain: True for what is made of constants.
-        function: A function of the host, and the names that it sees.
-        marks: Those of MARKS, and facts of the card.
-    """
-
-    of: str = ""
-    is_fact: bool = False
-    places: frozenset[str] = frozenset()
-    is_new: bool = False
-    is_list: bool = False
-    is_plain: bool = False
-    function: Closure | None = None
-    marks: frozenset[str] = frozenset()
-
-    def joined(self, others: Iterable[Seen]) -> Seen:
-        """A value that is made of this one and of others."""
-        made = [self, *others]
-        return replace(
-            self,
-            of=next((one.of for one in made if one.of), ""),
-            is_fact=any(one.is_fact for one in made),
-            places=frozenset[str]().union(*(one.places for one in made)),
-            is_plain=all(one.is_plain for one in made),
-            marks=frozenset[str]().union(*(one.marks for one in made)),
-        )
-
-    def marked(self, marks: frozenset[str]) -> Seen:
-        """The same value with these marks alone."""
-        return self if marks == self.marks else replace(self, marks=marks)
-
-    @property
-    def is_rounded(self) -> bool:
-        """True for numbers that are rounded to the process's own type."""
-        return {FRESH, BROKEN} <= self.marks
-
-
-NOTHING = Seen()
-NEW = Seen(is_new=True)
-PLAIN = Seen(is_plain=True)
-OWN, FRESH, LAYER, MADE, TYPE, PLACE, BROKEN = MARKS = (
-    *("own", "fresh", "layer", "made", "type", "place", "broken"),
-)
-"""Marks: of a tensor that host code makes; of one without a type or a place; of a new parameter or
-layer; of what an operation gives, whose type may be the process's; of a type; of a place; of what
-may be no whole number."""
 CONSTANT = frozenset({OWN, FRESH, LAYER})
 """Marks of what is made of no argument: operations on it may be no work to the judge."""
 UNTYPED = frozenset({FRESH, LAYER, MADE})
@@ -141,79 +89,47 @@ OF_TYPES = frozenset({"result_type", "promote_types", "can_cast", "finfo", "iinf
 TOLD = frozenset({"current_device", "is_grad_enabled"})
 """Functions of torch's that tell of the process."""
 STREAMS = frozenset({"get_raw_stream", "_cuda_getCurrentRawStream"})
-Names: TypeAlias = "dict[str, Seen]"
+LASTING = frozenset({"set_grad_enabled", "manual_seed"})
+"""Functions of torch's that change the process for good."""
+FACTS_WORDS = "host code may pass it on, or put the tensor right: x = x.contiguous()"
+TYPES_WORDS = (
+    "a kernel compares types of its arguments, and one has that which this process gives it: "
+    "make each tensor with a dtype and a device"
+)
 
 
-@dataclass(slots=True, eq=False)
-class Frame:
-    """A call of a function."""
-
-    names: Names
-    outer: Frame | None = None
-    shared: set[str] = field(default_factory=set[str])
-    """Names of the module that it binds."""
-    owed: set[str] = field(default_factory=set[str])
-    """Places that must be filled at its end."""
-    result: list[Seen] = field(default_factory=list[Seen])
-
-    def find(self, name: str) -> Seen | None:
-        """A local name of this function, or of one around it."""
-        if name in self.names:
-            return self.names[name]
-        return self.outer.find(name) if self.outer is not None else None
-
-
-class Flow:
+class Flow(Kept):
     """Follows one source."""
 
     def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.functions = {one.name: one for one in parts.functions}
-        self.methods: dict[str, list[ast.FunctionDef]] = {}
-        for one in parts.classes:
-            for node in one.body:
-                if isinstance(node, ast.FunctionDef):
-                    self.methods.setdefault(node.name, []).append(node)
-        self.changed = set[str]()
-        """Roots of the places that some call changes."""
+        super().__init__(parts)
         self.card = set[str]()
         """Facts of the card that host code compares."""
-        self._held: Names = {}
-        """Values that constructors and statements at the top have kept, by the roots of places."""
-        self.filled = set[str]()
-        """Places that this call has filled."""
-        self._asked: list[tuple[set[str], list[Seen]]] = []
-        """Places and facts that a test asks for."""
-        self._is_first = False
-        """True within a constructor."""
-        self._is_top = False
-        """True for statements at the top."""
         self._is_lax = False
         """True within a backward pass, which no judge runs."""
-        self._parts = set[str]()
-        """Places that some call changes."""
-        self._caches = set[str]()
-        """Places that a branch has filled, if no earlier call has."""
-        self._known: dict[Any, tuple[Seen, set[str]]] = {}
-        """Results of functions by their arguments, with what they have filled."""
+        self._known: dict[Any, tuple[Seen, set[str], str]] = {}
+        """Results of functions by their arguments, with what they have filled and changed."""
+        self._used = ""
+        """An argument that the statement has used so far."""
+        self._context: ast.expr | None = None
+        """The value that a `with` enters."""
         self._asks_types = any(map(_is_asking, filter(parts.is_kernel, parts.functions)))
         """True if a kernel compares types of its arguments."""
         self._has_arrays = any("numpy" in path for path, _ in parts.imports)
         self._active: list[Function] = []
         self._count = 0
-        self._frame = Frame({})
 
     def check(self) -> None:
         """Raises Refused."""
         known = None
         self._seek()
-        while known != self.changed | self._parts:
-            known = self.changed | self._parts
+        while known != (found := self._found()):
+            known = found
             self._count = 0
             try:
                 self._pass()
             except Refused:
-                if known == self.changed | self._parts:
+                if known == self._found():
                     raise  # else it may be a cache that was not known as one
 
     def _seek(self) -> None:
@@ -227,7 +143,7 @@ class Flow:
                     if isinstance(target, ast.Attribute | ast.Subscript) and (
                         place := self._place(target)
                     ):
-                        self.changed.add(_root(place))
+                        self.changed.add(root_of(place))
 
     def _pass(self) -> None:
         held = None
@@ -263,11 +179,6 @@ class Flow:
                     pass
         self._is_first = self._is_top = False
 
-    def _hold(self, root: str, value: Seen) -> None:
-        """Notes a value that lasts."""
-        told = Seen(of=value.of, is_fact=value.is_fact, marks=value.marks)
-        self._held[root] = self._held.get(root, NOTHING).joined([told])
-
     def _called_names(self) -> set[str]:
         """Names of the functions and methods that a constructor or a call comes to."""
         found = {*FIRST, "forward", "__call__", "__len__", "backward"}
@@ -292,7 +203,8 @@ class Flow:
         self._is_first = node.name in FIRST
         self._is_lax = node.name in ("backward", "setup_context")
         self._frame = Frame({})
-        self._called(node, {}, None)
+        is_forward = node.name in ("forward", "__call__")
+        self._called(node, {} if is_forward else {"self": NOTHING}, None)
         self._is_first = self._is_lax = False
 
     def _lambdas(self, node: ast.AST) -> None:
@@ -315,30 +227,40 @@ class Flow:
         everything = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         everything += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
         known: Names = {"self": NOTHING, "cls": NOTHING} | _lasting(node) | given
-        names = {one.arg: known.get(one.arg, NEW) for one in everything}
+        names = {
+            one.arg: known.get(one.arg, NEW if given else replace(NEW, uses=one.arg))
+            for one in everything
+        }
         if outer is not None or self._asked:
             return self._followed(node, names, outer)
-        key = node, self._is_first, frozenset(self.filled), frozenset(names.items())
-        if key in self._known:
-            found, self.filled = self._known[key][0], set(self._known[key][1])
-            return found
-        found = self._followed(node, names, outer)
-        self._known[key] = found, set(self.filled)
+        state = frozenset(self.filled), self._key, self._control
+        key = node, self._is_first, state, frozenset(names.items())
+        if key not in self._known:
+            before, self._mutated = self._mutated, ""
+            found = self._followed(node, names, outer)
+            self._known[key] = found, set(self.filled), self._mutated
+            self._mutated = before
+        found, filled, mutated = self._known[key]
+        self.filled = set(filled)
+        self._mutate(mutated)
         return found
 
     def _followed(self, node: Function, names: Names, outer: Frame | None) -> Seen:
         before, self._frame = self._frame, Frame(names, outer)
+        key, control = self._key, self._control
+        named = set[str]() if outer else set(filter(is_named, self.filled))
+        self.filled -= named  # other names of its own are other keys
         self._active.append(node)
         try:
             if isinstance(node, ast.Lambda):
                 return self._value(node.body)
-            is_ended = self._block(node.body)
-            if not is_ended:
-                self._pay(node)
+            self._block(node.body)
             return Seen().joined(self._frame.result)
         finally:
             self._active.pop()
-            self._frame = before
+            self._frame, self._key, self._control = before, key, control
+            self.filled = named | {one for one in self.filled if outer or not is_named(one)}
+            self._mutate(self._mutated)
 
     def _methods(self, name: str) -> list[Closure]:
         return [(one, None) for one in self.methods.get(name, ())]
@@ -357,28 +279,47 @@ class Flow:
             for rest in (function.args.vararg, function.args.kwarg):
                 if rest is not None:
                     arguments[rest.arg] = Seen().joined([*given, *named.values()])
-            results.append(self._called(function, arguments, outer))
+            arguments.setdefault("self", NOTHING)
+            is_kept = any("cache" in ast.unparse(one) for one in _decorators(function))
+            free = {n: replace(o, uses="", places=frozenset()) for n, o in arguments.items()}
+            results.append(self._called(function, free if is_kept else arguments, outer))
+            if is_kept:
+                self._require_unused(node, results[-1].uses, ast.unparse(node.func))
+                results += [Seen(uses=one.uses) for one in arguments.values()]
+        self._used = ""
         return Seen().joined(results)
 
     # Statements: true if a block ends its function
 
     def _block(self, body: Sequence[ast.stmt]) -> bool:
-        match body:
-            case [*before, ast.If(body=[ast.Return()], orelse=[]) as one, ast.Return() as last]:
-                whole = ast.If(one.test, one.body, [last])
-                body = [*before, ast.copy_location(whole, one)]
-            case _:
-                pass
-        ends = [self._statement(one) for one in body]  # every one is followed
+        ends: list[bool] = []
+        for number, one in enumerate(body):
+            rest = [*body[number + 1 :]]
+            if isinstance(one, ast.If) and not one.orelse and self._are_sides(one.body, rest):
+                one = ast.copy_location(ast.If(one.test, one.body, rest), one)
+                return any([*ends, self._statement(one)])
+            ends.append(self._statement(one))  # every one is followed
         return any(ends)
+
+    def _are_sides(self, body: Sequence[ast.stmt], rest: Sequence[ast.stmt]) -> bool:
+        """True for `if ...: return self.x` with what makes it, and for two returns."""
+        match body, rest:
+            case [ast.Return()], [ast.Return()]:
+                return True
+            case [ast.Return(value=ast.expr() as value)], [_, *_]:
+                parts = value.elts if isinstance(value, ast.Tuple) else [value]
+                return all(self._place(one) is not None for one in parts)
+            case _:
+                return False
 
     def _statement(self, node: ast.stmt) -> bool:
         self._step(node)
+        self._used = ""
         match node:
             case ast.Return():
                 if node.value is not None:
-                    self._frame.result.append(self._value(node.value))
-                self._pay(node)
+                    found = self._value(node.value)
+                    self._frame.result.append(found.using(self._control))
                 return True
             case ast.Raise():
                 return True
@@ -404,6 +345,8 @@ class Flow:
                 value = self._value(node.value)
                 for target in node.targets:
                     self._store(target, value)
+                    if isinstance(target, ast.Name):
+                        self._frame.parts[target.id] = self._texts(node.value)
             case ast.AnnAssign(value=ast.expr() as made):
                 self._store(node.target, self._value(made))
             case ast.AugAssign():
@@ -412,13 +355,16 @@ class Flow:
                 return self._if(node)
             case ast.For():
                 self._loop(node.target, node.iter)
-                self._repeated(node.body)
+                with self._under(self._used):
+                    self._repeated(node.body)
                 return self._block(node.orelse)
             case ast.While():
                 self._require_free(node, *self._test(node.test))
-                self._repeated(node.body)
+                with self._under(self._used):
+                    self._repeated(node.body)
             case ast.With():
                 for one in node.items:
+                    self._context = one.context_expr
                     value = self._value(one.context_expr)
                     if one.optional_vars is not None:
                         self._store(one.optional_vars, value)
@@ -453,19 +399,20 @@ class Flow:
         for _ in range(2):
             self.filled = set(before)
             self._block(body)
-        self.filled = before | {_root(one) for one in self.filled - before}
+        self.filled = before | {root_of(one) for one in self.filled - before}
 
     def _if(self, node: ast.If) -> bool:
         places, facts = self._test(node.test)
         if places:
-            return self._fill(node, places)
+            return self._fill(node, places, self._used)
         if facts and not (_are_one(node) or (_is_right(node.body) and _is_right(node.orelse))):
             self._require_free(node, places, self._facts(node.test, facts))
         names, filled = dict(self._frame.names), set(self.filled)
-        ends = self._block(node.body)
-        made, self._frame.names = self._frame.names, names
-        first, self.filled = self.filled, filled
-        other_ends = self._block(node.orelse)
+        with self._under(self._used):
+            ends = self._block(node.body)
+            made, self._frame.names = self._frame.names, names
+            first, self.filled = self.filled, filled
+            other_ends = self._block(node.orelse)
         self.filled = first if other_ends else self.filled if ends else self.filled & first
         for name, one in made.items() if not ends else ():
             known = self._frame.names.get(name)
@@ -474,25 +421,37 @@ class Flow:
             self._frame.names[name] = replace(both, is_new=is_new)
         return ends and other_ends
 
-    def _fill(self, node: ast.If, places: set[str]) -> bool:
+    @contextmanager
+    def _under(self, used: str) -> Generator[None]:
+        """Within, what is done depends on an argument."""
+        before, self._control = self._control, self._control or used
+        yield
+        self._control = before
+
+    def _fill(self, node: ast.If, places: set[str], used: str) -> bool:
         """A branch that asks for what an earlier call has kept: one side of it makes that, the
         other one takes it as it is."""
         is_hit = self._is_hit(node.body, places)
         hit, made = (node.body, node.orelse) if is_hit else (node.orelse, node.body)
-        if not self._is_hit(hit, places) or (is_hit and not made and not _ends(hit)):
+        if not self._is_hit(hit, places) or not made:
             name = sorted(places)[0]
             raise Refused(
                 node, f"host code decides by {name}, which an earlier call set; {KEPT_WORDS}"
             )
+        self._fills |= {root_of(one) for one in places}
         before, names = set(self.filled), dict(self._frame.names)
         self.filled |= places
         taken_ends = self._block(hit)
         taken = {name for name, one in self._frame.names.items() if names.get(name) != one}
         self.filled = before
-        if not made:
-            self._frame.owed |= places
-            return False
-        ends = self._block(made)
+        texts, key = self._asked_for(node.test, places, is_hit=is_hit)
+        self._frame.texts, old_texts = texts | places, self._frame.texts
+        self._key, old_key = replace(key, uses=used), self._key
+        self._used = ""
+        self._test(node.test)
+        with self._under(self._used):
+            ends = self._block(made)
+        self._frame.texts, self._key = old_texts, old_key
         if not ends or not isinstance(made[-1], ast.Raise):
             self._require_filled(node, places)
         self.filled |= places
@@ -502,148 +461,17 @@ class Flow:
                 self._frame.names[name] = Seen(of=f"{name}, which a first call makes", is_fact=True)
         return ends and taken_ends
 
-    def _is_hit(self, body: Sequence[ast.stmt], places: set[str]) -> bool:
-        """True if a block does nothing but take what was kept."""
-        roots = {_root(one) for one in places}
-        for one in body:
-            match one:
-                case ast.Return(value=ast.expr() as value):
-                    pass
-                case ast.Assign(targets=[ast.Name()], value=value):
-                    pass
-                case ast.Pass() | ast.Expr(value=ast.Constant()):
-                    continue
-                case _:
-                    return False
-            parts = value.elts if isinstance(value, ast.Tuple) else [value]
-            found = [self._place(part) for part in parts]
-            if not all(place is not None and _root(place) in roots for place in found):
-                return False
-        return True
-
-    def _pay(self, node: ast.AST) -> None:
-        """The end of a function: what it has asked for is kept by now."""
-        self._require_filled(node, self._frame.owed)
-
-    def _require_filled(self, node: ast.AST, places: Iterable[str]) -> None:
-        for place in sorted(places):
-            if not self._is_filled(place):
-                raise Refused(node, f"host code asks for {place} and does not set it; {KEPT_WORDS}")
-
     # Places
-
-    def _place(self, node: ast.expr) -> str | None:
-        """The place of a value from call to call: `self.x`, `self.cache[key]`, `table`."""
-        match node:
-            case ast.Attribute(value=ast.Name(id=owner), attr=name):
-                is_own = owner in ("self", "cls") or owner in self.parts.class_names
-                is_method = name in self.methods
-                return f"self.{name}" if is_own and not is_method else None
-            case ast.Name(id=name):
-                found = self._frame.find(name) if name not in self._frame.shared else None
-                if found is not None:
-                    return next(iter(sorted(found.places)), None)
-                is_own = name in self.parts.own and name not in self.functions
-                return name if is_own and name not in self.parts.class_names else None
-            case ast.Subscript(value=owner, slice=key):
-                place = self._place(owner)
-                return None if place is None else f"{place}[{ast.unparse(key)}]"
-            case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[key, *_]):
-                place = self._place(owner)
-                return None if place is None else f"{place}[{ast.unparse(key)}]"
-            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[owner, name, *_]):
-                is_own = isinstance(owner, ast.Name) and owner.id == "self"
-                text = name.value if isinstance(name, ast.Constant) else "*"
-                return f"self.{text}" if is_own else None
-            case _:
-                return None
-
-    def _is_filled(self, place: str) -> bool:
-        """True if this call has set it. Of a cache that may be an earlier call's, parts that some
-        call sets are not what they were at first."""
-        return any(
-            place == one
-            or (place.startswith(f"{one}[") and not (one in self._caches and self._has_parts(one)))
-            for one in self.filled
-        )
-
-    def _has_parts(self, place: str) -> bool:
-        return any(one.startswith(f"{place}[") for one in self._parts)
-
-    def _is_lasting(self, place: str) -> bool:
-        """True if calls may change what is there. A tensor in it is seen by the judge."""
-        root = _root(place)
-        if root.removeprefix("self.") in self.parts.tensors:
-            return False
-        return root in self.changed and not self._is_filled(place) and not self._is_made(root)
-
-    def _is_made(self, root: str) -> bool:
-        """True for an attribute of the instance that this constructor makes, and for a name that a
-        statement at the top binds."""
-        is_own = root.startswith("self.") and root.removeprefix("self.") not in self.parts.shared
-        return self._is_first and (is_own or self._is_top)
-
-    def _read(self, node: ast.AST, place: str) -> None:
-        if not self._is_lasting(place):
-            return
-        if self._asked:
-            self._asked[-1][0].add(place)
-            return
-        raise Refused(node, f"host code reads {place}, which an earlier call set; {KEPT_WORDS}")
-
-    def _require_unkept(self, node: ast.Attribute, place: str) -> None:
-        """Refuses an attribute of another object than `self` that a call sets: there may be several
-        such objects. Methods of its class may read it."""
-        if place.removeprefix("self.") not in self.parts.tensors:
-            name = ast.unparse(node)
-            raise Refused(node, f"host code reads {name}, which an earlier call set; {KEPT_WORDS}")
-
-    def _set(self, node: ast.AST, place: str, value: Seen) -> None:
-        root = _root(place)
-        if root.removeprefix("self.") in self.parts.tensors and place != root:
-            return
-        if self._is_made(root):
-            self._hold(root, value)
-            self.filled.add(place)
-            return
-        if value.of:
-            raise Refused(node, f"host code keeps {value.of} in {place}; {KEPT_WORDS}")
-        self.changed.add(root)
-        self._parts.add(place)
-        self.filled.add(place)
-        for name, one in self._frame.names.items():
-            if place in one.places:  # what it was before
-                self._frame.names[name] = Seen(of=f"{name}, an earlier call's", is_fact=True)
-
-    def _change(self, node: ast.AST, target: ast.expr) -> None:
-        """A change of a list or dict, by what it has."""
-        if isinstance(target, ast.Name) and self._frame.names.get(target.id, NOTHING).is_list:
-            return  # a list of this call, whatever is in it
-        place = self._place(target)
-        if place is not None and self._is_made(_root(place)):
-            return
-        if place is not None and _root(place).removeprefix("self.") in self.parts.tensors:
-            return
-        if place is None and self._is_new(target):
-            return
-        name = ast.unparse(target)
-        raise Refused(
-            node, f"host code changes {name}, which may last from call to call; {KEPT_WORDS}"
-        )
-
-    def _is_new(self, target: ast.expr) -> bool:
-        """True for what this call has made, and no call around it."""
-        while isinstance(target, ast.Subscript | ast.Attribute | ast.Call):
-            target = target.func if isinstance(target, ast.Call) else target.value
-        name = target.id if isinstance(target, ast.Name) else ""
-        return self._frame.names.get(name, NOTHING).is_new
 
     def _store(self, target: ast.expr, value: Seen) -> None:
         match target:
             case ast.Name(id=name) if name not in self._frame.shared:
-                self._frame.names[name] = value
-                word = re.compile(rf"\[.*\b{name}\b")
-                self.filled = {one for one in self.filled if not word.search(one)}
+                self._frame.names[name] = value.using(self._control)
+                word = re.compile(rf"\b{name}\b")
+                self.filled = {o for o in self.filled if not word.search(o.partition("[")[2])}
+                self._frame.texts = without(self._frame.texts, word)
+                known = self._frame.parts.items()
+                self._frame.parts = {n: without(one, word) for n, one in known if n != name}
             case ast.Tuple(elts=elts) | ast.List(elts=elts):
                 for one in elts:
                     self._store(one, replace(value, is_new=False, function=None))
@@ -652,7 +480,7 @@ class Flow:
             case ast.Attribute(value=ast.Name(id="ctx")):
                 pass
             case ast.Subscript(value=owner):
-                self._value(target.slice)
+                self._mutate(value.uses or self._value(target.slice).uses or self._control)
                 place = self._place(target)
                 if isinstance(owner, ast.Name):
                     known = self._frame.names.get(owner.id, NOTHING)
@@ -675,7 +503,7 @@ class Flow:
             known = self._frame.find(node.target.id) or NOTHING
             if known.places and (value.is_list or self._has_arrays):
                 self._update_place(node, value)
-            seen = replace(known, function=None).joined([value])
+            seen = replace(known, function=None).joined([value]).using(self._control)
             self._frame.names[node.target.id] = replace(seen, places=known.places)
         elif self._place(node.target) is None:
             self._store(node.target, value.joined([self._value(node.target)]))
@@ -685,10 +513,10 @@ class Flow:
     def _update_place(self, node: ast.AugAssign, value: Seen) -> None:
         place = self._place(node.target)
         assert place is not None
-        if _root(place).removeprefix("self.") in self.parts.tensors:
+        if root_of(place).removeprefix("self.") in self.parts.tensors:
             return
-        if not self._is_made(_root(place)):
-            self.changed.add(_root(place))
+        if not self._is_made(root_of(place)):
+            self.changed.add(root_of(place))
         self._read(node, place)
         self._set(node, place, value)
 
@@ -772,6 +600,17 @@ class Flow:
             raise Refused(node, "host code is too long to be followed")
 
     def _value(self, node: ast.expr) -> Seen:
+        before, self._used = self._used, ""
+        found = self._told(node)
+        uses, key = found.uses or self._used, found.key if isinstance(node, ast.Name) else ""
+        texts = self._frame.texts
+        if texts and (self._place(node) in texts or not texts.isdisjoint(_tellings(node))):
+            uses, key = "", ast.unparse(node)
+        self._used = before or uses
+        is_same = (uses, key) == (found.uses, found.key)
+        return found if is_same else replace(found, uses=uses, key=key)
+
+    def _told(self, node: ast.expr) -> Seen:
         self._step(node)
         if (place := self._place(node)) is not None:
             return self._kept(node, place)
@@ -799,6 +638,11 @@ class Flow:
                     others = []  # a cache is asked for the key
                     self._read(node, f"{place}[{ast.unparse(left)}]")
                 parts = [self._value(one) for one in (left, *others)]
+                if not others and parts[0].of.endswith(DEVICE):
+                    parts = []
+                if isinstance(ops[0], ast.Is | ast.IsNot) and not self._is_first:
+                    given = [one for one in parts if one.uses and TYPE not in one.marks]
+                    parts += [Seen(of=ast.unparse(node), is_fact=True)] * (len(given) > 1)
                 are_none = all(
                     isinstance(one, ast.Constant) and one.value is None for one in others
                 )
@@ -840,6 +684,8 @@ class Flow:
                 if not isinstance(node, ast.BinOp):
                     return made
                 marks = _result(made.marks)
+                if sum(one.is_new and one.uses != "" for one in parts) > 1:
+                    marks |= {MIXED}
                 if isinstance(node.op, ast.Div) or BROKEN in marks:
                     marks |= {MADE, BROKEN}
                 elif isinstance(node.op, ast.Pow):
@@ -854,7 +700,7 @@ class Flow:
         """The value at a place. The keys that lead to it are values of their own."""
         if is_read:
             self._read(node, place)
-        parts = node
+        root, parts = root_of(place), node
         while not isinstance(parts, ast.Name | ast.Attribute):
             match parts:
                 case ast.Subscript(value=owner, slice=key):
@@ -867,11 +713,16 @@ class Flow:
                         break
                 case _:
                     break
-            self._decided(node, [index])
+            if not index.of.endswith(DEVICE):
+                self._decided(node, [index])
+            self._used = self._used or index.uses
             parts = owner
         known = self._frame.find(parts.id) if isinstance(parts, ast.Name) else None
-        known = (known or NOTHING).joined([self._of_place(_root(place))])
-        return replace(known, places=known.places | {place}, is_new=False)
+        known = (known or NOTHING).joined([self._of_place(root)])
+        uses = known.uses or self._used
+        if not self._is_first:
+            uses = uses or (place if place == "self.training" else self._put.get(root, ""))
+        return replace(known, places=known.places | {place}, is_new=False, uses=uses)
 
     def _of_place(self, root: str) -> Seen:
         """A kept value, as its constructor left it. The caller decides on types of parameters."""
@@ -894,6 +745,8 @@ class Flow:
     def _of_module(self, node: ast.AST, path: str) -> Seen:
         """A module's attribute, by its whole name."""
         name = path.rpartition(".")[2]
+        if name in LASTING and not (self._is_first or node is self._context):
+            raise Refused(node, f"host code names {path} in a call, which it outlasts")
         if TORCH_TYPE.fullmatch(path):
             return Seen(marks=frozenset({TYPE}))
         if name in FACTORIES:
@@ -918,12 +771,16 @@ class Flow:
         marks = found.marks.difference(MARKS if node.attr in SIZES else ())
         if node.attr in KINDS_ASKED:
             is_place = node.attr in ("device", "is_cuda")
-            is_told = bool(marks & {FRESH, LAYER}) or (MADE in marks and not is_place)
+            is_told = bool(marks & {FRESH, LAYER}) or (bool(marks & {MADE, MIXED}) and not is_place)
             kinds = {"dtype": {TYPE}, "device": {PLACE}}
             marks = marks & {FRESH} | kinds.get(node.attr, set[str]())
             if is_told:
                 return Seen(of=ast.unparse(node), is_fact=True, marks=marks | {MADE})
         found = found.marked(marks)
+        if node.attr in SIZES and found.uses:
+            found = replace(found, uses=f"{found.uses}.{node.attr}")
+        elif node.attr == "training":
+            found = replace(found, uses=ast.unparse(node))
         place = f"self.{node.attr}"
         is_tensors = node.attr in OF_TENSORS and not found.places
         if place in self.changed and not (is_tensors or self._is_made(place)):
@@ -974,6 +831,7 @@ class Flow:
                 found = self._value(kernel)
                 given = [self._value(one) for one in _below(node)]
                 self._decided(node, [one for one in given if one.is_fact])
+                self._mutate(self._used or self._control)
                 if self._asks_types and any(UNTYPED & one.marks for one in given):
                     raise Refused(node, TYPES_WORDS)
                 marks = _result(found.joined(given).marks)  # it may be no kernel
@@ -987,12 +845,25 @@ class Flow:
 
     def _passed(self, node: ast.Call) -> list[Seen]:
         """The arguments of a call, but those that say where a result lies alone."""
-        named = [(one.arg, self._value(one.value)) for one in node.keywords]
-        given = [
-            *(self._value(one) for one in node.args),
-            *(one for name, one in named if name not in SPECIFIC),
-        ]
+        used = self._used
+        self._specific(node)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        given = [self._value(one) for one in node.args]
+        if name in MOVES | CASTS:
+            given, self._used = [replace(one, uses="") for one in given], used
+        elif name.endswith("_like") and f"{_text(node.args[:1])}.shape" in self._frame.texts:
+            given[0], self._used = replace(given[0], uses=""), used
+        given += [self._value(one.value) for one in node.keywords if one.arg not in SPECIFIC]
+        if name.endswith("_") or any(one.arg == "out" for one in node.keywords):
+            self._mutate(self._used or self._control)
         return [one if one.function is None else self._handed(one.function) for one in given]
+
+    def _specific(self, node: ast.Call) -> dict[str, Seen]:
+        """The arguments that say where and how a result lies alone."""
+        used = self._used
+        found = {one.arg: self._value(one.value) for one in node.keywords if one.arg in SPECIFIC}
+        self._used = used
+        return found
 
     def _handed(self, function: Closure) -> Seen:
         """The result of a function that another one calls."""
@@ -1033,6 +904,9 @@ class Flow:
             text = key.value if isinstance(key, ast.Constant) else "weight"
             made = ast.Attribute(owner, str(text), ast.Load())
             found = self._attribute(ast.copy_location(made, node))
+            is_asked = name == "hasattr" or len(node.args) > 2
+            if is_asked and self._used and not (self._is_first or found.places):
+                return Seen(of=ast.unparse(node), is_fact=True)
             return found if name == "getattr" else NOTHING
         if name == "setattr" and not self._is_first:
             raise Refused(node, f"host code calls setattr in a call; {KEPT_WORDS}")
@@ -1054,12 +928,12 @@ class Flow:
             self._value(owner)
             return self._own(node, self._methods(name), is_method=True)
         if name in CHANGING and not self._is_first:
-            self._arguments(node)
+            self._mutate(self._arguments(node).uses or self._control)
             self._change(node, owner)
             return NOTHING
         if name in CHANGING:
             place = self._place(owner)
-            if place is not None and not self._is_made(_root(place)):
+            if place is not None and not self._is_made(root_of(place)):
                 self._change(node, owner)
             return replace(self._arguments(node), is_new=True)
         if name in BUILDING and not self._is_first and name != "eval":
@@ -1072,6 +946,8 @@ class Flow:
         if name in ("get", "index", "count", "__getitem__"):
             self._decided(node, given)
         owned = self._value(owner)
+        if name.startswith("new_"):
+            self._used = Seen().joined(given).uses
         if name in KINDS_ASKED and found.of and not given:
             return found
         is_part = isinstance(owner, ast.Name) and owner.id == "self"
@@ -1103,8 +979,8 @@ class Flow:
         made = replace(made, places=made.places if name in VIEWS else frozenset())
         if path.startswith("torch.nn.") and name[0].isupper():
             return made.marked(frozenset({LAYER}))
-        if name in OF_TYPES and (not given or made.marks & UNTYPED):
-            return fact
+        if name == "result_type" or (name in OF_TYPES and (not given or made.marks & UNTYPED)):
+            return fact.marked(frozenset({TYPE}))
         if path.startswith("torch."):
             return made.marked(self._marks(node, name, [*given, NOTHING][0], given[1:]))
         if not path.startswith(("math.", "numpy.")):
@@ -1115,7 +991,7 @@ class Flow:
         self, node: ast.Call, name: str, own: Seen, others: Sequence[Seen]
     ) -> frozenset[str]:
         """Marks of the result of an operation on tensors."""
-        asked = {one.arg: self._value(one.value) for one in node.keywords if one.arg in SPECIFIC}
+        asked = self._specific(node)
         types = [one for one in (*others, *asked.values()) if TYPE in one.marks]
         odd = {MADE} if any(one.of for one in types) else set[str]()
         marks = own.marks - {TYPE}
@@ -1173,8 +1049,17 @@ def _is_asking(kernel: ast.FunctionDef) -> bool:
     return any(one.attr in ("dtype", "element_ty", "primitive_bitwidth") for one in parts)
 
 
-def _root(place: str) -> str:
-    return place.partition("[")[0]
+def _text(nodes: Sequence[ast.expr]) -> str:
+    return ", ".join(map(ast.unparse, nodes))
+
+
+def _tellings(node: ast.expr) -> set[str]:
+    """Texts of values that tell what an expression does."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=one, attr=name)) if name in SIZES:
+            return {ast.unparse(node), f"{ast.unparse(one)}.shape"}
+        case _:
+            return {ast.unparse(node)}
 
 
 def _decorators(node: Function) -> Sequence[ast.expr]:
@@ -1189,10 +1074,6 @@ def _below(node: ast.AST) -> list[ast.expr]:
         elif isinstance(one, ast.keyword):
             found.append(one.value)
     return found
-
-
-def _ends(body: Sequence[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], ast.Return)
 
 
 def _bare(node: ast.expr) -> str:
