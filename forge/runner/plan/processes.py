@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from forge.config.schema import SftStage, TrainStage, with_half_a_card
@@ -50,11 +49,11 @@ NAMES = {"train": "nodes for ranks", "serve": "engines", "judge": "judges"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """A process of the run, or several of one role on a node."""
+    """A process of the run, or all of one role on nodes."""
 
     name: str
     device: str
-    """`cpu`, `GPU 0-3`, `node 2 (role=judge): GPU 0-7`."""
+    """`cpu`, `GPU 0-3`, or what each needs of a node: `Ray cluster "auto": 1 GPU each`."""
     stages: str
     """Stages that need it, or `all`."""
     memory_bytes: int | None = None
@@ -149,13 +148,13 @@ class _Demand:
         labels = ", ".join(f"{key}={value}" for key, value in self.labels.items())
         return f"{each} each{f', labelled {labels}' if labels else ''}"
 
-    def nodes(self, cards: int) -> Fraction:
-        """Nodes that they fill, of so many cards each. Raises MachineError."""
+    def nodes(self, cards: int) -> int:
+        """Nodes that they need at least, of so many cards each. Raises MachineError."""
         has = cards * (1 + self.halves) if self.gpus_each else cards * CORES_PER_CARD
         room = has // (self.gpus_each or self.cores_each)
         if not room:
             raise MachineError(f"{NAMES[self.role]}: {self}, and a node has {count(cards, 'GPU')}")
-        return Fraction(self.count, room)
+        return self.count if self.role == "train" else math.ceil(self.count / room)
 
 
 def processes_elsewhere(
@@ -200,17 +199,20 @@ def _room(experiment: Experiment, machine: Machine, demands: Sequence[_Demand]) 
 
 
 def _num_nodes(demands: Sequence[_Demand], *, cards: int) -> int:
-    """Nodes that are needed at least. Those of other labels are others; each part of the trainer
-    has its own."""
-    by_labels: dict[tuple[tuple[str, str], ...], list[_Demand]] = {}
-    for each in demands:
-        by_labels.setdefault(tuple(sorted(each.labels.items())), []).append(each)
+    """Nodes that are needed at least: for each role, for all cards and all cores, and for each
+    label, of which a node has one value."""
 
     def least(found: Sequence[_Demand]) -> int:
-        parts = [each.count for each in found if each.role == "train"]
-        return max([math.ceil(sum(each.nodes(cards) for each in found)), *parts])
+        num_cores = sum(each.count * each.cores_each for each in found if not each.gpus_each)
+        num_cards = sum(each.count * each.gpus_each / (1 + each.halves) for each in found)
+        shares = num_cards / cards, num_cores / (cards * CORES_PER_CARD)
+        return max([math.ceil(max(shares)), *(each.nodes(cards) for each in found)])
 
-    return max(least(demands), sum(least(each) for labels, each in by_labels.items() if labels))
+    by_label = dict[str, dict[str, list[_Demand]]]()
+    for each in demands:
+        for key, value in each.labels.items():
+            by_label.setdefault(key, {}).setdefault(value, []).append(each)
+    return max([least(demands), *(sum(map(least, of.values())) for of in by_label.values())])
 
 
 def _card_bytes(

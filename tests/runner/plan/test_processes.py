@@ -59,6 +59,11 @@ def test_each_role_has_a_row_and_the_memory_of_a_card() -> None:
         (TWO, "2x1xH100-80GB", ["devices.serve=0", "devices.train=0", "serve.engine='llama'",
                                 "model={path='x'}", 'cluster.judge_on="cpu"', "serve.replicas=1"],
          1),
+        # Cores and cards are apart, and a node may have labels of several keys.
+        (TEN, "2x8xH100-80GB", [NO_RANKS, "serve.replicas=8", 'cluster.judge_on="cpu"',
+                                "cluster.judge_labels={zone='a'}"], 1),
+        (TEN, "2x8xH100-80GB", [NO_RANKS, "serve.replicas=2", "serve.tensor_parallel=3",
+                                "cluster.judges=2", "cluster.judge_labels={zone='a'}"], 1),
     ],
 )  # fmt: skip
 def test_so_many_nodes_are_needed(
