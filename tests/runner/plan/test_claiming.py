@@ -63,7 +63,7 @@ def test_a_claimed_card_is_refused_with_the_name_of_its_run_even_if_it_is_full(
 ) -> None:
     with (
         claim([CARD], run="first-3", folder=folder),
-        pytest.raises(MachineError, match=r"is used by run first-3, pid \d+; --wait"),
+        pytest.raises(MachineError, match=r"is used by run first-3, pid \d+; forge run waits"),
     ):
         opened(lambda: machine)
 
