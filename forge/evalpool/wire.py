@@ -5,7 +5,7 @@
 failure of a request is NoAnswer, never an error of httpx; a full server (503) is asked again, after
 the pause that it names, until the deadline; an invalid request is Refused, in one line. A run and a
 judge of two versions: a key of a request or a verdict that the other side does not know is refused,
-as `forge serve --weights` refuses another version, since it may change what a verdict means.
+since it may change what a verdict means.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ step_timeout_s = {{step_timeout_s}}
 """,
 }
 NOTIFY = '[notify]\ncommand = "true"\ntimeout_s = 3\n'
-SINK = '[sinks]\nto = ["tensorboard"]\nclose_timeout_s = 3\n'
+SINK = '[sinks]\nto = ["tensorboard"]\n'
 
 
 def experiment_of(cell: Cell, taught: Taught) -> str:
