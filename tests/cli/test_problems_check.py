@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
-    """What a check said, but for its progress, which a loaded machine sees."""
+    """The words of a check without its progress, which a loaded machine sees."""
     return re.sub(r"examined: \d+ of \d+\n", "", done.stderr)
 
 
