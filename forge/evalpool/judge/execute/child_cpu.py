@@ -44,12 +44,15 @@ from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
+from forge.evalpool.judge.ttir.decisions import open_sides
 from forge.evalpool.judge.wide.program import Narrow, widened
 
 if TYPE_CHECKING:
     import socket
 
     from numpy.typing import NDArray
+
+    from forge.evalpool.judge.ttir.decisions import Noted
 
 Layout: TypeAlias = list[Any]
 """Type, shape and first byte of each tensor."""
@@ -148,6 +151,8 @@ class Session:
     memory: mmap.mmap
     _programs: dict[bool, Program] = field(default_factory=dict[bool, Program])
     """The current program, and in float64 where a call was wide."""
+    _noted: Noted = field(default_factory=dict[Any, Any])
+    """Sides of decisions that its kernels took so far."""
     _is_wide: bool = False
     """True if the last call was wide."""
     _executors: dict[tuple[int, ...], CpuExecutor] = field(
@@ -178,6 +183,7 @@ class Session:
         outcome = executor.forward(turn=turn, shift=shift)
         faults = [asdict(one) for one in outcome.faults[:MAX_FAULTS]]
         done: dict[str, Any] = {"num_bytes": outcome.num_bytes, "faults": faults}
+        done["open"] = open_sides(self._noted)
         if body.get("is_question"):
             done["values"] = [executor.tensors.torch(number).item() for number in current.outputs]
         else:
@@ -207,7 +213,7 @@ class Session:
         parameters |= {f"init.{number}": self._bytes(place, layout) for number, place in given}
         inputs = [self._bytes(place, layout) for place in places]
         has_tf32 = bool(self.request.get("has_tf32")) and not self._is_wide
-        return CpuExecutor(program, inputs, parameters, has_tf32=has_tf32)
+        return CpuExecutor(program, inputs, parameters, has_tf32=has_tf32, noted=self._noted)
 
     def _bytes(self, place: int, layout: Layout) -> NDArray[np.uint8]:
         """The bytes of a tensor of the memory."""

@@ -36,9 +36,9 @@ from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import run_eagerly
 from forge.evalpool.judge.reference.subject import Describer, Subject, rounded_terms, terms_of
-from forge.evalpool.judge.wide.plants import plant_state
 from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw
 from forge.evalpool.judge.wide.sought import done_by
+from forge.evalpool.judge.wide.state import plant_state
 from forge.records.examination import Flag
 
 if TYPE_CHECKING:
@@ -242,10 +242,15 @@ def _moved_and_drawn(
     def draw() -> WideDraw:
         if delivery is not None:
             delivery.restart()
-        draws = subject.draws(counted, made=before, is_wide=request.get("wide") is True)
+        is_wide = request.get("wide") is True
+        draws = subject.draws(counted, made=before, is_wide=is_wide, aims=request.get("aims"))
         return draws.make(request["num_sets"], **use)
 
-    if not request["moved"]:
+    aims = request.get("aims")
+    for name, tensor in model.state_dict().items():
+        if aims is not None and name in aims["zeroed"]:
+            tensor.zero_()
+    if not request["moved"] or aims is not None:  # as they are constructed
         return draw()
     sign = 0 if counted is None else parameters.sign_of(counted.names)
     is_indexing = counted is None or "indexes" in done_by(counted, request["source"])

@@ -39,8 +39,6 @@ from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub
 from forge.evalpool.judge.wide.sets import Draws
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forge.evalpool.judge.numbers.given import Arguments
     from forge.evalpool.judge.numbers.opcount import OpCounter
 
@@ -196,14 +194,8 @@ class Subject:
         """Operations of one call; None if unknown."""
         return count_work(self.model, self.draw())
 
-    def draws(
-        self,
-        counted: OpCounter | None,
-        *,
-        made: Mapping[str, torch.Tensor] | None = None,
-        is_wide: bool = True,
-    ) -> Draws:
-        """Input sets with the outputs that are due; `made` as of `Draws`."""
+    def draws(self, counted: OpCounter | None, **terms: Any) -> Draws:
+        """Input sets with the outputs that are due, on further terms of `Draws`."""
         return Draws(
             self.module,
             self.model,
@@ -211,8 +203,7 @@ class Subject:
             counted=counted,
             source=self.source,
             construct=self.another,
-            made=made,
-            is_wide=is_wide,
+            **terms,
         )
 
     def run(self, inputs: list[Any], model: Any = None) -> Outputs:

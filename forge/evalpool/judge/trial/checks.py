@@ -103,7 +103,7 @@ class Checks:
             return self.finding(Status.WRONG, "stateful", detail)
         draw = self.results.content.draw
         forms = draw.forms(left.number)
-        alike = [one for one in self.judged if draw.forms(one) == forms]
+        alike = [one for one in self.judged if draw.forms(one) == forms and self.results.tells(one)]
         if any(self.results.mismatch(left, earlier) is None for earlier in alike):
             detail = f"the answer to earlier inputs: {found}\n{STATEFUL_WORDS}"
             return self.finding(Status.WRONG, "stateful", detail)

@@ -5,7 +5,7 @@ capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,17 @@ from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_device import CpuDevice
 from forge.evalpool.judge.trial.cpu_memory import CpuMemory
+from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 from forge.evalpool.judge.trial.evaluations import Evaluator
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.oracles import Oracles
 from forge.evalpool.judge.trial.references import MAX_SHOWN_BYTES, HostReferences, Sketches
 from forge.evalpool.judge.trial.results import Results
+from forge.evalpool.judge.trial.trial import Decided
 from forge.evalpool.judge.trial.trials import Trials
+from forge.evalpool.judge.ttir.decisions import ANY, PARAMETER
+from forge.records.reason import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +131,46 @@ class CpuTrials(Trials):
     def _judged(
         self, candidate: Candidate, kept: HostDraw, programs: Callable[[], Programs]
     ) -> Finding:
-        draw, found = kept.draw, programs()
+        found = programs()
+        finding = self._evaluated(candidate, kept, found)
+        is_own = candidate.protocol is None and not candidate.options.outputs
+        if not (found.open and is_own and finding.status is Status.CORRECT):
+            return finding
+        return self._aimed(candidate, found, finding)
+
+    def _aimed(self, candidate: Candidate, programs: Programs, finding: Finding) -> Finding:
+        """The finding of a right candidate some of whose decisions took one side alone, after
+        further sets that are aimed at the other. Raises Decided."""
+        names = {name for one in programs.open for name in one.memory}
+        aims: dict[str, Any] = {
+            "constants": sorted({number for one in programs.open for number in one.constants}),
+            "inputs": None if ANY in names else sorted(map(int, filter(str.isdecimal, names))),
+            "zeroed": [],
+        }
+        zeroed = [name.removeprefix(PARAMETER) for name in names if name.startswith(PARAMETER)]
+        zero = {"constants": [], "inputs": [], "zeroed": sorted(zeroed)}
+        left = {one[:2] for one in programs.open}
+        for terms in (aims, zero) if zeroed else (aims,):
+            try:
+                with candidate.phases.timed("reference"):
+                    kept = self.references.hold(candidate.problem, aims=terms)
+                try:
+                    aimed = programs.on(kept.draw, problem=programs.problem)
+                    self._evaluated(candidate, kept, aimed)
+                    left &= {one[:2] for one in aimed.open}
+                finally:
+                    self.references.let_go(kept)
+            except ReferenceFailed:
+                pass  # as it is constructed a Model may be ill-conditioned
+            except Decided as decided:
+                if decided.finding.status in (Status.WRONG, Status.RUNTIME_ERROR):
+                    raise  # else it is late, or the machine is
+        said = [f"line {line}: {text}" for line, text in sorted(left)]
+        return replace(finding, detail="\n".join([*filter(None, [finding.detail]), *said]))
+
+    def _evaluated(self, candidate: Candidate, kept: HostDraw, found: Programs) -> Finding:
+        """The finding on one draw, and what is open behind it. Raises Decided."""
+        draw = kept.draw
         has_tf32 = not (self.table.tf32 and draw.has_products)  # products lose what it lacks
         with shared_memory(kept.memory_bytes) as (fd, memory):
             mapped = CpuMemory(kept, memory)
@@ -149,4 +192,5 @@ class CpuTrials(Trials):
             try:
                 return Judgement(programs=found, device=device).finding()
             finally:
+                found.open = evaluator.open
                 evaluator.close()

@@ -28,7 +28,7 @@ from forge.evalpool.judge.program.format import Op
 from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.trial.judgement import Narrowed
-from forge.evalpool.judge.trial.trial import Allowance, Decided, Runner
+from forge.evalpool.judge.trial.trial import Allowance, Decided, OpenSide, Runner
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ class Evaluator:
     """Memory of the draw's layout."""
     restore: Callable[[int], None]
     """Writes the memory as it is before the first call on an input set."""
+    open: tuple[OpenSide, ...] = ()
+    """Decisions that took one side alone so far."""
     _left_s: float | None = None
     """For all calls together, of the child's own time; None before the first."""
     _kept: Kept | None = None
@@ -170,6 +172,7 @@ class Evaluator:
         body["reruns_init"], self._parameters = parameters != self._parameters, parameters
         answer = self._ask(captured.program, captured.data, body)
         self._require_faultless(answer, finding)
+        self.open = tuple(OpenSide.parse(one) for one in answer["open"])
         return int(answer.get("num_bytes", 0))
 
     @contextmanager

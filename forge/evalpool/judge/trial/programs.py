@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.checks import Checks
     from forge.evalpool.judge.trial.draws.draw import Draw
     from forge.evalpool.judge.trial.judgement import Device
-    from forge.evalpool.judge.trial.trial import Candidate, Phases
+    from forge.evalpool.judge.trial.trial import Candidate, OpenSide, Phases
 
 
 NUM_AHEAD = 4
@@ -73,6 +73,8 @@ class Programs:
     torch_share: float | None = None
     evidence: str = ""
     """Types that outputs are compared in (`Verdict`)."""
+    open: tuple[OpenSide, ...] = ()
+    """Decisions of its kernels that took one side alone on this draw, where that is known."""
     _kept: Captured | None = None
     """Program of set 0, where it holds for every set of the same arguments."""
     _choices: dict[str, str] = field(default_factory=dict[str, str], init=False)

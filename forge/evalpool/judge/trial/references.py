@@ -100,17 +100,18 @@ class References(ABC, Generic[C]):
         self._cache: OrderedDict[str, C] = OrderedDict()
         self._failures = KnownFailures()
 
-    def hold(self, problem: ReferenceModule, *, shared: Turn = nullcontext) -> C:
+    def hold(self, problem: ReferenceModule, *, shared: Turn = nullcontext, **terms: Any) -> C:
         """A draw that stays until `let_go`.
 
         Args:
             shared: holds the card beside others while an oracle draws there; a kept draw needs no
                 turn.
+            terms: further ones of an oracle's request.
 
         Raises:
             ReferenceFailed, ZygoteGone; on a card DriverError, Stalled.
         """
-        key = _key(problem)
+        key = _key(problem) + (f" {terms}" if terms else "")
         with self._lock:
             drawing = self._drawing.setdefault(key, threading.Lock())
         with drawing:  # two candidates of one problem wait for one oracle; two problems do not
@@ -122,7 +123,7 @@ class References(ABC, Generic[C]):
                 self._make_room()  # before it is made: memory is used again at once
             self._failures.require_unknown(key)
             with self._failures.noted(key):
-                drawn = self._draw(problem, shared)
+                drawn = self._draw(problem, shared, **terms)
             with self._lock:
                 self._cache[key] = drawn
                 return self._held(key, drawn)
@@ -143,7 +144,7 @@ class References(ABC, Generic[C]):
         self.end_idle()
 
     @abstractmethod
-    def _draw(self, problem: ReferenceModule, shared: Turn) -> C:
+    def _draw(self, problem: ReferenceModule, shared: Turn, **terms: Any) -> C:
         """A new draw. Raises as `hold`."""
 
     def _request(self, problem: ReferenceModule, **terms: Any) -> dict[str, Any]:
@@ -293,19 +294,21 @@ class HostReferences(References[HostDraw]):
         super().__init__(oracles, max_cached_bytes=MAX_CACHED_BYTES, **terms)
         self._draw_timeout_s = draw_timeout_s
 
-    def _draw(self, problem: ReferenceModule, shared: Turn) -> HostDraw:
+    def _draw(self, problem: ReferenceModule, shared: Turn, **terms: Any) -> HostDraw:
         """Draws inputs as the problem gives them alone, if any others end its oracle, and without
         results in float64 where there is no memory for them."""
         is_wide = self._is_varied
         try:
             try:
-                return self._asked(problem, is_plain=not self._is_varied, is_wide=is_wide)
+                return self._asked(problem, plain=not self._is_varied, wide=is_wide, **terms)
             except OutOfMemory:
-                if not is_wide:
+                if not is_wide or terms:
                     raise
-                return self._asked(problem, is_plain=False, is_wide=False)
+                return self._asked(problem, plain=False, wide=False)
             except frames.PeerGone:
-                return self._asked(problem, is_plain=True, is_wide=False)
+                if terms:
+                    raise
+                return self._asked(problem, plain=True, wide=False)
         except OutOfMemory as error:
             words = f"its reference needs more than {self._max_bytes / 1e9:.3g} GB"
             raise _too_large(problem, f"{words} (judge.memory_bytes)") from error
@@ -315,22 +318,19 @@ class HostReferences(References[HostDraw]):
         except (frames.PeerGone, frames.FrameError, LayoutError) as error:
             raise failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
 
-    def _asked(self, problem: ReferenceModule, *, is_plain: bool, is_wide: bool) -> HostDraw:
+    def _asked(self, problem: ReferenceModule, **terms: Any) -> HostDraw:
         """A draw of an oracle's."""
         with self._oracles.lent(problem) as oracle:
-            return self._ask(oracle, problem, is_plain=is_plain, is_wide=is_wide)
+            return self._ask(oracle, problem, **terms)
 
-    def _ask(
-        self, oracle: SandboxedChild, problem: ReferenceModule, *, is_plain: bool, is_wide: bool
-    ) -> HostDraw:
+    def _ask(self, oracle: SandboxedChild, problem: ReferenceModule, **terms: Any) -> HostDraw:
         body = self._request(
             problem,
             device="cpu",
             reports=True,
             tf32=False,
             tf32_products=False,
-            plain=is_plain,
-            wide=is_wide,
+            **terms,
         )
         with returned_memory(self._max_bytes) as fd:
             frames.send(oracle.sock, Kind.PROBLEM, body, fds=(fd,))

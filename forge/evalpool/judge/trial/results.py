@@ -172,6 +172,12 @@ class Results(Generic[C]):
         pairs = zip(left.outputs, indices, strict=False)
         return bool(indices) and all(self.content.is_unwritten(*pair) for pair in pairs)
 
+    def tells(self, number: int) -> bool:
+        """True if the results of a set are not one number, which many a mistake gives."""
+        one = self.content.draw.sets[number]
+        every = [self.content.values(index, name="output") for index in one.outputs]
+        return any(np.unique(values.take(values.some())).size > 1 for values in every)
+
     def facts(self, left: Left) -> tuple[OutputFacts, ...]:
         """The figures of what a call left, beside those of the expected results."""
         return tuple(

@@ -7,12 +7,13 @@ finding.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from forge.evalpool.capacity import BUSY_FACTOR
 from forge.evalpool.judge.channel import frames, words
@@ -56,6 +57,7 @@ LARGE_BYTES = 1 << 30
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
 MIN_OWN_SHARE = 0.5
 """Share of its limit that a child has run for before its silence is its own on a busy machine."""
+MAX_CONSTANTS = 16
 OUT_OF_MEMORY = "out_of_memory"
 """Reason of a candidate that asked for more than there was."""
 
@@ -121,6 +123,27 @@ class Candidate:
 
 Finding: TypeAlias = Verdict
 """A verdict without its stamp."""
+
+
+class OpenSide(NamedTuple):
+    """A decision of a kernel by its data that took one side alone, on all sets."""
+
+    line: int
+    words: str
+    constants: tuple[float, ...]
+    """Numbers that it compares with."""
+    memory: tuple[str, ...]
+    """Names of what it depends on (`ttir.decisions`)."""
+
+    @classmethod
+    def parse(cls, data: Any) -> OpenSide:
+        """From an evaluator's answer."""
+        line, text, constants, memory = data
+        numbers = (one for one in constants[:MAX_CONSTANTS] if type(one) in (int, float))
+        return cls(
+            int(line), words.clean(str(text)), tuple(filter(math.isfinite, numbers)),
+            tuple(map(str, memory[:MAX_CONSTANTS])),
+        )  # fmt: skip
 
 
 class Decided(Exception):

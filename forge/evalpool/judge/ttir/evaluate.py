@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from forge.evalpool.judge.ttir.decisions import Decision
     from forge.evalpool.judge.ttir.plan.planner import FunctionPlan, ModulePlan, Run
 
 SLAB_ELEMENTS = 1 << 18
@@ -102,6 +103,7 @@ def launch(
     fuel: int = FUEL,
     num_resident: int = 1 << 31,
     num_warps: int = 4,
+    seen: dict[Decision, int] | None = None,
 ) -> Report:
     """Runs a kernel on the storages of `memory`.
 
@@ -110,6 +112,7 @@ def launch(
             ended. It counts where instances wait for each other and begin in their natural order,
             in which a card begins them.
         num_warps: warps of an instance: the threads of one see each other's stores.
+        seen: sides of decisions that were taken so far; gets those of this launch.
 
     Raises:
         Faulted: an access is out of bounds or misaligned. Earlier stores have happened.
@@ -137,6 +140,7 @@ def launch(
         reverses_lanes=not is_first,
         fuel=fuel,
         is_serial=is_serial,
+        seen={} if seen is None else seen,
     )
     values = _bind(function, arguments, memory)
     with np.errstate(all="ignore"):

@@ -129,7 +129,7 @@ class _Summary:
         accessed: dict[int, Use] = {}
         for operation in operations_of(function):
             self._note(operation, accessed)
-        reading = _read(self.module, name)
+        reading = reading_of(self.module, name)
         for value, use in accessed.items():
             for place in places_in(reading.held((value,)).address):
                 _add(uses[place], use)
@@ -186,7 +186,7 @@ def lookups_of(module: Module, name: str) -> Lookups:
     function = module.functions[name]
     if sum(map(is_memory, function.arguments)) < 2:
         return frozenset()
-    reading = _read(module, name)
+    reading = reading_of(module, name)
     reading.is_settled = True
     reading.blocks(function.body.blocks, (), 0)
     reading.compare_branches()
@@ -198,12 +198,12 @@ def is_memory(kind: Type) -> bool:
     return isinstance(element_of(kind), Pointer) or isinstance(kind, Descriptor)
 
 
-def _read(module: Module, name: str) -> _Reading:
+def reading_of(module: Module, name: str) -> Reading:
     """A reading of a function to which nothing more can be found. Raises InvalidModule."""
     if name in module.readings:
         return module.readings[name]
     function = module.functions[name]
-    reading = _Reading(function)
+    reading = Reading(function)
     for _ in range(MAX_PASSES):
         reading.has_changed = False
         reading.blocks(function.body.blocks, (), 0)
@@ -233,7 +233,7 @@ NOTHING = Held()
 
 
 @dataclass(slots=True)
-class _Reading:
+class Reading:
     """Dependences of each value. Sets only grow until settled."""
 
     function: Function

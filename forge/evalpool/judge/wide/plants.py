@@ -2,28 +2,25 @@
 
 Called by sets.py. A set is the problem's own inputs with some of these, at places that no sample
 foresees: one at least in each block of BLOCK elements and in each row, the first and the last of an
-axis in some rows, and some rows, columns or slabs, whole or in part. Half of the places are the
-same in all inputs of a shape. A line of a table makes the values of one kind. Whatever holds of an
-input in every draw holds of a planted one, too (`domain.py`): rows stay sorted, a triangle stays
-one.
+axis in some rows; and rows (`rows.py`). Half of the places are the same in all inputs of a shape. A
+line of a table makes the values of one kind. Whatever holds of an input in every draw holds of a
+planted one, too (`domain.py`): rows stay sorted, a triangle stays one.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.wide.domain import MIN_ROW, Domain
-from forge.evalpool.judge.wide.look import FAR as FAR_KINDS
-from forge.evalpool.judge.wide.sought import Looks
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+
+    from forge.evalpool.judge.wide.domain import Domain
+    from forge.evalpool.judge.wide.sought import Looks
 
 
 BLOCK = 512
@@ -34,9 +31,8 @@ MIN_PLANTS = 4
 """Least number of plants of each kind where there are so many places."""
 NUM_LINES = 8
 """Lines of each axis of which the first or last element is planted."""
-MAX_ROWS, ROW_SHARE, MAX_SLAB = 48, 3, 1 << 18
-"""Rows of a set: at most so many where the reference compares something, half as many else; one in
-so many; and elements of each but those along the last axis."""
+MAX_SLAB = 1 << 18
+"""Elements of a row, but for those along the last axis."""
 MAX_FIELD = 256
 """Largest range of integers that may be a field of bits."""
 MIN_NUMBERS = 256
@@ -45,20 +41,15 @@ MAX_SINGLE = (1 << 63) - (1 << 10)
 """Largest int64 that is a double."""
 MAX_VALUES = 12
 """Different values of a group that are tried one by one."""
-GROWN = 0.9
-"""Share of draws in which parameters of few elements exceed a bound that they may have."""
-FAR = 1100.0
-"""Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
-FAR_IN_SINGLE = 100.0
-"""The same in float32, in which a variance in one pass has three digits left there."""
-MIN_SIZE = 1e-12
-"""Least size of a row that is next to a constant: its squares do not vanish."""
 FAR_CONSTANT = 64.0
 """Constants from so many times the rms on are loud."""
 LARGE = ((3.0, 45.0), (3.0, 22.0), (6.0, 12.0), (3.0, 6.0), (1.0, 3.0))
 """Powers of two by which a large plant exceeds the rms, by step: as far as the reference bears."""
 NEAR = 2
 """The first step of what is asked for in the problem's own types, too."""
+
+FEW = ("two", "distinct")
+"""Forms that no other value keeps: they have constants that are looked for beyond their range."""
 
 Values = torch.Tensor
 Places = torch.Tensor
@@ -80,15 +71,6 @@ class Group:
     else goes."""
 
 
-class _Row(NamedTuple):
-    """One row that is to be planted."""
-
-    kind: str
-    line: Places
-    part: Places
-    """Indices within the line."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Ground:
     """A tensor of a set in which something is planted."""
@@ -101,6 +83,8 @@ class Ground:
     looks: Looks
     kin: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
     """Other inputs, of any type whose values it may have, by number."""
+    every: Sequence[torch.Tensor] = ()
+    """All inputs."""
     strangers: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     """[rows, length] parameters with rows as long as its own."""
     shared: dict[Any, Any] = field(default_factory=dict[Any, Any])
@@ -164,6 +148,13 @@ class Ground:
                 values = values.clamp(max=self.domain.high)
         return values.to(self.value.dtype)
 
+    def bounded(self, values: Values) -> Values:
+        """Values within the range, of integers that may be places or lengths and that a candidate
+        may have no room beyond for."""
+        low, high = self.domain.low, self.domain.high
+        is_open = self.is_float or low < 0 or not self.looks.is_aimed
+        return values if is_open else values.clamp(low, high)
+
     def constants(self, *, far: bool) -> list[float]:
         """Constants that the reference compares with, of a sign that inputs have."""
         most = FAR_CONSTANT * max(1.0, self.rms)
@@ -195,12 +186,12 @@ def _signs(shape: torch.Size) -> Values:
     return (torch.rand(shape) < 0.5).double() * 2 - 1
 
 
-def _power_of_2(exponent: Values) -> Values:
+def power_of_2(exponent: Values) -> Values:
     """torch compiles `exp2` on a card when it is first called, which takes 0.2 s."""
     return torch.pow(2.0, exponent)
 
 
-def _chosen(values: Sequence[float], old: Values) -> Values:
+def repeated(values: Sequence[float], old: Values) -> Values:
     """Repeats the values in random order, each as often as another one."""
     turns = (torch.randperm(old.numel()) + random.randrange(len(values))) % len(values)
     return torch.tensor(values, dtype=torch.float64)[turns].view(old.shape)
@@ -213,18 +204,18 @@ def _sign(ground: Ground, old: Values) -> Values:
     return torch.where(torch.rand(old.shape) < 0.5, turned, grown)
 
 
-def _large(ground: Ground, old: Values) -> Values:
+def large_values(ground: Ground, old: Values) -> Values:
     low, high = LARGE[ground.size]
     if ground.value.itemsize < 4:
         low, high = min(low, 2.0), min(high, 4.0)
     power = high - (high - low) * torch.rand(old.shape, dtype=torch.float64) ** 2
     sign = 1.0 if ground.domain.low >= 0 else -1.0 if ground.domain.high <= 0 else _signs(old.shape)
-    return _power_of_2(power) * max(1.0, ground.rms) * sign
+    return power_of_2(power) * max(1.0, ground.rms) * sign
 
 
 def _small(ground: Ground, old: Values) -> Values:
     power = torch.randint(6, 12 if ground.value.itemsize < 4 else 40, old.shape).double()
-    return torch.where(old == 0, ground.rms, old) * _power_of_2(-power)
+    return torch.where(old == 0, ground.rms, old) * power_of_2(-power)
 
 
 def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
@@ -232,13 +223,13 @@ def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
     if not ground.is_float:
         return _whole_constant(ground, old)
     if ground.domain.form in FEW:
-        return _chosen(ground.constants(far=far), old)
-    values = _chosen([*ground.constants(far=far), *([] if far else [1.0])], old)
+        return repeated(ground.constants(far=far), old)
+    values = repeated([*ground.constants(far=far), *([] if far else [1.0])], old)
     step = values.abs() * torch.finfo(ground.value.dtype).eps
-    side = _chosen([0.0, 0.0, 1.0, -1.0], old)
+    side = repeated([0.0, 0.0, 1.0, -1.0], old)
     share = 0.05 + torch.rand(old.shape)
     apart = values * (1 + _signs(old.shape) * share)
-    near = values + _chosen(ground.constants(far=False) or [0.0], old) * (0.4 + share)
+    near = values + repeated(ground.constants(far=False) or [0.0], old) * (0.4 + share)
     made = torch.where(torch.rand(old.shape) < 0.4, apart, near)
     return torch.where(torch.rand(old.shape) < 0.5, values + step * side, made)
 
@@ -246,7 +237,7 @@ def _constant(ground: Ground, old: Values, *, far: bool = False) -> Values:
 def _whole_constant(ground: Ground, old: Values) -> Values:
     """Integers that the reference compares with, and values on both sides of a bound."""
     integers = ground.possible(ground.looks.integers)
-    made = _chosen(integers, old)
+    made = repeated(integers, old)
     if ground.domain.form in FEW:
         return made
     bounds = torch.tensor([n for n in integers if {n - 1, n + 1} & {*integers}]).double()
@@ -276,7 +267,7 @@ def _edge(ground: Ground, old: Values) -> Values:
         low, high = (0.0, high or 1.0) if low == high else (low, high)
         return torch.where(old == high, low, high)
     is_length = low == 1 and "wraps" not in ground.looks.does  # else a length of 0 may be index -1
-    return _chosen([low, high, *([0.0] if is_length else [])], old)
+    return repeated([low, high, *([0.0] if is_length else [])], old)
 
 
 def _single(ground: Ground, old: Values) -> Values:
@@ -291,13 +282,13 @@ def _single(ground: Ground, old: Values) -> Values:
 
 
 ELEMENTS: dict[str, Callable[[Ground, Values], Values]] = {
-    "large": _large,
-    "special": lambda ground, old: _chosen(ground.looks.special, old),
+    "large": large_values,
+    "special": lambda ground, old: repeated(ground.looks.special, old),
     "far constant": lambda ground, old: _constant(ground, old, far=True),
     "beyond": _beyond,
     "edge": _edge,
     "constant": _constant,
-    "ignored": lambda ground, old: _chosen(ground.possible(ground.looks.ignored), old),
+    "ignored": lambda ground, old: repeated(ground.possible(ground.looks.ignored), old),
     "within": lambda ground, old: torch.randint(
         min(int(ground.domain.low), 1), int(ground.domain.low) + 1, old.shape
     ),
@@ -309,202 +300,7 @@ ELEMENTS: dict[str, Callable[[Ground, Values], Values]] = {
 """Values by kind, of single elements, in the order of planting: what hides others comes first."""
 
 
-# --- values of rows
-
-
-def _bound(ground: Ground, old: Values, side: float) -> Values:
-    """A whole row above a constant that the reference compares with, below it, or next to it."""
-    constant = random.choice(ground.constants(far=False) or [1.0])
-    noise = torch.rand(old.shape, dtype=torch.float64)
-    if not side:
-        return constant * (1 + (noise - 0.5) / 4)  # long products stay, and one-pass variances
-    is_positive = side < 0 and ground.domain.low >= 0
-    return constant + side * noise * (abs(constant) if is_positive else ground.rms)
-
-
-def _scaled(ground: Ground, old: Values) -> Values:
-    """A whole row or input next to 0, or of a size next to a constant that may bound it."""
-    small = [one for one in ground.looks.constants if MIN_SIZE < one < ground.rms]
-    if small and random.random() < 0.5:
-        size = random.choice((old.abs().max(), old.norm(), old.square().mean().sqrt()))
-        return old * (random.choice(small) * 2.0 ** random.uniform(-4, 1) / (float(size) or 1.0))
-    return old * 2.0 ** -random.randint(4, 12 if ground.value.itemsize < 4 else 40)
-
-
-def _grown(ground: Ground, old: Values) -> Values:
-    """A whole row of another size."""
-    most = 4.0 if ground.value.itemsize < 4 else LARGE[ground.size][1]
-    return old * 2.0 ** random.uniform(1, most)
-
-
-def _moved(ground: Ground, old: Values, sign: float) -> Values:
-    """A whole row or input far below 0 or above it; in the last step of that sign alone."""
-    if ground.size == len(LARGE) - 1:
-        return sign * _positive(ground, old)
-    is_small = ground.value.dtype is torch.float16
-    far = random.choice((FAR / 4, 5 * FAR)) if is_small else FAR / (4 if ground.size > NEAR else 1)
-    if ground.is_rough:
-        far = FAR / 4 if is_small else FAR_IN_SINGLE
-    return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
-
-
-def _equal(ground: Ground, old: Values) -> Values:
-    """Equal values; of floats powers of two, whose sums are exact: a deviation in one pass is 0."""
-    value = float(random.choice(old))
-    if ground.is_float and value and math.isfinite(value) and random.random() < 0.5:
-        value = math.copysign(2.0 ** round(math.log2(abs(value))), value)
-    return torch.full_like(old, value)
-
-
-def _positive(ground: Ground, old: Values) -> Values:
-    return torch.where(old == 0, ground.rms / 8, old).abs()
-
-
-def _largest(ground: Ground, old: Values) -> Values:
-    """The end of a type's range, or a part of a wide one: a sum of them may exceed another type."""
-    most = torch.iinfo(ground.value.dtype).max
-    return torch.full_like(old, most // 4 if ground.value.itemsize == 4 else most)
-
-
-def _other_row(ground: Ground, old: Values) -> Values:
-    """Another row, moved or of another size."""
-    other = random.choice(ground.flat.view(-1, len(old))).double()
-    size = random.choice((1.0, 2.0 ** -random.uniform(0, 6)))
-    return other * size + random.choice((0.0, random.gauss(0, 1))) * ground.rms
-
-
-def _occurring(ground: Ground, old: Values) -> Values:
-    """A number that the reference compares integers with and that occurs among them; else any."""
-    sought = torch.tensor([*ground.looks.integers, *ground.looks.ignored])
-    found = old[torch.isin(old, sought)]
-    return torch.full_like(old, random.choice(found if len(found) else old.view(-1)).item())
-
-
-def _counted(ground: Ground, old: Values) -> Values:
-    """A row of two values in which one occurs any number of times."""
-    low, high, length = ground.domain.low, ground.domain.high, len(old)
-    if not ground.counts:
-        marks = {0, 1, 2, length - 1, length, *ground.looks.integers}
-        marks -= {0} if ground.domain.is_filled else set()
-        few = [n for n in marks if 0 <= n <= length]
-        ground.counts = [-1] * 2 * len(few) + random.sample(few, len(few))
-    num = ground.counts.pop()
-    chosen = _part(length) if num < 0 else torch.randperm(length)[:num]
-    return torch.full_like(old, 0.0 if low == high else low).index_fill_(0, chosen, high or 1.0)
-
-
-def _opposite(ground: Ground, old: Values) -> Values:
-    low, high = ground.domain.low, ground.domain.high
-    return low + high - old if ground.domain.form == "two" else -old
-
-
-def _levels(ground: Ground, old: Values, *, in_runs: bool) -> Values:
-    """A row of two or three values, anywhere or side by side; of a mask of its two."""
-    levels = old[torch.randperm(len(old))[: random.randint(2, 3)]]
-    if ground.domain.form == "two":
-        levels = old.new_tensor([ground.domain.low, ground.domain.high])
-    at = torch.randint(len(levels), old.shape)
-    if in_runs:  # up to three of each
-        cuts = torch.zeros_like(at).index_fill_(
-            0, torch.randperm(len(old))[: random.randint(1, 5)], 1
-        )
-        at = (cuts.cumsum(0) + random.randrange(2)) % len(levels)
-    return levels[at]
-
-
-def _even(ground: Ground, old: Values) -> Values:
-    """The same with few digits: sums and differences of them are exact."""
-    unit = 2.0 ** round(math.log2(ground.rms) - 6) if ground.is_float else 1.0
-    return (old / unit).round() * unit
-
-
-def _progression(ground: Ground, old: Values) -> Values:
-    even = _even(ground, old)
-    step = even[even != 0].abs().min() if bool(even.any()) else 1.0
-    return even[0] + step * random.choice((1, -1)) * torch.arange(len(old))
-
-
-def _balanced(ground: Ground, old: Values) -> Values:
-    """A row whose sum is 0."""
-    half = _even(ground, old)[: len(old) // 2]
-    return torch.cat([half, -half, half.new_zeros(len(old) % 2)])[torch.randperm(len(old))]
-
-
-def _peaked(ground: Ground, old: Values) -> Values:
-    """A row that rises up to any place and falls from there."""
-    values = old.sort().values
-    is_left = torch.rand(old.shape) < random.random()
-    return torch.cat([values[is_left], values[~is_left].flip(0)])
-
-
-ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
-    "zero row": ("zero", lambda _, old: torch.zeros_like(old)),
-    "equal row": ("equal", _equal),
-    "negative row": ("any", lambda ground, old: -_positive(ground, old)),
-    "positive row": ("any", _positive),
-    "lowered row": ("any", lambda ground, old: _moved(ground, old, -1.0)),
-    "raised row": ("any", lambda ground, old: _moved(ground, old, 1.0)),
-    "scaled row": ("any", _scaled),
-    "grown row": ("any", _grown),
-    "large row": ("any", _large),
-    "row above": ("any", lambda ground, old: _bound(ground, old, 1.0)),
-    "row below": ("any", lambda ground, old: _bound(ground, old, -1.0)),
-    "row near": ("any", lambda ground, old: _bound(ground, old, 0.0)),
-    "same row": ("copied", lambda _, old: old),  # as another one, which `_copied` takes
-    "opposite row": ("opposite", _opposite),
-    "twin row": ("copied", lambda _, old: old),
-    "turned row": ("turned", lambda _, old: old.flip(0)),
-    "shuffled row": ("turned", lambda _, old: old[torch.randperm(len(old))]),
-    "rising row": ("ordered", lambda _, old: old.sort().values),
-    "falling row": ("ordered", lambda _, old: old.sort(descending=True).values),
-    "peaked row": ("ordered", _peaked),
-    "row by size": ("ordered", lambda _, old: old[old.abs().argsort()]),
-    "mirrored row": ("ordered", lambda _, old: torch.cat(
-        [old[: len(old) // 2], old[: -(-len(old) // 2)].flip(0)]
-    )),
-    "periodic row": (
-        "ordered", lambda _, old: old[torch.arange(len(old)) % random.choice((2, 2, 3, 4))]
-    ),
-    "row of levels": ("ordered", lambda ground, old: _levels(ground, old, in_runs=False)),
-    "row of runs": ("runs", lambda ground, old: _levels(ground, old, in_runs=True)),
-    "even row": ("ordered", _progression),
-    "balanced row": ("ordered", _balanced),
-    "alternating row": (
-        "ordered", lambda _, old: old.abs() * (1 - 2 * (torch.arange(len(old)) % 2))
-    ),
-    "special row": ("special", lambda ground, old: _chosen(
-        random.choice((ground.looks.special, [random.choice(ground.looks.special)])), old
-    )),
-    "largest row": ("added", _largest),
-    "permuted row": ("permuted", lambda _, old: old[torch.randperm(len(old))]),
-    "other row": ("columns", _other_row),
-    "counted row": ("counted", _counted),
-    "full row": ("", lambda ground, old: torch.full_like(old, ground.domain.high or 1.0)),
-    "empty row": ("", lambda ground, old: torch.full_like(old, ground.domain.low)),
-    "constant row": ("", _occurring),
-}  # fmt: skip
-"""Kinds of rows, columns and slabs, and of whole inputs: what of `rows_for` allows them, and their
-values."""
-LOUD = {*FAR_KINDS, "special", "special row"}
-"""Kinds beside which others do not show: they have sets of their own."""
-ALONE = FAR_KINDS - {"far constant", "beyond"}
-"""Kinds of one float of a set."""
-
-
 # --- which kinds a tensor can have
-
-
-TWINS = ("twin row", "turned row", "shuffled row")
-COPIES = ("same row", "opposite row", *TWINS)
-"""Kinds of rows that are as another one: a distance is 0, an angle is 0 or pi. Twins are anywhere,
-others at the same place of another input or side by side."""
-INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-FEW = ("two", "distinct")
-"""Forms that no other value keeps: they have constants that are looked for beyond their range."""
-STATE_ROWS = ("zero row", "same row", "equal row", "scaled row", "scaled row", "balanced row")
-"""Kinds of rows of a parameter, the first where no others are borne."""
-BY_ROW = ("norms", "sums", "ordered")
-"""Forms of which a row is a thing by itself, as a unit vector."""
 
 
 def elements_for(ground: Ground) -> list[str]:
@@ -512,7 +308,7 @@ def elements_for(ground: Ground) -> list[str]:
     looks, form, low, high = ground.looks, ground.domain.form, ground.domain.low, ground.domain.high
     if form in ("none", "hot", "ordered", "single"):
         return ["single"] if form == "single" else []
-    if _is_strict(ground):
+    if is_strict(ground):
         return ["between"]
     is_sorted, is_any, is_equal, is_whole = (
         form == "sorted", form not in FEW, low == high, not ground.is_float,
@@ -535,7 +331,7 @@ def elements_for(ground: Ground) -> list[str]:
     return [kind for kind in ("between", *ELEMENTS, "tie", "other") if has[kind]]
 
 
-def _is_strict(ground: Ground) -> bool:
+def is_strict(ground: Ground) -> bool:
     """True for sorted integers that are all different, as offsets, compared with no number."""
     is_whole = not ground.is_float and ground.domain.form == "sorted"
     return is_whole and not ground.looks.integers and bool((ground.value.diff(dim=-1) > 0).all())
@@ -552,56 +348,6 @@ def _may_exceed(ground: Ground) -> bool:
     return "sizes" not in looks.does and (domain.low < 0 or is_none)
 
 
-def rows_for(ground: Ground) -> list[str]:
-    """Kinds of rows that can be planted."""
-    looks, form, value = ground.looks, ground.domain.form, ground.value
-    if form in ("none", "single") or value.numel() < 2 or _is_strict(ground):
-        return []
-    is_any = ground.is_float and form not in (*BY_ROW, *FEW, "hot", "whole")
-    is_agreeing = is_any or form in ("free", "sorted", "whole")
-    is_short = value.itemsize < 8 and not ground.is_float
-    is_two = form == "two" and ground.turn % 2 == 0  # else a mask has few other elements alone
-    is_ordered = is_agreeing and looks.tells_rows and form != "sorted"
-    is_copied = (ground.others() and form not in FEW) or (looks.is_comparing and is_agreeing)
-    is_copied = (
-        is_copied
-        or (is_agreeing and bool(ground.strangers))
-        or (is_two and bool(ground.others() or looks.is_comparing))
-    )
-    is_free = form == "free" and "sizes" not in looks.does
-    has = {
-        "any": is_any,
-        "zero": is_any or (form == "hot" and 0.0 in looks.compared)
-        or (is_free and "wraps" not in looks.does),
-        "equal": is_any or form == "ordered"
-        or (is_agreeing and ground.domain.low != ground.domain.high),
-        "copied": is_copied,
-        "opposite": is_copied
-        and (is_two or (form in ("free", "norms") and ground.domain.low < 0)),
-        "turned": is_copied and looks.tells_rows,
-        "ordered": is_ordered,
-        "runs": is_ordered or (is_two and looks.tells_rows),
-        "special": is_any and looks.special and form != "sorted",
-        "added": is_short and is_agreeing and "adds" in looks.does and "sizes" not in looks.does,
-        "permuted": form in ("distinct", "hot"),
-        "columns": form == "ordered",
-        "counted": is_two,
-    }  # fmt: skip
-    return [kind for kind, (what, _) in ROWS.items() if has.get(what)]
-
-
-def tensors_for(ground: Ground) -> list[str]:
-    """Kinds of rows that a whole input can be, the last ones where there is room."""
-    form = ground.domain.form
-    if form not in ("free", "two") or ground.value.numel() == 1:
-        return []
-    if form == "two":
-        return [*([] if ground.domain.is_filled else ["empty row"]), "full row"]
-    if ground.is_float:
-        return ["scaled row", "zero row", "lowered row", "positive row"]
-    return ["constant row", "empty row"]
-
-
 def parts_of(group: Group) -> list[Group]:
     """The group by its values, or by their signs if there are many, where not all are borne."""
     values, every = group.values, group.values.unique()
@@ -610,146 +356,6 @@ def parts_of(group: Group) -> list[Group]:
     return [
         replace(group, at=group.at[one], values=group.values[one]) for one in chosen if one.any()
     ]
-
-
-# --- places of rows
-
-
-def make_rows(ground: Ground, kinds: Sequence[str]) -> list[Group]:
-    """Rows of different kinds, the first of each whole, the copies last."""
-    if not kinds:
-        return []
-    is_any = ground.domain.form in ("free", "two", "whole")
-    num = MAX_ROWS if ground.looks.tells_rows else MAX_ROWS // 2
-    found = _planned(ground, kinds, _lines(ground.value, ground.turn if is_any else 0, num))
-    taken = torch.zeros(ground.value.numel(), dtype=torch.bool)
-    for row in found:
-        taken[row.line] = True
-    made, groups = ground.flat.clone(), list[Group]()
-    for row in sorted(found, key=lambda one: one.kind in COPIES):
-        values, stays = made[row.line].double(), [(ground.number, row.line)]
-        if row.kind in COPIES:
-            values, source = _copied(ground, made, row, taken)
-            stays += source
-        values = ROWS[row.kind][1](ground, values)
-        values = ground.cast(values.abs() if ground.is_index else values)[row.part]
-        at = row.line[row.part]
-        if ground.domain.fixed is not None:
-            is_free = ~ground.domain.fixed[at]
-            at, values = at[is_free], values[is_free]
-        made[at] = values
-        if len(at):
-            own = Group(tensor=ground.number, kind=row.kind, at=at, values=values)
-            groups.append(replace(own, stays=tuple(stays)))
-    return groups
-
-
-def make_tensor(ground: Ground, kind: str) -> Group:
-    """A whole input as one row."""
-    at = torch.arange(ground.value.numel())
-    at = at if ground.domain.fixed is None else at[~ground.domain.fixed]
-    values = ground.cast(ROWS[kind][1](ground, ground.flat.double()))[at]
-    return Group(tensor=ground.number, kind=kind, at=at, values=values)
-
-
-def _planned(ground: Ground, kinds: Sequence[str], lines: Sequence[Places]) -> list[_Row]:
-    """Rows that do not meet: half of another input's of the shape, then own ones."""
-    key, turn = (ground.value.shape, "rows"), ground.turn // 2 * len(lines) % len(kinds)
-    left = [*kinds[turn:], *kinds[:turn]]
-    found = [one for one in ground.shared.get(key, ()) if one.kind in kinds]
-    is_any = ground.domain.form in ("free", "whole", "sorted")
-    taken = torch.zeros(ground.value.numel(), dtype=torch.bool)
-    for one in found:
-        taken[one.line] = True
-    for line in lines:
-        if not taken[line].any():
-            kind, length = left[len(found) % len(left)], len(line)
-            is_whole = not is_any or kind not in {one.kind for one in found}
-            part = torch.arange(length) if is_whole else _part(length, is_near=kind in COPIES)
-            if kind == "large row":  # neighbours, of which more are in a block than elsewhere
-                start = random.randrange(length)
-                part = torch.arange(start, min(length, start + random.randint(2, 16)))
-            found.append(_Row(kind, line, part))
-    ground.shared.setdefault(key, [*{one.kind: one for one in reversed(found)}.values()])
-    return found
-
-
-def _part(length: int, *, is_near: bool = False) -> Places:
-    """Indices of a part of a row: all of them, a head, a tail, neighbours, or any; as many as the
-    row has, or few, or all but few, or all but very few."""
-    few = _few(length)
-    num = random.choice((length, few, length - few, random.randint(1, length)))
-    num = max(1, length - _few(few) if is_near else num)
-    if random.random() < 0.5:
-        return torch.randperm(length)[:num]
-    start = random.choice((0, length - num, random.randint(0, length - num)))
-    return torch.arange(start, start + num)
-
-
-def _few(length: int) -> int:
-    """Any number up to a length, each power of two as often as another one."""
-    return int(2 ** random.uniform(0, math.log2(length)))
-
-
-def _copied(
-    ground: Ground, made: torch.Tensor, row: _Row, taken: torch.Tensor
-) -> tuple[Values, list[tuple[int, Places]]]:
-    """The row at the same place of another input of its shape, or before it; for a twin, at any
-    place of either, or a row of a parameter; and where it stays."""
-    line, size, length, number, flat = row.line, len(made), len(row.line), ground.number, made
-    step = length if length > 1 and int(line[1] - line[0]) == 1 else 1
-    others, is_twin = ground.others(), row.kind in TWINS
-    is_strange = row.kind == "twin row" and step == length == ground.value.shape[-1]
-    if is_strange and ground.strangers and random.random() < (0.5 if others else 1.0):
-        return random.choice(random.choice(ground.strangers)).double(), []
-    tries = [(line + step * random.randrange(1, max(2, size // length))) % size for _ in range(4)]
-    tries = tries if is_twin else [(line - step) % size]
-    source = next((one for one in tries if not taken[one].any()), tries[0])
-    if others and not (is_twin and random.random() < 0.2):
-        number = random.choice(others)
-        source = random.choice((source, line)) if is_twin else line
-        flat = ground.kin[number].view(-1)
-    else:
-        taken[source] = True
-    values = flat[source].double()
-    low, high = ground.domain.low, ground.domain.high
-    if ground.domain.form == "two" and not bool(((values == low) | (values == high)).all()):
-        values = torch.where(values > 0, high, low).double()
-    return values, [(number, source)]
-
-
-def _lines(value: torch.Tensor, turn: int, num: int) -> list[Places]:
-    """Flat indices of some rows, the largest first: by turns samples, planes and rows side by side,
-    or slabs and columns of a later axis; of parts of a tensor that has no rows."""
-    shape, size, axes = value.shape, value.numel(), range(value.ndim)
-    later = [[k] for k in axes if k and shape[k] > 1 and size // shape[k] <= MAX_SLAB]
-    later += [[n for n in axes if n != k] for k in axes[:-1] if shape[k] > 1]
-    is_later = turn % 2 == 1 and bool(later)
-    found: list[Places] = []
-    for fixed in [later[turn // 2 % len(later)]] if is_later else map(range, axes[1:]):
-        count = math.prod(shape[k] for k in fixed)
-        is_row = len(fixed) == value.ndim - 1
-        if not 1 < count < size or (size // count > MAX_SLAB and not is_row):
-            continue
-        most = count // 2 if count <= MAX_ROWS // 2 or num == MAX_ROWS else count // ROW_SHARE
-        if not is_row and not is_later:  # three: as many loud kinds
-            most = min(4, max(count // 4, min(3, most)))
-        starts, part = _offsets(shape, fixed), _offsets(shape, [k for k in axes if k not in fixed])
-        found += [starts[n] + part for n in torch.randperm(count)[: max(1, min(num, most))]]
-    if found:
-        return found
-    cuts = sorted({0, *(random.randrange(size) for _ in range(6)), size})
-    parts = [torch.arange(a, min(b, a + MAX_SLAB)) for a, b in itertools.pairwise(cuts)]
-    return random.sample(parts, max(1, len(parts) // 2))
-
-
-def _offsets(shape: Sequence[int], axes: Iterable[int]) -> Places:
-    """Flat indices of all elements along these axes, from the first one on."""
-    found = torch.zeros(1, dtype=torch.int64)
-    for axis in axes:
-        step = math.prod(shape[axis + 1 :])
-        found = (found[:, None] + torch.arange(shape[axis]) * step).flatten()
-    return found
 
 
 # --- places of single elements
@@ -764,11 +370,11 @@ def make_elements(ground: Ground, kinds: Sequence[str]) -> list[Group]:
             own, values = _between(ground)
         else:
             own = _places_of(ground, kind, at[number :: len(kinds)])
-            values = _values(ground, kind, own)
+            values = element_values(ground, kind, own)
             if kind == "large" and ground.size >= NEAR:  # else they would cancel in a mean
                 values = _with_loud_ends(ground, own, values)
         if len(own):
-            values = ground.cast(values)
+            values = ground.cast(ground.bounded(values))
             groups.append(Group(tensor=ground.number, kind=kind, at=own, values=values))
     return groups
 
@@ -796,7 +402,7 @@ def _places_of(ground: Ground, kind: str, own: Places) -> Places:
     return own
 
 
-def _values(ground: Ground, kind: str, at: Places) -> Values:
+def element_values(ground: Ground, kind: str, at: Places) -> Values:
     if kind == "other":
         return _related(ground, at)
     if kind == "tie":  # another element of the row
@@ -821,7 +427,7 @@ def _related(ground: Ground, at: Places) -> Values:
     sought = ground.looks.constants if ground.is_float else ground.looks.integers
     made = torch.stack([
         one, one, one, 2 * one, one / 2, -one,
-        one + sign * _chosen([1.0, *sought], one),
+        one + sign * repeated([1.0, *sought], one),
         other() + sign * other(),
     ])  # fmt: skip
     made = made.gather(0, torch.randint(len(made), (1, len(at))))[0]
@@ -892,61 +498,6 @@ def _between(ground: Ground) -> tuple[Places, Values]:
         cuts = torch.nn.functional.pad(torch.nn.functional.pad(cuts, (1, 0)), (0, 1), value=span)
         made = cuts.diff(dim=-1).double()
     made = torch.cat([rows[:, :1], rows[:, :1] + made.cumsum(-1)], -1)
-    if not _is_strict(ground):  # a total that is less than all
+    if not is_strict(ground):  # a total that is less than all
         made = made.clamp(max=made[:, -random.randint(2, max(2, length // 4)), None])
     return torch.arange(made.numel()), made.flatten()
-
-
-def plant_state(
-    model: torch.nn.Module, before: Mapping[str, torch.Tensor], *, has_rows: bool, has_indices: bool
-) -> None:
-    """Plants into parameters and saved buffers of a model, in place: a few zeros, ties, other signs
-    and sizes; of a few elements all grow. Some that were constant `before` they were moved get that
-    back in a part. Vectors of one sign stay so: biases below a maximum. A matrix gets a column of
-    zeros and, where asked, rows of several kinds; of integers that are no indices anything."""
-    trained = {one.data_ptr() for one in model.parameters()}
-    has_defaults, is_head = random.random() < 0.5, random.random() < 0.7
-    for name, value in model.state_dict().items():
-        size = value.numel()
-        is_whole = value.dtype in INTEGERS
-        if is_whole and value.ndim > 1 and (value.itemsize < 4 or not has_indices):
-            _plant_integers(value)
-        if not value.is_floating_point() or not value.is_contiguous():
-            continue
-        if size < MIN_ROW:
-            if value.data_ptr() in trained and random.random() < GROWN:
-                value.add_(value.sign() * random.uniform(1, 4)).mul_(random.choice((1, -1)))
-            continue
-        flat, default = value.view(-1), before[name].flatten()
-        domain = Domain.of([value], permutes=False)
-        if domain.form != "free":
-            continue
-        if has_defaults and bool((default == default[0]).all()):
-            part = torch.arange(size) < random.randint(size // 8, size - 1)
-            flat.copy_(torch.where(part if is_head else ~part, default, flat))
-        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value), size=NEAR + 1)
-        has_sign = size == max(value.shape) and domain.low * domain.high > 0
-        kinds = ["tie"] if has_sign else ["zero", "tie", "small"]
-        kinds += ["large"]  # a bound of a scale, a bias or a matrix
-        kinds += ["sign"] if value.data_ptr() in trained and not has_sign else []
-        at = torch.randint(1, size, (max(min(12, size // 2), size // 64),)).unique()
-        for number, kind in enumerate(kinds):
-            own = at[number :: len(kinds)]
-            own = own if kind != "large" or size == max(value.shape) else own[:MIN_PLANTS]
-            flat[own] = ground.cast(_values(ground, kind, own))
-        if size > max(value.shape) and min(value.shape[0], value.shape[-1]) >= MIN_ROW:
-            rows, old = value.view(-1, value.shape[-1]), value.clone().view(-1, value.shape[-1])
-            kinds = STATE_ROWS if has_rows else STATE_ROWS[:1]
-            for kind, at in zip(kinds, torch.randperm(len(rows)).tolist(), strict=False):
-                source = old[at - 1 if kind in COPIES else at].double()
-                rows[at] = ground.cast(ROWS[kind][1](ground, source))
-            value[..., random.randrange(value.shape[-1])] = 0
-
-
-def _plant_integers(value: torch.Tensor) -> None:
-    """Integers of any size and sign that the type has, in some places of more than two values."""
-    if len(value.unique()) > 2:
-        bits = torch.iinfo(value.dtype).bits
-        drawn = torch.randint(-(1 << 63), (1 << 63) - 1, value.shape)
-        some = (drawn >> torch.randint(64 - bits, 64, value.shape)).to(value.dtype)
-        value.copy_(torch.where(torch.rand(value.shape) < 1 / MAX_SHARE, some, value))

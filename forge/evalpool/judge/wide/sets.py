@@ -38,7 +38,7 @@ from forge.evalpool.judge.numbers.called import (
 )
 from forge.evalpool.judge.numbers.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
-from forge.evalpool.judge.wide import plants
+from forge.evalpool.judge.wide import plants, rows
 from forge.evalpool.judge.wide.arguments import Arguments
 from forge.evalpool.judge.wide.compare import SAME, real_question
 from forge.evalpool.judge.wide.distance import distance, is_copy, largest
@@ -101,6 +101,9 @@ SPLIT = ("constant", "edge", "beyond", "sign", "special")
 NUM_MOVED, LOUD_ELEMENT, MOST = 4, 8.0, 0.5
 """Elements that are tried, their size in those of the largest one, and the share of an output that
 they move if it depends on the whole of an input."""
+NUM_AIMED, MIN_AIMED, MAX_AIMED, AIMED_BYTES = 12, 6, 64, 64 << 20
+"""Sets for a decision of a candidate's with rows and elements of all kinds; least and largest
+number with those of whole inputs; and memory that they share."""
 LEAST_SHAKE = 0.1
 """Least change of a parameter."""
 NUM_TENSORS = 4
@@ -207,11 +210,13 @@ class _Plan:
     """Place in LARGE of the first size of the chosen tensor's."""
     whole: str = ""
     """Kind of the chosen tensor as a whole, which nothing else is planted beside."""
+    is_shared: bool = False
+    """True if others of its shape are of that kind, too: a sum of zeros may be 0."""
 
     def allows(self, tensor: int, kind: str) -> bool:
         """True if a tensor may have such plants."""
-        is_alone = kind in plants.ALONE and tensor != self.chosen
-        return (kind in plants.LOUD) is self.is_loud and not (self.is_loud and is_alone)
+        is_alone = kind in rows.ALONE and tensor != self.chosen
+        return (kind in rows.LOUD) is self.is_loud and not (self.is_loud and is_alone)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -244,9 +249,12 @@ class Draws:
         construct: Callable[[], Any] | None = None,
         made: Mapping[str, torch.Tensor] | None = None,
         is_wide: bool = True,
+        aims: dict[str, Any] | None = None,
     ) -> None:
         """
         Args:
+            aims: `constants` that a candidate compares with, where one of its decisions took one
+                side alone on other sets, and the `inputs` that it depends on, None for any.
             counted: operations of one call (`count_work`), None if unknown.
             construct: makes another model.
             made: parameters and buffers as the constructor made them; None as they are.
@@ -257,6 +265,7 @@ class Draws:
         self._counted, self._source, self._construct = counted, source, construct
         modules = model.modules() if isinstance(model, torch.nn.Module) else ()
         self._looks = Looks.of(counted, source, [vars(module), *map(vars, modules)])
+        self._aims = aims
         self._is_watched = self._looks.may_be_undefined
         self._first: list[Any] | None = self._draw()
         others = [] if terms.is_plain else leaves(self._draw())
@@ -333,6 +342,12 @@ class Draws:
         num_fit = max(MIN_SETS, self._terms.max_bytes // max(1, first.num_bytes()))
         if self._terms.is_plain:
             yield from (self.given() for _ in range(min(num_sets, num_fit) - 1))
+            return
+        if self._aims is not None:
+            plans = [] if self._aims["zeroed"] else self._aimed_plans()
+            most = max(MIN_AIMED, min(MAX_AIMED, AIMED_BYTES // max(1, first.num_bytes())))
+            sets = filter(None, map(self._planted, plans[: min(most, num_fit)]))
+            yield from (replace(one, asks_real=False) for one in sets)
             return
         num_sets = max(num_sets, NUM_SETS) + NUM_TELLING * self._looks.tells_rows
         plans = self._plans(min(num_sets, num_fit) - 1)
@@ -512,7 +527,7 @@ class Draws:
         """Plans of `num_sets` sets: every kind of single elements in one. Loud ones are apart; the
         same kinds of all tensors go together, for branches that ask for several."""
         every = [kind for one in self._grounds() for kind in plants.elements_for(one)]
-        quiet = [one for one in dict.fromkeys(every) if one not in plants.LOUD]
+        quiet = [one for one in dict.fromkeys(every) if one not in rows.LOUD]
         random.shuffle(quiet)
         is_more = self._looks.tells_rows and num_sets > NUM_SETS
         num_quiet = (num_sets + is_more * NUM_TELLING + random.randrange(2)) // 2
@@ -521,7 +536,7 @@ class Draws:
         tensors = leaves(self._known.inputs)
         floats = [n for n, one in enumerate(tensors) if one.is_floating_point()] or [-1]
         for n in range(num_sets - num_quiet):
-            plan = _Plan(turn=other + n, kinds=plants.LOUD, is_loud=True, is_rough=not n)
+            plan = _Plan(turn=other + n, kinds=rows.LOUD, is_loud=True, is_rough=not n)
             plan.chosen = floats[plan.turn % len(floats)]
             is_near = plan.is_rough or self._wide is None or "extrema" in self._looks.does
             plan.first_size = plants.NEAR if is_near else 0
@@ -531,11 +546,29 @@ class Draws:
             one.has_arguments = True
         return found
 
+    def _aimed_plans(self) -> list[_Plan]:
+        """Plans of sets for a decision of a candidate's: quiet ones, three in four of rows."""
+        plans = [
+            _Plan(turn=2 * n + (n % 4 == 3), kinds=("constant", "other", "tie", "edge"))
+            for n in range(NUM_AIMED)
+        ]
+        kinds = [
+            (place, one, kind)
+            for one in filter(lambda one: one.looks.is_aimed, self._grounds())
+            for place, kind in enumerate(rows.tensors_for(one))
+        ]
+        shared = list[_Plan]()
+        for _, one, kind in sorted(kinds, key=lambda each: each[0]):
+            plans.append(_Plan(chosen=one.number, whole=kind))
+            if kind in rows.SHARED and one.number < min(one.others(), default=0):
+                shared.append(replace(plans[-1], is_shared=True))
+        return [*plans, *shared]
+
     def _whole_plans(self) -> list[_Plan]:
         """Plans of inputs that outputs depend on as a whole; of several tensors, kinds that differ
         come first."""
         grounds = self._grounds()
-        kinds = {n: plants.tensors_for(one) for n, one in enumerate(grounds)}
+        kinds = {n: rows.tensors_for(one) for n, one in enumerate(grounds)}
         read = [n for n in kinds if kinds[n] and self._moves_all(grounds[n])]
         first, step = random.randrange(NUM_TENSORS), max(1, NUM_TENSORS // max(1, len(read)))
         turns = [
@@ -543,7 +576,10 @@ class Draws:
             for turn, n in enumerate(random.sample(read, len(read)))
             for place, kind in enumerate(kinds[n])
         ]
-        return [_Plan(chosen=n, whole=kind) for *_, n, kind in sorted(turns)]
+        return [
+            _Plan(chosen=n, whole=kind, is_shared=kind == "zero row")
+            for *_, n, kind in sorted(turns)
+        ]
 
     def _grounds(self) -> list[Ground]:
         """The tensors of the given set."""
@@ -668,12 +704,13 @@ class Draws:
             size=work.plan.first_size if is_chosen else plants.NEAR,
             value=one.contiguous(),
             domain=own,
-            looks=self._looks,
+            looks=self._looks_at(tensor),
             kin={
                 number: other.contiguous()
                 for number, other in enumerate(values[: len(self._domains)])
                 if number != tensor and other.numel() and self._is_kin(one, own, number, other)
             },
+            every=values[: len(self._domains)],
             strangers=self._strangers(one),
             shared=work.shared,
             taken=work.taken.get(tensor),
@@ -681,6 +718,14 @@ class Draws:
             rms=plants.rms_of(opened(leaves(work.start.inputs)[tensor])),
             is_rough=work.plan.is_rough,
         )
+
+    def _looks_at(self, tensor: int) -> Looks:
+        """Values that the reference looks for in an input, and a candidate where it is aimed at."""
+        if self._aims is None:
+            return self._looks
+        inputs = self._aims["inputs"]
+        is_aimed = inputs is None or tensor in inputs
+        return self._looks.aimed(self._aims["constants"]) if is_aimed else self._looks
 
     def _is_kin(self, one: torch.Tensor, own: Domain, number: int, other: torch.Tensor) -> bool:
         """True for an input whose values another one may have, or their signs."""
@@ -704,10 +749,10 @@ class Draws:
         ground.size = plants.NEAR
         kinds = [
             kind
-            for kind in plants.rows_for(ground)
+            for kind in rows.rows_for(ground)
             if work.plan.allows(tensor, kind) and (tensor, kind) not in self._bad
         ]
-        groups = self._on_device(plants.make_rows, ground, kinds)
+        groups = self._on_device(rows.make_rows, ground, kinds)
         if not groups or self._accepts(work, groups) is not None:
             return
         for kind in dict.fromkeys(one.kind for one in groups):
@@ -732,14 +777,15 @@ class Draws:
                     self._accepts(work, [part])
 
     def _planted_whole(self, work: _Work) -> InputSet | None:
-        """A set with one input as a whole; of zeros all of its shape: a sum of theirs may be 0."""
+        """A set with one input as a whole, or with all of its shape."""
         kind, ground = work.plan.whole, self._ground(work, work.plan.chosen)
-        alike = [work.plan.chosen, *(ground.others() if kind == "zero row" else ())]
+        others = ground.others() if work.plan.is_shared else []
         last = len(plants.LARGE) if kind == "lowered row" else plants.NEAR + 1
         for size in range(plants.NEAR, last):
-            ground.size = size
-            group = self._on_device(plants.make_tensor, ground, kind)
-            work.groups = [replace(group, tensor=n) for n in alike]
+            work.groups = []
+            for one in (ground, *(self._ground(work, n) for n in others)):
+                one.size = size
+                work.groups.append(self._on_device(rows.make_tensor, one, kind))
             found = self._tried(self._with(work.start.inputs, work.groups))
             if found is not None and self._is_stable(found):
                 work.now = found
@@ -781,7 +827,7 @@ class Draws:
             return None
         self._borne.add(tensor)
         matters = self._matters(work.now.outputs, found.outputs)
-        is_row = groups[0].kind in plants.ROWS
+        is_row = groups[0].kind in rows.ROWS
         if not matters and not is_row:
             return False
         if matters:
@@ -823,7 +869,7 @@ class Draws:
 
     def _final(self, work: _Work) -> InputSet | None:
         """The set with all groups that eager bears: of some, large values may overflow there."""
-        for left_out in (set[str](), VAST, plants.LOUD, {one.kind for one in work.groups}):
+        for left_out in (set[str](), VAST, rows.LOUD, {one.kind for one in work.groups}):
             groups = [one for one in work.groups if one.kind not in left_out]
             tried: _Tried | None = work.now
             if len(groups) < len(work.groups):

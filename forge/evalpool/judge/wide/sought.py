@@ -6,10 +6,11 @@ Called by sets.py for plants.py, which plants them.
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.wide.reference import ORDERS, PUTS
@@ -65,6 +66,8 @@ class Looks:
     """True if torch may leave its results open (wide/reference.py)."""
     is_comparing: bool = True
     """True if it compares two tensors: elements are hardly ever equal by chance."""
+    is_aimed: bool = False
+    """True if a decision of a candidate's is sought, which may be about anything."""
     permutes: bool = True
     """True if it may draw indices that are all different by design."""
     host: tuple[float, ...] = ()
@@ -75,6 +78,19 @@ class Looks:
     """Texts that its Python code compares with, and keys of its dicts."""
     options: tuple[tuple[str, Any], ...] = ()
     """Names that it looks up in a dict, with their defaults: `...` where it has none."""
+
+    def aimed(self, constants: Sequence[float]) -> Looks:
+        """The same where a candidate compares something, with these constants among others."""
+        between = [(a + b) / 2 for a, b in itertools.pairwise(sorted(constants))]
+        near = {one + step for one in constants if type(one) is int for step in (-1, 0, 1)}
+        return replace(
+            self,
+            constants=tuple(sorted({*self.constants, *_worth(between), *_worth(constants)})),
+            integers=tuple(sorted({*self.integers, *(one for one in near if abs(one) < 1 << 31)})),
+            does=self.does | {"decides", "joins"},
+            is_comparing=True,
+            is_aimed=True,
+        )
 
     @property
     def tells_rows(self) -> bool:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.program.format import Node, Program
+    from forge.evalpool.judge.ttir.decisions import Noted
     from forge.evalpool.judge.ttir.memory.storages import Memory
 
     Content: TypeAlias = dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]]
@@ -56,6 +57,8 @@ class CpuExecutor:
     inputs: Sequence[NDArray[np.uint8]]
     parameters: Mapping[str, NDArray[np.uint8]]
     has_tf32: bool = False
+    noted: Noted = field(default_factory=dict[Any, Any])
+    """Gets the sides of decisions that launches take."""
     memory: Memory = field(init=False)
     tensors: Tensors = field(init=False)
     launches: Launches = field(init=False)
@@ -77,7 +80,7 @@ class CpuExecutor:
     def __post_init__(self) -> None:
         self.memory = bound_memory(self.program, self.inputs, self.parameters)
         self.tensors = Tensors(self.program, self.memory)
-        self.launches = Launches(self.program, self.memory, self.has_tf32)
+        self.launches = Launches(self.program, self.memory, self.has_tf32, self.noted)
         self.written = self._written_storages(Section.FORWARD)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,13 @@ from forge.evalpool.judge.program.format import (
     Launch,
     LaunchArgument,
     Op,
+    Origin,
     Program,
     TensorUse,
 )
 from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
 from forge.evalpool.judge.program.walk import tensors_in
+from forge.evalpool.judge.ttir.decisions import ANY, PARAMETER, note_all
 from forge.evalpool.judge.ttir.evaluate import Address, Argument, HostDescriptor, Report, launch
 from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory
 from forge.evalpool.judge.ttir.plan.dispatch import plan_of
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.execute.cpu.conditions import Conditions
     from forge.evalpool.judge.execute.cpu.memory import Tensors
+    from forge.evalpool.judge.ttir.decisions import Decision, Noted
     from forge.evalpool.judge.ttir.plan.planner import ModulePlan
     from forge.evalpool.judge.ttir.verify import Use
 
@@ -51,6 +54,9 @@ class Launches:
     program: Program
     memory: Memory
     has_tf32: bool
+    noted: Noted
+    """Gets the sides of decisions that launches take."""
+    _seen: dict[Decision, int] = field(default_factory=dict["Decision", int])
 
     def plan(self, node: Launch) -> ModulePlan:
         """The plan of a launch's kernel. Raises ExecutionFailed where the evaluator has none."""
@@ -91,7 +97,7 @@ class Launches:
         kernel = self.program.kernels[node.kernel]
         arguments = [self._argument(one) for one in node.arguments]
         try:
-            return launch(
+            report = launch(
                 plan,
                 kernel.name,
                 node.grid,
@@ -100,7 +106,11 @@ class Launches:
                 order=conditions.order,
                 num_resident=self._num_resident(node),
                 num_warps=kernel.options.num_warps,
+                seen=self._seen,
             )
+            memory = [self._memory_of(one) for one in node.arguments]
+            note_all(self.noted, plan.decisions, self._seen, kernel, memory)
+            return report
         except Faulted as error:
             found = fault_report(error.fault, place)
             raise ExecutionFailed(found.kind, found.message, line=found.line) from error
@@ -125,6 +135,14 @@ class Launches:
                 padding=math.nan if argument.padding == "nan" else 0.0,
             )
         return Address(None) if argument is None else argument
+
+    def _memory_of(self, argument: LaunchArgument) -> str:
+        """The input that an argument points to, by its number; a parameter by its name; or ANY."""
+        if not isinstance(argument, TensorUse | Descriptor):
+            return ANY
+        storage = self.program.storages[self.program.tensors[argument.tensor].storage]
+        known = {Origin.INPUT: str(storage.index), Origin.PARAMETER: PARAMETER + storage.name}
+        return known.get(storage.origin, ANY)
 
     def _address(self, tensor: int) -> Address:
         one = self.program.tensors[tensor]

@@ -100,7 +100,7 @@ class CardReferences(References[CardDraw]):
     def _request(self, problem: ReferenceModule, **terms: Any) -> dict[str, Any]:
         return super()._request(problem, **self._tf32.request, **terms)
 
-    def _draw(self, problem: ReferenceModule, shared: Turn) -> CardDraw:
+    def _draw(self, problem: ReferenceModule, shared: Turn, **terms: Any) -> CardDraw:
         found = 0 if self._small is None else self._small.draw(problem)
         if isinstance(found, Delivered):
             try:

@@ -82,7 +82,8 @@ def step_of(operation: Operation, planner: Planner) -> tuple[Step | ControlStep 
     if name in ("tt.reduce", "tt.scan", "tt.map_elementwise"):
         return region_step(operation, planner), False
     compute = _function(operation, planner)
-    if not operation.attributes.keys().isdisjoint(HINTS) and planner.is_of_loads(operation):
+    has_hint = not operation.attributes.keys().isdisjoint(HINTS)
+    if has_hint and planner.decisions.memory_of(operation.results):
         compute = hinted(operation, compute)
     return step_by(compute, operation), False
 

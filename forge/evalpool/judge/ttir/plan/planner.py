@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from forge.evalpool.judge.ttir.decisions import Decision, Decisions
 from forge.evalpool.judge.ttir.memory.conflicts import may_synchronise, pass_barrier
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.tree import (
@@ -33,6 +34,8 @@ from forge.evalpool.judge.ttir.values import Unsupported, dtype_of, fixed
 from forge.evalpool.judge.ttir.verify import Use, operations_in, operations_of, uses_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from forge.evalpool.judge.ttir.memory.storages import Group
 
 
@@ -83,6 +86,8 @@ class ModulePlan:
     """True if products of float32 keep what TF32 lacks, whatever precision they ask for."""
     has_spins: bool = False
     """True if an instance may wait in a loop for another one."""
+    decisions: list[Decision] = field(default_factory=list[Decision])
+    """In the order of the text."""
     ordering: Operation | None = None
     """First atomic operation whose result is used: instances may order themselves by it."""
     _uses: dict[str, tuple[Use | None, ...]] = field(
@@ -111,13 +116,7 @@ class Planner:
         plan.template = [None] * plan.function.num_values
         self.used = _used(plan.function)
         """Values that some operation reads."""
-        self._loaded: set[int] | None = None
-
-    def is_of_loads(self, operation: Operation) -> bool:
-        """True if a result may depend on what the function loads."""
-        if self._loaded is None:
-            self._loaded = _loaded(self.plan.function)
-        return not self._loaded.isdisjoint(operation.results)
+        self.decisions = Decisions(module.module, plan.function)
 
     def run(self) -> None:
         """The plan of the whole function."""
@@ -130,7 +129,9 @@ class Planner:
         operations = block.operations
         terminator = operations[-1] if operations and _is_terminator(operations[-1]) else None
         planned = BlockPlan(block.arguments, terminator)
-        last = _last_uses(block) if frees else {}
+        decided = {one.index: self.decisions.of(one, block) for one in operations}
+        last = _last_uses(block, decided) if frees else {}
+        self.module.decisions += [one for each in decided.values() for one in each]
         for given in operations if terminator is None else operations[:-1]:
             operation = _exact(given) if self.module.is_exact else given
             self._note(operation)
@@ -142,8 +143,11 @@ class Planner:
             step, is_control = self._step_of(operation, self)
             if step is None:
                 continue
+            planned.steps += [(one.note, False, ()) for one in decided[given.index]]
             planned.is_straight = planned.is_straight and not is_control
             planned.steps.append((step, is_control, last.get(operation.index, ())))
+        if terminator is not None:
+            planned.steps += [(one.note, False, ()) for one in decided[terminator.index]]
         return planned
 
     def _note(self, operation: Operation) -> None:
@@ -183,22 +187,6 @@ def _used(function: Function) -> frozenset[int]:
     return frozenset(found)
 
 
-def _loaded(function: Function) -> set[int]:
-    """Values that depend on a load; of what a loop carries, those that begin so."""
-    found: set[int] = set()
-    for operation in operations_of(function):
-        if not found.isdisjoint(operation.operands):
-            found |= _arguments_in(operation)
-        elif not any(map(_is_load, (operation, *operations_in(*operation.regions)))):
-            continue
-        found.update(operation.results)
-    return found
-
-
-def _is_load(operation: Operation) -> bool:
-    return operation.name.endswith(("load", "gather")) or operation.name in SPINS
-
-
 def captured(operation: Operation) -> tuple[int, ...]:
     """Values from outside that an operation's regions read."""
     inside = _arguments_in(operation)
@@ -217,7 +205,9 @@ def _arguments_in(operation: Operation) -> set[int]:
     return {v for region in operation.regions for block in region.blocks for v in block.arguments}
 
 
-def _last_uses(block: BasicBlock) -> dict[int, tuple[int, ...]]:
+def _last_uses(
+    block: BasicBlock, decided: Mapping[int, Sequence[Decision]]
+) -> dict[int, tuple[int, ...]]:
     """For each operation, by index: values of this block that nothing reads after it.
 
     Constants stay in the environment: a loop needs them again.
@@ -226,7 +216,8 @@ def _last_uses(block: BasicBlock) -> dict[int, tuple[int, ...]]:
     own = set(block.arguments).union(*computed)
     last: dict[int, int] = {}
     for operation in block.operations:
-        for value in (*operation.operands, *captured(operation), *operation.results):
+        masks = [mask for one in decided[operation.index] for mask in one.masks]
+        for value in (*operation.operands, *captured(operation), *operation.results, *masks):
             if value in own:
                 last[value] = operation.index
     found: dict[int, list[int]] = {}
