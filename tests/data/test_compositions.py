@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from forge.data.harvest.kernelbench import marks
 from forge.data.harvest.sizes import replaced
 from forge.data.harvest.sources.compositions.draw import compose, open_compositions, summary
 from forge.data.harvest.sources.compositions.vocabulary import section
@@ -90,10 +91,17 @@ def test_other_sizes_change_no_argument_of_the_constructor() -> None:
         assert not changed & set(given[0].replace("[", " ").replace("]", " ").split(", "))
 
 
-@pytest.mark.parametrize("number", [545, 681, 1023])
-def test_a_composition_that_kernelbench_has_is_drawn_again(number: int) -> None:
-    # The first draws of these are, such as a linear layer, a minimum and a difference.
-    assert summary(compose(0, number).ops) not in section("kernelbench")["level_2"].forms
+def test_a_composition_that_kernelbench_has_is_drawn_again() -> None:
+    for number in range(200):
+        made = compose(0, number)
+        assert summary(made.ops) not in section("kernelbench")["level_2"].forms
+        assert marks().same_operations(ast.parse(made.text)) is None
+
+
+def test_a_quarter_of_the_compositions_is_one_operation() -> None:
+    counts = Counter(min(5, len(compose(2, number).ops)) for number in range(400))
+    shares = [counts[n] / 400 for n in range(1, 6)]
+    assert shares == pytest.approx([0.25, 0.25, 0.25, 0.15, 0.1], abs=0.07)
 
 
 def test_the_source_reads_its_numbers_by_ranges() -> None:

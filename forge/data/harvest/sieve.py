@@ -21,7 +21,7 @@ from forge.data.build.choice import HeldoutProblems, choose_heldout
 from forge.data.build.near import Families, SignatureIndex, signature
 from forge.data.build.output import LeftOutRow
 from forge.data.harvest.closure import MAX_CHARS, TOO_DEEP, Import, is_allowed
-from forge.data.harvest.kernelbench import marks, operations_of
+from forge.data.harvest.kernelbench import NONE, marks, structure_of
 from forge.data.sources.normal_form import normal_digest
 
 if TYPE_CHECKING:
@@ -116,14 +116,15 @@ class Sieve:
         signed = signature(found.text, tree)
         if not self.keeps_heldout:
             digests = () if digest is None else (digest,)
-            match = marks().match(digest, operations_of(tree), signed, threshold=HELDOUT_SIMILARITY)
+            match = marks().match(found.text, tree, signed, threshold=HELDOUT_SIMILARITY)
             match = match or self.heldout.match(signed, digests)
             if match is not None:
                 return left_out(step="apart", reason="similar to a held-out problem", detail=match)
-            first = self._first.setdefault(digest or origin, origin)
+            structure = structure_of(tree)
+            first = self._first.setdefault(f"{digest or origin} {structure}", origin)
             if first != origin:
                 return left_out(step="distinct", reason="the same again", detail=first)
-            if alike := self._index.similar(signed):
+            if structure == NONE and (alike := self._index.similar(signed)):
                 index, share = max(alike, key=lambda each: (each[1], -each[0]))
                 said = f"{self._names[index]} ({share:.2f})"
                 return left_out(

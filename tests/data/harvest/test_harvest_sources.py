@@ -371,6 +371,63 @@ def test_a_problem_stays_once_and_never_beside_a_held_out_one(tmp_path: Path) ->
     assert refused(SAMPLE, "d:1", sieve(str(tmp_path))) == "apart: similar to a held-out problem"
 
 
+LONE = """import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, channels, bias: bool = False):
+        super().__init__()
+        self.layer = {layer}
+
+    def forward(self, x, y):
+        return {value}
+
+
+def get_inputs():
+    return [torch.rand({x}), torch.rand({y})]
+
+
+def get_init_inputs():
+    return [8]
+"""
+
+
+@pytest.mark.parametrize(
+    ("layer", "value", "x", "y", "is_kernelbenchs"),
+    [
+        ("nn.Conv2d(channels, 16, 5, bias=bias)", "self.layer(x)", "2, 8, 9, 9", "1", True),
+        ("nn.Conv2d(8, 16, 3, 1, 0, 1, 1, False)", "self.layer(x)", "2, 8, 9, 9", "1", True),
+        ("nn.Conv2d(8, 8, 3, 2, 3)", "self.layer(x)", "2, 8, 9, 9", "1", True),
+        ("nn.Conv2d(8, 8, (3, 5), bias=True)", "self.layer(x)", "2, 8, 9, 9", "1", False),
+        ("nn.Conv2d(8, 8, 3, stride=3, bias=bias)", "self.layer(x)", "2, 8, 9, 9", "1", False),
+        ("nn.Conv2d(8, 8, 3, stride=(1, 1), bias=bias)", "self.layer(x)", "2, 8, 9, 9", "1", True),
+        ("nn.Conv2d(8, 8, 3, groups=2)", "self.layer(x)", "2, 8, 9, 9", "1", False),
+        ("None", "x.mean(1)", "4, 5, 6", "1", True),
+        ("None", "torch.mean(x, dim=-2)", "4, 5, 6", "1", True),
+        ("None", "torch.mean(x, dim=1, keepdim=True)", "4, 5, 6", "1", False),
+        ("None", "x.mean(-1)", "4, 5, 6", "1", False),
+        ("None", "x.amax(1)", "4, 5, 6", "1", True),
+        ("None", "x.mean(1)", "4, 5, 6, 7", "1", False),
+        ("None", "torch.einsum('ik,jk->ij', x, y)", "4, 5", "6, 5", True),
+        ("None", "x.t() @ y", "5, 4", "5, 6", True),
+        ("None", "torch.bmm(x, y)", "3, 4, 5", "3, 5, 6", True),
+        ("None", "torch.bmm(x, y.transpose(1, 2))", "3, 4, 5", "3, 6, 5", False),
+        ("None", "torch.relu(x)", "4, 5, 6", "1", True),
+        ("None", "nn.functional.celu(x)", "4, 5", "1", False),
+        ("nn.MaxPool1d(4, 3, padding=1, dilation=2)", "self.layer(x)", "2, 8, 9", "1", True),
+        ("nn.MaxPool1d(4, 3, padding=1)", "self.layer(x)", "2, 8, 9", "1", False),
+    ],
+)
+def test_a_lone_operation_is_kernelbenchs_if_its_arguments_are(
+    layer: str, value: str, x: str, y: str, is_kernelbenchs: bool
+) -> None:
+    text = LONE.format(layer=layer, value=value, x=x, y=y)
+    found = Found(text=text, origin="a:1", name="x", kind="x", level=1)
+    out = sieve().refuse(found, origin="a:1", number=0)
+    assert (out is not None and out.step == "apart") is is_kernelbenchs, out
+
+
 def test_marks_of_kernelbench_are_of_this_code() -> None:
     """Else: `python -m forge.data.harvest.kernelbench CHECKOUT/KernelBench`."""
     assert FILE.read_text().splitlines()[0] == mark("sample", SAMPLE)

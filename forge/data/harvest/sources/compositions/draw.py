@@ -3,27 +3,23 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from forge.data.harvest.kernelbench import marks
 from forge.data.harvest.records import Found
 from forge.data.harvest.sources.compositions.products import convolution, image_input, product
 from forge.data.harvest.sources.compositions.singles import single
 from forge.data.harvest.sources.compositions.steps import (
-    clamp,
-    extreme,
     follow,
     norm,
-    parameter,
     pointwise,
     pool,
     reduce,
-    residual,
     running,
-    scale,
-    shift,
     softmax,
 )
 from forge.data.harvest.sources.compositions.values import SizeDraw, SizeScale, Value
@@ -32,11 +28,11 @@ from forge.data.harvest.sources.compositions.writer import ModuleWriter
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
-LEVELS = {1: 0.5, 2: 0.5}
-"""Share of each of KernelBench's levels; models, its third, come from other sources."""
+NUM_OPERATIONS = {1: 25, 2: 25, 3: 25, 4: 15, 5: 7, 6: 3}
+"""Shares of the compositions by number of operations."""
 BANDWIDTH, RATE = 4.8e12, 60e12
 """Bytes and floating-point operations a second of an H200, the fastest card in use."""
 WANTED_S = 120e-6
@@ -62,16 +58,23 @@ class ComposedModule:
 def compose(seed: int, number: int) -> ComposedModule:
     """The composition of a number."""
     key = f"{seed}/{number}"
-    level, small, text = _write(key, SizeDraw(key, SizeScale.SMALL))
-    while summary(small.ops) in section("kernelbench")["level_2"].forms:
+    num = Random(key).choices(list(NUM_OPERATIONS), weights=list(NUM_OPERATIONS.values()))[0]
+    small, text = _write(key, num, SizeDraw(key, SizeScale.SMALL))
+    while _is_kernelbenchs(small.ops, text):
         key += "/again"
-        level, small, text = _write(key, SizeDraw(key, SizeScale.SMALL))
-    other = _write(key, SizeDraw(key, SizeScale.OTHER))[1].sizes
+        small, text = _write(key, num, SizeDraw(key, SizeScale.SMALL))
+    other = _write(key, num, SizeDraw(key, SizeScale.OTHER))[0].sizes
     return ComposedModule(
-        level=level, ops=tuple(small.ops), text=text,
+        level=1 if num == 1 else 2, ops=tuple(small.ops), text=text,
         other=_definitions({n: v for n, v in other.items() if n not in small.fixed}, text),
-        large=_definitions(_large(key), text),
+        large=_definitions(_large(key, num), text),
     )  # fmt: skip
+
+
+def _is_kernelbenchs(ops: Sequence[str], text: str) -> bool:
+    """True if KernelBench has the composition, in these words or in others."""
+    is_told = summary(ops) in section("kernelbench")["level_2"].forms
+    return is_told or marks().same_operations(ast.parse(text)) is not None
 
 
 _WORDS = {
@@ -101,10 +104,10 @@ def _definitions(sizes: Mapping[str, int], text: str) -> str:
     return "\n".join(f"{n} = {v}" for n, v in sizes.items() if f"\n{n} = " in text)
 
 
-def _large(key: str) -> Mapping[str, int]:
+def _large(key: str, num: int) -> Mapping[str, int]:
     """Sizes whose batch makes the time, within the room."""
     factor = 1.0
-    w = _write(key, SizeDraw(key, SizeScale.LARGE))[1]
+    w = _write(key, num, SizeDraw(key, SizeScale.LARGE))[0]
     for _ in range(8):
         seconds = w.num_bytes / BANDWIDTH + w.flops / RATE
         room = min(MAX_BYTES / w.num_bytes, MAX_ELEMENTS / w.largest)
@@ -114,81 +117,60 @@ def _large(key: str) -> Mapping[str, int]:
             factor *= min(8.0, 0.9 * room, 1.1 * WANTED_S / seconds)
         else:
             break
-        w = _write(key, SizeDraw(key, SizeScale.LARGE, factor=factor))[1]
+        w = _write(key, num, SizeDraw(key, SizeScale.LARGE, factor=factor))[0]
     return w.sizes
 
 
-def _write(key: str, sizes: SizeDraw) -> tuple[int, ModuleWriter, str]:
-    rng = Random(key)
-    writer = ModuleWriter(rng, sizes)
-    level = rng.choices(list(LEVELS), weights=list(LEVELS.values()))[0]
-    value = {1: _level_1, 2: _level_2}[level](writer)
-    return level, writer, writer.finish(value)
+def _write(key: str, num: int, sizes: SizeDraw) -> tuple[ModuleWriter, str]:
+    writer = ModuleWriter(Random(key), sizes)
+    return writer, writer.finish(_lone(writer) if num == 1 else _chain(writer, num))
 
 
-def _level_1(w: ModuleWriter) -> Value:
-    """One operation, or a simple one with another that makes it differ from KernelBench's."""
+def _lone(w: ModuleWriter) -> Value:
+    """One operation."""
     kinds = {
-        "table": 24, "pointwise": 8, "norm": 10, "reduction": 8, "pool": 7, "softmax": 3,
-        "convolution": 24, "product": 16,
+        "table": 36, "convolution": 22, "product": 8, "reduction": 12, "pool": 8, "pointwise": 7,
+        "norm": 4, "softmax": 2, "running": 1,
     }  # fmt: skip
     kind = w.rng.choices(list(kinds), weights=list(kinds.values()))[0]
     if kind == "table":
         return single(w)
     if kind in ("convolution", "product"):
-        return _small(w, w.read(product(w) if kind == "product" else convolution(w)))
+        return w.read(product(w) if kind == "product" else convolution(w))
     if kind == "pool":
-        return _beside(w, image_input(w, w.rng.choice((1, 2, 3))), pool)
+        return pool(w, image_input(w, w.rng.choice((1, 2, 3))))
+    x = _tensor(w)
+    if kind == "reduction":
+        return reduce(w, x, at=(w.rng.randrange(x.rank),))
+    names = [*section("activations")] * 3 + [*section("elementwise")]
+    steps = {
+        "norm": norm, "softmax": softmax, "running": running,
+        "pointwise": lambda w, x: pointwise(w, x, w.rng.choice(names)),
+    }  # fmt: skip
+    return steps[kind](w, x)
+
+
+def _tensor(w: ModuleWriter) -> Value:
+    """An input of any rank."""
     letters = w.rng.choice(("BD", "BTD", "BTD", "BCHW", "MD", "BGTK", "BCL", "BCZHW", "BL"))
     x = w.input([w.size(letter) for letter in letters])
-    x = replace(x, is_channels_first="C" in letters)
-    names = [*section("activations"), *section("elementwise")]
-    step = {
-        "pointwise": lambda w, x: pointwise(w, x, w.rng.choice(names)),
-        "norm": norm,
-        "reduction": reduce if w.rng.random() < 0.8 else running,
-        "softmax": softmax,
-    }[kind]
-    return _beside(w, x, step)
+    return replace(x, is_channels_first="C" in letters, is_positive=False)
 
 
-def _small(w: ModuleWriter, x: Value) -> Value:
-    """A small operation that bears any value."""
-    options: list[Callable[[], Value]] = [
-        lambda: scale(w, x), lambda: shift(w, x), lambda: clamp(w, x), lambda: extreme(w, x),
-        lambda: pointwise(w, x, w.rng.choice(list(section("activations")))),
-        lambda: pointwise(w, x, w.rng.choice(list(section("elementwise")))),
-        lambda: residual(w, x, None),
-    ]  # fmt: skip
-    if x.rank > 1 and x.dims[x.channel].text not in ("", "1"):
-        options.append(lambda: parameter(w, x))
-    return w.rng.choice(options)()
-
-
-def _beside(w: ModuleWriter, x: Value, step: Callable[[ModuleWriter, Value], Value]) -> Value:
-    """The step with a small operation before or after it."""
-    x = replace(x, is_positive=False)
-    return step(w, _small(w, x)) if w.rng.random() < 0.5 else _small(w, step(w, x))
-
-
-MAX_STEPS = (2, 2, 2, 3, 3, 4, 5)
-
-
-def _level_2(w: ModuleWriter) -> Value:
-    """A product or a convolution, and two to five operations."""
-    x = product(w) if w.rng.random() < 0.45 else convolution(w)
-    x = w.read(x)
+def _chain(w: ModuleWriter, num: int) -> Value:
+    """Several operations; of four, three begin with a product or a convolution."""
+    if w.rng.random() < 0.75:
+        x = w.read(product(w) if w.rng.random() < 0.45 else convolution(w))
+    else:
+        x = _tensor(w)
     first: Value | None = None
-    num_steps = w.rng.choice(MAX_STEPS)
-    for index in range(num_steps):
-        if index == 1 and w.rng.random() < 0.4 and num_steps > 2 and x.rank > 1:
+    while len(w.ops) < num:
+        if w.ops and not first and w.rng.random() < 0.3 and num - len(w.ops) > 1 and x.rank > 1:
             name = w.rng.choice(("residual", "identity", "skip", "saved", "shortcut"))
             x, first = w.kept(x, name)
         before = x
         w.note(x)
         x = follow(w, x, first)
-        if x.rank < 2 and index > 0:
-            break
         if before.dims != x.dims:
             first = first if first is not None and first.dims == x.dims else None
     return x

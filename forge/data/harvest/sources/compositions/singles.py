@@ -11,26 +11,20 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from forge.data.harvest.sources.compositions.steps import pointwise, scale, shift
-from forge.data.harvest.sources.compositions.vocabulary import Operation, section
+from forge.data.harvest.sources.compositions.vocabulary import section
 from forge.data.harvest.sources.compositions.writer import count, number
 
 if TYPE_CHECKING:
     from forge.data.harvest.sources.compositions.values import Dim, Value
     from forge.data.harvest.sources.compositions.writer import Given, ModuleWriter
 
-WHOLE = frozenset({"count_above", "argmax_rows", "one_hot", "all_any", "histogram", "bucketize"})
-"""Operations with a result of integers."""
-HARMLESS = ("tanh", "gelu", "silu", "softsign", "atan", "asinh", "abs", "log1p_abs", "symlog",
-            "sin", "square", "sqrt_abs", "mish", "leaky_relu", "hardswish", "signed_sqrt",
-            "elu")  # fmt: skip
-"""Functions that bear values of any size."""
 OFTEN = frozenset({
     *("argmax_rows", "prod_rows", "cumsum_rows", "cumprod_decay", "triangles", "masked_product"),
     *("attention", "causal_attention", "pixel_shuffle", "max_with_index", "cumsum_reverse"),
     *("cumsum_exclusive", "cumsum_masked", "hinge", "mse_parts", "kl_rows", "triplet"),
     *("cosine_loss", "frobenius_norm", "rms_norm_channels", "min_over", "smooth_l1", "nll"),
     *("huber_rows", "label_smoothing", "batched_vector", "l1_loss", "layer_norm_channels"),
+    *("addmm", "baddbmm", "bilinear", "outer", "any_or_all", "count_nonzero"),
 })  # fmt: skip
 """Operations that are asked for most, or have few others of their kind in the vocabulary."""
 _LETTERS = re.compile(r"[A-Z]8?|\d+")
@@ -49,20 +43,10 @@ _OTHER_NAMES = {
 
 
 def single(w: ModuleWriter) -> Value:
-    """One of the operations on inputs of its own, alone or beside a simple function."""
+    """One of the operations on inputs of its own."""
     table = section("singles")
     name = w.rng.choices(list(table), weights=[10 if one in OFTEN else 1 for one in table])[0]
-    place = w.rng.choices(("alone", "before", "after"), weights=(60, 15, 25))[0]
-    before = w.rng.choice(HARMLESS) if place == "before" else ""
-    found = _written(w, name, table[name], before=before)
-    if place == "after" and name not in WHOLE:
-        step = w.rng.choice((scale, shift, *([None] * 6)))
-        found = step(w, found) if step else pointwise(w, found, w.rng.choice(HARMLESS))
-    return found
-
-
-def _written(w: ModuleWriter, name: str, one: Operation, *, before: str) -> Value:
-    """The operation, after a function of its first input if that may have any value."""
+    one = table[name]
     declared = [each.partition(":") for each in one.inputs.split()]
     letters = re.findall(r"[A-Z]8?", " ".join(text for _, _, text in declared))
     letters += re.findall(r"\$([A-Z]8?)\b", " ".join(one.forms))
@@ -78,8 +62,6 @@ def _written(w: ModuleWriter, name: str, one: Operation, *, before: str) -> Valu
             sizes, kind=kind[:1], below=dims[kind[1:]] if kind[1:] else None,
             name=w.rng.choice(_OTHER_NAMES.get(each, (each,))),
         )  # fmt: skip
-        if before and not values and not kind:
-            value = w.bound(pointwise(w, value, before))
         given[each] = value
         values.append(value)
     if one.work:

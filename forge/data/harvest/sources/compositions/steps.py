@@ -205,7 +205,7 @@ def pool(w: ModuleWriter, x: Value) -> Value:
         (*["max_pool"] * 4, *["avg_pool"] * 4, "lp_pool", "global", "global")
     )  # fmt: skip
     if name == "global":
-        return reduce(w, x, dims=x.sides)
+        return reduce(w, x, at=x.sides, is_global=True)
     name = name.replace("avg", "max") if is_flat else name
     w.ops.append(name)
     one = section("pools")[name]
@@ -216,8 +216,11 @@ def pool(w: ModuleWriter, x: Value) -> Value:
     end = w.rng.choice((f"%{size}", f"kernel_size=%{size}" if name != "lp_pool" else f"%{size}"))
     end += "" if stride == kernel and w.rng.random() < 0.5 else ", stride=%stride"
     end += ", padding=%padding" if padding else ""
+    is_avg = padding and name == "avg_pool" and w.rng.random() < 0.4
+    end += ", count_include_pad=%count_include_pad" if is_avg else ""
     forms = tuple(form.replace("$end", end) for form in one.forms)
     constants = {size: (kernel,), "stride": (stride,), "padding": (padding,)}
+    constants["count_include_pad"] = (False,)
     one = replace(one, forms=forms, constants=constants)
     if name == "lp_pool" and not x.is_positive:
         x = replace(w.apply(section("pools")["magnitude"], x, "magnitude"), is_positive=True)
@@ -261,22 +264,24 @@ def softmax(w: ModuleWriter, x: Value) -> Value:
     return replace(found, mean=1 / least, std=x.std / least, is_positive=True, flat=Facts({at}))
 
 
-def reduce(w: ModuleWriter, x: Value, *, dims: tuple[int, ...] = ()) -> Value:
-    """A reduction of one dimension, of the sides, or of all but the batch."""
+def reduce(
+    w: ModuleWriter, x: Value, *, at: tuple[int, ...] = (), is_global: bool = False
+) -> Value:
+    """A reduction of the given dimensions, or of one, of the sides, or of all but the batch."""
     options = [(x.channel,), (x.channel,), x.sides or (x.rank - 1,)]
-    at = dims or w.rng.choice(options)
+    at = at or w.rng.choice(options)
     if any(x.dims[i].least <= 1 for i in at):
         at = tuple(range(1, x.rank))
     if all(x.dims[i].least <= 1 for i in at):
         return pointwise(w, x, "tanh")
-    name = w.rng.choice(_reductions(x, at, is_global=bool(dims)))
+    name = w.rng.choice(_reductions(x, at, is_global=is_global))
     keeps = w.rng.random() < (0.8 if x.rank > 2 else 0.5)
     shown = str(at[0]) if len(at) == 1 else w.rng.choice((str(at), str(list(at))))
     shown = "-1" if at == (x.rank - 1,) and w.rng.random() < 0.5 else shown
     one = section("reductions")[name[1:] if len(at) == 1 and name in ("amax", "amin") else name]
     if len(at) > 2:  # `torch.norm` takes two dimensions for those of a matrix, and no more
         one = replace(one, forms=tuple(form for form in one.forms if "torch.norm" not in form))
-    if dims and name == "mean" and keeps:
+    if is_global and name == "mean" and keeps:
         w.ops.append("global_mean")
         ones, one = f"({', '.join('1' for _ in at)},)", section("pools")["global_mean"]
         found = w.apply(one, x, "pool", nd=f"{len(at)}d", at=shown, ones=ones.replace("1,)", "1)"))
