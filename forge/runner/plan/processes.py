@@ -190,7 +190,7 @@ def _room(experiment: Experiment, machine: Machine, demands: Sequence[_Demand]) 
     found = f"{count(machine.num_nodes, 'node')} beside the head of {machine.assumed}"
     listed = "; ".join(f"{each.count} {NAMES[each.role]}, {each}" for each in demands)
     if needed > machine.num_nodes:
-        text = f"{count(needed, 'node')} would have room for {listed}; there are {found}"
+        text = f"{count(needed, 'node')} would have room for {listed}; found {found}"
         if not judges_wait:
             raise MachineError(f"{experiment.name}: {text}")
         return [f"{text}: the other judges start when a node joins"]
