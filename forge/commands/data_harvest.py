@@ -457,7 +457,7 @@ class _Work:
     async def _answer(self) -> None:
         text = self._result.text
         work = {
-            "step": "answer", "source": text, "task": {"text": text, "large": self._result.large},
+            "step": "answer", "source": text, "task": {"text": text},
             "cpu_s": ANSWER_CPU_S,
         }  # fmt: skip
         done = await self._ask(work, step="answered")

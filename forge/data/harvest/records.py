@@ -85,8 +85,6 @@ class AnswerTask:
 
     text: str
     """As `Found.text`, at the sizes that are traced."""
-    large: str = ""
-    """The problem at sizes for a card, where it has some: rows may be too long for one block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ def answer(task: AnswerTask) -> Answered | Unanswered:
 
 
 def _answer(task: AnswerTask, **options: bool) -> Answered:
-    traced = trace(task.text, large=task.large, **options)
+    traced = trace(task.text, **options)
     made = rewrite(traced.code, traced.entry, traced.names)
     return Answered(
         code=made.code,

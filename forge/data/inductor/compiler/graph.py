@@ -51,6 +51,7 @@ OPTIONS: dict[str, Any] = {
     "inplace_buffers": False,
     "allow_buffer_reuse": False,
     "split_reductions": False,
+    "online_softmax": False,
     "layout_optimization": False,
     "fallback_random": True,
     "triton.cooperative_reductions": False,
@@ -100,12 +101,11 @@ class Traced:
     """Lengths of all axes, and products of the last ones, of inputs, parameters and results."""
 
 
-def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Traced:
+def trace(problem: str, *, with_attributes: bool = True) -> Traced:
     """The answer of a problem as Inductor writes it. Raises Untraceable.
 
     Args:
         problem: Source with `Model`, `get_inputs` and `get_init_inputs`.
-        large: The problem at the largest sizes, where it has others.
         with_attributes: Whether numbers that modules keep become symbols, too.
     """
     with _reason("not traced"), contextlib.ExitStack() as stack:
@@ -125,7 +125,6 @@ def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Tra
         paths: list[Any] = [path for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
         owners = [names[path[0].idx] for path in paths]
         labels = [_label(path) for path in paths]
-        sizes.longest = _lengths(large) if large else {}
         given = [
             sizes.symbolic(one, f"x{k}", owner=owners[k]) for k, one in enumerate(leaves)
         ]  # fmt: skip
@@ -150,6 +149,7 @@ def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Tra
             traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)
             graph = traced(*symbols)
             sizes.settle()
+            _without_indices(graph)
             _move_to_card(graph)
             for node in graph.graph.nodes:
                 value = node.meta.get("val")
@@ -157,7 +157,7 @@ def trace(problem: str, *, large: str = "", with_attributes: bool = True) -> Tra
                     sizes.shapes.append(tuple(value.shape))
             pretend(stack)
             templates(stack)
-            reductions(stack, sizes)
+            reductions(stack)
             substitution(stack, sizes)
             with _reason("not compiled"):
                 code = _code(graph, [sizes.on_card(one) for one in symbols])
@@ -229,18 +229,6 @@ def _subject(problem: str) -> tuple[Any, Sequence[Any]]:
             return _model(module), module.get_inputs()
     except Exception:
         return _model(module), module.get_inputs()
-
-
-def _lengths(large: str) -> dict[str, Sequence[int]]:
-    """Lengths of inputs and of what the model holds at the largest sizes, by their labels; none of
-    a problem that does not run so."""
-    try:
-        model, inputs = _subject(large)
-    except Exception:
-        return {}
-    found = {f"self.{one.path}": one.value for one in _held(model)}
-    found |= {f"x{k}": one for k, one in enumerate(pytree.tree_flatten(list(inputs))[0])}
-    return {k: [*one.shape] for k, one in found.items() if isinstance(one, torch.Tensor)}
 
 
 def _model(module: types.ModuleType) -> Any:
@@ -316,6 +304,26 @@ def _written(value: Any, leaves: list[Any]) -> ast.expr:
             return ast.Constant(value)
         case _:
             raise TypeError(f"forward returns a {type(value).__name__}")
+
+
+VALUES = {
+    torch.ops.aten.max.dim: torch.ops.aten.amax.default,
+    torch.ops.aten.min.dim: torch.ops.aten.amin.default,
+}
+"""Operations that give values alone, by those that give indices, too."""
+
+
+def _without_indices(graph: Any) -> None:
+    """Looks for no index of an extremum that nobody reads."""
+    graph.graph.eliminate_dead_code()
+    for node in list(graph.graph.nodes):
+        if node.target in VALUES and [one.args[1] for one in node.users] == [0]:
+            (values,) = node.users
+            with graph.graph.inserting_before(values):
+                made = graph.graph.call_function(VALUES[node.target], node.args, node.kwargs)
+            made.meta = values.meta
+            values.replace_all_uses_with(made)
+    graph.graph.eliminate_dead_code()
 
 
 def _move_to_card(graph: Any) -> None:

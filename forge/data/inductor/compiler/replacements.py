@@ -1,9 +1,8 @@
 """Replaces parts of torch and Inductor while a problem is traced, until a stack is left.
 
-Operations of torch are written so that they bear symbolic sizes and leave no library call. A
-reduction whose row fits into one block, also at the largest sizes, takes one pass and no loop.
-Questions about a card are answered as an H100 would, where there is none: Inductor generates code
-before it compiles it, so that fake CUDA tensors are enough.
+Operations of torch are written so that they bear symbolic sizes and leave no library call. Rows are
+reduced by loops. Questions about a card are answered as an H100 would, where there is none:
+Inductor generates code before it compiles it, so that fake CUDA tensors are enough.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import torch
 import torch.utils._triton
 import triton
 from torch._dynamo.device_interface import CudaInterface
+from torch._inductor import lowering
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.triton import TritonKernel, TritonKernelOverrides, TritonSymbols
 from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad
@@ -32,8 +32,6 @@ from forge.data.inductor.compiler.templates import FLOATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from forge.data.inductor.compiler.sizes import Sizes
 
 
 NUMBERS = ("groups", "num_groups", "num_heads", "padding_idx", "kernel_size", "stride", "dilation")
@@ -211,19 +209,12 @@ def _lengths(owner: torch.nn.Module, new: dict[int, Any]) -> dict[int, Any]:
     return found
 
 
-MOST = {ReductionHint.INNER: 4096, ReductionHint.DEFAULT: 1024}
-"""Longest row that one block holds; elsewhere neighbours along the row lie far apart."""
-OTHERWISE = 64
-
-
-def reductions(stack: contextlib.ExitStack, sizes: Sizes) -> None:
-    """Chooses how rows are reduced until the stack is left."""
+def reductions(stack: contextlib.ExitStack) -> None:
+    """Reduces rows by loops, which are right and compile at every size, until the stack is left; a
+    variance is two of them. A row that is sorted is one block."""
 
     def is_persistent(features: Any, _: bool) -> bool:
-        most = MOST.get(features.get_reduction_hint(), OTHERWISE)
-        size = features.reduction_numel
-        longest = max(_length(size), sizes.largest_of(size) or 0)
-        return _is_of_one_axis(size) and longest <= most
+        return bool(features.contains_op("sort"))
 
     shape_of = TritonSymbols.get_block_shape
 
@@ -237,6 +228,7 @@ def reductions(stack: contextlib.ExitStack, sizes: Sizes) -> None:
     choose = staticmethod(is_persistent)
     for owner, name, value in (
         (InductorChoices, "should_use_persistent_reduction", choose),
+        (lowering, "use_two_step_variance", lambda *_, **__: True),
         (TritonKernel, "_get_persistent_RBLOCK", staticmethod(_block)),
         (TritonKernel, "want_no_x_dim", _has_one_row),
         (TritonKernelOverrides, "atan", staticmethod(_atan)),
@@ -247,12 +239,6 @@ def reductions(stack: contextlib.ExitStack, sizes: Sizes) -> None:
 
 def _length(size: Any) -> int:
     return int(V.graph.sizevars.optimization_hint(size, fallback=1 << 20))
-
-
-def _is_of_one_axis(size: Any) -> bool:
-    """True for a row along one axis; a product of axes soon is longer than the largest block."""
-    size = sympy.sympify(size)
-    return len(size.free_symbols) <= 1 and not size.has(sympy.Pow)
 
 
 def _block(size: Any) -> int:

@@ -66,10 +66,6 @@ class Sizes:
     """Divisions that are no size of a tensor."""
     shapes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     """Shapes of all results of the graph."""
-    longest: dict[str, Sequence[int]] = field(default_factory=dict[str, "Sequence[int]"])
-    """Lengths at the largest sizes, by the label of a tensor."""
-    largest: dict[Any, int] = field(default_factory=dict[Any, int])
-    """The same by symbol."""
     sides: dict[str, Any] = field(default_factory=dict[str, Any])
     """Sides of the results of convolutions, by their formula."""
 
@@ -122,8 +118,6 @@ class Sizes:
             length, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
         )
         self.wishes[symbol] = wish
-        lengths = self.longest.get(label, ())
-        self.largest[symbol] = max(length, lengths[axis] if axis < len(lengths) else 0)
         return self.env.create_symintnode(symbol, hint=length, source=source)
 
     def _number(self, value: float, label: str) -> Any:
@@ -211,14 +205,8 @@ class Sizes:
             )
             self.wishes[symbol] = (SIDE, f"out_{name}", "")
             self.formulas[str(symbol)] = formula
-            self.largest[symbol] = self.largest_of(size.node.expr) or hint
             self.sides[formula] = self.env.create_symintnode(symbol, hint=hint, source=source)
         return self.sides[formula]
-
-    def largest_of(self, size: Any) -> int | None:
-        """A size where all others are the largest; None where some are unknown."""
-        found = sympy.sympify(size).subs(self.largest)
-        return int(found) if found.is_Integer else None
 
     def substituted(self, expr: Any) -> Any:
         """The expression with symbols in place of divisions of sizes."""
@@ -282,7 +270,6 @@ class Sizes:
         symbol = sympy.Symbol(f"s{FIRST + len(self.derived)}", integer=True, positive=True)
         hint = int(V.graph.sizevars.optimization_hint(value, fallback=64))
         self.env.backed_var_to_val[symbol] = sympy.Integer(hint)
-        self.largest[symbol] = self.largest_of(value) or hint
         self.names[str(symbol)] = self._free(f"out_{name}")
         self.formulas[str(symbol)] = str(value)
         return symbol, more

@@ -92,16 +92,21 @@ class _Facts:
         return cls(stores, assignments, uses, shapes)
 
     def assigned(self) -> Iterator[tuple[str, ast.expr]]:
-        """Names that are assigned once, with their values."""
+        """Names that are assigned once, or always the same, with their values."""
         for name, value in self.assignments:
-            if self.stores[name] == 1:
+            if self.stores[name] == 1 or (isinstance(value, ast.Name) and self.is_same(name)):
                 yield name, value
+
+    def is_same(self, name: str) -> bool:
+        """True if a name has one value, as the index of a row in each loop over it."""
+        values = [ast.dump(value) for other, value in self.assignments if other == name]
+        return self.stores[name] == 1 or (self.stores[name] == len(values) and len({*values}) == 1)
 
     def may_replace(self, name: str, value: ast.expr) -> bool:
         """True if each use of a name may be its value instead."""
         match value:
             case ast.Name(id=other):
-                return self.stores[other] == 1
+                return self.is_same(other)
             case ast.Call(args=[ast.Name(id=other), shape]) if is_call(value, "tl.broadcast_to"):
                 is_once = self.stores[other] == 1
                 return is_once and self.shapes.get(other) == ast.dump(shape)
