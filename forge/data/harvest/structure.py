@@ -154,7 +154,7 @@ def _canonical(parts: list[str], out: str) -> str:
 
 
 class _ProblemText:
-    """What the text tells of values and ranks."""
+    """Values and ranks that the text of a problem gives."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.ranks: dict[str, int | None] = {}
@@ -187,7 +187,7 @@ class _ProblemText:
         used = {one.id for one in ast.walk(body) if isinstance(one, ast.Name)}
         own = {name: self._rank(one) for name, one in zip(names, given, strict=False)}
         self.input_ranks = [rank for name, rank in own.items() if name in used]
-        """Of those that are used."""
+        """Ranks of the inputs that are used."""
         self.ranks |= own
 
     def _keep(self, statements: list[ast.stmt]) -> None:

@@ -205,10 +205,12 @@ def _body(
 
 
 def _axis(step: Step, forward: Forward) -> tuple[str, int] | None:
-    """Tensor and number of its axes, for a step that reads the length of one."""
+    """Input and number of its axes, for a step that reads the length of one."""
     match step:
         case Number(value=ast.Subscript(value=ast.Attribute(value=owner, attr="shape"))):
             text = ast.unparse(owner)
+            if text.startswith("self."):  # `out_channels = self.conv.weight.shape[0]`
+                return None
             ranks = (
                 len(one.size) for one in forward.inputs if one.size and dotted(one.expr) == text
             )
@@ -218,12 +220,12 @@ def _axis(step: Step, forward: Forward) -> tuple[str, int] | None:
 
 
 def _sizes(steps: Sequence[Step], tensor: str, rank: int) -> Iterator[ast.stmt]:
-    """`batch, _, length = x.shape` for several lengths of a tensor."""
+    """`batch, _, length = x.shape` for the lengths of an input."""
     names = ["_"] * rank
     for one in steps:
         assert isinstance(one, Number)
         place = getattr(getattr(one.value, "slice", None), "value", None)
-        if len(steps) == 1 or not isinstance(place, int) or names[place] != "_":
+        if rank == 1 or not isinstance(place, int) or names[place] != "_":
             yield _assign(named(one.name), one.value)
         else:
             names[place] = one.name

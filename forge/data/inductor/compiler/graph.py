@@ -117,7 +117,7 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
         plain_operations(stack)
         env = ShapeEnv(duck_shape=False)
         fake = _Fake(shape_env=env, allow_non_fake_inputs=True)
-        held = list(_held(model))
+        held = sorted(_held(model), key=lambda one: "." not in one.path)  # layers first
         leaves, spec = pytree.tree_flatten(list(inputs))
         entry = _entry(problem)
         names = _names(entry.forward.args, len(inputs))
@@ -128,11 +128,10 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
         given = [
             sizes.symbolic(one, f"x{k}", owner=owners[k]) for k, one in enumerate(leaves)
         ]  # fmt: skip
-        given = [
-            *(sizes.symbolic(one.value, f"self.{one.path}", _axes(one), owner=_owner(one.path))
-              for one in held),
-            *given,
-        ]  # fmt: skip
+        given += [
+            sizes.symbolic(one.value, f"self.{one.path}", _axes(one), owner=_owner(one.path))
+            for one in held
+        ]  # after the inputs, from which a size is read if it can be
         made = _Traced(model, held, spec, with_attributes=with_attributes)
         is_symbolic = [
             isinstance(one, torch.Tensor | torch.SymInt | torch.SymFloat) for one in given
@@ -143,7 +142,8 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             def flat(*values: torch.Tensor) -> list[Any]:
                 rest = iter(values)
                 every = zip(given, is_symbolic, strict=True)
-                return made.run([next(rest) if kept else one for one, kept in every])
+                full = [next(rest) if kept else one for one, kept in every]
+                return made.run([*full[len(leaves) :], *full[: len(leaves)]])
 
             function = torch.func.functionalize(flat, remove="mutations")
             traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)
@@ -161,7 +161,7 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             substitution(stack, sizes)
             with _reason("not compiled"):
                 code = _code(graph, [sizes.on_card(one) for one in symbols])
-        every = [*(_attribute(one.path) for one in held), *labels]
+        every = [*labels, *(_attribute(one.path) for one in held)]
         passed = [one for one, kept in zip(every, is_symbolic, strict=True) if kept]
         assert made.result is not None
         texts = [one.format(*names) if one.startswith("{") else one for one in passed]
