@@ -7,6 +7,7 @@ import builtins
 import copy
 import re
 import symtable
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,12 @@ LABELS = {
     "log_softmax": "log softmax", "to_copy": "cast",
 }  # fmt: skip
 """Words for operations whose names in Inductor have several parts."""
+SIZES = (
+    *("batch", "channels", "in_channels", "depth", "height", "width", "num_rows", "num_columns"),
+    *("length", "features", "in_features", "out_channels", "out_features", "out_depth"),
+    *("out_height", "out_width", "out_length"),
+)
+"""Order of the sizes that a kernel gets."""
 VIEWS = {"t", "view", "expand", "select", "clone", "unsafe", "squeeze", "unsqueeze", "permute"}
 """Operations that compute nothing."""
 OPERATION = re.compile("|".join([*LABELS, "[^_]+"]))
@@ -78,6 +85,7 @@ def write_module(
     forward: Forward,
 ) -> str:
     """The module's source. Raises NotRewritten."""
+    kernels = {key: _ordered(one) for key, one in kernels.items()}
     names = kernel_names(kernels)
     made = [_kernel(one, names[key]) for key, one in kernels.items()]
     functions = _functions(answer, made)
@@ -95,6 +103,15 @@ def write_module(
     if missing := sorted(_free_names(code)):
         raise NotRewritten(RewriteReason.UNKNOWN_NAME, ", ".join(missing))
     return code
+
+
+def _ordered(kernel: GeneratedKernel) -> GeneratedKernel:
+    """The kernel with its pointers first, then the sizes that `SIZES` has, then others."""
+
+    def place(name: str) -> int:
+        return -1 if name.endswith("_ptr") else SIZES.index(name) if name in SIZES else len(SIZES)
+
+    return replace(kernel, params=tuple(sorted(kernel.params, key=place)))
 
 
 def operations(kernel: str) -> list[str]:
