@@ -472,12 +472,14 @@ class Session:
         yield "the gradient mode", torch.is_grad_enabled()
         yield from self._form("its arguments", inputs)
         if isinstance(self.model, torch.nn.Module):
-            for name, one in self.model.named_modules():
-                yield f"training of {name or 'the model'}", one.training
-            for name, one in self.model.named_buffers():
-                yield f"{name}, a buffer", _geometry(one)
-            for name, one in self.model.named_parameters():
-                yield f"{name}, a parameter", (self.recorder.storage_of(one), _geometry(one))
+            for name, one in _modules_of(self.model, "self", set()):
+                yield f"training of {name}", one.training
+                for key, value in vars(one)["_buffers"].items():
+                    if isinstance(value, torch.Tensor):
+                        yield f"{name}.{key}", _geometry(value)
+                for key, value in vars(one)["_parameters"].items():
+                    if isinstance(value, torch.Tensor):
+                        yield f"{name}.{key}", (self.recorder.storage_of(value), _geometry(value))
 
     def _form(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """The parts of an argument: containers, numbers, and tensors by their place in memory."""
@@ -542,6 +544,16 @@ class Session:
     def _make(self, place: int, **facts: Any) -> Any:
         dtype, shape = self.request["tensors"][place][:2]
         return self.recorder.given(tuple(shape), getattr(torch, dtype), **facts)
+
+
+def _modules_of(module: Any, name: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """A module and those below it, once each: torch's walk is a method, which may be replaced."""
+    if id(module) not in seen:
+        seen.add(id(module))
+        yield name, module
+        for key, one in vars(module)["_modules"].items():
+            if one is not None:
+                yield from _modules_of(one, f"{name}.{key}", seen)
 
 
 def _geometry(one: Any) -> tuple[Any, ...]:
