@@ -350,6 +350,11 @@ KEYED = {}
 @functools.lru_cache
 def mode(model):
     return model.training
+
+
+def ramp(n, seen={}):
+    if n not in seen: seen[n] = torch.arange(n)
+    return seen[n]
 """
 
 
@@ -372,6 +377,7 @@ def mode(model):
         "cheap = x.dtype is z.dtype or x.dtype is torch.half or alpha is None",
         "dtype = torch.result_type(x, z)\nwith torch.set_grad_enabled(False): y = y.to(dtype)",
         "bias = getattr(self.other, 'bias', None)",
+        "t = ramp(x.shape[1])",
     ],
 )
 def test_a_cache_with_its_key_is_judged(lines: str) -> None:

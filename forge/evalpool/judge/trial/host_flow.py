@@ -1031,7 +1031,7 @@ def _lasting(node: Function) -> Names:
         if made
     ]
     return {
-        one.arg: Seen(places=frozenset({f"the default of {one.arg}"}))
+        one.arg: Seen(places=frozenset({f"{one.arg}.default"}))
         for one, made in pairs
         if any(isinstance(part, ast.List | ast.Dict) for part in ast.walk(made))
     }
