@@ -28,6 +28,7 @@ class ModelNew(torch.nn.Module):
         super().__init__()
         self.lin = torch.nn.Linear(4, 4, bias=False)
         self.register_buffer("steps", torch.zeros(2, 1))
+        self.register_buffer("turned", None, persistent=False)
         self.buf, self.kept = torch.empty(2, 4, 4, device="cuda"), None
 
     def forward(self, x, xs, opts):
@@ -72,6 +73,8 @@ def captured(folder: Path, lines: str, *, is_pure: bool = True) -> Program:
         ("self.lin.half()\nself.lin.float()", "lin.weight"),
         ("self.lin.weight.t_()", "lin.weight"),
         ("self.steps.squeeze_()", "steps"),
+        ("self.steps = None", "steps"),
+        ("self.register_buffer('seen', self.steps)", "seen"),
         ("torch.set_grad_enabled(True)", "gradient mode"),
     ],
 )
@@ -111,6 +114,7 @@ def test_which_tensors_are_the_same_is_the_callers(tmp_path: Path, keys: str) ->
         "self.steps.add_(1)\nx.add_(1)\nxs[0] += 1",
         "xs = [one.contiguous() for one in xs]\nxs.pop()",
         "opts = {**opts, 'beta': 1}\nopts.pop('alpha')",
+        "if self.turned is None:\n    self.turned = self.lin.weight.t().contiguous()",
         "n = {4: 1, 'a': 2}[x.shape[0]]\nwith torch.no_grad():\n    y = y.view(-1)",
     ],
 )

@@ -456,7 +456,8 @@ class Session:
             before = dict(self._surroundings(inputs))
             result = self.model(*by_place, **by_name)
             after = dict(self._surroundings(inputs))
-        if changed := [name for name in before | after if before.get(name) != after.get(name)]:
+        names = before | after  # a buffer that was None may be filled, once
+        if changed := [one for one in names if before.get(one, ...) not in (None, after.get(one))]:
             raise Unsupported(LEFT_WORDS.format(changed[0]))
         result = () if result is None else result  # an in-place problem
         self.nesting = nesting_of(result)
@@ -475,8 +476,8 @@ class Session:
             for name, one in _modules_of(self.model, "self", set()):
                 yield f"training of {name}", one.training
                 for key, value in vars(one)["_buffers"].items():
-                    if isinstance(value, torch.Tensor):
-                        yield f"{name}.{key}", _geometry(value)
+                    is_tensor = isinstance(value, torch.Tensor)
+                    yield f"{name}.{key}", _geometry(value) if is_tensor else None
                 for key, value in vars(one)["_parameters"].items():
                     if isinstance(value, torch.Tensor):
                         yield f"{name}.{key}", (self.recorder.storage_of(value), _geometry(value))
