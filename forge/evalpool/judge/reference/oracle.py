@@ -236,21 +236,23 @@ def _moved_and_drawn(
 ) -> WideDraw:
     """Moves the parameters while outputs stay finite, and makes the input sets."""
     model, device = subject.model, subject.terms.device
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    aims = request.get("aims")
+    is_moved = request["moved"] and aims is None  # else they are as constructed
+    state = model.state_dict() if is_moved else {}
+    before = {name: tensor.clone() for name, tensor in state.items()}
     use = {} if delivery is None else {"use": delivery.add}
 
     def draw() -> WideDraw:
         if delivery is not None:
             delivery.restart()
         is_wide = request.get("wide") is True
-        draws = subject.draws(counted, made=before, is_wide=is_wide, aims=request.get("aims"))
+        draws = subject.draws(counted, made=before, is_wide=is_wide, aims=aims)
         return draws.make(request["num_sets"], **use)
 
-    aims = request.get("aims")
     for name, tensor in model.state_dict().items():
         if aims is not None and name in aims["zeroed"]:
             tensor.zero_()
-    if not request["moved"] or aims is not None:  # as they are constructed
+    if not is_moved:
         return draw()
     sign = 0 if counted is None else parameters.sign_of(counted.names)
     is_indexing = counted is None or "indexes" in done_by(counted, request["source"])
