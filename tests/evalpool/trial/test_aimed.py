@@ -91,3 +91,15 @@ def test_a_kernel_without_such_a_decision_is_judged_on_one_draw(bench: Bench) ->
     assert verdict.status is Status.CORRECT
     assert not verdict.detail
     assert len(bench.references._cache) <= before + 1
+
+
+def test_a_draw_for_one_candidates_decisions_drives_out_none_that_others_share(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.references, "max_problems", 1)
+    problem = f"{SCALED}# shared\n"
+    guard = "v = tl.where(tl.sum(e, axis=0) < -1.0, 0.0, v)"
+    assert bench.judge(KERNEL.format(lines=guard), problem=problem).status is Status.CORRECT
+    (kept,) = bench.references._cache.values()
+    assert bench.judge(KERNEL.format(lines=""), problem=problem).status is Status.CORRECT
+    assert [*bench.references._cache.values()] == [kept]

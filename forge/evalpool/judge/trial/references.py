@@ -118,15 +118,16 @@ class References(ABC, Generic[C]):
             with self._lock:
                 cached = self._cache.get(key)
                 if cached is not None and not cached.draw.is_used_up:
-                    return self._held(key, cached)
+                    return self._held(key, cached, is_aside=bool(terms))
                 self._retire(key)
-                self._make_room()  # before it is made: memory is used again at once
+                if not terms:
+                    self._make_room()  # before it is made: memory is used again at once
             self._failures.require_unknown(key)
             with self._failures.noted(key):
                 drawn = self._draw(problem, shared, **terms)
             with self._lock:
                 self._cache[key] = drawn
-                return self._held(key, drawn)
+                return self._held(key, drawn, is_aside=bool(terms))
 
     def let_go(self, kept: C) -> None:
         """Ends one hold; a retired draw without holders is freed."""
@@ -159,13 +160,14 @@ class References(ABC, Generic[C]):
             **terms,
         }
 
-    def _held(self, key: str, kept: C) -> C:
+    def _held(self, key: str, kept: C, *, is_aside: bool = False) -> C:
+        """Notes a holder. A draw on further terms is for one candidate: it is the first to go."""
         kept.draw.num_uses += 1
         kept.draw.num_holders += 1
-        self._cache.move_to_end(key)
+        self._cache.move_to_end(key, last=not is_aside)
         while len(self._cache) > self.max_problems:
             self._retire(next(iter(self._cache)))
-        self._make_room(but=key)
+        self._make_room(but="" if is_aside else key)
         return kept
 
     def _make_room(self, *, but: str = "") -> None:
