@@ -133,7 +133,7 @@ def test_an_uninitialised_read_is_suspected_at_its_element() -> None:
     x, y = floats(64), floats(64)
     memory = memory_of(x, y)
     memory.storages[0].forget()
-    memory.storages[0].written[:40] = True  # type: ignore[index]
+    memory.storages[0].written[:40] = True
     (found,) = run(COPY, 4, x, y, 64, 1, memory=memory).suspicions
     assert (found.kind, found.storage, found.offset) == (FaultKind.UNINITIALISED, 0, 160)
 
