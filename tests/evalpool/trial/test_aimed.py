@@ -85,6 +85,14 @@ def test_a_guard_stays_and_a_right_verdict_names_the_side_that_was_never_taken(
     assert "never taken" in verdict.detail
 
 
+def test_a_right_verdict_names_a_few_sides_and_counts_the_others(bench: Bench) -> None:
+    guards = [f"v = tl.where(tl.sum(e, axis=0) < -{place}.0, 0.0, v)" for place in range(1, 9)]
+    verdict = bench.judge(KERNEL.format(lines="\n    ".join(guards)), problem=SCALED)
+    assert verdict.status is Status.CORRECT
+    assert verdict.detail.count("never taken") == 5
+    assert "3 more" in verdict.detail
+
+
 def test_a_kernel_without_such_a_decision_is_judged_on_one_draw(bench: Bench) -> None:
     before = len(bench.references._cache)
     verdict = bench.judge(KERNEL.format(lines=""), problem=f"{SCALED}# plain\n")

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 
 H100 = 90
+MAX_SAID = 5
+"""Decisions that a right verdict names."""
 
 
 def assumed_target(name: str) -> dict[str, Any]:
@@ -166,6 +168,8 @@ class CpuTrials(Trials):
                 if decided.finding.status in (Status.WRONG, Status.RUNTIME_ERROR):
                     raise  # else it is late, or the machine is
         said = [f"line {line}: {text}" for line, text in sorted(left)]
+        if len(said) > MAX_SAID:
+            said[MAX_SAID:] = [f"and {len(said) - MAX_SAID} more decisions took one side alone"]
         return replace(finding, detail="\n".join([*filter(None, [finding.detail]), *said]))
 
     def _evaluated(self, candidate: Candidate, kept: HostDraw, found: Programs) -> Finding:
