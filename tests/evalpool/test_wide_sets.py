@@ -560,8 +560,9 @@ def test_an_order_of_equal_elements_is_open_in_each_run(tied: float) -> None:
 
 def test_a_tie_is_seen_on_whichever_side_roundings_fall() -> None:
     text = source("torch.randn(64, 64)", "return torch.round((a == a.max()) * 2.5 / 3 * 3) + a")
-    found = [draw(text, num_sets=1).why for _ in range(20)]
-    assert found.count("a rounding decides") >= 16  # roundings of one sign would see half of them
+    found = [draw(text, num_sets=1).why for _ in range(60)]
+    # 93 % of the draws see it; roundings of one sign would see half of them.
+    assert found.count("a rounding decides") >= 45
 
 
 def test_a_constant_that_a_constructor_computes_is_that_of_float64_and_a_drawn_one_stays() -> None:
