@@ -160,12 +160,6 @@ def _export_tables(paths: RunPaths, *, out: Path | None, as_json: bool) -> None:
 @kernels_app.command("export")
 def export_best(
     run: RunName = "last",
-    layout: Annotated[
-        str,
-        typer.Option(
-            help="Layout: files, or kernels-hub (a project for Hugging Face's kernel-builder)."
-        ),
-    ] = "files",
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="New or empty directory; absent: RUN-kernels."),
@@ -180,7 +174,7 @@ def export_best(
     licences."""
     from forge.commands.kernels import export_kernels
 
-    found = export_kernels(find(run, store), layout=layout, out=out, license=license)
+    found = export_kernels(find(run, store), out=out, license=license)
     if as_json:
         return print_json(found.to_json())
     print_text(f"{found.path}: {len(found.kernels)} kernels")

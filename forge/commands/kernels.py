@@ -1,39 +1,25 @@
 """`forge kernels export`: the best correct kernel of each problem of a run, as files.
 
-    files         NAME/kernel.py, problem.py, verdict.json, test_kernel.py, and of a search
-                  parent.diff, against the answer that it was shown; README.md, NOTICE.md
-    kernels-hub   a project for Hugging Face's kernel-builder, and its build:
-        build.toml  flake.nix  CARD.md  README.md  NOTICE.md
-        torch-ext/<module>/   __init__.py  NAME.py
-        tests/                test_<module>.py  problems/NAME.py
-        verdicts/             NAME.json
-        build/torch-cuda/     __init__.py  NAME.py  metadata.json
+    NAME/kernel.py, problem.py, verdict.json, test_kernel.py, and of a search parent.diff, against
+    the answer that it was shown; README.md, NOTICE.md
 
-The project follows the documentation of `kernels` 0.17 (kernel-requirements, writing-kernels):
-build.toml of edition 5 with a `torch-noarch` section, since Triton compiles at run time; Python in
-torch-ext/<module>; build/torch-cuda with the same files and their digest in metadata.json. So the
-directory can be uploaded as it is, and built again. Texts are templates in `kernels_templates/`.
-The directory is complete or absent: it is written beside its place and renamed.
+The texts are templates in `kernels_templates/`. The directory is complete or absent: it is written
+beside its place and renamed.
 """
 
 from __future__ import annotations
 
-import base64
 import difflib
-import hashlib
 import json
 import os
 import re
 import shutil
 import tomllib
 from dataclasses import dataclass
-from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from forge.errors import ConfigError, MachineError
 from forge.store.reader import open_run
@@ -47,10 +33,6 @@ if TYPE_CHECKING:
 
 MAX_NAME = 60
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}")
-EDITION = 5
-VERSION = 0
-"""Version 0 is for kernels that are not yet recommended for production."""
-VARIANT = "build/torch-cuda"
 TOLERANCES = {"fp16": 2e-2, "bf16": 2e-2}
 """rtol and atol of an exported test; of any other precision 0.01. The judge's own bounds are
 stricter and by row; a tensor core may round fp32 products to TF32."""
@@ -66,15 +48,6 @@ _PARENT = "SELECT json_extract(parents, '$[#-1]') FROM groups WHERE group_id = ?
 _COMMIT = "SELECT code_commit FROM attempts ORDER BY attempt DESC LIMIT 1"
 
 
-class KernelLayout(StrEnum):
-    """Layout of exported kernels."""
-
-    FILES = "files"
-    """A directory for each kernel."""
-    HUB = "kernels-hub"
-    """One project for the kernel hub."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedKernels:
     """A written directory."""
@@ -87,7 +60,7 @@ class ExportedKernels:
         rows = [
             {
                 "name": each.name,
-                "problem_id": each.problem_id,
+                "problem_id": each.verdict["problem_id"],
                 "speedup": each.verdict.get("speedup"),
             }
             for each in self.kernels
@@ -95,9 +68,7 @@ class ExportedKernels:
         return {"path": str(self.path), "kernels": rows}
 
 
-def export_kernels(
-    paths: RunPaths, *, layout: str, out: Path | None, license: str
-) -> ExportedKernels:
+def export_kernels(paths: RunPaths, *, out: Path | None, license: str) -> ExportedKernels:
     """Write the best kernel of each problem.
 
     Args:
@@ -105,11 +76,9 @@ def export_kernels(
         license: identifier of a licence, as Hugging Face's hub has them.
 
     Raises:
-        ConfigError: another layout, a directory with content, a run without correct kernels.
+        ConfigError: a directory with content, a run without correct kernels.
         MachineError: the directory cannot be written.
     """
-    if layout not in tuple(KernelLayout):
-        raise ConfigError(f"--layout {layout}: one of {', '.join(KernelLayout)}")
     if not LICENSE.fullmatch(license):
         raise ConfigError(
             f"--license {license}: an identifier of the hub, such as apache-2.0, mit or other"
@@ -117,8 +86,7 @@ def export_kernels(
     target = empty_directory(out or Path(f"{paths.name}-kernels"))
     with open_run(paths) as reader:
         kernels, origin = load_best(reader), load_origin(reader, license=license)
-    write = hub_files if layout == KernelLayout.HUB else plain_files
-    _write(write(kernels, origin), target)
+    _write(kernel_files(kernels, origin), target)
     return ExportedKernels(path=target, kernels=kernels)
 
 
@@ -136,7 +104,6 @@ class BestKernel:
 
     name: str
     """Unique name: a Python identifier in lower case."""
-    problem_id: str
     problem: str
     """Source of the problem; of one with several shapes, at the first."""
     code: str
@@ -144,7 +111,8 @@ class BestKernel:
     """Reference class; the kernel's has `New` after it."""
     precision: str
     verdict: dict[str, Any]
-    """Status, times and device of its judgement, and every other time of the same code."""
+    """Content of verdict.json: problem and run, status, times and device of its judgement, and
+    every other time of the same code."""
     parent: tuple[str, str] | None = None
     """Turn and code of the newest answer that its prompt showed (searches)."""
 
@@ -152,25 +120,6 @@ class BestKernel:
     def tolerance(self) -> float:
         """rtol and atol of its test."""
         return TOLERANCES.get(self.precision, 1e-2)
-
-    def to_json(self, origin: Origin) -> str:
-        """Its verdict as a file."""
-        verdict = {**self.verdict, "problem_id": self.problem_id, "run": origin.run}
-        return json.dumps(verdict, indent=1) + "\n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Origin of the kernels."""
-
-    run: str
-    model: str
-    """Model that wrote them: a path or a hub name, or a description."""
-    problems: str
-    """Source of the problems."""
-    commit: str
-    license: str
-    """Identifier that the user chose."""
 
 
 def load_best(reader: RunReader) -> list[BestKernel]:
@@ -182,15 +131,15 @@ def load_best(reader: RunReader) -> list[BestKernel]:
         if kernel is None:
             continue
         verdict = {k: v for k, v in kernel.turn.items() if k not in LEFT_OUT}
+        origin = {"problem_id": row["problem_id"], "run": reader.paths.name}
         found.append(
             BestKernel(
                 name=_name(row["problem_id"], names),
-                problem_id=row["problem_id"],
                 problem=row["source"],
                 code=kernel.code,
                 entry_point=row["entry_point"],
                 precision=row["precision"],
-                verdict={**verdict, "times": list(kernel.times)},
+                verdict={**verdict, "times": list(kernel.times), **origin},
                 parent=_parent(reader, kernel.turn["group_id"]),
             )
         )
@@ -208,21 +157,21 @@ def _parent(reader: RunReader, group_id: int) -> tuple[str, str] | None:
     return None if found is None else (turn_id, found.code)
 
 
-def load_origin(reader: RunReader, *, license: str) -> Origin:
-    """The run, its model and its problems, by its experiment."""
+def load_origin(reader: RunReader, *, license: str) -> dict[str, str]:
+    """Origin of the kernels, for the templates: the run, its model and its problems."""
     experiment = tomllib.loads(reader.value("SELECT experiment FROM runs"))
     model, serve = experiment.get("model", {}), experiment.get("serve", {})
-    named = serve.get("model_name") or model.get("path")
     problems = experiment.get("problems", {})
     parts: list[dict[str, Any]] = problems.get("sources") or [problems]
     sources = {str(each.get("path") or "forge's generator (Apache-2.0)") for each in parts}
-    return Origin(
-        run=reader.paths.name,
-        model=named or "a random model that this run trained",
-        problems=", ".join(sorted(sources)),
-        commit=reader.value(_COMMIT) or "",
-        license=license,
-    )
+    named = serve.get("model_name") or model.get("path")
+    return {
+        "run": reader.paths.name,
+        "model": named or "a random model that this run trained",
+        "problems": ", ".join(sorted(sources)),
+        "commit": reader.value(_COMMIT) or "",
+        "license": license,
+    }
 
 
 def _name(problem_id: str, taken: set[str]) -> str:
@@ -236,15 +185,23 @@ def _name(problem_id: str, taken: set[str]) -> str:
     return name
 
 
-def plain_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]:
-    """Contents of the layout `files` by path."""
-    found = {name: _render(name, kernels, origin) for name in ("README.md", "NOTICE.md")}
+def kernel_files(kernels: Sequence[BestKernel], origin: Mapping[str, str]) -> dict[str, str]:
+    """Contents of the files by path."""
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("kernels_templates")),
+        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+    found = {
+        name: templates.get_template(f"{name}.jinja").render(kernels=kernels, origin=origin)
+        for name in ("README.md", "NOTICE.md")
+    }
+    test = templates.get_template("test_kernel.py.jinja")
     for each in kernels:
         found |= {
             f"{each.name}/kernel.py": each.code,
             f"{each.name}/problem.py": each.problem,
-            f"{each.name}/verdict.json": each.to_json(origin),
-            f"{each.name}/test_kernel.py": _render("test_kernel.py", kernels, origin, kernel=each),
+            f"{each.name}/verdict.json": json.dumps(each.verdict, indent=1) + "\n",
+            f"{each.name}/test_kernel.py": test.render(kernel=each),
         }
         if each.parent is not None:
             found[f"{each.name}/parent.diff"] = _diff(*each.parent, each)
@@ -255,68 +212,6 @@ def _diff(turn_id: str, code: str, kernel: BestKernel) -> str:
     before, after = code.splitlines(), kernel.code.splitlines()
     name = kernel.verdict["turn_id"]
     return "\n".join(difflib.unified_diff(before, after, turn_id, name, lineterm="")) + "\n"
-
-
-def hub_files(kernels: Sequence[BestKernel], origin: Origin) -> dict[str, str]:
-    """Contents of the project by path."""
-    name = project_name(origin.run)
-    module = name.replace("-", "_")
-    names: dict[str, Any] = {"name": name, "module": module, "version": VERSION}
-    card = _render("CARD.md", kernels, origin, **names)
-    package = {"__init__.py": _render("__init__.py", kernels, origin)}
-    package |= {f"{each.name}.py": each.code for each in kernels}
-    general = {
-        "name": name, "version": VERSION, "edition": EDITION, "license": origin.license,
-        "backends": ["cuda"],
-    }  # fmt: skip
-    return {
-        "build.toml": tomli_w.dumps({"general": general, "torch-noarch": {}}),
-        "flake.nix": _template("flake.nix"),
-        "CARD.md": card,
-        "README.md": card,
-        "NOTICE.md": _render("NOTICE.md", kernels, origin),
-        **{f"torch-ext/{module}/{path}": content for path, content in package.items()},
-        "tests/__init__.py": "",
-        f"tests/test_{module}.py": _render("test_hub.py", kernels, origin, **names),
-        **{f"tests/problems/{each.name}.py": each.problem for each in kernels},
-        **{f"verdicts/{each.name}.json": each.to_json(origin) for each in kernels},
-        **{f"{VARIANT}/{path}": content for path, content in package.items()},
-        f"{VARIANT}/metadata.json": _metadata(package, name, module, origin.license),
-    }
-
-
-def project_name(run: str) -> str:
-    """Name of the project: lower-case letters, digits and dashes, at both ends no dash."""
-    plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
-    return plain if plain[:1].isalpha() and len(plain) > 1 else f"kernels-{plain or 'run'}"
-
-
-def _metadata(package: Mapping[str, str], name: str, module: str, license: str) -> str:
-    """metadata.json of the build, with the digest of each of its files."""
-    digests = {path: hashlib.sha256(package[path].encode()).digest() for path in sorted(package)}
-    whole = hashlib.sha256(b"".join(digests.values())).hexdigest()
-    metadata: dict[str, object] = {
-        "name": name, "id": f"_{module}_cuda_{whole[:7]}", "version": VERSION, "license": license,
-        "python-depends": [], "backend": {"type": "cuda"},
-        "digest": {
-            "algorithm": "sha256",
-            "files": {path: base64.b64encode(each).decode() for path, each in digests.items()},
-        },
-    }  # fmt: skip
-    return json.dumps(metadata, indent=2) + "\n"
-
-
-def _render(template: str, kernels: Sequence[BestKernel], origin: Origin, **more: Any) -> str:
-    environment = Environment(
-        loader=FunctionLoader(_template), undefined=StrictUndefined, trim_blocks=True,
-        keep_trailing_newline=True, autoescape=False,
-    )  # fmt: skip
-    page = environment.get_template(f"{template}.jinja")
-    return page.render(kernels=kernels, origin=origin, **more)
-
-
-def _template(name: str) -> str:
-    return files("forge.commands").joinpath("kernels_templates", name).read_text(encoding="utf-8")
 
 
 def _write(files: Mapping[str, str], target: Path) -> None:

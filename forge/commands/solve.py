@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import tomli_w
 
 from forge.adapters.subjects import STDIN, read_source
-from forge.commands.kernels import KernelLayout, empty_directory, export_kernels
+from forge.commands.kernels import empty_directory, export_kernels
 from forge.commands.suite import EvalRequest, Suite, check_options, experiment_of, find_source
 from forge.config.schema import Budget, SearchStage
 from forge.data.harvest.installed import class_problem, with_inputs
@@ -102,8 +102,7 @@ def solve(request: SolveRequest, *, quiet: bool, wait_s: float = 0.0) -> Solved:
     kernels = None
     if any(row["best"] for row in rows):
         out = request.out or new_directory(f"{paths.name}-kernels")
-        written = export_kernels(paths, layout=KernelLayout.FILES, out=out, license="other")
-        kernels = written.path
+        kernels = export_kernels(paths, out=out, license="other").path
     return Solved(paths=paths, rows=rows, curve=curve, kernels=kernels)
 
 

@@ -1,19 +1,15 @@
-"""Exported kernels: complete, tested by their own test, and in the layout of the kernel hub."""
+"""Exported kernels: complete, and tested by their own test."""
 
-import base64
-import hashlib
 import json
-import re
 import subprocess
 import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
-from forge.commands.kernels import export_kernels, project_name
+from forge.commands.kernels import export_kernels
 from forge.errors import ConfigError
 from forge.records import Group, Problem, Status
 from forge.store.layout import RunPaths
@@ -71,7 +67,7 @@ def files_of(root: Path) -> dict[str, str]:
 
 
 def test_each_problem_has_its_best_kernel_with_its_verdict(paths: RunPaths, tmp_path: Path) -> None:
-    found = export_kernels(paths, layout="files", out=tmp_path / "out", license="other")
+    found = export_kernels(paths, out=tmp_path / "out", license="other")
     files = files_of(tmp_path / "out")
     kinds = ("kernel.py", "problem.py", "test_kernel.py", "verdict.json")
     assert set(files) == {
@@ -90,64 +86,26 @@ def test_each_problem_has_its_best_kernel_with_its_verdict(paths: RunPaths, tmp_
             compile(text, name, "exec")
 
 
-def test_the_hub_layout_is_a_project_and_its_build(paths: RunPaths, tmp_path: Path) -> None:
-    export_kernels(paths, layout="kernels-hub", out=tmp_path / "out", license="mit")
-    files = files_of(tmp_path / "out")
-    build = tomllib.loads(files["build.toml"])
-    assert build["general"]["backends"] == ["cuda"]
-    assert (build["general"]["edition"], build["general"]["license"]) == (5, "mit")
-    assert build["torch-noarch"] == {}
-    assert re.fullmatch(r"[a-z][-a-z0-9]*[a-z0-9]", build["general"]["name"])
-    metadata = json.loads(files["build/torch-cuda/metadata.json"])
-    assert metadata["id"].isidentifier()
-    built = {
-        name.removeprefix("build/torch-cuda/"): text
-        for name, text in files.items()
-        if name.startswith("build/torch-cuda/") and not name.endswith("metadata.json")
-    }
-    digests = {
-        name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        for name, text in built.items()
-    }
-    assert metadata["digest"]["files"] == digests
-    assert built == {
-        name.removeprefix("torch-ext/toy_1/"): text
-        for name, text in files.items()
-        if name.startswith("torch-ext/")
-    }
-    assert set(built) == {"__init__.py", "k19_relu.py", "k19_relu_2.py"}
-    assert '__all__ = [\n    "k19_relu",' in built["__init__.py"]
-    for name, text in files.items():
-        if name.endswith(".py"):
-            compile(text, name, "exec")
-
-
-@pytest.mark.parametrize("run", ["quickstart-1", "1", "-", "x", "Eval_Qwen3.8B-2"])
-def test_any_run_gives_a_valid_project_name(run: str) -> None:
-    assert re.fullmatch(r"[a-z][-a-z0-9]*[a-z0-9]", project_name(run))
-
-
 def test_bad_input_is_one_line(paths: RunPaths, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "x").write_text("")
     anyio.run(write_run, tmp_path / "runs" / "bad-1", [attempt(), problem(0)])
-    for run, layout, out, license, message in (
-        (paths, "wheel", tmp_path / "a", "mit", "--layout wheel: one of files, kernels-hub"),
-        (paths, "files", full, "mit", "full: is not empty; a new or an empty directory"),
-        (paths, "files", full / "x", "mit", "x: is not empty"),
-        (paths, "files", tmp_path / "a", "my licence", "--license my licence: an identifier"),
-        (RunPaths(tmp_path / "runs" / "bad-1"), "files", tmp_path / "a", "mit", "bad-1: found no"),
+    for run, out, license, message in (
+        (paths, full, "mit", "full: is not empty; a new or an empty directory"),
+        (paths, full / "x", "mit", "x: is not empty"),
+        (paths, tmp_path / "a", "my licence", "--license my licence: an identifier"),
+        (RunPaths(tmp_path / "runs" / "bad-1"), tmp_path / "a", "mit", "bad-1: found no"),
     ):
         with pytest.raises(ConfigError, match=message) as raised:
-            export_kernels(run, layout=layout, out=out, license=license)
+            export_kernels(run, out=out, license=license)
         assert "\n" not in str(raised.value)
     assert not (tmp_path / "a").exists()
 
 
 def test_an_empty_directory_is_filled(paths: RunPaths, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    export_kernels(paths, layout="files", out=tmp_path / "out", license="mit")
+    export_kernels(paths, out=tmp_path / "out", license="mit")
     assert (tmp_path / "out" / "README.md").is_file()
     assert not list(tmp_path.glob(".out*"))
 
@@ -156,7 +114,7 @@ def test_an_empty_directory_is_filled(paths: RunPaths, tmp_path: Path) -> None:
 def test_the_exported_test_passes_and_fails_for_another_kernel(
     paths: RunPaths, tmp_path: Path
 ) -> None:
-    export_kernels(paths, layout="files", out=tmp_path / "out", license="mit")
+    export_kernels(paths, out=tmp_path / "out", license="mit")
     folder = tmp_path / "out" / "k19_relu"
 
     def run() -> subprocess.CompletedProcess[str]:
@@ -173,19 +131,3 @@ def test_the_exported_test_passes_and_fails_for_another_kernel(
     failed = run()
     assert failed.returncode == 1
     assert "wrong" in failed.stdout
-
-
-@pytest.mark.long
-def test_the_build_is_imported_as_the_hub_imports_it(paths: RunPaths, tmp_path: Path) -> None:
-    export_kernels(paths, layout="kernels-hub", out=tmp_path / "out", license="mit")
-    for path in [tmp_path / "out" / "build" / "torch-cuda" / "__init__.py"]:
-        code = (
-            "import importlib.util as u, sys\n"
-            f"s = u.spec_from_file_location('toy_1_ab', {str(path)!r})\n"
-            "m = u.module_from_spec(s); sys.modules['toy_1_ab'] = m; s.loader.exec_module(m)\n"
-            "print(m.k19_relu.ModelNew.__name__, m.__all__)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.stdout.strip() == "ModelNew ['k19_relu', 'k19_relu_2']", done.stderr
