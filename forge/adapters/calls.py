@@ -10,7 +10,7 @@ Imports nothing at first, so that `from forge import judge` takes milliseconds.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -20,28 +20,27 @@ if TYPE_CHECKING:
     from forge.adapters.verdict import Reward, Verdict
     from forge.records.problem import ReferenceModule
 
-Policy = Literal["own", "hybrid"]
-Protocol = Literal["forge", "kernelbench", "drkernel"]
+
+class JudgeOptions(TypedDict, total=False):
+    """Options of `judge`, `ajudge` and `judges`; `judge` describes them."""
+
+    device: str
+    policy: Literal["own", "hybrid"] | None
+    protocol: Literal["forge", "kernelbench", "drkernel"]
+    timeout: float | None
+    settings: Mapping[str, Any] | None
+    problems: str | Path | None
+    overrides: Mapping[str, Any] | None
 
 
 @contextmanager
-def judges(
-    *,
-    device: str = "auto",
-    workers: int | None = None,
-    policy: Policy | None = None,
-    protocol: Protocol = "forge",
-    timeout: float | None = None,
-    settings: Mapping[str, Any] | None = None,
-    problems: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> Generator[JudgePool]:
+def judges(*, workers: int | None = None, **options: Unpack[JudgeOptions]) -> Generator[JudgePool]:
     """Judges that stay ready for many answers, for `with`.
 
     Args:
-        device: auto (all GPUs, or the CPU), cpu, cuda, cuda:N.
         workers: number of judges on a CPU; absent: one per core. With GPUs: one per GPU.
-        policy, protocol, timeout, settings, problems, overrides: as of `forge.judge`.
+        options: device, policy, protocol, timeout, settings, problems and overrides, as of
+            `forge.judge`.
 
     Raises:
         ConfigError: an argument that is not allowed.
@@ -49,11 +48,7 @@ def judges(
     """
     from forge.adapters.pools import choose, open_judges
 
-    choice = choose(
-        device=device, workers=workers, policy=policy, protocol=protocol,
-        timeout=timeout, settings=settings, problems=problems, overrides=overrides,
-    )  # fmt: skip
-    with open_judges(choice) as pool:
+    with open_judges(choose(workers=workers, **options)) as pool:
         yield pool
 
 
@@ -61,14 +56,8 @@ def judge(
     problem: str | Path | ReferenceModule,
     answer: str | Path,
     *,
-    device: str = "auto",
-    policy: Policy | None = None,
-    protocol: Protocol = "forge",
     timed: bool | None = None,
-    timeout: float | None = None,
-    settings: Mapping[str, Any] | None = None,
-    problems: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    **options: Unpack[JudgeOptions],
 ) -> Verdict:
     """The verdict on one answer, by a judge that is started for it, which takes seconds.
     `forge.judges` keeps judges ready.
@@ -78,11 +67,11 @@ def judge(
             function), or a name among `problems`: `level=1 problem_id=19`, `19_ReLU`.
         answer: code, or a whole answer of a model with thinking and fenced blocks. Only a `Path`
             is read as a file: a model's text must not name one.
-        device: auto, cpu, cuda, cuda:N.
+        timed: time a correct answer. Absent: if there is a GPU.
+        device: auto (all GPUs, or the CPU), cpu, cuda, cuda:N.
         policy: own: besides the answer's kernels torch may only move data; hybrid: it may compute.
             Absent: the protocol's own: own under forge, hybrid under the others.
         protocol: forge, kernelbench or drkernel: inputs, tolerance, static check and policy.
-        timed: time a correct answer. Absent: if there is a GPU.
         timeout: maximum time of each phase, in seconds.
         settings: further keys of `[judge]`: `{"also": ["kernelbench"]}`; `forge keys judge` lists
             them.
@@ -97,46 +86,26 @@ def judge(
         MachineError: no such GPU, or no sandbox works on this machine. A fault during the
             judgement is a verdict with `infra` instead.
     """
-    from anyio.from_thread import start_blocking_portal
+    from forge.adapters.pools import choose, judged_once
 
-    from forge.adapters.pools import choose, plain_errors, prepare
-
-    choice = choose(
-        device=device, workers=1, policy=policy, protocol=protocol,
-        timeout=timeout, settings=settings, problems=problems, overrides=overrides,
-    )  # fmt: skip
-    ask = prepare(choice, problem, answer, timed=timed)
-    with plain_errors(), start_blocking_portal(name="forge-judge") as portal:
-        return portal.call(ask)
+    with judged_once(choose(workers=1, **options), problem, answer, timed=timed) as verdict:
+        return verdict.result()
 
 
 async def ajudge(
     problem: str | Path | ReferenceModule,
     answer: str | Path,
     *,
-    device: str = "auto",
-    policy: Policy | None = None,
-    protocol: Protocol = "forge",
     timed: bool | None = None,
-    timeout: float | None = None,  # noqa: ASYNC109 - of a phase, as of `judge`
-    settings: Mapping[str, Any] | None = None,
-    problems: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    **options: Unpack[JudgeOptions],
 ) -> Verdict:
     """`judge` in an asyncio event loop, which it does not block; arguments and errors as there."""
     from asyncio import wrap_future
 
-    from anyio.from_thread import start_blocking_portal
+    from forge.adapters.pools import choose, judged_once
 
-    from forge.adapters.pools import choose, plain_errors, prepare
-
-    choice = choose(
-        device=device, workers=1, policy=policy, protocol=protocol,
-        timeout=timeout, settings=settings, problems=problems, overrides=overrides,
-    )  # fmt: skip
-    ask = prepare(choice, problem, answer, timed=timed)
-    with plain_errors(), start_blocking_portal(name="forge-judge") as portal:
-        return await wrap_future(portal.start_task_soon(ask))
+    with judged_once(choose(workers=1, **options), problem, answer, timed=timed) as verdict:
+        return await wrap_future(verdict)
 
 
 def reward(verdict: Verdict, weights: Mapping[str, Any] | None = None) -> Reward:

@@ -24,9 +24,10 @@ from forge.data.problem_files import Overrides
 from forge.errors import ConfigError, ForgeError, MachineError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
     from concurrent.futures import Future
     from pathlib import Path
+    from typing import TypeAlias
 
     from anyio.from_thread import BlockingPortal
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.process.devices import Gpu
     from forge.records.problem import ReferenceModule
+
+    Subject: TypeAlias = str | Path | ReferenceModule
 
 AHEAD = 2
 """Judgements of `judge_many` that are started for each one that can run."""
@@ -47,6 +50,66 @@ OWN_ARGUMENTS = {
     "url": "forge.client.Judge(url)",
 }
 """Keys of `[judge]` that have an argument of their own, and its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeChoice:
+    """Checked options of a call."""
+
+    table: JudgeTable
+    gpus: tuple[Gpu, ...]
+    known: KnownProblems | None
+    overrides: Overrides
+
+    def read(self, problem: Subject, answer: str | Path) -> tuple[ReferenceModule, str]:
+        """The problem that a user names, with its constants, and the text of an answer. Raises
+        ConfigError."""
+        found = read_problem(problem, known=self.known, overrides=self.overrides)
+        return found, read_answer(answer)
+
+    def require_times(self, timed: bool | None) -> None:
+        """Raises MachineError if times are needed and there is no GPU."""
+        if timed and not self.gpus:
+            raise MachineError("timed: the judges have no GPU to time on; timed=None needs none")
+
+
+def choose(
+    *,
+    workers: int | None,
+    settings: Mapping[str, Any] | None = None,
+    problems: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> JudgeChoice:
+    """The arguments of a call, checked. Raises ConfigError or MachineError."""
+    for key in settings or ():
+        if key in OWN_ARGUMENTS:
+            raise ConfigError(f"settings: {key} is set by {OWN_ARGUMENTS[key]}")
+    chosen = JudgeSettings(workers=workers, more=settings or {}, prefix="", **options)
+    gpus = chosen.gpus()
+    return JudgeChoice(
+        table=chosen.table(),
+        gpus=gpus,
+        known=known_problems(problems),
+        overrides=Overrides.from_table(checked_constants({} if overrides is None else overrides)),
+    )
+
+
+@contextmanager
+def judged_once(
+    choice: JudgeChoice, problem: Subject, answer: str | Path, *, timed: bool | None
+) -> Generator[Future[Verdict]]:
+    """A judgement by a judge that is started for it. Everything is read first, before that takes
+    seconds. Raises ConfigError or MachineError."""
+    choice.require_times(timed)
+    subject, text = choice.read(problem, answer)
+
+    async def judge() -> Verdict:
+        async with open_answering(choice.table, choice.gpus) as answering:
+            return await answering.judge(subject, text, is_timed=timed is not False)
+
+    with plain_errors(), start_blocking_portal(name="forge-judge") as portal:
+        yield portal.start_task_soon(judge)
 
 
 @contextmanager
@@ -65,20 +128,6 @@ def open_judges(choice: JudgeChoice) -> Generator[JudgePool]:
                 opened.__exit__(None, None, None)  # an error of the block would come out in a group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeChoice:
-    """Checked settings of a call."""
-
-    table: JudgeTable
-    gpus: tuple[Gpu, ...]
-    known: KnownProblems | None
-    overrides: Overrides
-
-    def read(self, problem: str | Path | ReferenceModule) -> ReferenceModule:
-        """The problem that a user names, with its constants. Raises ConfigError."""
-        return read_problem(problem, known=self.known, overrides=self.overrides)
-
-
 class JudgePool:
     """Judges that stay ready. Safe in any thread. Made by `forge.judges`."""
 
@@ -91,25 +140,15 @@ class JudgePool:
         self._lock = threading.Lock()
         """Held while a judgement is started, so that none is after `cancel`."""
 
-    def judge(
-        self,
-        problem: str | Path | ReferenceModule,
-        answer: str | Path,
-        *,
-        timed: bool | None = None,
-    ) -> Verdict:
+    def judge(self, problem: Subject, answer: str | Path, *, timed: bool | None = None) -> Verdict:
         """The verdict on one answer; arguments as of `forge.judge`."""
-        return self._result(self._start(self._read(problem), read_answer(answer), timed))
+        return self._result(self._start(*self._choice.read(problem, answer), timed))
 
     async def ajudge(
-        self,
-        problem: str | Path | ReferenceModule,
-        answer: str | Path,
-        *,
-        timed: bool | None = None,
+        self, problem: Subject, answer: str | Path, *, timed: bool | None = None
     ) -> Verdict:
         """`judge` in an asyncio event loop, which it does not block."""
-        future = self._start(self._read(problem), read_answer(answer), timed)
+        future = self._start(*self._choice.read(problem, answer), timed)
         try:
             return await wrap_future(future)
         except CancelledError:
@@ -118,10 +157,7 @@ class JudgePool:
             raise
 
     def judge_many(
-        self,
-        pairs: Iterable[tuple[str | Path | ReferenceModule, str | Path]],
-        *,
-        timed: bool | None = None,
+        self, pairs: Iterable[tuple[Subject, str | Path]], *, timed: bool | None = None
     ) -> Iterator[Verdict]:
         """Verdicts in the order of the pairs, each as soon as it and those before it are there.
 
@@ -131,8 +167,7 @@ class JudgePool:
         Raises:
             ConfigError: a pair that cannot be read; nothing is judged then.
         """
-        read = ((self._read(problem), read_answer(answer)) for problem, answer in pairs)
-        rest = deque(list(read))
+        rest = deque([self._choice.read(*pair) for pair in pairs])
         most = AHEAD * sum(seat.capacity for seat in self._answering.pool.seating.seats)
         started = deque(self._start(*rest.popleft(), timed) for _ in range(min(most, len(rest))))
         return self._in_order(started, rest, timed)
@@ -144,11 +179,8 @@ class JudgePool:
         for future in list(self._futures):
             future.cancel()
 
-    def _read(self, problem: str | Path | ReferenceModule) -> ReferenceModule:
-        return self._choice.read(problem)
-
     def _start(self, problem: ReferenceModule, answer: str, timed: bool | None) -> Future[Verdict]:
-        require_gpus(timed, self._choice.gpus)
+        self._choice.require_times(timed)
         ask = partial(self._answering.judge, problem, answer, is_timed=timed is not False)
         with self._lock:
             if self._is_closed:
@@ -186,59 +218,6 @@ class JudgePool:
 
 def _closed() -> ConfigError:
     return ConfigError("judges: this pool is closed; judge inside its with block")
-
-
-def choose(
-    *,
-    device: str,
-    workers: int | None,
-    policy: str | None,
-    protocol: str,
-    timeout: float | None,
-    settings: Mapping[str, Any] | None,
-    problems: str | Path | None,
-    overrides: Mapping[str, Any] | None,
-) -> JudgeChoice:
-    """The arguments of a call, checked. Raises ConfigError or MachineError."""
-    for key in settings or ():
-        if key in OWN_ARGUMENTS:
-            raise ConfigError(f"settings: {key} is set by {OWN_ARGUMENTS[key]}")
-    chosen = JudgeSettings(
-        device=device, workers=workers, policy=policy, protocol=protocol,
-        timeout=timeout, more=settings or {}, prefix="",
-    )  # fmt: skip
-    gpus = chosen.gpus()
-    return JudgeChoice(
-        table=chosen.table(),
-        gpus=gpus,
-        known=known_problems(problems),
-        overrides=Overrides.from_table(checked_constants({} if overrides is None else overrides)),
-    )
-
-
-def prepare(
-    choice: JudgeChoice,
-    problem: str | Path | ReferenceModule,
-    answer: str | Path,
-    *,
-    timed: bool | None,
-) -> Callable[[], Awaitable[Verdict]]:
-    """A judgement by a judge that is started for it. Everything is read now, before that takes
-    seconds. Raises ConfigError or MachineError."""
-    require_gpus(timed, choice.gpus)
-    subject, text = choice.read(problem), read_answer(answer)
-
-    async def judge() -> Verdict:
-        async with open_answering(choice.table, choice.gpus) as answering:
-            return await answering.judge(subject, text, is_timed=timed is not False)
-
-    return judge
-
-
-def require_gpus(timed: bool | None, gpus: tuple[Gpu, ...]) -> None:
-    """Raises MachineError if times are needed and there is no GPU."""
-    if timed and not gpus:
-        raise MachineError("timed: the judges have no GPU to time on; timed=None needs none")
 
 
 @contextmanager
