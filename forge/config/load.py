@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
-from forge.config.checks import PROMPT_FILES, Mistake, check, check_build
+from forge.config.checks import PROMPT_FILES, Mistake, check, check_build, found_in
 from forge.config.keys import found_mistakes, without
 from forge.config.schema import Experiment, dotted
 from forge.config.schema.build import DataBuild
@@ -99,7 +99,7 @@ def load_build(path: Path, *, overrides: Sequence[str] = ()) -> DataBuild:
     build, mistakes = _validate(DataBuild, sources.values)
     if build is not None:
         known = {found.path for found in mistakes}
-        mistakes += [found for found in check_build(build) if found.path not in known]
+        mistakes += [each for each in found_in(check_build(build)) if each.path not in known]
     return _whole(build, mistakes, sources)
 
 
