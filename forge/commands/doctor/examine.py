@@ -139,48 +139,113 @@ class HostFacts:
         return docker(flags) if self.container else outside
 
 
-Text = str | Callable[[HostFacts], str]
-"""A text, or one with facts in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A limit, and what follows if the host breaks it."""
-
-    severity: Severity
-    is_broken: Callable[[HostFacts], object]
-    why: Text = ""
-    """Text after what was found."""
-    fix: Text = ""
-    """Another fix than the check's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A check. The first limit that is broken is its finding."""
-
-    name: str
-    probe: Text
-    """Text of the finding. If it is empty and no limit is broken, there is no finding."""
-    fix: Text = ""
-    limits: Sequence[Limit] = ()
-
-
 def check_host(host: HostFacts) -> Iterator[Finding]:
-    """The findings of the table."""
-    for check in TABLE:
-        found = _said(check.probe, host)
-        broken = next((limit for limit in check.limits if limit.is_broken(host)), None)
+    """The table: name, what was found, fix, and limits, of which the first that is broken counts.
+
+    A limit is its severity, whether it is broken, words about it, and its own fix. Without a text
+    and a broken limit there is no finding.
+    """
+    gpus, several = host.gpus, len(host.gpus) > 1
+    amd = host.fix(
+        " ".join(AMD_FLAGS), "install ROCm's kernel driver: amdgpu-install --usecase=dkms"
+    )
+    uvm = f" on the host, then {docker('--gpus all')}" if host.container else ""
+    quota, shm = host.cpu_quota, f"{size(host.shm_free_bytes)} of {size(host.shm_bytes)} free"
+    share = f", of which the control group allows the time of {quota:g}" if quota else ""
+    is_throttled, mount = _low(quota, host.cores), host.mount
+    fault = f"does not answer: {host.nvml_fault}"
+    yield from _rows([
+        ("system", f"{platform.system()} {platform.release()} {platform.machine()}",
+         "runs need Linux; reading commands work here", (ERROR, sys.platform != "linux")),
+        ("python", platform.python_version(), "Python {}.{} or later".format(*PYTHON_AT_LEAST),
+         (ERROR, sys.version_info < PYTHON_AT_LEAST)),
+        ("C compiler", host.compiler or "none",
+         "apt install gcc; Triton compiles its launchers with it on GPUs",
+         (ERROR, not host.compiler and gpus), (WARNING, not host.compiler)),
+        ("NVIDIA driver", "", "",
+         (WARNING, host.nvml_fault, fault,
+          "nvidia-smi; after an update of the driver, reboot or restart the container"),
+         (WARNING, Vendor.NVIDIA in host.on_bus and "nvidiactl" not in host.nodes,
+          "there is an NVIDIA GPU, but no /dev/nvidiactl",
+          host.fix("--gpus all", "install NVIDIA's driver, 580 or later for CUDA 13")),
+         (WARNING, "nvidiactl" in host.nodes and "nvidia-uvm" not in host.nodes,
+          "no /dev/nvidia-uvm, without which CUDA does not start",
+          f"nvidia-modprobe -u -c=0{uvm}")),
+        ("AMD driver", "", amd,
+         (WARNING, Vendor.AMD in host.on_bus and "kfd" not in host.nodes,
+          "there is an AMD GPU, but no /dev/kfd"),
+         (WARNING, "kfd" in host.nodes and "dri/renderD" not in " ".join(host.nodes),
+          "/dev/kfd is there, but no /dev/dri/renderD*"),
+         (WARNING, "kfd" in host.nodes and not host.is_kfd_open, "this user may not open /dev/kfd",
+          host.fix(" ".join(AMD_FLAGS[2:]), "sudo usermod -aG render,video $USER, then log in "
+                   "again"))),
+        ("container", _show_container(host), ""),
+        # A candidate's own limit is 256 open files; a supervisor with many judges has more.
+        ("open files", _allowed(host.num_files),
+         host.fix("--ulimit nofile=65536", "ulimit -n 65536"),
+         (ERROR, _low(host.num_files, 256), "a run needs 256"),
+         (WARNING, _low(host.num_files, 1024), "large runs need 1024")),
+        # Processes and threads of a small run, and of one with several judges and a vLLM engine.
+        ("processes", _allowed(host.num_tasks),
+         host.fix("--ulimit nproc=-1", "ulimit -u unlimited"),
+         (ERROR, _low(host.num_tasks, 128), "a run needs 128"),
+         (WARNING, _low(host.num_tasks, 1024), "large runs need 1024")),
+        ("processes of the container",
+         "" if host.group_tasks is None else _allowed(host.group_tasks), docker("--pids-limit=-1"),
+         (ERROR, _low(host.group_tasks, 128), "a run needs 128"),
+         (WARNING, _low(host.group_tasks, 1024), "large runs need 1024")),
+        # With 4 GB no judge starts, with 8 GB one does.
+        ("address space", _allowed(host.address_bytes, size), "ulimit -v unlimited",
+         (ERROR, host.address_bytes is not None and gpus,
+          "CUDA and ROCm reserve more than there is memory"),
+         (ERROR, _low(host.address_bytes, 8e9), "a judge needs 8 GB"),
+         (WARNING, _low(host.address_bytes, 64 << 30), "torch maps far more than it uses")),
+        # 1 MB is above Docker's default of 64 kB; systemd's is 8 MB.
+        ("locked memory", _allowed(host.locked_bytes, size),
+         host.fix("--ulimit memlock=-1", "ulimit -l unlimited"),
+         (WARNING, host.locked_bytes is not None and host.has_infiniband,
+          "NCCL over InfiniBand needs it unlimited"),
+         (WARNING, several and _low(host.locked_bytes, 1 << 20), "NCCL may pin more")),
+        # Docker's default is 64 MB.
+        ("/dev/shm", shm if host.shm_bytes else "absent or not writable",
+         host.fix("--shm-size=16g", "mount -o remount,size=16G /dev/shm"),
+         (ERROR, not host.shm_bytes and gpus), (WARNING, not host.shm_bytes),
+         (WARNING, several and host.shm_free_bytes < 1 << 30,
+          "NCCL and vLLM need 1 GB on several GPUs"),
+         (WARNING, host.shm_bytes < 16 << 20, "it is too small"),
+         (WARNING, host.shm_free_bytes < 16 << 20, "it is full",
+          "remove old files from /dev/shm")),
+        ("cores", f"{host.cores}{share if is_throttled else ''}",
+         host.fix(f"--cpuset-cpus=0-{max(0, int(quota or 0) - 1)}",
+                  "raise CPUQuota= of the service"),
+         (WARNING, is_throttled, "judges time kernels wrongly when throttled")),
+        ("memory", gigabytes(host.memory_bytes),
+         "the quickstart needs 4 GB: docker run --memory=...",
+         (ERROR, host.memory_bytes < 4 << 30)),
+        ("disk", f"{gigabytes(host.disk_bytes)} free for {host.store_dir}",
+         "free some space, or --store DIR", (ERROR, host.disk_bytes < 2 << 30)),
+        ("file system", mount and f"{mount.kind} at {mount.point}",
+         '--store DIR on a local disk; "forge archive" makes a file to share',
+         (ERROR, mount and mount.is_network,
+          (f"{mount and mount.source} is a network file system: SQLite's locks and shared memory "
+          "do not work there, and rows can be lost"))),
+        ("clock", datetime.fromtimestamp(host.now, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+         "timedatectl set-ntp true (on the host, if this is a container)",
+         (WARNING, host.now < RELEASED,
+          "the clock is wrong: it is before this release of forge")),
+    ])  # fmt: skip
+
+
+def _rows(table: Sequence[tuple[Any, ...]]) -> Iterator[Finding]:
+    for name, found, fix, *limits in table:
+        broken = next((limit for limit in limits if limit[1]), None)
         if broken is not None:
-            found = "; ".join(filter(None, (found, _said(broken.why, host))))
-            fix = _said(broken.fix or check.fix, host)
-            yield Finding(name=check.name, found=found, severity=broken.severity, fix=fix)
+            severity, _, *words = broken
+            why, own_fix = (*words, "", "")[:2]
+            found = "; ".join(filter(None, (found, why)))
+            yield Finding(name=name, found=found, severity=severity, fix=own_fix or fix)
         elif found:
-            yield Finding(name=check.name, found=found)
-
-
-def _said(text: Text, host: HostFacts) -> str:
-    return text if isinstance(text, str) else text(host)
+            yield Finding(name=name, found=found)
 
 
 def _low(value: float | None, least: float) -> bool:
@@ -201,124 +266,6 @@ def _show_container(host: HostFacts) -> str:
     }
     named = ", ".join(name for name, is_set in forbids.items() if is_set)
     return f"{host.container}: {named or 'unconfined'}" if host.container else ""
-
-
-def _show_shm(host: HostFacts) -> str:
-    free = f"{size(host.shm_free_bytes)} of {size(host.shm_bytes)} free"
-    return free if host.shm_bytes else "absent or not writable"
-
-
-def _show_cores(host: HostFacts) -> str:
-    if host.cpu_quota is None or host.cpu_quota >= host.cores:
-        return str(host.cores)
-    return f"{host.cores}, of which the control group allows the time of {host.cpu_quota:g}"
-
-
-def _show_mount(host: HostFacts) -> str:
-    return f"{host.mount.kind} at {host.mount.point}" if host.mount is not None else ""
-
-
-def _show_time(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-TABLE: tuple[Check, ...] = (
-    Check("system", f"{platform.system()} {platform.release()} {platform.machine()}",
-        "runs need Linux; reading commands work here",
-        [Limit(ERROR, lambda host: sys.platform != "linux")]),
-    Check("python", platform.python_version(), "Python {}.{} or later".format(*PYTHON_AT_LEAST),
-        [Limit(ERROR, lambda host: sys.version_info < PYTHON_AT_LEAST)]),
-    Check("C compiler", lambda host: host.compiler or "none",
-        "apt install gcc; Triton compiles its launchers with it on GPUs",
-        [Limit(ERROR, lambda host: not host.compiler and host.gpus),
-         Limit(WARNING, lambda host: not host.compiler)]),
-    Check("NVIDIA driver", "", "", [
-        Limit(WARNING, lambda host: host.nvml_fault,
-              lambda host: f"does not answer: {host.nvml_fault}",
-              "nvidia-smi; after an update of the driver, reboot or restart the container"),
-        Limit(WARNING, lambda host: Vendor.NVIDIA in host.on_bus and "nvidiactl" not in host.nodes,
-              "there is an NVIDIA GPU, but no /dev/nvidiactl",
-              lambda host: host.fix("--gpus all", "install NVIDIA's driver, 580 or later for "
-                                    "CUDA 13")),
-        Limit(WARNING, lambda host: "nvidiactl" in host.nodes and "nvidia-uvm" not in host.nodes,
-              "no /dev/nvidia-uvm, without which CUDA does not start",
-              lambda host: "nvidia-modprobe -u -c=0"
-              + (f" on the host, then {docker('--gpus all')}" if host.container else "")),
-    ]),
-    Check("AMD driver", "",
-        lambda host: host.fix(" ".join(AMD_FLAGS), "install ROCm's kernel driver: amdgpu-install "
-                              "--usecase=dkms"), [
-        Limit(WARNING, lambda host: Vendor.AMD in host.on_bus and "kfd" not in host.nodes,
-              "there is an AMD GPU, but no /dev/kfd"),
-        Limit(WARNING,
-              lambda host: "kfd" in host.nodes and "dri/renderD" not in " ".join(host.nodes),
-              "/dev/kfd is there, but no /dev/dri/renderD*"),
-        Limit(WARNING, lambda host: "kfd" in host.nodes and not host.is_kfd_open,
-              "this user may not open /dev/kfd",
-              lambda host: host.fix(" ".join(AMD_FLAGS[2:]), "sudo usermod -aG render,video $USER, "
-                                    "then log in again")),
-    ]),
-    Check("container", _show_container),
-    # A candidate's own limit is 256 open files; a supervisor with many judges and engines has more.
-    Check("open files", lambda host: _allowed(host.num_files),
-        lambda host: host.fix("--ulimit nofile=65536", "ulimit -n 65536"),
-        [Limit(ERROR, lambda host: _low(host.num_files, 256), "a run needs 256"),
-         Limit(WARNING, lambda host: _low(host.num_files, 1024), "large runs need 1024")]),
-    # Processes and threads of a small run, and of one with several judges and a vLLM engine.
-    Check("processes", lambda host: _allowed(host.num_tasks),
-        lambda host: host.fix("--ulimit nproc=-1", "ulimit -u unlimited"),
-        [Limit(ERROR, lambda host: _low(host.num_tasks, 128), "a run needs 128"),
-         Limit(WARNING, lambda host: _low(host.num_tasks, 1024), "large runs need 1024")]),
-    Check("processes of the container",
-        lambda host: "" if host.group_tasks is None else _allowed(host.group_tasks),
-        docker("--pids-limit=-1"),
-        [Limit(ERROR, lambda host: _low(host.group_tasks, 128), "a run needs 128"),
-         Limit(WARNING, lambda host: _low(host.group_tasks, 1024), "large runs need 1024")]),
-    # With 4 GB no judge starts, with 8 GB one does.
-    Check("address space", lambda host: _allowed(host.address_bytes, size), "ulimit -v unlimited",
-        [Limit(ERROR, lambda host: host.address_bytes is not None and host.gpus,
-               "CUDA and ROCm reserve more than there is memory"),
-         Limit(ERROR, lambda host: _low(host.address_bytes, 8e9), "a judge needs 8 GB"),
-         Limit(WARNING, lambda host: _low(host.address_bytes, 64 << 30),
-               "torch maps far more than it uses")]),
-    # 1 MB is above Docker's default of 64 kB; systemd's is 8 MB.
-    Check("locked memory", lambda host: _allowed(host.locked_bytes, size),
-        lambda host: host.fix("--ulimit memlock=-1", "ulimit -l unlimited"),
-        [Limit(WARNING, lambda host: host.locked_bytes is not None and host.has_infiniband,
-               "NCCL over InfiniBand needs it unlimited"),
-         Limit(WARNING, lambda host: len(host.gpus) > 1 and _low(host.locked_bytes, 1 << 20),
-               "NCCL may pin more")]),
-    # Docker's default is 64 MB.
-    Check("/dev/shm", _show_shm,
-        lambda host: host.fix("--shm-size=16g", "mount -o remount,size=16G /dev/shm"),
-        [Limit(ERROR, lambda host: not host.shm_bytes and host.gpus),
-         Limit(WARNING, lambda host: not host.shm_bytes),
-         Limit(WARNING, lambda host: len(host.gpus) > 1 and host.shm_free_bytes < 1 << 30,
-               "NCCL and vLLM need 1 GB on several GPUs"),
-         Limit(WARNING, lambda host: host.shm_bytes < 16 << 20, "it is too small"),
-         Limit(WARNING, lambda host: host.shm_free_bytes < 16 << 20, "it is full",
-               "remove old files from /dev/shm")]),
-    Check("cores", _show_cores,
-        lambda host: host.fix(f"--cpuset-cpus=0-{max(0, int(host.cpu_quota or 0) - 1)}",
-                              "raise CPUQuota= of the service"),
-        [Limit(WARNING, lambda host: _low(host.cpu_quota, host.cores),
-               "judges time kernels wrongly when throttled")]),
-    Check("memory", lambda host: gigabytes(host.memory_bytes),
-        "the quickstart needs 4 GB: docker run --memory=...",
-        [Limit(ERROR, lambda host: host.memory_bytes < 4 << 30)]),
-    Check("disk", lambda host: f"{gigabytes(host.disk_bytes)} free for {host.store_dir}",
-        "free some space, or --store DIR",
-        [Limit(ERROR, lambda host: host.disk_bytes < 2 << 30)]),
-    Check("file system", _show_mount,
-        '--store DIR on a local disk; "forge archive" makes a file to share',
-        [Limit(ERROR, lambda host: host.mount and host.mount.is_network,
-               lambda host: f"{host.mount and host.mount.source} is a network file system: "
-               "SQLite's locks and shared memory do not work there, and rows can be lost")]),
-    Check("clock", lambda host: _show_time(host.now),
-        "timedatectl set-ntp true (on the host, if this is a container)",
-        [Limit(WARNING, lambda host: host.now < RELEASED,
-               "the clock is wrong: it is before this release of forge")]),
-)  # fmt: skip
 
 
 def sandbox_flags(host: HostFacts) -> list[str]:
