@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forge.records.problem import ReferenceModule
 
 
-class JudgeOptions(TypedDict, total=False):
+class CallOptions(TypedDict, total=False):
     """Options of `judge`, `ajudge` and `judges`; `judge` describes them."""
 
     device: str
@@ -34,7 +34,7 @@ class JudgeOptions(TypedDict, total=False):
 
 
 @contextmanager
-def judges(*, workers: int | None = None, **options: Unpack[JudgeOptions]) -> Generator[JudgePool]:
+def judges(*, workers: int | None = None, **options: Unpack[CallOptions]) -> Generator[JudgePool]:
     """Judges that stay ready for many answers, for `with`.
 
     Args:
@@ -57,7 +57,7 @@ def judge(
     answer: str | Path,
     *,
     timed: bool | None = None,
-    **options: Unpack[JudgeOptions],
+    **options: Unpack[CallOptions],
 ) -> Verdict:
     """The verdict on one answer, by a judge that is started for it, which takes seconds.
     `forge.judges` keeps judges ready.
@@ -97,7 +97,7 @@ async def ajudge(
     answer: str | Path,
     *,
     timed: bool | None = None,
-    **options: Unpack[JudgeOptions],
+    **options: Unpack[CallOptions],
 ) -> Verdict:
     """`judge` in an asyncio event loop, which it does not block; arguments and errors as there."""
     from asyncio import wrap_future
