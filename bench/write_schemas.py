@@ -9,7 +9,7 @@ import re
 
 import torch
 
-from forge.evalpool.judge.program.ops import CONSTANTS, KINDS, PATH
+from forge.evalpool.judge.program.ops import CONSTANTS, KINDS, PATH, Schema, forms
 
 LEFT_OUT = {"device", "pin_memory", "generator", "names"}
 """Arguments that no program has: the executor chooses them."""
@@ -22,13 +22,38 @@ SPLIT = re.compile(r", (?![^\[(]*[\])])")
 
 
 def lines() -> list[str]:
-    """A line for each overload of each operation, and of its in-place form."""
-    found: dict[str, str] = {}
+    """A line for each overload of each operation, with its in-place form and those with `out`."""
+    found: dict[str, tuple[str, Schema]] = {}
     for name, kind in KINDS.items():
         for form in (name, f"{name}_"):
             for schema in torch._C._jit_get_schemas_for_operator(f"aten::{form}"):
-                found[line(str(schema))] = kind
-    return [f"{kind} {schema}" for schema, kind in sorted(found.items()) if schema]
+                if text := line(str(schema)):
+                    found[f"{kind} {text}"] = kind, next(forms(kind, text))
+    known = {schema.name: schema for _, schema in found.values()}
+    words: dict[str, list[str]] = {}
+    said = set[str]()
+    for text, (kind, schema) in sorted(found.items(), key=lambda pair: pair[1][1].name):
+        words[text] = []
+        for other, word in possible(schema, known):
+            *_, made = forms(kind, f"{text.partition(' ')[2]} {word}")
+            if made == known[other] and other not in said:
+                words[text].append(word)
+                said.add(other)
+    return [" ".join([text, *words[text]]) for text in words if found[text][1].name not in said]
+
+
+def possible(schema: Schema, known: dict[str, Schema]) -> list[tuple[str, str]]:
+    """Names of schemas that may be forms of one, and the words for them."""
+    name, _, overload = schema.name.rpartition(".")
+    if not schema.arguments or any(one.is_written for one in schema.arguments[:1]):
+        return []
+    pairs = [(f"{name}_.{overload}", "_")] if f"{name}_.{overload}" in known else []
+    for other, one in known.items():
+        outs = [each.name for each in one.arguments if each.is_keyword and each.is_written]
+        if outs and other.rpartition(".")[0] == name and other != schema.name:
+            word = other.rpartition(".")[2]
+            pairs.append((other, word if outs == ["out"] else f"{word}:{','.join(outs)}"))
+    return pairs
 
 
 def line(schema: str) -> str:

@@ -14,16 +14,17 @@ their results.
 
 A line of `schemas.txt`:
 
-    combine aten.add.out(Tensor self, Tensor other, *, Scalar alpha=, Tensor! out) -> 1
+    combine aten.sort.default(Tensor self, int dim=, bool descending=) -> 2 _ values:values,indices
 
 `!` marks an argument that is written to, `=` one that may be left out, `*` the begin of keywords;
-the number is that of the tensors it returns, `*` any number.
+the number is that of the tensors it returns, `*` any number. Further words are forms of the same
+operation: `_` in place, any other an overload with `out`, and the names of those if it is not one.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -41,7 +42,7 @@ from forge.evalpool.judge.program.format import (
 from forge.evalpool.judge.program.walk import tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 class Kind(StrEnum):
@@ -167,7 +168,9 @@ def _rank(dtype: str) -> int:
     return 2 if "float" in dtype else 3
 
 
-LINE = re.compile(r"(?P<name>[\w.]+)\((?P<arguments>.*)\) -> (?P<returns>\d+|\*)")
+LINE = re.compile(
+    r"(?P<name>[\w.]+)\((?P<arguments>.*)\) -> (?P<returns>\d+|\*)(?P<forms>( [\w:,]+)*)"
+)
 LIST = re.compile(r"(?P<of>\w+\??)\[(?P<length>\d*)\]")
 CONSTANTS = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_format"}
 
@@ -197,12 +200,11 @@ class Schema:
 @cache
 def schemas() -> Mapping[str, Schema]:
     """All schemas by name, such as `aten.add.Tensor`."""
-    found = [parse(schema) for _, _, schema in LINES]
-    return {one.name: one for one in found}
+    return {one.name: one for kind, _, line in LINES for one in forms(kind, line)}
 
 
-def parse(line: str) -> Schema:
-    """The schema that a line of `schemas.txt` says behind its kind."""
+def forms(kind: str, line: str) -> Iterator[Schema]:
+    """The schemas that a line of `schemas.txt` says behind its kind."""
     found = LINE.fullmatch(line)
     assert found, line
     arguments: list[Argument] = []
@@ -221,8 +223,19 @@ def parse(line: str) -> Schema:
                 is_keyword=is_keyword,
             )
         )
-    returns = found["returns"]
-    return Schema(found["name"], tuple(arguments), None if returns == "*" else int(returns))
+    num_returns = None if found["returns"] == "*" else int(found["returns"])
+    yield Schema(found["name"], tuple(arguments), num_returns)
+    name, _, overload = found["name"].rpartition(".")
+    for word in found["forms"].split():
+        if word == "_":
+            written = replace(arguments[0], is_written=True)
+            yield Schema(f"{name}_.{overload}", (written, *arguments[1:]), num_returns)
+            continue
+        other, _, outs = word.partition(":")
+        is_made = kind in (Kind.FILL, Kind.RANDOM)  # then `out` says the type
+        kept = [one for one in arguments if not is_made or one.name not in ("dtype", "layout")]
+        kept += (Argument(one, "Tensor", True, True, True) for one in (outs or "out").split(","))
+        yield Schema(f"{name}.{other}", tuple(kept), num_returns)
 
 
 def bind(schema: Schema, op: Op) -> list[tuple[Argument, Literal]] | str:
