@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from forge.evalpool.judge.program.format import InvalidProgram
-from forge.evalpool.judge.program.wire import Reader, integer, many, record, text
+from forge.evalpool.judge.program.wire import flag, integer, many, record, refuse, text, whole
 
 Header: TypeAlias = Mapping[str, Any]
 
@@ -108,11 +108,9 @@ class InvalidBinary(Exception):
     """A compiler child or a cache file holds no binary. The message names the field."""
 
 
-def _code(at: Reader) -> bytes:
-    code = at.value
-    assert isinstance(code, bytes)
+def _code(code: bytes) -> bytes:
     if len(code) > MAX_CODE_BYTES:
-        at.fail(f"{len(code)} bytes of at most {MAX_CODE_BYTES}")
+        refuse(f"{len(code)} bytes of at most {MAX_CODE_BYTES}")
     return code
 
 
@@ -122,13 +120,13 @@ TENSOR_MAP = record(
     elem_size=integer(1, 16),
     elem_type=integer(0, 32),
     block_size=many(integer(1, 256), 8),
-    fp4_padded=Reader.flag,
+    fp4_padded=flag,
 )
 BINARY = record(
     Binary,
-    key=text(pattern=re.compile(r"[0-9a-f]{64}")),
-    target=text(pattern=re.compile(r"[a-z]+:[a-z0-9]+:\d+")),
-    name=text(512, pattern=re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")),
+    key=text(pattern=r"[0-9a-f]{64}"),
+    target=text(pattern=r"[a-z]+:[a-z0-9]+:\d+"),
+    name=text(512, pattern=r"[A-Za-z_][A-Za-z0-9_$]*"),
     code=_code,
     shared_bytes=integer(0, 1 << 20),
     num_warps=integer(1, 64),
@@ -143,7 +141,7 @@ BINARY = record(
 def parse_binary(header: Header, code: bytes) -> Binary:
     """A binary of fields that somebody else wrote. Raises InvalidBinary."""
     try:
-        return BINARY(Reader({**header, "code": code}))
+        return whole(BINARY, {**header, "code": code})
     except InvalidProgram as error:
         raise InvalidBinary(str(error)) from error
 
