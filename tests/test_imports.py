@@ -86,7 +86,7 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.children", "evalpool.judge.program",
         "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
-        "evalpool.judge.ttir.plan", "evalpool.judge.execute",
+        "evalpool.judge.execute",
         "evalpool.judge.trial.draws", "evalpool.judge.wide",
     },
     "evalpool.judge.trial.draws": {
@@ -107,11 +107,6 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.program": set(),
     "evalpool.judge.ttir": {
         "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
-        "evalpool.judge.ttir.plan",
-    },
-    "evalpool.judge.ttir.plan": {
-        "evalpool.judge.program", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
-        "evalpool.judge.ttir.semantics",
     },
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
     "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir"},
@@ -127,12 +122,12 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.execute": {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
         "evalpool.judge.ttir",
-        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.compiler",
+        "evalpool.judge.ttir.memory", "evalpool.judge.compiler",
         "evalpool.judge.execute.cpu", "evalpool.judge.wide",
     },
     "evalpool.judge.execute.cpu": {
         "evalpool.judge.program", "evalpool.judge.ttir",
-        "evalpool.judge.ttir.memory", "evalpool.judge.ttir.plan", "evalpool.judge.execute",
+        "evalpool.judge.ttir.memory", "evalpool.judge.execute",
     },
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",

@@ -24,7 +24,7 @@ from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Program
-from forge.evalpool.judge.ttir.plan.dispatch import plan_of
+from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from tests.evalpool.execute.made_programs import REQUEST, copy_kernel, launch, program
 

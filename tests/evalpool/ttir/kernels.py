@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from forge.evalpool.judge.ttir.evaluate import Address, Order, Report, launch
 from forge.evalpool.judge.ttir.memory.storages import Memory, Storage
-from forge.evalpool.judge.ttir.plan.dispatch import plan_of
+from forge.evalpool.judge.ttir.plan import plan_of
 
 TEXTS = Path(__file__).parent / "texts"
 KINDS = {"f4": "f32", "f2": "f16", "i4": "i32", "i8": "i64", "f8": "f64", "i1": "i8"}

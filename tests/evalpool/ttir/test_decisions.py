@@ -7,7 +7,7 @@ import pytest
 
 from forge.evalpool.judge.program.format import Kernel, Options
 from forge.evalpool.judge.ttir.decisions import note_all, open_sides
-from forge.evalpool.judge.ttir.plan.dispatch import plan_of
+from forge.evalpool.judge.ttir.plan import plan_of
 from tests.evalpool.ttir.kernels import kernel, pointers, run
 
 BLOCK, MASK = "tensor<16xf32>", "tensor<16xi1>"

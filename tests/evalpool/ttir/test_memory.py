@@ -19,7 +19,7 @@ from forge.evalpool.judge.ttir.memory.storages import (
     Windows,
     windows_of,
 )
-from forge.evalpool.judge.ttir.plan.dispatch import plan_of
+from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.values import Unsupported
 from tests.evalpool.ttir.kernels import kernel, memory_of, pointers, run, text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from forge.evalpool.judge.trial.structure import _read_text
 from forge.evalpool.judge.ttir import parse as reader
 from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.plan.dispatch import plan_of
+from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.tree import (
     Block,

@@ -67,7 +67,7 @@ def warm_up() -> None:
     from forge.evalpool.judge.execute import operations
     from forge.evalpool.judge.execute.cpu import torch_nodes
     from forge.evalpool.judge.program.ops import schemas
-    from forge.evalpool.judge.ttir.plan.dispatch import plan_of
+    from forge.evalpool.judge.ttir.plan import plan_of
 
     assert torch_nodes.run
     assert operations.operation("aten.zeros.default")

@@ -2,7 +2,7 @@
 
     launch(plan, "kernel", (64, 1, 1), [Address(0), 128, 1.0], memory)  ->  Report
 
-Instances run side by side in groups (`plan/control.py`). A kernel whose instances wait for each
+Instances run side by side in groups (`plan`). A kernel whose instances wait for each
 other (spin locks, look-back scans) runs one instance after the other instead; one that waits yields
 to the next.
 
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Group, Launch, Memory
-from forge.evalpool.judge.ttir.plan.control import run_function
-from forge.evalpool.judge.ttir.plan.steps import TensorDescriptor
+from forge.evalpool.judge.ttir.plan import run_function
+from forge.evalpool.judge.ttir.steps import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.tree import Descriptor, Operation, Pointer, Scalar, Type
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, round_to
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.ttir.decisions import Decision
-    from forge.evalpool.judge.ttir.plan.planner import FunctionPlan, ModulePlan, Run
+    from forge.evalpool.judge.ttir.plan import FunctionPlan, ModulePlan, Run
 
 SLAB_ELEMENTS = 1 << 18
 """Elements of the largest block of all instances of a slab: 1 MB of float32 stays in the cache."""

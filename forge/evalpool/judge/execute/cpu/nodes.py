@@ -30,7 +30,7 @@ from forge.evalpool.judge.program.walk import tensors_in
 from forge.evalpool.judge.ttir.decisions import ANY, PARAMETER, note_all
 from forge.evalpool.judge.ttir.evaluate import Address, Argument, HostDescriptor, Report, launch
 from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory
-from forge.evalpool.judge.ttir.plan.dispatch import plan_of
+from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.values import Unsupported
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.cpu.conditions import Conditions
     from forge.evalpool.judge.execute.cpu.memory import Tensors
     from forge.evalpool.judge.ttir.decisions import Decision, Noted
-    from forge.evalpool.judge.ttir.plan.planner import ModulePlan
+    from forge.evalpool.judge.ttir.plan import ModulePlan
     from forge.evalpool.judge.ttir.verify import Use
 
 NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32

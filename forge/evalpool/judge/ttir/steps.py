@@ -1,9 +1,8 @@
 """Functions of operations without control flow: numbers, addresses, shapes and memory accesses.
 
-Each is made once for an operation and works on the values of its operands (`Compute`); `dispatch`
-chooses it and makes a step of it. `evaluate` makes descriptors of arguments of a launch. Integers
-of blocks keep a sum of lines (`Symbolic`) where an operand is one; any other operand goes through
-`on_arrays`.
+Each is made once for an operation and works on the values of its operands (`Compute`); `plan` makes
+a step of it. `evaluate` makes descriptors of arguments of a launch. Integers of blocks keep a sum
+of lines (`Symbolic`) where an operand is one; any other operand goes through `_on_arrays`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,10 +19,18 @@ from forge.evalpool.judge.program.dialect import refused_assembly
 from forge.evalpool.judge.ttir import symbolic
 from forge.evalpool.judge.ttir.memory.access import UPDATES, load, store, swap, update
 from forge.evalpool.judge.ttir.memory.storages import Access, Group
-from forge.evalpool.judge.ttir.plan.planner import Environment, Step, block_of
 from forge.evalpool.judge.ttir.semantics import OPERATIONS
 from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
-from forge.evalpool.judge.ttir.tree import Operation, Pointer, Scalar, Type, element_of, shape_of
+from forge.evalpool.judge.ttir.tree import (
+    Block,
+    Descriptor,
+    Operation,
+    Pointer,
+    Scalar,
+    Type,
+    element_of,
+    shape_of,
+)
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed, scalar_of
 
 if TYPE_CHECKING:
@@ -33,39 +41,39 @@ Compute: TypeAlias = Callable[..., Any]
 """`function(group, *values of the operands)`: the value of the result, or of each of several."""
 
 
-def step_by(function: Compute, operation: Operation) -> Step:
-    """The step of an operation that a function computes."""
-    operands, results = operation.operands, operation.results
-    if len(results) == 1:
-        (result,) = results
+def compute_of(operation: Operation, used: frozenset[int]) -> Compute:
+    """The function of an operation; `used` are the values that something reads.
 
-        def step(env: Environment, group: Group) -> None:
-            env[result] = function(group, *[env[value] for value in operands])
+    Raises:
+        Unsupported: the evaluator has no such operation.
+    """
+    name = operation.name
+    if name in FUNCTIONS:
+        return FUNCTIONS[name](operation)
+    if name.startswith("tt.atomic_"):
+        return _atomic(operation, used)
+    quick = _on_sums(operation)
+    if quick is None:
+        kinds = (*operation.types.operands, *operation.types.results)
+        has_pointers = any(isinstance(element_of(kind), Pointer) for kind in kinds)
+        return _on_pointers(operation) if has_pointers else _on_arrays(operation)
+    slow = _on_arrays(operation)
 
-        return step
+    def compute(group: Group, *values: Value) -> Any:
+        found = quick(*values)
+        return slow(group, *values) if found is None else found
 
-    def steps(env: Environment, group: Group) -> None:
-        found = function(group, *[env[value] for value in operands])
-        for number, value in zip(results, found or (), strict=True):
-            env[number] = value
-
-    return steps
+    return compute
 
 
 # --- numbers and addresses
 
 
-def is_block_integer(kind: Type) -> bool:
+def _is_block_integer(kind: Type) -> bool:
     """True for blocks of integers wider than a bool."""
     element = element_of(kind)
     is_integer = isinstance(element, Scalar) and not element.is_float and element.name != "i1"
     return is_integer and bool(shape_of(kind))
-
-
-def has_pointers(operation: Operation) -> bool:
-    """True if an operand or a result is a pointer."""
-    kinds = (*operation.types.operands, *operation.types.results)
-    return any(isinstance(element_of(kind), Pointer) for kind in kinds)
 
 
 def array_of(value: Value, kind: Type) -> Array:
@@ -76,7 +84,7 @@ def array_of(value: Value, kind: Type) -> Array:
     return value.array(dtype_of(element) if isinstance(element, Scalar) else symbolic.INT64)
 
 
-def on_arrays(operation: Operation) -> Compute:
+def _on_arrays(operation: Operation) -> Compute:
     """The function of `semantics`."""
     function = OPERATIONS.get(operation.name)
     if function is None:
@@ -108,64 +116,51 @@ SUMS: dict[str, Callable[[Any, Any, int], Symbolic | None]] = {
 WIDTHS = frozenset({"arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"})
 
 
-def _quick(operation: Operation, function: Callable[..., Value | None]) -> Compute:
-    """By a function of the operands, or on arrays where that answers None."""
-    slow = on_arrays(operation)
-
-    def compute(group: Group, *values: Value) -> Any:
-        found = function(*values)
-        return slow(group, *values) if found is None else found
-
-    return compute
+JOINS = {"arith.andi": symbolic.both, "arith.ori": symbolic.either}
 
 
-def _has_sum(left: Value, right: Value) -> bool:
-    return isinstance(left, Symbolic) or isinstance(right, Symbolic)
+def _on_sums(operation: Operation) -> Callable[..., Value | None] | None:
+    """A function of operands that may be sums, or masks that are the same everywhere, which answers
+    None where arrays have to do; None for other operations."""
+    name, kinds = operation.name, operation.types.results
+    if name == "arith.cmpi":
+        predicate = operation.attributes["predicate"]
+        return _where_sum(lambda left, right: symbolic.compare(left, right, predicate))
+    if name in JOINS and scalar_of(kinds[0]).name == "i1":
+        function = JOINS[name]
 
+        def join(left: Array, right: Array) -> Array | None:
+            found = function(left, right)
+            return found if found is not None and found.ndim == left.ndim else None
 
-def on_sums(operation: Operation) -> Compute:
-    """Sums where an operand is one."""
-    function = SUMS[operation.name]
-    bits = scalar_of(operation.types.results[0]).bits
-
-    def summed(left: Value, right: Value) -> Symbolic | None:
-        return function(left, right, bits) if _has_sum(left, right) else None
-
-    return _quick(operation, summed)
-
-
-def compared(operation: Operation) -> Compute:
-    """A comparison of integers or addresses where an operand is a sum."""
-    predicate = operation.attributes["predicate"]
-
-    def compare(left: Value, right: Value) -> Array | None:
-        return symbolic.compare(left, right, predicate) if _has_sum(left, right) else None
-
-    return _quick(operation, compare)
-
-
-def joined(operation: Operation) -> Compute:
-    """The and, or the or, of masks that may be ranges of lines."""
-    function = symbolic.both if operation.name == "arith.andi" else symbolic.either
-
-    def join(left: Array, right: Array) -> Array | None:
-        found = function(left, right)
-        return found if found is not None and found.ndim == left.ndim else None
-
-    return _quick(operation, join)
-
-
-def resized(operation: Operation) -> Compute:
-    """A change of width that leaves a sum as it is where it fits."""
-    bits = scalar_of(operation.types.results[0]).bits
-    is_signed = operation.name != "arith.extui"
-
-    def resize(value: Value) -> Symbolic | None:
-        if isinstance(value, Symbolic) and value.fits(bits) and (is_signed or value.low >= 0):
-            return value
+        return join
+    if not kinds or not _is_block_integer(kinds[0]):
+        return None
+    bits = scalar_of(kinds[0]).bits
+    if name in SUMS:
+        return _where_sum(lambda left, right: SUMS[name](left, right, bits))
+    if name not in WIDTHS:
         return None
 
-    return _quick(operation, resize)
+    def resize(value: Value) -> Symbolic | None:
+        """A sum as it is, where it fits."""
+        if not isinstance(value, Symbolic) or not value.fits(bits):
+            return None
+        return value if name != "arith.extui" or value.low >= 0 else None
+
+    return resize
+
+
+def _where_sum(
+    function: Callable[[Value, Value], Value | None],
+) -> Callable[[Value, Value], Value | None]:
+    """The function where one of two operands is a sum."""
+
+    def apply(left: Value, right: Value) -> Value | None:
+        is_sum = isinstance(left, Symbolic) or isinstance(right, Symbolic)
+        return function(left, right) if is_sum else None
+
+    return apply
 
 
 def _added(operation: Operation) -> Compute:
@@ -181,24 +176,25 @@ def _added(operation: Operation) -> Compute:
     return add
 
 
-def on_pointers(operation: Operation) -> Compute:
+def _on_pointers(operation: Operation) -> Compute:
     """Operations on addresses that do not depend on the type of the target."""
-    name = operation.name
-    if name == "tt.bitcast":
-        return _from_value(lambda address: address)
-    if name == "arith.select":
+    if operation.name == "tt.bitcast":
+        return _plain(lambda address: address)
+    if operation.name == "arith.select":
         return _selected
-    raise Unsupported(f"line {operation.line}: {name} of pointers")
+    raise Unsupported(f"line {operation.line}: {operation.name} of pointers")
 
 
-def _from_value(function: Callable[[Value], Value]) -> Compute:
+def _plain(function: Callable[[Value], Value]) -> Compute:
+    """A function of the only operand."""
+
     def compute(_group: Group, value: Value) -> Value:
         return function(value)
 
     return compute
 
 
-def _constant(value: Value) -> Compute:
+def _always(value: Value) -> Compute:
     def compute(_group: Group) -> Value:
         return value
 
@@ -218,8 +214,23 @@ def _poison(operation: Operation) -> Compute:
     kind = operation.types.results[0]
     element, rank = element_of(kind), len(shape_of(kind))
     if isinstance(element, Scalar):
-        return _constant(fixed(np.zeros((1,) * (rank + 1), dtype_of(element))))
-    return _constant(Symbolic.constant(0, rank))
+        return _always(fixed(np.zeros((1,) * (rank + 1), dtype_of(element))))
+    return _always(Symbolic.constant(0, rank))
+
+
+def constant_of(operation: Operation) -> Any:
+    """`arith.constant`: integers of blocks as sums, the rest as compact arrays."""
+    kind, value = operation.types.results[0], operation.attributes["value"]
+    element, shape = element_of(kind), shape_of(kind)
+    if not isinstance(element, Scalar):
+        raise Unsupported("arith.constant of pointers")
+    dtype = dtype_of(element)
+    if isinstance(value, np.ndarray):
+        return fixed(value.reshape(1, *shape).astype(dtype))
+    if _is_block_integer(kind):
+        return Symbolic.constant(int(value), len(shape))
+    with np.errstate(all="ignore"):
+        return fixed(np.full((1,) * (len(shape) + 1), value, dtype))
 
 
 def _claimed(operation: Operation) -> Compute:
@@ -286,16 +297,11 @@ def _range(operation: Operation) -> Compute:
     """`tt.make_range`: a line of numbers."""
     start, end = operation.attributes["start"], operation.attributes["end"]
     line = fixed(np.arange(start, end, dtype=np.int64)[None])
-    return _constant(Symbolic((line,), start, end - 1))
+    return _always(Symbolic((line,), start, end - 1))
 
 
 def _program_id(operation: Operation) -> Compute:
-    axis = AXES[operation.attributes["axis"]]
-
-    def program_id(group: Group) -> Array:
-        return group.program_ids(axis)
-
-    return program_id
+    return partial(Group.program_ids, axis=AXES[operation.attributes["axis"]])
 
 
 def _num_programs(operation: Operation) -> Compute:
@@ -310,41 +316,38 @@ def _num_programs(operation: Operation) -> Compute:
 def _splat(operation: Operation) -> Compute:
     """`tt.splat`: a scalar as a block."""
     kind = operation.types.results[0]
-    rank, is_sum = len(shape_of(kind)), is_block_integer(kind)
+    rank, is_sum = len(shape_of(kind)), _is_block_integer(kind)
 
     def splat(scalar: Value) -> Value:
         value = symbolic.mapped(scalar, lambda array: array.reshape(-1, *(1,) * rank))
         return Symbolic.of(value) if is_sum and not isinstance(value, Symbolic) else value
 
-    return _from_value(splat)
+    return _plain(splat)
 
 
 def _unsplat(operation: Operation) -> Compute:
     """`tt.unsplat`: a block of one element as a scalar."""
     kind = operation.types.operands[0]
-
-    is_address = isinstance(element_of(kind), Pointer)
-
-    def unsplat(value: Value) -> Value:
-        return symbolic.mapped(value if is_address else array_of(value, kind), np.ravel)
-
-    return _from_value(unsplat)
+    if isinstance(element_of(kind), Pointer):
+        return _plain(lambda value: symbolic.mapped(value, np.ravel))
+    return _plain(lambda value: np.ravel(array_of(value, kind)))
 
 
 def _expanded(operation: Operation) -> Compute:
     axis = operation.attributes["axis"] + 1
-    return _from_value(lambda value: symbolic.mapped(value, lambda one: np.expand_dims(one, axis)))
+    return _plain(lambda value: symbolic.mapped(value, lambda one: np.expand_dims(one, axis)))
 
 
 def _transposed(operation: Operation) -> Compute:
     axes = (0, *(axis + 1 for axis in operation.attributes["order"]))
-    return _from_value(lambda value: symbolic.mapped(value, lambda one: one.transpose(axes)))
+    return _plain(lambda value: symbolic.mapped(value, lambda one: one.transpose(axes)))
 
 
 def _reshaped(operation: Operation) -> Compute:
-    before = shape_of(operation.types.operands[0])
-    after = shape_of(operation.types.results[0])
-    return _from_value(lambda value: symbolic.reshape(value, before, after))
+    before, after = (
+        shape_of(one[0]) for one in (operation.types.operands, operation.types.results)
+    )
+    return _plain(lambda value: symbolic.reshape(value, before, after))
 
 
 # --- memory
@@ -380,7 +383,7 @@ def _store(operation: Operation) -> Compute:
     return compute
 
 
-def atomic(operation: Operation, used: frozenset[int]) -> Compute:
+def _atomic(operation: Operation, used: frozenset[int]) -> Compute:
     """tt.atomic_rmw or tt.atomic_cas; `used` are the values that something reads."""
     element, kind = _memory_element(operation), operation.types.operands[1]
     if operation.name == "tt.atomic_cas":
@@ -436,7 +439,7 @@ def _described(operation: Operation) -> Compute:
     """`tt.make_tensor_descriptor`"""
     rank = (len(operation.operands) - 1) // 2
     is_nan = "nan" in str(operation.attributes.get("padding", "")).lower()
-    size = scalar_of(block_of(operation.types.results[0])).num_bytes
+    size = scalar_of(_block_of(operation.types.results[0])).num_bytes
 
     def describe(_group: Group, base: Symbolic, *given: Array) -> TensorDescriptor:
         numbers = [one.astype(np.int64) for one in given]
@@ -539,7 +542,14 @@ def _block_shape(operation: Operation, kind: Type) -> tuple[int, ...]:
     """Shape of the window: the descriptor's block, or the rows of a gather or scatter."""
     if operation.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
         return shape_of(kind)
-    return block_of(operation.types.operands[0]).shape
+    return _block_of(operation.types.operands[0]).shape
+
+
+def _block_of(kind: Type) -> Block:
+    """The block type of a descriptor. Raises Unsupported for other types."""
+    if not isinstance(kind, Descriptor):
+        raise Unsupported(f"{kind} is no descriptor")
+    return kind.block
 
 
 FUNCTIONS: dict[str, Callable[[Operation], Compute]] = {
@@ -548,7 +558,7 @@ FUNCTIONS: dict[str, Callable[[Operation], Compute]] = {
     "tt.get_num_programs": _num_programs,
     "tt.splat": _splat,
     "tt.unsplat": _unsplat,
-    "tt.broadcast": lambda _: _from_value(lambda block: block),  # 1 stands for any size
+    "tt.broadcast": lambda _: _plain(lambda block: block),  # 1 stands for any size
     "tt.expand_dims": _expanded,
     "tt.trans": _transposed,
     "tt.reshape": _reshaped,
