@@ -416,9 +416,7 @@ class Names:
         return is_switch
 
     def _paths(self, node: ast.Attribute) -> Sequence[str]:
-        """The whole names of a module's attribute; none for that of a value."""
-        name, _, rest = _dotted(node).partition(".")
-        return [] if self._is_local(name) else self.parts.wholes(name, rest)
+        return self.parts.paths(node, is_local=self._is_local)
 
     def _require_path(self, node: ast.AST, path: str, name: str) -> None:
         """Refuses a module's attribute that is in no list, and a module as a value."""
@@ -445,14 +443,6 @@ class Names:
             words = "CUDA C++ is not judged; write a Triton kernel"
             raise Refused(node, words, is_whole=True)
         raise refusal(node, name)
-
-
-def _dotted(node: ast.expr) -> str:
-    """`a.b.c` of a name's attributes, "" for those of another value."""
-    if isinstance(node, ast.Attribute):
-        owner = _dotted(node.value)
-        return owner and f"{owner}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_listed(path: str) -> bool:

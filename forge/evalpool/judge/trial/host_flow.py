@@ -1,11 +1,23 @@
 # pyright: strict
-"""Follows host code as it would run, call by call: what it decides by.
+"""Follows host code as it would run, call by call: what it decides by, and what it keeps.
 
 How the caller has laid out its tensors, where they are and which they are may be passed on, as
 strides are, and put right (`x = x.contiguous()`), and decides nothing else. The same holds for the
 type of what an operation gives, which autocast may choose, and for type, place and elements of a
-tensor that is made without them, since they are the process's. What a call keeps is a cache, by the
-rules of `host_kept.py`.
+tensor that is made without them, since they are the process's.
+
+Two calls of `forward` with the same tensors must do the same, whatever was called before. A class
+may keep what its constructor makes. What a call keeps, on `self` or at the top, is a cache: a
+branch that asks for it does nothing but fill it, and its value depends on parameters alone, or on
+nothing else but what the branch compares or the key that it is kept under:
+
+    if self.packed is None:
+        self.packed = self.weight.t().contiguous()
+    if x.shape not in self.spaces:
+        self.spaces[x.shape] = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+A type and a device may be the first call's: a problem has one. So is the size of a buffer that
+grows. What `capture` can see, a change of an argument or of a module, it refuses there.
 """
 
 from __future__ import annotations
@@ -13,52 +25,11 @@ from __future__ import annotations
 import ast
 import re
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge.evalpool.judge.program.ops import KINDS, Kind
-from forge.evalpool.judge.trial.host_kept import (
-    BROKEN,
-    DEVICE,
-    FRESH,
-    KEPT_WORDS,
-    LAYER,
-    MADE,
-    MARKS,
-    MIXED,
-    NEW,
-    NOTHING,
-    OWN,
-    PLACE,
-    PLAIN,
-    TYPE,
-    Closure,
-    Frame,
-    Function,
-    Kept,
-    Names,
-    Seen,
-    is_named,
-    root_of,
-    without,
-)
-from forge.evalpool.judge.trial.host_names import (
-    ASKED,
-    BUILDING,
-    CARD,
-    CASTS,
-    CHANGING,
-    COMPUTED,
-    FACTORIES,
-    KINDS_ASKED,
-    OF_CARD,
-    OF_TENSORS,
-    READS,
-    SIZES,
-    TORCH_TYPE,
-    VIEWS,
-    WHOLE,
-)
+from forge.evalpool.judge.trial import host_names as lists
 from forge.evalpool.judge.trial.host_parts import Refused, bound_names
 
 if TYPE_CHECKING:
@@ -80,6 +51,12 @@ TEXTS = ("type", "str", "repr", "format")
 """Functions that tell what surrounds a tensor."""
 SPECIFIC = frozenset({"device", "dtype", "memory_format"})
 """Keywords that decide where and how a result lies alone."""
+OWN, FRESH, LAYER, MADE, MIXED, TYPE, PLACE, BROKEN = MARKS = (
+    *("own", "fresh", "layer", "made", "mixed", "type", "place", "broken"),
+)
+"""Marks: of a tensor that host code makes; of one without a type or a place; of a new parameter or
+layer; of what an operation gives, whose type may be the process's; of two arguments in one, whose
+type is the process's if one is a number; of a type; of a place; of what may be no whole number."""
 CONSTANT = frozenset({OWN, FRESH, LAYER})
 """Marks of what is made of no argument: operations on it may be no work to the judge."""
 UNTYPED = frozenset({FRESH, LAYER, MADE})
@@ -96,41 +73,185 @@ TYPES_WORDS = (
     "a kernel compares types of its arguments, and one has that which this process gives it: "
     "make each tensor with a dtype and a device"
 )
+DEVICE = ".device"
+"""End of a fact that may be in a key."""
+SIZE = re.compile(r"\.(shape|size|numel)")
+KEPT_WORDS = (
+    "what a call keeps is a cache, filled by arguments and parameters alone: "
+    "if self.x is None: self.x = ..."
+)
+KEYS_WORDS = (
+    "a cache depends on parameters alone, or is asked for all that it depends on: "
+    "if key not in self.x: self.x[key] = ..."
+)
+Function: TypeAlias = "ast.FunctionDef | ast.Lambda"
+Closure: TypeAlias = "tuple[Function, Frame | None]"
 
 
-class Flow(Kept):
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A value, as far as it matters.
+
+    Attributes:
+        of: What it tells of the caller; "" for nothing.
+        is_fact: True if it is no stride, which a launch may have.
+        places: Where it may be kept: an attribute of the model, a name at the top.
+        is_new: True for an object of this call alone.
+        is_list: True for a list that is made here.
+        is_plain: True for what is made of constants.
+        function: A function of the host, and the names that it sees.
+        marks: Those of MARKS, and facts of the card.
+        uses: An argument of the call that it depends on, or `self.training`; "" for none.
+        key: The text of the key of a cache that it is; "" for none.
+    """
+
+    of: str = ""
+    is_fact: bool = False
+    places: frozenset[str] = frozenset()
+    is_new: bool = False
+    is_list: bool = False
+    is_plain: bool = False
+    function: Closure | None = None
+    marks: frozenset[str] = frozenset()
+    uses: str = ""
+    key: str = ""
+
+    def joined(self, others: Iterable[Seen]) -> Seen:
+        """A value that is made of this one and of others."""
+        made = [self, *others]
+        return replace(
+            self,
+            of=max((one.of for one in made), key=lambda of: (of != "", not of.endswith(DEVICE))),
+            is_fact=any(one.is_fact for one in made),
+            places=frozenset[str]().union(*(one.places for one in made)),
+            uses=next((one.uses for one in made if one.uses), ""),
+            is_plain=all(one.is_plain for one in made),
+            marks=frozenset[str]().union(*(one.marks for one in made)),
+        )
+
+    def marked(self, marks: frozenset[str]) -> Seen:
+        """The same value with these marks alone."""
+        return self if marks == self.marks else replace(self, marks=marks)
+
+    def using(self, argument: str) -> Seen:
+        """The same value, where an argument has a part in it."""
+        return self if self.uses or not argument else replace(self, uses=argument)
+
+    @property
+    def is_rounded(self) -> bool:
+        """True for numbers that are rounded to the process's own type."""
+        return {FRESH, BROKEN} <= self.marks
+
+
+NOTHING = Seen()
+NEW = Seen(is_new=True)
+PLAIN = Seen(is_plain=True)
+Names: TypeAlias = "dict[str, Seen]"
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """A call of a function."""
+
+    names: Names
+    outer: Frame | None = None
+    shared: set[str] = field(default_factory=set[str])
+    """Names of the module that it binds."""
+    result: list[Seen] = field(default_factory=list[Seen])
+    parts: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    """Texts of the parts of a tuple, by its name."""
+    texts: frozenset[str] = frozenset()
+    """Texts of the values that are the key of what is made here."""
+
+    def find(self, name: str) -> Seen | None:
+        """A local name of this function, or of one around it."""
+        if name in self.names:
+            return self.names[name]
+        return self.outer.find(name) if self.outer is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The key that a call has asked a cache for, while it fills it."""
+
+    places: frozenset[str] = frozenset()
+    """Places with a key: nothing else is kept with them."""
+    slots: frozenset[tuple[str, str]] = frozenset()
+    """Places that keep the key, with its text."""
+    uses: str = ""
+
+
+class Flow:
     """Follows one source."""
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+        self.parts = parts
+        self.functions = {one.name: one for one in parts.functions}
+        self.methods: dict[str, list[ast.FunctionDef]] = {}
+        for node in (node for one in parts.classes for node in one.body):
+            if isinstance(node, ast.FunctionDef):
+                self.methods.setdefault(node.name, []).append(node)
         self.card = set[str]()
         """Facts of the card that host code compares."""
-        self._is_lax = False
-        """True within a backward pass, which no judge runs."""
+        self.changed = set[str]()
+        """Roots of the places that some call changes."""
+        self._parts = set[str]()
+        """Places that some call changes."""
+        self._fills = set[str]()
+        """Roots of the places that a branch asks for."""
+        self._put: dict[str, str] = {}
+        """Arguments that kept values depend on, by the roots of their places."""
+        self._caches = set[str]()
+        """Places that a branch has filled, if no earlier call has."""
+        self._held: Names = {}
+        """Values that constructors and statements at the top have kept, by the roots of places."""
         self._known: dict[Any, tuple[Seen, set[str], str]] = {}
         """Results of functions by their arguments, with what they have filled and changed."""
-        self._used = ""
-        """An argument that the statement has used so far."""
-        self._context: ast.expr | None = None
-        """The value that a `with` enters."""
         self._asks_types = any(map(_is_asking, filter(parts.is_kernel, parts.functions)))
         """True if a kernel compares types of its arguments."""
         self._has_arrays = any("numpy" in path for path, _ in parts.imports)
-        self._active: list[Function] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is being followed."""
         self._count = 0
+        self._active: list[Function] = []
+        self._frame = Frame({})
+        self.filled = set[str]()
+        """Places that this call has filled."""
+        self._asked: list[tuple[set[str], list[Seen]]] = []
+        """Places and facts that a test asks for."""
+        self._key = Key()
+        self._control = ""
+        """An argument that decides if the statement runs."""
+        self._used = ""
+        """An argument that the statement has used so far."""
+        self._mutated = ""
+        """An argument that was put into a value of this call."""
+        self._context: ast.expr | None = None
+        """The value that a `with` enters."""
+        self._is_first = self._is_top = False
+        """True within a constructor; for statements at the top."""
+        self._is_lax = False
+        """True within a backward pass, which no judge runs."""
 
     def check(self) -> None:
         """Raises Refused."""
         known = None
         self._seek()
-        while known != (found := self._found()):
+        while known != (found := (self.changed | self._parts, {*self._fills}, {**self._put})):
             known = found
-            self._count = 0
+            self._begin()
             try:
                 self._pass()
             except Refused:
-                if known == self._found():
+                if known == (self.changed | self._parts, self._fills, self._put):
                     raise  # else it may be a cache that was not known as one
+
+    def _hold(self, root: str, value: Seen) -> None:
+        """Notes a value that lasts."""
+        told = Seen(of=value.of, is_fact=value.is_fact, marks=value.marks)
+        self._held[root] = self._held.get(root, NOTHING).joined([told])
 
     def _seek(self) -> None:
         """Finds what calls set, as far as it is written out: a cache is known before it is read."""
@@ -251,16 +372,16 @@ class Flow(Kept):
         named = set[str]() if outer else set(filter(is_named, self.filled))
         self.filled -= named  # other names of its own are other keys
         self._active.append(node)
-        try:
-            if isinstance(node, ast.Lambda):
-                return self._value(node.body)
+        if isinstance(node, ast.Lambda):
+            found = self._value(node.body)
+        else:
             self._block(node.body)
-            return Seen().joined(self._frame.result)
-        finally:
-            self._active.pop()
-            self._frame, self._key, self._control = before, key, control
-            self.filled = named | {one for one in self.filled if outer or not is_named(one)}
-            self._mutate(self._mutated)
+            found = Seen().joined(self._frame.result)
+        self._active.pop()
+        self._frame, self._key, self._control = before, key, control
+        self.filled = named | {one for one in self.filled if outer or not is_named(one)}
+        self._mutate(self._mutated)
+        return found
 
     def _methods(self, name: str) -> list[Closure]:
         return [(one, None) for one in self.methods.get(name, ())]
@@ -452,8 +573,9 @@ class Flow(Kept):
         with self._under(self._used):
             ends = self._block(made)
         self._frame.texts, self._key = old_texts, old_key
-        if not ends or not isinstance(made[-1], ast.Raise):
-            self._require_filled(node, places)
+        open_ = sorted(place for place in places if not self._is_filled(place))
+        if open_ and not (ends and isinstance(made[-1], ast.Raise)):
+            raise Refused(node, f"host code asks for {open_[0]} and does not set it; {KEPT_WORDS}")
         self.filled |= places
         self._caches |= places
         for name in bound_names(ast.Module([*made], [])) & {*self._frame.names}:
@@ -462,6 +584,196 @@ class Flow(Kept):
         return ends and taken_ends
 
     # Places
+
+    def _require_unused(self, node: ast.AST, uses: str, place: str) -> None:
+        if uses:
+            raise Refused(node, f"host code keeps what depends on {uses} in {place}; {KEYS_WORDS}")
+
+    def _mutate(self, used: str) -> None:
+        """Notes that an argument was put into a value of this call, whatever its name."""
+        if used:
+            self._mutated = used
+            names = self._frame.names
+            names |= {name: one.using(used) for name, one in names.items()}
+
+    def _asked_for(
+        self, test: ast.expr, places: set[str], *, is_hit: bool
+    ) -> tuple[frozenset[str], Key]:
+        """Texts of all that is alike in two calls where the second one takes what the first one has
+        kept, and the places that see to it."""
+        keyed = {one for one in places if "[" in one and "*" not in one}
+        if keyed:
+            found = [ast.parse(one, mode="eval").body for one in keyed]
+            parts = [n for one in found for n in ast.walk(one) if isinstance(n, ast.Subscript)]
+            texts = [self._texts(one.slice) for one in parts]
+            return frozenset[str]().union(*texts), Key(places=frozenset(keyed))
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=one):
+                return self._asked_for(one, places, is_hit=not is_hit)
+            case ast.BoolOp(op=op, values=values) if isinstance(op, ast.And) == is_hit:
+                parts = [self._asked_for(one, places, is_hit=is_hit) for one in values]
+                return (
+                    frozenset[str]().union(*(texts for texts, _ in parts)),
+                    Key(slots=frozenset[tuple[str, str]]().union(*(key.slots for _, key in parts))),
+                )
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                for kept, one in ((left, right), (right, left)):
+                    place = self._place(kept)
+                    owner = kept
+                    while place is None and isinstance(
+                        owner, ast.Attribute | ast.Subscript | ast.Call
+                    ):
+                        owner = owner.func if isinstance(owner, ast.Call) else owner.value
+                        place = self._place(owner)
+                    if place not in places:
+                        continue
+                    is_alike = isinstance(op, ast.Eq if is_hit else ast.NotEq)
+                    is_order = isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+                    if is_alike or (is_order and SIZE.search(self._value(one).uses)):
+                        slot = [(place, ast.unparse(one))][: owner is kept]
+                        return self._texts(one), Key(slots=frozenset(slot))
+            case _:
+                pass
+        return frozenset(), Key()
+
+    def _texts(self, node: ast.expr) -> frozenset[str]:
+        """Texts of an expression, and of the values that it tells."""
+        found = frozenset({ast.unparse(node)})
+        match node:
+            case ast.Name(id=name):
+                return found | self._frame.parts.get(name, frozenset())
+            case ast.Tuple(elts=parts) | ast.Call(func=ast.Name(id="tuple"), args=parts):
+                return found.union(*map(self._texts, parts))
+            case _:
+                return found
+
+    def _is_hit(self, body: Sequence[ast.stmt], places: set[str]) -> bool:
+        """True if a block does nothing but take what was kept."""
+        roots = {root_of(one) for one in places}
+        for one in body:
+            match one:
+                case ast.Return(value=ast.expr() as value):
+                    pass
+                case ast.Assign(targets=[ast.Name()], value=value):
+                    pass
+                case ast.Pass() | ast.Expr(value=ast.Constant()):
+                    continue
+                case _:
+                    return False
+            parts = value.elts if isinstance(value, ast.Tuple) else [value]
+            found = [self._place(part) for part in parts]
+            if not all(place is not None and root_of(place) in roots for place in found):
+                return False
+        return True
+
+    def _place(self, node: ast.expr) -> str | None:
+        """The place of a value from call to call: `self.x`, `self.cache[key]`, `table`."""
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner), attr=name):
+                is_own = owner in ("self", "cls") or owner in self.parts.class_names
+                is_method = name in self.methods
+                return f"self.{name}" if is_own and not is_method else None
+            case ast.Name(id=name):
+                found = self._frame.find(name) if name not in self._frame.shared else None
+                if found is not None:
+                    return next(iter(sorted(found.places)), None)
+                is_own = name in self.parts.own and name not in self.functions
+                return name if is_own and name not in self.parts.class_names else None
+            case ast.Subscript(value=owner, slice=key):
+                place = self._place(owner)
+                return None if place is None else f"{place}[{ast.unparse(key)}]"
+            case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[key, *_]):
+                place = self._place(owner)
+                return None if place is None else f"{place}[{ast.unparse(key)}]"
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[owner, name, *_]):
+                is_own = isinstance(owner, ast.Name) and owner.id == "self"
+                text = name.value if isinstance(name, ast.Constant) else "*"
+                return f"self.{text}" if is_own else None
+            case _:
+                return None
+
+    def _is_filled(self, place: str) -> bool:
+        """True if this call has set it. Of a cache that may be an earlier call's, parts that some
+        call sets are not what they were at first."""
+        around = [one for one in self.filled if place.startswith(f"{one}[")]
+        return place in self.filled or not all(
+            one in self._caches and any(part.startswith(f"{one}[") for part in self._parts)
+            for one in around
+        )
+
+    def _is_lasting(self, place: str) -> bool:
+        """True if calls may change what is there. A tensor in it is seen by the judge."""
+        root = root_of(place)
+        is_kept = root in self.changed and not self._is_tensor(place)
+        return is_kept and not self._is_filled(place) and not self._is_made(place)
+
+    def _is_tensor(self, place: str) -> bool:
+        """True for a parameter or a buffer, and parts of it."""
+        return root_of(place).removeprefix("self.") in self.parts.tensors
+
+    def _is_made(self, place: str) -> bool:
+        """True for an attribute of the instance that this constructor makes, and for a name that a
+        statement at the top binds."""
+        root = root_of(place)
+        is_own = root.startswith("self.") and root.removeprefix("self.") not in self.parts.shared
+        return self._is_first and (is_own or self._is_top)
+
+    def _read(self, node: ast.AST, place: str) -> None:
+        if not self._is_lasting(place):
+            return
+        if self._asked:
+            self._asked[-1][0].add(place)
+            return
+        raise Refused(node, f"host code reads {place}, which an earlier call set; {KEPT_WORDS}")
+
+    def _set(self, node: ast.AST, place: str, value: Seen) -> None:
+        root = root_of(place)
+        if self._is_tensor(place) and place != root:
+            return
+        if self._is_made(root):
+            self._hold(root, value)
+            self.filled.add(place)
+            return
+        if value.of and not (value.key and value.of.endswith(DEVICE)):
+            raise Refused(node, f"host code keeps {value.of} in {place}; {KEPT_WORDS}")
+        self.changed.add(root)
+        self._parts.add(place)
+        used = value.uses or self._control
+        if root in self._fills:
+            self._require_unused(node, used, place)
+            is_apart = (self._key.places or "[" in place) and place not in self._key.places
+            slot = dict(self._key.slots).get(place, value.key)
+            if self._key.uses and (is_apart or slot != value.key):
+                self._require_unused(node, self._key.uses, place)
+            used = self._key.uses
+        self._put[root] = self._put.get(root) or used
+        self.filled.add(place)
+        for name, one in self._frame.names.items():
+            if place in one.places:  # what it was before
+                self._frame.names[name] = Seen(of=f"{name}, an earlier call's", is_fact=True)
+
+    def _change(self, node: ast.AST, target: ast.expr) -> None:
+        """A change of a list or dict, by what it has."""
+        if isinstance(target, ast.Name) and self._frame.names.get(target.id, NOTHING).is_list:
+            return  # a list of this call, whatever is in it
+        place = self._place(target)
+        if (
+            self._is_new(target)
+            if place is None
+            else self._is_made(place) or self._is_tensor(place)
+        ):
+            return
+        name = ast.unparse(target)
+        raise Refused(
+            node, f"host code changes {name}, which may last from call to call; {KEPT_WORDS}"
+        )
+
+    def _is_new(self, target: ast.expr) -> bool:
+        """True for what this call has made, and no call around it."""
+        while isinstance(target, ast.Subscript | ast.Attribute | ast.Call):
+            target = target.func if isinstance(target, ast.Call) else target.value
+        name = target.id if isinstance(target, ast.Name) else ""
+        return self._frame.names.get(name, NOTHING).is_new
 
     def _store(self, target: ast.expr, value: Seen) -> None:
         match target:
@@ -513,9 +825,9 @@ class Flow(Kept):
     def _update_place(self, node: ast.AugAssign, value: Seen) -> None:
         place = self._place(node.target)
         assert place is not None
-        if root_of(place).removeprefix("self.") in self.parts.tensors:
+        if self._is_tensor(place):
             return
-        if not self._is_made(root_of(place)):
+        if not self._is_made(place):
             self.changed.add(root_of(place))
         self._read(node, place)
         self._set(node, place, value)
@@ -540,19 +852,11 @@ class Flow(Kept):
 
     # Values
 
-    @contextmanager
-    def _asking(self) -> Generator[tuple[set[str], list[Seen]]]:
-        self._asked.append((set(), []))
-        try:
-            yield self._asked[-1]
-        finally:
-            self._asked.pop()
-
     def _test(self, node: ast.expr) -> tuple[set[str], list[Seen]]:
         """Places and facts that a test asks for."""
-        with self._asking() as (places, facts):
-            value = self._value(node)
-        value = self._as_number(node, value)
+        self._asked.append((set(), []))
+        value = self._as_number(node, self._value(node))
+        places, facts = self._asked.pop()
         if value.of:
             facts.append(value)
         return places, [] if self._is_lax else facts
@@ -747,29 +1051,29 @@ class Flow(Kept):
         name = path.rpartition(".")[2]
         if name in LASTING and not (self._is_first or node is self._context):
             raise Refused(node, f"host code names {path} in a call, which it outlasts")
-        if TORCH_TYPE.fullmatch(path):
+        if lists.TORCH_TYPE.fullmatch(path):
             return Seen(marks=frozenset({TYPE}))
-        if name in FACTORIES:
+        if name in lists.FACTORIES:
             return Seen(marks=frozenset({FRESH, BROKEN}))
-        if name in OF_CARD:
+        if name in lists.OF_CARD:
             return Seen(marks=frozenset({name}))
         is_method = path.startswith("torch.Tensor.")
-        is_told = name in (ASKED | KINDS_ASKED | {"stride"} if is_method else TOLD | STREAMS)
+        is_told = name in (
+            lists.ASKED | lists.KINDS_ASKED | {"stride"} if is_method else TOLD | STREAMS
+        )
         return Seen(of=path, is_fact=name not in STREAMS) if is_told else NOTHING
 
     def _attribute(self, node: ast.Attribute) -> Seen:
-        if self._is_module(node):
-            first, _, rest = ast.unparse(node).partition(".")
-            paths = self.parts.wholes(first, rest)
+        if paths := self._paths(node):
             return Seen().joined(self._of_module(node, one) for one in paths)
         found = self._value(node.value)
-        if found.marks & OF_CARD:
-            if node.attr not in CARD:
+        if found.marks & lists.OF_CARD:
+            if node.attr not in lists.CARD:
                 words = "what is alike on each card of a kind is in the list of host code"
                 raise Refused(node, f"host code names {ast.unparse(node)}; {words}")
             return replace(found, marks=frozenset({node.attr}))
-        marks = found.marks.difference(MARKS if node.attr in SIZES else ())
-        if node.attr in KINDS_ASKED:
+        marks = found.marks.difference(MARKS if node.attr in lists.SIZES else ())
+        if node.attr in lists.KINDS_ASKED:
             is_place = node.attr in ("device", "is_cuda")
             is_told = bool(marks & {FRESH, LAYER}) or (bool(marks & {MADE, MIXED}) and not is_place)
             kinds = {"dtype": {TYPE}, "device": {PLACE}}
@@ -777,22 +1081,25 @@ class Flow(Kept):
             if is_told:
                 return Seen(of=ast.unparse(node), is_fact=True, marks=marks | {MADE})
         found = found.marked(marks)
-        if node.attr in SIZES and found.uses:
+        if node.attr in lists.SIZES and found.uses:
             found = replace(found, uses=f"{found.uses}.{node.attr}")
         elif node.attr == "training":
             found = replace(found, uses=ast.unparse(node))
         place = f"self.{node.attr}"
-        is_tensors = node.attr in OF_TENSORS and not found.places
-        if place in self.changed and not (is_tensors or self._is_made(place)):
-            self._require_unkept(node, place)
+        is_tensors = node.attr in lists.OF_TENSORS and not found.places
+        if place in self.changed and not (
+            is_tensors or self._is_made(place) or self._is_tensor(place)
+        ):  # there may be several such objects; methods of its class may read it
+            name = ast.unparse(node)
+            raise Refused(node, f"host code reads {name}, which an earlier call set; {KEPT_WORDS}")
         is_own = bool(found.places) or node.attr in self.parts.attributes
-        if node.attr in ASKED or (node.attr == "stride" and not is_own):
+        if node.attr in lists.ASKED or (node.attr == "stride" and not is_own):
             return Seen(of=ast.unparse(node), is_fact=node.attr != "stride")
         if node.attr in ("device", "requires_grad"):
             return replace(found, of=ast.unparse(node), is_fact=True)
         if node.attr == "type" and isinstance(node.value, ast.Attribute | ast.Name):
             return replace(found, of="", is_fact=False)  # of a device
-        return replace(found, is_new=found.is_new and node.attr in VIEWS, function=None)
+        return replace(found, is_new=found.is_new and node.attr in lists.VIEWS, function=None)
 
     def _chosen(self, node: ast.IfExp) -> Seen:
         places, facts = self._test(node.test)
@@ -808,16 +1115,15 @@ class Flow(Kept):
 
     def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.DictComp) -> Seen:
         before, self._frame = self._frame, Frame({}, self._frame, self._frame.shared)
-        try:
-            for one in node.generators:
-                self._loop(one.target, one.iter)
-                for test in one.ifs:
-                    self._require_free(test, *self._test(test))
-            parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            is_list = not isinstance(node, ast.GeneratorExp)
-            return Seen(is_new=True, is_list=is_list).joined([self._value(one) for one in parts])
-        finally:
-            self._frame = before
+        for one in node.generators:
+            self._loop(one.target, one.iter)
+            for test in one.ifs:
+                self._require_free(test, *self._test(test))
+        parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        made = Seen(is_new=True, is_list=not isinstance(node, ast.GeneratorExp))
+        found = made.joined([self._value(one) for one in parts])
+        self._frame = before
+        return found
 
     def _call(self, node: ast.Call) -> Seen:
         match node.func:
@@ -849,7 +1155,7 @@ class Flow(Kept):
         self._specific(node)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
         given = [self._value(one) for one in node.args]
-        if name in MOVES | CASTS:
+        if name in MOVES | lists.CASTS:
             given, self._used = [replace(one, uses="") for one in given], used
         elif name.endswith("_like") and f"{_text(node.args[:1])}.shape" in self._frame.texts:
             given[0], self._used = replace(given[0], uses=""), used
@@ -891,9 +1197,9 @@ class Flow(Kept):
             return Seen(is_new=True).joined(self._called_module(node, one) for one in paths)
         if name in self.parts.class_names:
             return replace(given, places=frozenset(), is_new=True)
-        if name in TEXTS or (name in READS and given.is_rounded):
+        if name in TEXTS or (name in lists.READS and given.is_rounded):
             return Seen(of=ast.unparse(node), is_fact=True)
-        if name in SIZES:
+        if name in lists.SIZES:
             given = given.marked(given.marks.difference(MARKS))
         if name in ("bool", "any", "all") and given.of:
             return self._decided(node, [given])
@@ -916,30 +1222,26 @@ class Flow(Kept):
 
     def _call_attribute(self, node: ast.Call, func: ast.Attribute) -> Seen:
         name, owner = func.attr, func.value
-        is_module = isinstance(owner, ast.Name | ast.Attribute) and self._is_module(owner)
-        if is_module and name not in BUILDING:
-            first, _, rest = ast.unparse(func).partition(".")
-            paths = self.parts.wholes(first, rest)
+        if (paths := self._paths(func)) and name not in lists.BUILDING:
             found = Seen().joined(self._called_module(node, one) for one in paths)
-            return replace(found, is_new=name not in VIEWS)
+            return replace(found, is_new=name not in lists.VIEWS)
         if name == "apply" and isinstance(owner, ast.Name) and owner.id in self.parts.class_names:
             return self._own(node, self._methods("forward"), is_method=True)
         if name in self.methods and name != "forward":
             self._value(owner)
             return self._own(node, self._methods(name), is_method=True)
-        if name in CHANGING and not self._is_first:
+        if name in lists.CHANGING and not self._is_first:
             self._mutate(self._arguments(node).uses or self._control)
             self._change(node, owner)
             return NOTHING
-        if name in CHANGING:
-            place = self._place(owner)
-            if place is not None and not self._is_made(root_of(place)):
+        if name in lists.CHANGING:
+            if (place := self._place(owner)) and not self._is_made(place):
                 self._change(node, owner)
             return replace(self._arguments(node), is_new=True)
-        if name in BUILDING and not self._is_first and name != "eval":
+        if name in lists.BUILDING and not self._is_first and name != "eval":
             raise Refused(node, f"host code calls {ast.unparse(func)} in a call; {KEPT_WORDS}")
         found = self._value(func)
-        if name in ASKED or name == "stride":
+        if name in lists.ASKED or name == "stride":
             is_fact = name != "stride"
             return Seen(of=ast.unparse(node), is_fact=is_fact) if found.of else found
         given = self._passed(node)
@@ -948,13 +1250,13 @@ class Flow(Kept):
         owned = self._value(owner)
         if name.startswith("new_"):
             self._used = Seen().joined(given).uses
-        if name in KINDS_ASKED and found.of and not given:
+        if name in lists.KINDS_ASKED and found.of and not given:
             return found
         is_part = isinstance(owner, ast.Name) and owner.id == "self"
         marks = self._marks(node, "" if is_part else name, owned, given)
         if name in ("to", "cuda", "type"):
             return replace(owned, is_new=False, marks=marks)
-        if name in READS and owned.is_rounded and name not in CASTS:
+        if name in lists.READS and owned.is_rounded and name not in lists.CASTS:
             return Seen(of=ast.unparse(node), is_fact=True)
         if name in ("format", "join"):
             made = Seen(of="a text that is made", is_fact=True)
@@ -963,7 +1265,7 @@ class Flow(Kept):
         is_typed = name == "view" and any(TYPE in one.marks for one in given)
         if is_typed and owned.marks & UNTYPED:
             made = Seen(of=ast.unparse(node))  # its shape tells the type
-        is_view = name in VIEWS or name in ("values", "items", "keys", "copy")
+        is_view = name in lists.VIEWS or name in ("values", "items", "keys", "copy")
         places = owned.places if is_view else frozenset[str]()
         return replace(made, places=places, is_new=not is_view or owned.is_new, marks=marks)
 
@@ -971,12 +1273,12 @@ class Flow(Kept):
         """The result of a module's function, by its whole name."""
         name, given = path.rpartition(".")[2], self._passed(node)
         known = self._of_module(node, path)
-        if known.of or name in OF_CARD:
+        if known.of or name in lists.OF_CARD:
             return replace(known, of=known.of and ast.unparse(node))
         if name in ("device", "get_active_torch_device"):
             return Seen(marks=frozenset({PLACE}))
         made, fact = Seen().joined(given), Seen(of=ast.unparse(node), is_fact=True)
-        made = replace(made, places=made.places if name in VIEWS else frozenset())
+        made = replace(made, places=made.places if name in lists.VIEWS else frozenset())
         if path.startswith("torch.nn.") and name[0].isupper():
             return made.marked(frozenset({LAYER}))
         if name == "result_type" or (name in OF_TYPES and (not given or made.marks & UNTYPED)):
@@ -996,29 +1298,31 @@ class Flow(Kept):
         odd = {MADE} if any(one.of for one in types) else set[str]()
         marks = own.marks - {TYPE}
         given = Seen().joined(others).marks - {TYPE}
-        if name in FACTORIES:
-            is_whole = name in WHOLE and BROKEN not in marks | given
+        if name in lists.FACTORIES:
+            is_whole = name in lists.WHOLE and BROKEN not in marks | given
             is_typed = TYPE in asked.get("dtype", NOTHING).marks
             is_placed = PLACE in asked.get("device", NOTHING).marks
             kept = OWN if is_typed and is_placed else FRESH
             return frozenset({kept, *[BROKEN][: not is_whole]}) | odd
-        if name in CASTS and (types or name not in ("to", "type", "type_as")):
+        if name in lists.CASTS and (types or name not in ("to", "type", "type_as")):
             marks -= {MADE}
-        elif name in SIZES:
+        elif name in lists.SIZES:
             marks = marks.difference(MARKS)
-        elif name in COMPUTED - VIEWS and not name.startswith("new_") and name[-5:] != "_like":
+        elif (
+            name in lists.COMPUTED - lists.VIEWS
+            and not name.startswith("new_")
+            and name[-5:] != "_like"
+        ):
             is_light = KINDS.get(name, Kind.COMBINE) is Kind.COMBINE  # the policy lets pass a few
-            more = {MADE, *[BROKEN][: name not in WHOLE]} if is_light else set[str]()
+            more = {MADE, *[BROKEN][: name not in lists.WHOLE]} if is_light else set[str]()
             marks = _result(marks | given) | more
-        elif name not in VIEWS | CASTS:
+        elif name not in lists.VIEWS | lists.CASTS:
             marks = _result(marks | given)
         return marks | odd | ({OWN} if name == "cpu" else set[str]())
 
-    def _is_module(self, node: ast.expr) -> bool:
-        while isinstance(node, ast.Attribute):
-            node = node.value
-        is_local = isinstance(node, ast.Name) and self._frame.find(node.id) is not None
-        return isinstance(node, ast.Name) and node.id in self.parts.aliases and not is_local
+    def _paths(self, node: ast.Attribute) -> list[str]:
+        """The whole names of a module's attribute; none for that of a value."""
+        return self.parts.paths(node, is_local=lambda name: self._frame.find(name) is not None)
 
 
 def _lasting(node: Function) -> Names:
@@ -1056,7 +1360,7 @@ def _text(nodes: Sequence[ast.expr]) -> str:
 def _tellings(node: ast.expr) -> set[str]:
     """Texts of values that tell what an expression does."""
     match node:
-        case ast.Call(func=ast.Attribute(value=one, attr=name)) if name in SIZES:
+        case ast.Call(func=ast.Attribute(value=one, attr=name)) if name in lists.SIZES:
             return {ast.unparse(node), f"{ast.unparse(one)}.shape"}
         case _:
             return {ast.unparse(node)}
@@ -1113,3 +1417,16 @@ def _is_right(body: Sequence[ast.stmt]) -> bool:
             case _:
                 return False
     return True
+
+
+def without(texts: frozenset[str], word: re.Pattern[str]) -> frozenset[str]:
+    return frozenset(one for one in texts if not word.search(one))
+
+
+def is_named(place: str) -> bool:
+    """True if names lead to a place: `self.x[n]`."""
+    return bool(re.search(r"[A-Za-z_]", re.sub(r"'[^']*'", "", place.partition("[")[2])))
+
+
+def root_of(place: str) -> str:
+    return place.partition("[")[0]

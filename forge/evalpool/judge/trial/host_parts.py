@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from forge.evalpool.judge.trial.host_names import LIBRARIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"
 SCOPES = (
@@ -76,6 +76,15 @@ class Parts:
     def wholes(self, name: str, rest: str) -> list[str]:
         """Whole names of a dotted name; none if it begins with no module's."""
         return [f"{path}.{rest}" if rest else path for path in self.aliases.get(name, ())]
+
+    def paths(self, node: ast.Attribute, *, is_local: Callable[[str], bool]) -> list[str]:
+        """The whole names of a module's attribute; none for that of a value."""
+        first: ast.expr = node
+        while isinstance(first, ast.Attribute):
+            first = first.value
+        if not isinstance(first, ast.Name) or is_local(first.id):
+            return []
+        return self.wholes(first.id, ast.unparse(node).partition(".")[2])
 
     def is_kernel(self, node: ast.FunctionDef) -> bool:
         """True for a function that Triton compiles."""
