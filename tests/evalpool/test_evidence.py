@@ -3,7 +3,6 @@ and whether its weights are the reference's."""
 
 import mmap
 import os
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -16,9 +15,10 @@ from forge.config.schema import JudgeTable
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.reference import delivery
 from forge.evalpool.judge.reference.delivery import Delivery
-from forge.evalpool.judge.trial.checks import Checks
 from forge.evalpool.judge.trial.draws.build import parse_starts
+from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.results import Left, Results
+from forge.evalpool.judge.trial.trial import Phases
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, problem
 
@@ -116,18 +116,20 @@ def test_the_first_calls_are_not_the_judged_one(bench: Any) -> None:
 
 
 def test_every_order_asks_each_set_and_one_twice() -> None:
-    orders, none = set(), cast("Any", None)
-    for seed in range(60):
-        calls: list[int] = []
+    orders, calls = set(), list[int]()
 
-        def call(number: int, calls: list[int] = calls) -> Left:
-            calls.append(number)
-            return Left(number, (), is_kept=True, is_right=True)
+    def call(number: int) -> Left:
+        calls.append(number)
+        return Left(number, (), is_kept=True, is_right=True)
 
-        Checks(
-            results=Results(content=none), call=call, finding=none, numbers=range(3),
-            draw=random.Random(seed),
-        ).run()  # fmt: skip
+    device: Any = SimpleNamespace(
+        results=Results(content=cast("Any", None)), call=call, is_repeated=lambda: True,
+        announce=lambda numbers: None, further=lambda judged: (),
+    )  # fmt: skip
+    for _ in range(60):
+        calls.clear()
+        programs: Any = SimpleNamespace(phases=Phases(), draw=None)
+        Judgement(programs=programs, device=device)._run_checks(range(3))
         assert calls[0] == 0
         assert len(calls) == 4
         assert set(calls) == {0, 1, 2}

@@ -36,10 +36,7 @@ from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.program.questions import Question
 from forge.evalpool.judge.timing.baseline import Baseline
 from forge.evalpool.judge.timing.samples import Time
-from forge.evalpool.judge.trial import judgement as judgement_module
-from forge.evalpool.judge.trial import programs as programs_module
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.gpu import card_device as device_module
 from forge.evalpool.judge.trial.gpu import program_memory
 from forge.evalpool.judge.trial.gpu import trial as trial_module
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
@@ -74,7 +71,7 @@ ACCESSES = {"x": Access.READ, "out": Access.WRITE, "memo": Access.BOTH}
 def known_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels' accesses: these have no TTIR."""
 
-    def found(program: Program, **_: Any) -> dict[int, list[Access]]:
+    def found(_: Programs, program: Program) -> dict[int, list[Access]]:
         return {
             index: [
                 Access.BOTH if kernel.name == "count_up" else ACCESSES.get(one.name, Access.NONE)
@@ -83,8 +80,7 @@ def known_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
             for index, kernel in enumerate(program.kernels)
         }
 
-    monkeypatch.setattr(judgement_module, "accesses_of", found)
-    monkeypatch.setattr(device_module, "accesses_of", found)
+    monkeypatch.setattr(Programs, "accesses", found)
 
 
 @pytest.fixture
@@ -741,7 +737,7 @@ def test_a_candidate_is_judged_and_timed_beside_its_baseline(
 
     run = Executor.run
     monkeypatch.setattr(Executor, "run", full)
-    monkeypatch.setattr(programs_module, "require_structure", lambda *_, **__: None)
+    monkeypatch.setattr(Programs, "require_structure", lambda *_, **__: None)
     made_up = partial(CardDevice, create=cast("Any", Block), synchronize=lambda: None)
     monkeypatch.setattr(trial_module, "CardDevice", made_up)
 

@@ -4,16 +4,19 @@ import gc
 import time
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from forge.evalpool.judge.program.dataflow import Access
+from forge.evalpool.judge.program.format import Program
 from forge.evalpool.judge.program.policy import ProblemFacts
-from forge.evalpool.judge.trial import structure
+from forge.evalpool.judge.trial import programs, structure
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.trial.structure import MAX_KEPT_CHARACTERS, MAX_KERNELS
-from forge.evalpool.judge.trial.trial import Decided, Finding
-from forge.records.reason import Reason, Status
+from forge.evalpool.judge.trial.trial import Candidate, Decided
+from forge.records.reason import Reason
+from tests.evalpool.benches import TABLE, make_problem
 from tests.evalpool.program.programs import addition
 
 # pyright: strict
@@ -30,9 +33,12 @@ module {
 """
 
 
-def finding(status: Status, reason: Reason | str, detail: str = "") -> Finding:
-    """The finding of no candidate in particular."""
-    return Finding(status=status, reason=Reason(reason), detail=detail)
+def require_structure(program: Program) -> None:
+    none: Any = None
+    programs.Programs(
+        candidate=Candidate(problem=make_problem("class Model: ..."), code=""), table=TABLE,
+        draw=none, problem=ProblemFacts(num_bytes=256), captures=none, compiler=none,
+    ).require_structure(program)  # fmt: skip
 
 
 def check(ttir: str) -> None:
@@ -40,7 +46,7 @@ def check(ttir: str) -> None:
     program = addition()
     (kernel,) = program.kernels
     changed = replace(program, kernels=(replace(kernel, ttir=ttir),))
-    structure.require_structure(changed, ProblemFacts(num_bytes=256), code="", finding=finding)
+    require_structure(changed)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +70,7 @@ def test_a_text_of_many_kernels_is_read_once(monkeypatch: pytest.MonkeyPatch) ->
     program = addition()
     long = TTIR + " " * MAX_KEPT_CHARACTERS
     kernels = (replace(program.kernels[0], ttir=long),) * 2000
-    facts = ProblemFacts(num_bytes=256)
-    structure.require_structure(replace(program, kernels=kernels), facts, code="", finding=finding)
+    require_structure(replace(program, kernels=kernels))
     assert texts == [long]
 
 
@@ -91,7 +96,7 @@ def test_the_texts_of_seen_kernels_are_forgotten(count: int, characters: int, ke
 
 def test_all_kernels_of_a_program_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes a second or two of the judge's own time, of which a program has 2,000."""
-    monkeypatch.setattr(structure, "MAX_READ_S", -1.0)
+    monkeypatch.setattr(programs, "MAX_READ_S", -1.0)
     with pytest.raises(Decided) as caught:
         check(TTIR)
     assert caught.value.finding.reason is Reason.UNSUPPORTED

@@ -143,7 +143,7 @@ def test_a_value_that_the_host_reads_is_answered_in_the_types_of_the_question(be
 def test_a_wrong_answer_is_told_with_the_plant_beside_it(bench: Bench) -> None:
     verdict = bench.judge(code("tl.where(value == 0, 5.0, tl.sigmoid(value) * 3)"), problem=SIGMOID)
     assert "got 5" in verdict.detail
-    assert "0 (zero" in verdict.detail
+    assert "0 (" in verdict.detail  # zero, or the sign of one
 
 
 def test_a_constant_problem_is_not_judged_and_an_input_without_effect_is_named(

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.children.kept import Kept, KeptChildren
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.captures import Captured
-    from forge.evalpool.judge.trial.checks import Report
-    from forge.evalpool.judge.trial.trial import Phases
+    from forge.evalpool.judge.trial.trial import Phases, Report
 
 MAX_KEPT_BYTES = 64 << 20
 """Memory of a candidate after which its child is kept."""

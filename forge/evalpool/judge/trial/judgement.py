@@ -13,23 +13,26 @@ what no other device could ask: alternatives of a tuned kernel, memory that a ca
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.first_call import first_call
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.checks import Checks, require_form
 from forge.evalpool.judge.trial.host_code import host_code
-from forge.evalpool.judge.trial.structure import accesses_of
-from forge.evalpool.judge.trial.trial import STATEFUL_WORDS, Decided, Finding
+from forge.evalpool.judge.trial.trial import (
+    ALTERNATIVE_WORDS,
+    STATEFUL_WORDS,
+    Decided,
+    Finding,
+)
 from forge.evalpool.judge.wide.look import are_far
 from forge.records.reason import Reason, Status
 from forge.records.verdict import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.program.format import Program
@@ -43,11 +46,8 @@ NUM_REAL = 2
 """Sets with quiet plants that question 2 is asked on."""
 MAX_FIRST_CALLS = 16
 """Alternatives whose first call is tried."""
-PRECISION_TERMS: Mapping[str, Any] = {
-    "reason": Reason.PRECISION,
-    "words": "what it returns is right in float64, but not in its own types: ",
-}
-"""Terms of the checks of question 2."""
+PRECISION_WORDS = "what it returns is right in float64, but not in its own types: "
+RANDOM = random.SystemRandom()
 
 
 class Narrowed(Exception):
@@ -74,7 +74,8 @@ class Device(Protocol):
         ...
 
     def is_repeated(self) -> bool:
-        """True if a program may keep something between calls, so that one set is asked twice."""
+        """True if a program may keep something between calls, so that one set is asked twice: on a
+        card, in memory."""
         return True
 
     def announce(self, numbers: Sequence[int]) -> None:
@@ -125,6 +126,8 @@ class Judgement(Generic[D]):
 
     programs: Programs
     device: D
+    _judged: list[int] = field(default_factory=list[int], init=False)
+    """Sets with right outputs so far, in order, of the question that is asked."""
 
     def finding(self) -> Finding:
         """The verdict's content. Raises Decided for a candidate that fails."""
@@ -141,7 +144,7 @@ class Judgement(Generic[D]):
 
     def close(self) -> None:
         """Nothing is left that refers to the device, which holds the draw's memory."""
-        self.programs.device = self.programs.checks = None
+        self.programs.device = None
 
     def prepare(self) -> None:
         """Asks whether it is the same function, with gradients or without, and settles its
@@ -230,7 +233,8 @@ class Judgement(Generic[D]):
             self._require_draws()
             return programs.report(Status.CORRECT, "ok")
         if programs.evidence == WIDE:
-            self._run_checks(self._asked_real(numbers), **PRECISION_TERMS)
+            asked = self._asked_real(numbers)
+            self._run_checks(asked, reason=Reason.PRECISION, words=PRECISION_WORDS)
         else:
             self._run_checks(numbers)
         return programs.report(Status.CORRECT, "ok", self._open_words())
@@ -243,7 +247,7 @@ class Judgement(Generic[D]):
         planted = [number for number in asked if sets[number].is_planted]
         rough = [number for number in planted if sets[number].is_rough]
         quiet = [one for one in planted if not are_far(sets[one].plants)]
-        chosen = random.SystemRandom().sample(quiet, min(NUM_REAL, len(quiet)))
+        chosen = RANDOM.sample(quiet, min(NUM_REAL, len(quiet)))
         return [*(number for number in asked if number not in planted), *rough, *chosen]
 
     def _open_words(self) -> str:
@@ -261,23 +265,63 @@ class Judgement(Generic[D]):
         return "\n".join(words)
 
     def _run_checks(
-        self, numbers: Sequence[int], *, is_repeated: bool | None = None, **terms: Any
+        self,
+        numbers: Sequence[int],
+        *,
+        is_repeated: bool | None = None,
+        reason: Reason = Reason.MISMATCH,
+        words: str = "",
     ) -> None:
-        """Asks on these sets, under the terms of `Checks`. Raises Decided."""
-        if is_repeated is None:
-            is_repeated = self.device.is_repeated()
-        self.programs.checks = Checks(
-            results=self.device.results,
-            call=self.device.call,
-            finding=self.programs.report,
-            numbers=numbers,
-            is_repeated=is_repeated,
-            announce=self.device.announce,
-            further=self.device.further,
-            **terms,
-        )
-        with self.programs.phases.timed("correct"):
-            self.programs.checks.run()
+        """Asks on these sets: the first one, then the others and any one of them again, in an order
+        that no program can know. Raises Decided at the first failure.
+
+        Args:
+            is_repeated: ask one set twice, for what a program keeps between calls; by default where
+                it may keep something.
+            reason: of an answer that differs for no other.
+            words: text before what differs then.
+        """
+        device, programs = self.device, self.programs
+        order = list(numbers[1:])
+        if device.is_repeated() if is_repeated is None else is_repeated:
+            order.append(RANDOM.choice(numbers))
+        RANDOM.shuffle(order)
+        self._judged, programs.is_written = [], False
+        with programs.phases.timed("correct"):
+            for number in (numbers[0], *order):
+                if len(self._judged) == 1:
+                    device.announce(order)
+                self._require_right(device.call(number), reason, words)
+                self._judged.append(number)
+            for number in device.further(self._judged):
+                if found := device.results.mismatch(device.call(number)):
+                    detail = f"{ALTERNATIVE_WORDS}: {found}"
+                    raise Decided(programs.report(Status.WRONG, reason, detail))
+
+    def _require_right(self, left: Left, reason: str, words: str) -> None:
+        """Raises Decided for a call that left something else than the reference, with its likely
+        cause."""
+        programs, results = self.programs, self.device.results
+        found = results.mismatch(left)
+        if found is not None and results.is_unwritten(left):
+            detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
+            raise Decided(programs.report(Status.WRONG, "output_not_written", detail))
+        programs.is_written = True
+        if found is None and left.is_kept:
+            return
+        detail = f"{words}{found}"
+        forms = self._draw.forms(left.number)
+        alike = (one for one in self._judged if self._draw.forms(one) == forms)
+        if found is None:
+            reason = Reason.INPUTS_MODIFIED
+            detail = "forward changes its inputs; write to a new tensor"
+        elif left.number in self._judged:
+            reason = Reason.STATEFUL
+            detail = f"right once, then on the same inputs {found}\n{STATEFUL_WORDS}"
+        elif any(results.tells(one) and results.mismatch(left, one) is None for one in alike):
+            reason = Reason.STATEFUL
+            detail = f"the answer to earlier inputs: {found}\n{STATEFUL_WORDS}"
+        raise Decided(programs.report(Status.WRONG, reason, detail))
 
     def _require_draws(self) -> None:
         """Raises Decided where another protocol gives a right program other parameters than Model.
@@ -294,7 +338,7 @@ class Judgement(Generic[D]):
     def _require_first_call(self) -> None:
         """Raises Decided for a tuned kernel that reads what its benchmarks left in its output."""
         programs, captured = self.programs, self.programs.first()
-        first = first_call(captured.program, accesses_of(captured.program, finding=programs.report))
+        first = first_call(captured.program, programs.accesses(captured.program))
         if first is None or not self._draw.has_elements(0):
             return
         one = Captured(
@@ -314,7 +358,7 @@ class Judgement(Generic[D]):
             return
         if captured.program.stateful:
             one = programs.capture(0, is_first=True)
-            require_form(one.program, self._draw, programs.report, number=0)
+            programs.require_form(one.program, 0)
             if wrong := self._wrong(one):
                 detail = f"right later, wrong in its first call\n{STATEFUL_WORDS}\n{wrong}"
                 raise Decided(programs.report(Status.WRONG, Reason.STATEFUL, detail))

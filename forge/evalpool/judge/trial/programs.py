@@ -4,25 +4,25 @@
 from __future__ import annotations
 
 import re
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel.words import MAX_DETAIL_CHARACTERS, at_line
-from forge.evalpool.judge.compiler.binary import Failure
+from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.program.format import Choice, Launch
+from forge.evalpool.judge.program.policy import Rule, judge_policy, judge_work
 from forge.evalpool.judge.program.questions import concealed, deviation, truths
-from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS, require_form
 from forge.evalpool.judge.trial.structure import (
-    compile_finding,
     num_launches,
     operation_line,
-    require_structure,
-    require_work,
     store_line,
+    text_of,
     torch_share,
 )
-from forge.evalpool.judge.trial.trial import Decided, Finding
+from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, Decided, Finding
+from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.wide.patterns import about
 from forge.records.reason import Reason, Status
 
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.compiler.compile import Compiler
-    from forge.evalpool.judge.program.format import Node, Program
-    from forge.evalpool.judge.program.policy import ProblemFacts
+    from forge.evalpool.judge.program.dataflow import Accesses
+    from forge.evalpool.judge.program.format import Kernel, Node, Program
+    from forge.evalpool.judge.program.policy import ProblemFacts, Refusal
     from forge.evalpool.judge.trial.captures import Captured, Captures
-    from forge.evalpool.judge.trial.checks import Checks
     from forge.evalpool.judge.trial.draws.draw import Draw
     from forge.evalpool.judge.trial.judgement import Device
+    from forge.evalpool.judge.trial.structure import Text
     from forge.evalpool.judge.trial.trial import Candidate, OpenSide, Phases
 
 
@@ -47,6 +48,28 @@ NUM_AHEAD = 4
 MODE_WORDS = {"gradients": "for inputs that require gradients", "eval": "after eval()"}
 OF_OUTPUT = re.compile(r"\A(?!line ).*\boutput(?: (\d+))?(?:\[[\d, ]*\])?: expected ")
 """A message about an element of an output, and the output's number."""
+SEQUENCES = ("list", "tuple")
+"""Types that forward may return beside a tensor."""
+MAX_THREADS = 1024
+"""Threads of a block."""
+MAX_READ_S = 4.0
+"""Time in which all kernels of a program are read. It is the judge's own, and each kernel may take
+a second or two of it."""
+LONG_WORDS = "the kernels take too long to read: write fewer or shorter ones"
+DERIVED_WORDS = (
+    "parameters are loaded after __init__; define load_reference(self, state) for what you derive"
+)
+WRITES_INPUT = "writes to input"
+"""Part of the message where `forward` writes to an input."""
+VERDICTS: Mapping[Rule, tuple[Status, Reason]] = {
+    Rule.OPERATION: (Status.REJECTED, Reason.UNSUPPORTED),
+    Rule.OUTPUT: (Status.REJECTED, Reason.DECOY_KERNEL),
+    Rule.INPUT: (Status.REJECTED, Reason.DECOY_KERNEL),
+    Rule.STATE: (Status.WRONG, Reason.STATEFUL),
+    Rule.INIT: (Status.WRONG, Reason.PARAMS_CACHED_IN_INIT),
+    Rule.TABLE: (Status.WRONG, Reason.PARAMS_CACHED_IN_INIT),
+}
+"""By rule of the policy; any other is about torch's work."""
 
 
 class ValuesAsked(Exception):
@@ -67,8 +90,8 @@ class Programs:
     is_on_card: bool = False
     device: Device | None = None
     """None on a sketch, before the first capture, and once the judgement is over."""
-    checks: Checks | None = None
-    """Checks of the question that is asked."""
+    is_written: bool = False
+    """True once a call of the question that is asked has left something in an output."""
     num_launches: int = 0
     torch_share: float | None = None
     evidence: str = ""
@@ -97,7 +120,7 @@ class Programs:
     def on(self, draw: Draw, *, problem: ProblemFacts) -> Programs:
         """The programs of the same candidate on a draw: its first one on a sketch is that of a draw
         with the same types and shapes."""
-        found = replace(self, draw=draw, problem=problem, device=None, checks=None)
+        found = replace(self, draw=draw, problem=problem, device=None, is_written=False)
         if not draw.is_sketched_by(self.draw):
             found._kept, found.num_launches, found.torch_share = None, 0, None
             self.phases.program = None
@@ -119,7 +142,7 @@ class Programs:
             status=status,
             reason=reason,
             detail=detail,
-            is_compiled=self.checks is not None and self.checks.is_written,
+            is_compiled=self.is_written,
             num_launches=self.num_launches,
             torch_share=self.torch_share,
             evidence=self.evidence,
@@ -128,9 +151,7 @@ class Programs:
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads, on input set
         `number`. Raises Decided, also for a prefix that breaks the policy, and ValuesAsked."""
-        require_work(
-            prefix, self.problem, code=self.code, finding=self.report, policy=self.candidate.policy
-        )
+        self._require_allowed(judge_work(prefix, self.problem, self.candidate.policy))
         if self.device is None:
             raise ValuesAsked
         return self.device.values(prefix, number=number)
@@ -193,15 +214,23 @@ class Programs:
     def require_binaries(self, program: Program, found: list[Binary | Failure]) -> None:
         """Raises Decided for the first kernel without a binary."""
         for kernel, one in zip(program.kernels, found, strict=True):
-            if isinstance(one, Failure):
-                raise Decided(compile_finding(one, kernel, code=self.code, report=self.report))
+            self._require_binary(kernel, one)
 
     def require_kernels(self, program: Program, found: Sequence[Binary | Failure | None]) -> None:
         """Raises Decided for the first kernel that must run and failed."""
         for number in needed_kernels(program, found):
-            if isinstance(one := found[number], Failure):
-                kernel = program.kernels[number]
-                raise Decided(compile_finding(one, kernel, code=self.code, report=self.report))
+            self._require_binary(program.kernels[number], found[number])
+
+    def _require_binary(self, kernel: Kernel, found: Binary | Failure | None) -> None:
+        if not isinstance(found, Failure):
+            return
+        status, reason = Status.COMPILE_ERROR, Reason.NOT_TRITON
+        if found.kind is FailureKind.INFRA:
+            status, reason = Status.INFRA_ERROR, Reason.ZYGOTE_GONE
+        elif found.kind is FailureKind.OUT_OF_RESOURCES:
+            status, reason = Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES
+        detail = self.at_line(found.line, f"{kernel.name}: {found.message}")
+        raise Decided(self.report(status, reason, detail))
 
     def at_line(self, line: int | None, message: str) -> str:
         """A message with the candidate's source line."""
@@ -228,13 +257,12 @@ class Programs:
         with self.phases.timed("structure"):
             self.num_launches = num_launches(program)
             self.torch_share = torch_share(program)
-            require_form(program, self.draw, self.report, number=number)
+            self.require_form(program, number)
             if detail := concealed(program, captured.questions):
                 raise Decided(self.report(Status.REJECTED, "unsupported", detail))
             if self.draw.has_elements(number):
-                self._require_structure(
-                    program, counts_checks=found != known or not captured.is_checking
-                )
+                counts_checks = found != known or not captured.is_checking
+                self.require_structure(program, counts_checks=counts_checks)
         self._require_able(program)
         return captured
 
@@ -252,15 +280,90 @@ class Programs:
                 found = self.compiler.too_large(program.kernels, program.target)
             self.require_kernels(program, found)
 
-    def _require_structure(self, program: Program, *, counts_checks: bool) -> None:
-        require_structure(
-            program,
-            self.problem,
-            code=self.code,
-            finding=self.report,
-            policy=self.candidate.policy,
-            counts_checks=counts_checks,
+    def require_form(self, program: Program, number: int) -> None:
+        """Compares what forward returned with what the reference returns on an input set: number,
+        types and shapes. Raises Decided where they differ."""
+        draw, forms = self.draw, self.draw.forms(number)
+        tensors = [program.tensors[index] for index in program.outputs]
+        own = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        found = ""
+        if len(tensors) != len(forms):
+            found = f"forward returned {len(tensors)} outputs, expected {len(forms)}"
+        elif forms and program.returned not in (SEQUENCES if draw.is_sequence else ("tensor",)):
+            wanted = f"a tuple of {len(forms)}" if draw.is_sequence else "a tensor"
+            found = f"forward returned a {program.returned}, expected {wanted}"
+        elif forms and program.nesting != draw.nesting:
+            names = [one or "tensors side by side" for one in (program.nesting, draw.nesting)]
+            found = f"forward returned {names[0]}, expected {names[1]}; '.' is a tensor, '-' None"
+        elif own != forms:
+            one, other = next(pair for pair in zip(own, forms, strict=True) if pair[0] != pair[1])
+            found = f"output dtype is {one[0]}, expected {other[0]}"
+            if one[1] != other[1]:
+                found = f"output shape is {list(one[1])}, expected {list(other[1])}"
+        if found:
+            detail = f"{found}\n{draw.differences(number)}".rstrip()
+            raise Decided(self.report(Status.WRONG, Reason.SHAPE, detail))
+
+    def require_structure(self, program: Program, *, counts_checks: bool = False) -> None:
+        """Holds the kernels' text and the program's dataflow to the policy. Raises Decided; the
+        finding names the node and the source line."""
+        if not num_launches(program):
+            detail = "forward launches no kernel of its own"
+            raise Decided(self.report(Status.REJECTED, Reason.NO_KERNEL_LAUNCH, detail))
+        self._require_threads(program)
+        found = self._texts(program)
+        accesses = {index: access for index, (access, _) in enumerate(found)}
+        lookups = {index: looked_up for index, (_, looked_up) in enumerate(found)}
+        policy = self.candidate.policy
+        self._require_allowed(
+            judge_policy(
+                program, self.problem, policy, accesses, lookups, counts_checks=counts_checks
+            )
         )
+
+    def accesses(self, program: Program) -> Accesses:
+        """Accesses of a program's kernels, by their index. Raises Decided for text that is no
+        TTIR."""
+        return {index: access for index, (access, _) in enumerate(self._texts(program))}
+
+    def _texts(self, program: Program) -> list[Text]:
+        """Accesses and lookups of each kernel. Each text is read once, however many kernels of
+        other options have it."""
+        known: dict[tuple[str, int], Text] = {}
+        began = time.thread_time()
+        for kernel in program.kernels:
+            if time.thread_time() - began > MAX_READ_S:
+                raise Decided(self.report(Status.REJECTED, Reason.UNSUPPORTED, LONG_WORDS))
+            key = kernel.ttir, len(kernel.parameters)
+            try:
+                known[key] = known.get(key) or text_of(kernel)
+            except InvalidModule as error:
+                detail = f"kernel {kernel.name}: {error}"
+                finding = self.report(Status.COMPILE_ERROR, Reason.NOT_TRITON, detail)
+                raise Decided(finding) from error
+        return [known[kernel.ttir, len(kernel.parameters)] for kernel in program.kernels]
+
+    def _require_threads(self, program: Program) -> None:
+        """No card launches more threads of a block; an evaluator would run any number of warps. An
+        autotuner leaves such a configuration out."""
+        warp_size = int(program.target.rpartition(":")[2])
+        launched = {node.kernel for node in program.nodes if isinstance(node, Launch)}
+        for kernel in (program.kernels[number] for number in sorted(launched)):
+            if (num := kernel.options.num_warps * warp_size) > MAX_THREADS:
+                detail = f"kernel {kernel.name}: {num} threads in a block; a card has {MAX_THREADS}"
+                raise Decided(self.report(Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES, detail))
+
+    def _require_allowed(self, refusal: Refusal | None) -> None:
+        """Raises Decided for a broken rule of the policy."""
+        if refusal is None:
+            return
+        default = Status.REJECTED, Reason.TORCH_WORK
+        (status, reason), message = VERDICTS.get(refusal.rule, default), refusal.message
+        if refusal.rule is Rule.INIT:
+            message = f"{message}\n{DERIVED_WORDS}"
+        if refusal.rule is Rule.STATE and WRITES_INPUT in message:
+            reason = Reason.INPUTS_MODIFIED
+        raise Decided(self.report(status, reason, self.at_line(refusal.line, message)))
 
     def capture(self, number: int, *, is_first: bool = False) -> Captured:
         """The program for an input set, or that of its first call, as its child sends it. Raises

@@ -1,28 +1,17 @@
 # pyright: strict
-"""Holds a program's structure to the policy, before anything of it runs."""
+"""Reads the text of a program's kernels, and what its launches are made of."""
 
 from __future__ import annotations
 
-import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from forge.evalpool.judge.channel.words import at_line
-from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
+from forge.evalpool.judge.compiler.binary import Binary, Failure
 from forge.evalpool.judge.execute.stores import line_of, stores_to
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Launch, Op, Section
 from forge.evalpool.judge.program.ops import MOVES, kind_of
-from forge.evalpool.judge.program.policy import (
-    Policy,
-    ProblemFacts,
-    Refusal,
-    Rule,
-    judge_policy,
-    judge_work,
-)
 from forge.evalpool.judge.program.walk import op_bytes, variants
-from forge.evalpool.judge.trial.trial import DERIVED_WORDS, Decided
 from forge.evalpool.judge.ttir.parse import parse
 from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
 from forge.evalpool.judge.ttir.verify import (
@@ -34,22 +23,14 @@ from forge.evalpool.judge.ttir.verify import (
     verify,
 )
 from forge.evalpool.judge.wide.patterns import VALUE
-from forge.records.reason import Reason, Status
 from forge.records.verdict import LaunchFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
-    from forge.evalpool.judge.program.dataflow import Accesses
-    from forge.evalpool.judge.program.format import Kernel, Program
-    from forge.evalpool.judge.trial.checks import Report
-    from forge.evalpool.judge.trial.trial import Finding
+    from forge.evalpool.judge.program.format import Kernel, Node, Program
     from forge.evalpool.judge.ttir.tree import Module
 
-MAX_THREADS = 1024
-"""Threads of a block."""
-WRITES_INPUT = "writes to input"
-"""Part of the message where `forward` writes to an input."""
 MAX_LAUNCHES = 256
 """Launches of a call that a profile has."""
 MAX_KERNELS = 64
@@ -60,114 +41,19 @@ MAX_MODULES = 2
 MAX_KEPT_CHARACTERS = 64 << 10
 """Longest text that is remembered; a candidate may send megabytes."""
 
-MAX_READ_S = 4.0
-"""Time in which all kernels of a program are read. It is the judge's own, and each kernel may take
-a second or two of it."""
-LONG_WORDS = "the kernels take too long to read: write fewer or shorter ones"
-
 Text: TypeAlias = "tuple[tuple[Access, ...], Lookups]"
 """Access of a kernel to the memory behind each of its parameters, and its lookups."""
 
-VERDICTS: Mapping[Rule, tuple[Status, Reason]] = {
-    Rule.OPERATION: (Status.REJECTED, Reason.UNSUPPORTED),
-    Rule.OUTPUT: (Status.REJECTED, Reason.DECOY_KERNEL),
-    Rule.INPUT: (Status.REJECTED, Reason.DECOY_KERNEL),
-    Rule.STATE: (Status.WRONG, Reason.STATEFUL),
-    Rule.INIT: (Status.WRONG, Reason.PARAMS_CACHED_IN_INIT),
-    Rule.TABLE: (Status.WRONG, Reason.PARAMS_CACHED_IN_INIT),
-    Rule.HEAVY: (Status.REJECTED, Reason.TORCH_WORK),
-    Rule.RANDOM: (Status.REJECTED, Reason.TORCH_WORK),
-    Rule.MOVES: (Status.REJECTED, Reason.TORCH_WORK),
-    Rule.INDEX: (Status.REJECTED, Reason.TORCH_WORK),
-    Rule.COMBINE: (Status.REJECTED, Reason.TORCH_WORK),
-}
+
+def _called(program: Program) -> list[Node]:
+    """Nodes of one forward call; of a choice that is open, those of its first alternative."""
+    nodes = next(variants(program))
+    return [placed.node for placed in nodes if placed.section is Section.FORWARD]
 
 
 def num_launches(program: Program) -> int:
-    """Launches of one forward call; of a choice that is open, those of its first alternative."""
-    nodes = next(variants(program))
-    return sum(
-        isinstance(placed.node, Launch) and placed.section is Section.FORWARD for placed in nodes
-    )
-
-
-def require_structure(
-    program: Program,
-    facts: ProblemFacts,
-    *,
-    code: str,
-    finding: Report,
-    policy: Policy = "own",
-    counts_checks: bool = False,
-) -> None:
-    """Checks the kernels' text and the program's dataflow.
-
-    Raises:
-        Decided: a rule is broken; its finding names the node and the source line.
-    """
-    if num_launches(program) == 0:
-        detail = "forward launches no kernel of its own"
-        raise Decided(finding(Status.REJECTED, "no_kernel_launch", detail))
-    _require_threads(program, finding=finding)
-    found = _read_all(program, finding=finding)
-    accesses = {index: access for index, (access, _) in enumerate(found)}
-    lookups = {index: looked_up for index, (_, looked_up) in enumerate(found)}
-    refusal = judge_policy(program, facts, policy, accesses, lookups, counts_checks=counts_checks)
-    if refusal is not None:
-        raise Decided(_refused(refusal, code=code, report=finding))
-
-
-def _require_threads(program: Program, *, finding: Report) -> None:
-    """No card launches more threads of a block; an evaluator would run any number of warps. An
-    autotuner leaves such a configuration out."""
-    warp_size = int(program.target.rpartition(":")[2])
-    launched = {node.kernel for node in program.nodes if isinstance(node, Launch)}
-    for kernel in (program.kernels[number] for number in sorted(launched)):
-        if (num := kernel.options.num_warps * warp_size) > MAX_THREADS:
-            detail = f"kernel {kernel.name}: {num} threads in a block; a card has {MAX_THREADS}"
-            raise Decided(finding(Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES, detail))
-
-
-def accesses_of(program: Program, *, finding: Report) -> Accesses:
-    """Accesses of a program's kernels, by their index. Raises Decided for text that is no TTIR."""
-    return {index: access for index, (access, _) in enumerate(_read_all(program, finding=finding))}
-
-
-def _read_all(program: Program, *, finding: Report) -> list[Text]:
-    """Accesses and lookups of each kernel. Each text is read once, however many kernels of other
-    options have it."""
-    known: dict[str, Text] = {}
-    began = time.thread_time()
-    for kernel in program.kernels:
-        if time.thread_time() - began > MAX_READ_S:
-            raise Decided(finding(Status.REJECTED, Reason.UNSUPPORTED, LONG_WORDS))
-        try:
-            if kernel.ttir not in known:
-                known[kernel.ttir] = text_of(kernel)
-            _require_parameters(kernel, known[kernel.ttir][0])
-        except InvalidModule as error:
-            detail = f"kernel {kernel.name}: {error}"
-            raise Decided(finding(Status.COMPILE_ERROR, "not_triton", detail)) from error
-    return [known[kernel.ttir] for kernel in program.kernels]
-
-
-def require_work(
-    prefix: Program, facts: ProblemFacts, *, code: str, finding: Report, policy: Policy
-) -> None:
-    """Checks the operations of a part of a program. Raises Decided as `require_structure`."""
-    refusal = judge_work(prefix, facts, policy)
-    if refusal is not None:
-        raise Decided(_refused(refusal, code=code, report=finding))
-
-
-def _refused(refusal: Refusal, *, code: str, report: Report) -> Finding:
-    status, reason = VERDICTS[refusal.rule]
-    message = refusal.message
-    if refusal.rule is Rule.INIT:
-        message = f"{message}\n{DERIVED_WORDS}"
-    if refusal.rule is Rule.STATE and WRITES_INPUT in message:
-        reason = Reason.INPUTS_MODIFIED
-    return report(status, reason, at_line(code, refusal.line or None, message))
+    """Launches of one forward call."""
+    return sum(isinstance(node, Launch) for node in _called(program))
 
 
 def store_line(program: Program, output: int) -> int:
@@ -211,26 +97,21 @@ def torch_share(program: Program) -> float:
     Work is the bytes of the tensors that a node names; operations that only move data have none.
     """
     own = moved = 0
-    for placed in next(variants(program)):
-        if placed.section is not Section.FORWARD:
-            continue
-        if isinstance(placed.node, Op) and kind_of(program, placed.node) not in MOVES:
-            moved += op_bytes(program, placed.node)
-        elif isinstance(placed.node, Launch):
-            own += op_bytes(program, placed.node)
+    for node in _called(program):
+        if isinstance(node, Op) and kind_of(program, node) not in MOVES:
+            moved += op_bytes(program, node)
+        elif isinstance(node, Launch):
+            own += op_bytes(program, node)
     return moved / max(own + moved, 1)
 
 
 def launch_facts(
     program: Program, binaries: Sequence[Binary | Failure | None]
 ) -> tuple[LaunchFacts, ...]:
-    """The launches of one forward call, of the first alternatives, with what their compilation
-    gave."""
+    """The launches of one forward call, with what their compilation gave."""
     found = list[LaunchFacts]()
-    for placed in next(variants(program)):
-        node = placed.node
-        if not isinstance(node, Launch) or placed.section is not Section.FORWARD:
-            continue
+    launches = [node for node in _called(program) if isinstance(node, Launch)]
+    for node in launches[:MAX_LAUNCHES]:
         kernel, binary = program.kernels[node.kernel], binaries[node.kernel]
         is_compiled = isinstance(binary, Binary)
         found.append(
@@ -245,33 +126,18 @@ def launch_facts(
                 shared_bytes=binary.shared_bytes if is_compiled else None,
             )
         )
-        if len(found) == MAX_LAUNCHES:
-            break
     return tuple(found)
-
-
-def compile_finding(failure: Failure, kernel: Kernel, *, code: str, report: Report) -> Finding:
-    """The finding for a kernel without a binary."""
-    detail = at_line(code, failure.line or None, f"{kernel.name}: {failure.message}")
-    match failure.kind:
-        case FailureKind.INFRA:
-            return report(Status.INFRA_ERROR, "zygote_gone", detail)
-        case FailureKind.OUT_OF_RESOURCES:
-            return report(Status.RUNTIME_ERROR, "out_of_resources", detail)
-        case _:
-            return report(Status.COMPILE_ERROR, "not_triton", detail)
 
 
 def text_of(kernel: Kernel) -> Text:
     """Accesses and lookups of a kernel. Raises InvalidModule."""
     is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
-    return (_kept_text if is_kept else _read_text)(kernel.ttir, kernel.name)
-
-
-def _require_parameters(kernel: Kernel, found: Sequence[Access]) -> None:
-    if len(found) != len(kernel.parameters):
-        message = f"{len(found)} arguments of the function for {len(kernel.parameters)} parameters"
-        raise InvalidModule(message)
+    found = (_kept_text if is_kept else _read_text)(kernel.ttir, kernel.name)
+    if (num := len(found[0])) != len(kernel.parameters):
+        raise InvalidModule(
+            f"{num} arguments of the function for {len(kernel.parameters)} parameters"
+        )
+    return found
 
 
 def _read_text(ttir: str, name: str) -> Text:

@@ -27,7 +27,7 @@ from forge.records.rules import split_rules
 from forge.records.verdict import JudgeOptions, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
@@ -41,9 +41,7 @@ logger = logging.getLogger(__name__)
 STATEFUL_WORDS = (
     "keep nothing between calls, write every element you read, and let no two programs race"
 )
-DERIVED_WORDS = (
-    "parameters are loaded after __init__; define load_reference(self, state) for what you derive"
-)
+ALTERNATIVE_WORDS = "right with one configuration of its autotuner, not with another"
 ARGUMENT_WORDS = {
     "init": "ModelNew is constructed as Model is: __init__ takes what get_init_inputs() returns",
     "load": "load_reference(self, state) is called with a dict of the parameters of Model",
@@ -123,6 +121,8 @@ class Candidate:
 
 Finding: TypeAlias = Verdict
 """A verdict without its stamp."""
+Report: TypeAlias = "Callable[..., Finding]"
+"""Makes a finding of status, reason and detail, with what is known of the candidate."""
 
 
 class OpenSide(NamedTuple):

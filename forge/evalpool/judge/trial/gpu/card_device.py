@@ -31,14 +31,17 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch, Section
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.checks import ALTERNATIVE_WORDS
 from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
 from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
 from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
-from forge.evalpool.judge.trial.judgement import Narrowed
+from forge.evalpool.judge.trial.judgement import Device, Narrowed
 from forge.evalpool.judge.trial.programs import NUM_AHEAD, needed_kernels
-from forge.evalpool.judge.trial.structure import accesses_of
-from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, STATEFUL_WORDS, Decided
+from forge.evalpool.judge.trial.trial import (
+    ALTERNATIVE_WORDS,
+    OUT_OF_MEMORY,
+    STATEFUL_WORDS,
+    Decided,
+)
 from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
 from forge.records.reason import Reason, Status
 
@@ -74,7 +77,7 @@ what fails in them too is a failure there."""
 
 
 @dataclass(slots=True, kw_only=True)
-class CardDevice:
+class CardDevice(Device):
     """One candidate's part of a card (`Device`)."""
 
     programs: Programs
@@ -153,14 +156,6 @@ class CardDevice:
         finally:
             self._deadline, self._ahead = None, []
             self.results.is_wide = False
-
-    def is_repeated(self) -> bool:
-        """True: memory that a call leaves may be found by the next one."""
-        return True
-
-    def is_followed(self, decided: Decided) -> bool:
-        """False: programs that follow other winners run once those are known (`settle`)."""
-        return False
 
     def ends_wide(self, finding: Finding) -> bool:
         """True for reasons that float64 alone may have, unless others may be to blame."""
@@ -372,7 +367,7 @@ class CardDevice:
         run = self._run_for(captured)
         if run.memory.has_statistics:
             self._require_statistics(run)
-        accesses = accesses_of(captured.program, finding=self.programs.report)
+        accesses = self.programs.accesses(captured.program)
         if run.memory.num_places < 3 or not may_remember(captured.program, accesses):
             return
         for mixture in Mixture:

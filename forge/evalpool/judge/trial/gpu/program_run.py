@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.executor import Executor
     from forge.evalpool.judge.numbers.protocols import Tf32
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.trial.checks import Report
     from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
     from forge.evalpool.judge.trial.gpu.turns import Turn
+    from forge.evalpool.judge.trial.trial import Report
 
 T = TypeVar("T")
 Choices: TypeAlias = tuple[tuple[int, int], ...]
