@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from forge.adapters.subjects import known_problems, problem_names
+from forge.config.keys import one_of
 from forge.config.schema import PromptTable
 from forge.config.schema.rollout import PresetName
 from forge.data.prompts.prompt_set import make_prompts
-from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +29,7 @@ def kernel_rows(
     Raises:
         ConfigError: a path, preset or problem that cannot be used.
     """
-    if preset not in get_args(PresetName):
-        raise ConfigError(f"preset: found {preset!r}; one of {', '.join(get_args(PresetName))}")
+    one_of("preset", preset, PresetName)
     known = known_problems(problems, format=format)
     assert known is not None
     prompts = make_prompts(PromptTable.model_validate({"preset": preset}))

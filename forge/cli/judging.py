@@ -132,13 +132,15 @@ def judge(
     """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients, which
     may name problems of PROBLEM. With --run, judge a run's answers again."""
     require_linux()
-    from forge.adapters.settings import JudgeSettings, check_format, check_precision
+    from forge.adapters.settings import JudgeSettings
     from forge.commands.judge.judge import (
         JudgingRequest,
         parse_overrides,
         parse_shapes,
         require_sources,
     )
+    from forge.config.keys import one_of
+    from forge.config.schema.problems import Dtype, RowFormat
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
@@ -152,7 +154,7 @@ def judge(
     given = _given(context)
     if run is not None:
         return _judge_again(run, store, settings, given=given, as_json=as_json)
-    rows = check_format(row_format)
+    rows = one_of("--format", row_format, RowFormat)
     if is_serving:
         for option in (option for name, option in given.items() if name in OF_A_REQUEST):
             raise ConfigError(f"{option}: not allowed with --serve, which judges as clients ask")
@@ -172,7 +174,7 @@ def judge(
             "--socket and --listen are addresses of --serve; --url names a served pool"
         )
     problem, candidate = require_sources(problem, candidate)
-    check_precision(precision)
+    one_of("--precision", precision, Dtype)
     request = JudgingRequest(
         problem=problem, candidate=candidate, chosen=chosen, format=rows,
         overrides=parse_overrides(overrides or ()), shapes=parse_shapes(shapes or ()),
@@ -249,9 +251,11 @@ def check_problems(
 ) -> None:
     """Find problems that cannot be judged, or that reward an answer that does less than asked."""
     require_linux()
-    from forge.adapters.settings import JudgeSettings, check_format
+    from forge.adapters.settings import JudgeSettings
     from forge.commands.judge import problems as view
     from forge.commands.judge.judge import parse_overrides, parse_shapes
+    from forge.config.keys import one_of
+    from forge.config.schema.problems import Dtype, RowFormat
 
     settings = JudgeSettings(
         device=device, isolation=isolation, timeout=timeout,
@@ -262,9 +266,9 @@ def check_problems(
         settings=settings,
         overrides=parse_overrides(overrides or ()),
         shapes=parse_shapes(shapes or ()),
-        precision=precision,
+        precision=one_of("--precision", precision, Dtype),
         chosen=chosen,
-        row_format=check_format(row_format),
+        row_format=one_of("--format", row_format, RowFormat),
         is_shown=not as_json,
     )
     print_json(view.to_json(found)) if as_json else print_rich(view.render(found))

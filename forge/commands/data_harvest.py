@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -30,6 +30,7 @@ import anyio.to_thread
 from forge.adapters.settings import JudgeSettings
 from forge.commands.counter import open_counter
 from forge.commands.data_folder import OUTPUTS, OutputFolder, common_facts
+from forge.config.keys import one_of
 from forge.config.schema import PromptTable
 from forge.config.schema.build import SplitTable
 from forge.config.schema.rollout import PresetName
@@ -187,9 +188,7 @@ class HarvestTask:
         table = table.model_copy(
             update={"compile_timeout_s": PHASE_S, "correct_timeout_s": PHASE_S}
         )
-        if request.preset not in get_args(PresetName):
-            allowed = ", ".join(get_args(PresetName))
-            raise ConfigError(f"--preset {request.preset}: one of {allowed}")
+        one_of("--preset", request.preset, PresetName)
         prompt = PromptTable.model_validate({"preset": request.preset, "thinking": ""})
         prompts = prompts_for(prompt, table, request.judge.gpus())
         chat = None

@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from forge.adapters.subjects import STDIN, read_source
 from forge.commands.kernels import empty_directory, export_kernels
 from forge.commands.suite import EvalRequest, Suite, check_options, experiment_of, find_source
+from forge.config.keys import one_of
 from forge.config.schema import Budget, SearchStage
 from forge.data.harvest.installed import class_problem, with_inputs
 from forge.data.problem_files import find_files
@@ -121,9 +122,8 @@ def solve_experiment(request: SolveRequest) -> str:
         Budget.parse(request.budget)
     except ValueError as error:
         raise ConfigError(f"--budget: {error}") from None
-    allowed = get_args(SearchStage.model_fields["strategy"].annotation)
-    if request.strategy is not None and request.strategy not in allowed:
-        raise ConfigError(f"--strategy {request.strategy}: one of {', '.join(allowed)}")
+    if request.strategy is not None:
+        one_of("--strategy", request.strategy, SearchStage.model_fields["strategy"])
     if request.out is not None:
         empty_directory(request.out)
     folder = _kept(request)

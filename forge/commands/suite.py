@@ -21,6 +21,7 @@ import anyio
 import tomli_w
 
 from forge.adapters.settings import JudgeSettings
+from forge.config.keys import one_of
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage, EvalTable
 from forge.config.schema.judge import JudgeTable, ProtocolName
@@ -168,13 +169,11 @@ def experiment_of(
 def check_options(request: EvalRequest) -> None:
     """Raises ConfigError: a protocol, policy or baseline that is none."""
     baselines = (*get_args(JudgeTable.model_fields["baseline"].annotation), BOTH)
-    for option, value, allowed in (
-        ("protocol", request.protocol, get_args(ProtocolName)),
-        ("policy", request.policy, get_args(PolicyName)),
-        ("baseline", request.baseline, baselines),
-    ):
-        if value is not None and value not in allowed:
-            raise ConfigError(f"--{option} {value}: one of {', '.join(allowed)}")
+    for option, allowed in (
+        ("protocol", ProtocolName), ("policy", PolicyName), ("baseline", baselines),
+    ):  # fmt: skip
+        if (value := getattr(request, option)) is not None:
+            one_of(f"--{option}", value, allowed)
 
 
 def _base(source: ModelSource, gpus: Sequence[Gpu]) -> dict[str, Any]:

@@ -323,6 +323,14 @@ def validated(root: type[Table], values: TomlTable, *, prefix: str = "") -> Tabl
         raise ConfigError("\n".join(lines)) from error
 
 
+def one_of(option: str, value: Any, allowed: Any) -> Any:
+    """The value of an option. Raises ConfigError if the Literal of a type or field lacks it."""
+    names = get_args(allowed.annotation if isinstance(allowed, FieldInfo) else allowed) or allowed
+    if value not in names:
+        raise ConfigError(f"{option} {value}: one of {', '.join(names)}")
+    return value
+
+
 def without(values: TomlTable, mistakes: list[Mistake]) -> TomlTable:
     """A copy without the mistaken keys, so that defaults apply and further checks can run."""
     gone = {mistake.path for mistake in mistakes}

@@ -149,7 +149,7 @@ def test_rows_have_the_prompt_and_the_source_of_each_problem(tmp_path: Path) -> 
     assert rows[0]["problem"] == SOURCE
     assert [each["role"] for each in rows[0]["prompt"]] == ["system", "user"]
     assert "x + 1" in rows[0]["prompt"][1]["content"]
-    with pytest.raises(ConfigError, match="preset: found 'long'; one of tiny, standard"):
+    with pytest.raises(ConfigError, match="preset long: one of tiny, standard"):
         kernel_rows(tmp_path, preset="long")
     with pytest.raises(ConfigError, match="no such directory or file"):
         kernel_rows(tmp_path / "none")

@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from forge.adapters.settings import MAX_JUDGES, check_precision
+from forge.adapters.settings import MAX_JUDGES
 from forge.adapters.subjects import KnownProblems
 from forge.commands.counter import open_counter
 from forge.commands.judge.judge import require_path
@@ -59,7 +59,6 @@ def check_path(
         ConfigError: a path or option that cannot be used.
         MachineError: no sandbox works on this machine.
     """
-    check_precision(precision)
     table, gpus = settings.table(), settings.gpus()
     require_path(path)
     known = KnownProblems(path, chosen=chosen, format=row_format)

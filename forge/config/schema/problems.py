@@ -21,7 +21,7 @@ ConstantsTable = dict[str, Constant | dict[str, Constant]]
 """Values of module constants, and tables of such values by a problem's name or number."""
 
 Dtype = Literal["fp32", "fp16", "bf16"]
-"""Element types of generated problems."""
+"""Element types of problems."""
 
 
 def _list_of(*names: str) -> str:
