@@ -103,12 +103,8 @@ class JudgeSettings:
         return table
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs to judge on; empty for the CPU, which judges for any target.
-
-        Raises:
-            ConfigError: the device is not a device name.
-            MachineError: this machine does not have it.
-        """
+        """The GPUs to judge on; empty for the CPU, which judges for any target. Raises ConfigError:
+        the device is not a device name; MachineError: this machine does not have it."""
         if self.target is not None and self.device not in ("auto", "cpu"):
             raise ConfigError(
                 f"{self.prefix}target {self.target}: belongs to {self.prefix}device cpu; a judge "

@@ -75,14 +75,12 @@ def read_problem(
     known: KnownProblems | None = None,
     overrides: Overrides = NO_OVERRIDES,
 ) -> ReferenceModule:
-    """The problem that a user names.
+    """The problem that a user names. Raises ConfigError: no such problem, a text that has none, or
+    an override without effect.
 
     Args:
         problem: the path of a file, its source, or a name among `known`.
         overrides: new values for its module constants.
-
-    Raises:
-        ConfigError: no such problem, a text that has none, or an override without effect.
     """
     if isinstance(problem, ReferenceModule):
         if overrides != NO_OVERRIDES:

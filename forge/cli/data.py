@@ -16,6 +16,7 @@ from forge.cli.options import (
     RunName,
     Store,
     Workers,
+    as_request,
     find,
     group,
     require_linux,
@@ -54,11 +55,7 @@ def from_run(
     from forge.runner.prepare.own_answers import AnswerFilter
     from forge.store.reader import open_run
 
-    wanted = AnswerFilter(
-        best_per_problem=best_per_problem,
-        min_speedup=min_speedup,
-        includes_heldout=includes_heldout,
-    )
+    wanted = as_request(AnswerFilter, locals())
     with open_run(find(run, store)) as reader:
         written = write_rows(reader, wanted, out=out)
     print_json(written.to_json()) if as_json else print_text(written.describe())
@@ -89,14 +86,8 @@ def prompt(
     """Print exactly what a model is sent about a problem."""
     from forge.commands.data_prompt import PromptRequest, show_prompt
 
-    request = PromptRequest(
-        problem=problem,
-        experiment=experiment,
-        run=None if run is None else find(run, store),
-        overrides=overrides or (),
-        assumed=assumed,
-        attempts=attempts or (),
-    )
+    paths = None if run is None else find(run, store)
+    request = as_request(PromptRequest, {**locals(), "run": paths})
     with waiting("prompt", is_shown=bool(attempts) and not as_json):
         shown = show_prompt(request)
     if as_json:
@@ -189,12 +180,8 @@ def harvest(
     from forge.commands import data_harvest as view
     from forge.commands.data_show import steps_table
 
-    request = view.HarvestRequest(
-        sources=sources, out=out, policy=policy, only_problems=only_problems,
-        keeps_heldout=keeps_heldout, heldout=heldout or (), similarity=similarity,
-        heldout_share=heldout_share, seed=seed, limit=limit, tokenizer=tokenizer, preset=preset,
-        judge=JudgeSettings(device=device, workers=workers),
-    )  # fmt: skip
+    judge = JudgeSettings(device=device, workers=workers)
+    request = as_request(view.HarvestRequest, locals())
     done = view.harvest(request, is_shown=not as_json)
     if as_json:
         return print_json(done.manifest)

@@ -21,6 +21,7 @@ from forge.cli.options import (
     Store,
     Wait,
     app,
+    as_request,
     require_linux,
 )
 from forge.cli.printing import print_json, print_rich, print_text, say, waiting
@@ -81,9 +82,7 @@ def serve(
     require_linux()
     from forge.commands import serve as serving
 
-    request = serving.ServeRequest(
-        source=source, overrides=overrides or (), socket=socket, listen=listen
-    )
+    request = as_request(serving.ServeRequest, locals())
     with waiting("engines start", is_shown=True) as end_waiting:
 
         def say_ready(text: str) -> None:
@@ -142,14 +141,10 @@ def solve(
     from forge.commands import solve as search
     from forge.commands.suite import EvalRequest
 
-    asked = EvalRequest(
-        source=model, policy=policy, baseline=baseline, device=device, model_name=model_name,
-        model_name_option="--model-name", api_key_env=api_key_env,
-        overrides=tuple(overrides or ()), store=Path(store),
-    )  # fmt: skip
-    request = search.SolveRequest(
-        problems=problems, model=asked, budget=budget, strategy=strategy, inputs=inputs, out=out
+    asked = as_request(
+        EvalRequest, locals(), source=model, budget=None, model_name_option="--model-name"
     )
+    request = as_request(search.SolveRequest, locals(), model=asked)
     solved = search.solve(request, quiet=as_json, wait_s=wait_s)
     if as_json:
         return print_json(solved.to_json())
@@ -183,12 +178,6 @@ def evaluate(
     require_linux()
     from forge.commands.suite import EvalRequest, evaluate_suite
 
-    request = EvalRequest(
-        source=source, suite=suite, protocol=protocol, policy=policy, baseline=baseline,
-        samples=samples, budget=budget, turns=turns, greedy=greedy, device=device, seed=seed,
-        limit=limit,
-        model_name=model_name, api_key_env=api_key_env, overrides=tuple(overrides or ()),
-        store=Path(store),
-    )  # fmt: skip
+    request = as_request(EvalRequest, locals())
     paths, result = evaluate_suite(request, quiet=as_json, wait_s=wait_s)
     print_json(result) if as_json else print_text(str(paths.root))

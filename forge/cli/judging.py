@@ -24,6 +24,7 @@ from forge.cli.options import (
     Timeout,
     Workers,
     app,
+    as_request,
     find,
     group,
     require_linux,
@@ -101,13 +102,13 @@ def judge(
     problem: Problem = None,
     candidate: Candidate = None,
     chosen: Chosen = None,
-    row_format: Format = "kernelbench",
+    format: Format = "kernelbench",
     overrides: Constants = None,
     shapes: Shapes = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     isolation: Isolation = "auto",
-    compile_to: Compile = "ttir",
+    compile: Compile = "ttir",
     baseline: Baseline = "eager",
     protocol: Protocol = None,
     policy: JudgePolicy = None,
@@ -142,11 +143,7 @@ def judge(
     from forge.config.keys import one_of
     from forge.config.schema.problems import Dtype, RowFormat
 
-    settings = JudgeSettings(
-        device=device, isolation=isolation, compile=compile_to, baseline=baseline,
-        protocol=protocol or "forge", policy=policy, target=target, also=tuple(also or ()),
-        site_packages=tuple(site_packages or ()), workers=workers, timeout=timeout, url=url,
-    )  # fmt: skip
+    settings = as_request(JudgeSettings, locals())
     if is_openenv and not is_serving:
         raise ConfigError("--openenv: belongs to --serve")
     if turns is not None and not is_openenv:
@@ -154,7 +151,7 @@ def judge(
     given = _given(context)
     if run is not None:
         return _judge_again(run, store, settings, given=given, as_json=as_json)
-    rows = one_of("--format", row_format, RowFormat)
+    rows = one_of("--format", format, RowFormat)
     if is_serving:
         for option in (option for name, option in given.items() if name in OF_A_REQUEST):
             raise ConfigError(f"{option}: not allowed with --serve, which judges as clients ask")
@@ -175,11 +172,11 @@ def judge(
         )
     problem, candidate = require_sources(problem, candidate)
     one_of("--precision", precision, Dtype)
-    request = JudgingRequest(
-        problem=problem, candidate=candidate, chosen=chosen, format=rows,
-        overrides=parse_overrides(overrides or ()), shapes=parse_shapes(shapes or ()),
-        precision=precision, is_timed=is_timed, is_profiled=is_profiled, is_explained=is_explained,
-    )  # fmt: skip
+    constants = {
+        "overrides": parse_overrides(overrides or ()),
+        "shapes": parse_shapes(shapes or ()),
+    }
+    request = as_request(JudgingRequest, {**locals(), **constants})
     _print_judged(request, settings, as_json=as_json)
 
 
@@ -239,7 +236,7 @@ def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: 
 def check_problems(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of problems, or a file.")],
     chosen: Chosen = None,
-    row_format: Format = "kernelbench",
+    format: Format = "kernelbench",
     overrides: Constants = None,
     shapes: Shapes = None,
     device: Device = "auto",
@@ -257,10 +254,7 @@ def check_problems(
     from forge.config.keys import one_of
     from forge.config.schema.problems import Dtype, RowFormat
 
-    settings = JudgeSettings(
-        device=device, isolation=isolation, timeout=timeout,
-        site_packages=tuple(site_packages or ()),
-    )  # fmt: skip
+    settings = as_request(JudgeSettings, locals())
     found = view.check_path(
         path,
         settings=settings,
@@ -268,7 +262,7 @@ def check_problems(
         shapes=parse_shapes(shapes or ()),
         precision=one_of("--precision", precision, Dtype),
         chosen=chosen,
-        row_format=one_of("--format", row_format, RowFormat),
+        row_format=one_of("--format", format, RowFormat),
         is_shown=not as_json,
     )
     print_json(view.to_json(found)) if as_json else print_rich(view.render(found))
@@ -294,10 +288,4 @@ def mcp(
     from forge.adapters.settings import JudgeSettings
     from forge.commands.mcp import serve_mcp
 
-    serve_mcp(
-        JudgeSettings(
-            device=device, isolation=isolation, baseline=baseline, protocol=protocol or "forge",
-            policy=policy, target=target, site_packages=tuple(site_packages or ()),
-            workers=workers, timeout=timeout, url=url,
-        )
-    )  # fmt: skip
+    serve_mcp(as_request(JudgeSettings, locals()))

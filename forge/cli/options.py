@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from forge.errors import MachineError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from forge.store.layout import RunPaths
 
 app = typer.Typer(
@@ -145,6 +148,22 @@ def settings(overrides: list[str] | None, store: Path | None) -> list[str]:
     """Values of `--set`, with that of `--store`."""
     given = [] if store is None else [f"store.dir={json.dumps(str(store))}"]
     return [*(overrides or ()), *given]
+
+
+Request = TypeVar("Request")
+
+
+def as_request(kind: type[Request], given: Mapping[str, Any], **more: Any) -> Request:
+    """The options of a command as the dataclass of its request, whose fields have their names; an
+    option that is absent leaves the default.
+
+    Args:
+        given: the command's parameters: `locals()`.
+        more: fields that are no parameter.
+    """
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    chosen = {name: given[name] for name in names & given.keys() if given[name] is not None}
+    return kind(**chosen | more)
 
 
 def require_linux() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forge.cli.options import RUNS, Json, RunName, Store, app, find
+from forge.cli.options import RUNS, Json, RunName, Store, app, as_request, find
 from forge.cli.printing import print_json, print_parts, print_rich, say
 from forge.errors import ConfigError
 
@@ -89,10 +89,7 @@ def rollouts(
     from forge.store.reader import open_run
     from forge.views import rollouts as view
 
-    wanted = view.Filter(
-        rollout=rollout, problem=problem, level=level, status=status, min_speedup=min_speedup,
-        stage=stage, step=step, purpose=purpose, best=best, limit=limit,
-    )  # fmt: skip
+    wanted = as_request(view.Filter, locals())
     with open_run(find(run, store)) as reader:
         found = view.load_rollouts(reader, wanted)
     if as_json:

@@ -106,16 +106,14 @@ class Cluster:
         num_cpus: int, labels: Mapping[str, str], ready_s: float,
         files: Mapping[str, Path] | None = None, shares_gpu: bool = False,
     ) -> AsyncGenerator[Hosted]:  # fmt: skip
-        """A child on a node with room, until the context ends.
+        """A child on a node with room, until the context ends. Raises NoRoom: no node has room now,
+        or the cluster does not answer; MachineError, ChildDied, Stalled: the child did not start,
+        or its node is unfit.
 
         Args:
             files: copied to the node; the child's config has their paths there.
             shares_gpu: it takes half of a card.
             ready_s: maximum time until the child is ready.
-
-        Raises:
-            NoRoom: no node has room now, or the cluster does not answer.
-            MachineError, ChildDied, Stalled: the child did not start, or its node is unfit.
         """
         key = f"{name}.{next(self._ids)}"
         order = Order(

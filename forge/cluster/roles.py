@@ -163,12 +163,8 @@ async def open_ranks(
     say: Callable[[str], None],
 ) -> AsyncGenerator[Ranks]:
     """The ranks of `[cluster] train_nodes`, until the context ends. The first trainer of a run
-    needs all nodes; later ones, after a node was lost, those that have room.
-
-    Raises:
-        NoRoom: too few nodes have room.
-        MachineError, ChildDied, Stalled: a node is unfit.
-    """
+    needs all nodes; later ones, after a node was lost, those that have room. Raises NoRoom: too few
+    nodes have room; MachineError, ChildDied, Stalled: a node is unfit."""
     num = 0 if cluster is None else table.train_nodes
     while cluster is not None and num:
         async with AsyncExitStack() as stack:

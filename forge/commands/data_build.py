@@ -81,14 +81,10 @@ class Built:
 
 
 def build_rows(build: DataBuild, *, is_shown: bool = True) -> Built:
-    """Builds the rows, or continues a build, or finds it done.
-
-    Raises:
-        ConfigError: an input, tokenizer or held-out problem that cannot be used, an output
-            directory with something else in it, or no row left.
-        MachineError: the output cannot be written, no sandbox works on this machine, or a row has
-            no verdict for a fault of the judges.
-    """
+    """Builds the rows, or continues a build, or finds it done. Raises ConfigError: an input,
+    tokenizer or held-out problem that cannot be used, an output directory with something else in
+    it, or no row left; MachineError: the output cannot be written, no sandbox works on this
+    machine, or a row has no verdict for a fault of the judges."""
     out, build = build.output.dir, locate_build(build)
     task = _Task(
         build=build,

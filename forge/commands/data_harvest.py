@@ -153,13 +153,10 @@ class HarvestDone:
 
 
 def harvest(request: HarvestRequest, *, is_shown: bool = True) -> HarvestDone:
-    """Makes problems, answers and rows, or continues, or finds them done.
-
-    Raises:
-        ConfigError: a source, tokenizer or held-out problem that cannot be used, an output
-            directory with something else in it, or no problem.
-        MachineError: no sandbox works here, a judge failed, or the output cannot be written.
-    """
+    """Makes problems, answers and rows, or continues, or finds them done. Raises ConfigError: a
+    source, tokenizer or held-out problem that cannot be used, an output directory with something
+    else in it, or no problem; MachineError: no sandbox works here, a judge failed, or the output
+    cannot be written."""
     task = HarvestTask.of(request)
     folder = OutputFolder(path=request.out, name="--out", facts=task.facts, outputs=FILES)
     manifest = folder.made(partial(task.run, is_shown=is_shown))

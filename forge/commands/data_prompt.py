@@ -111,13 +111,9 @@ class ShownPrompt:
 
 
 def show_prompt(request: PromptRequest) -> ShownPrompt:
-    """The prompt of the turn that follows the attempts.
-
-    Raises:
-        ConfigError: no such problem, a template that cannot be used, or a conversation that does
-            not fit the context.
-        MachineError: an attempt cannot be judged here.
-    """
+    """The prompt of the turn that follows the attempts. Raises ConfigError: no such problem, a
+    template that cannot be used, or a conversation that does not fit the context; MachineError: an
+    attempt cannot be judged here."""
     if request.experiment is not None and request.run is not None:
         raise ConfigError("--experiment and --run: found both; one of them, or neither")
     if request.experiment is None and (request.overrides or request.assumed is not None):
@@ -269,12 +265,8 @@ def judge_attempts(
     table: JudgeTable,
     gpus: Sequence[Gpu],
 ) -> list[Exchange]:
-    """Files with answers, each with its verdict.
-
-    Raises:
-        ConfigError: a file that cannot be read, or a problem that cannot be judged.
-        MachineError: the judge failed.
-    """
+    """Files with answers, each with its verdict. Raises ConfigError: a file that cannot be read, or
+    a problem that cannot be judged; MachineError: the judge failed."""
     texts = [read_source(path) for path in paths]
     found = [extract(text, entry_point=problem.entry_point, thinking=thinking) for text in texts]
     codes = [each.code for each in found if each.is_ok]

@@ -90,18 +90,15 @@ class ExportedModel:
 def export_model(
     paths: RunPaths, *, kind: ModelForm | None, out: Path | None, step: str, push_to: str
 ) -> ExportedModel:
-    """Export and verify weights, and push them if asked to.
+    """Export and verify weights, and push them if asked to. Raises ConfigError: `out` exists, the
+    run has no such weights or no adapter, or the llama engine does not support the architecture;
+    MachineError: a package or the hub cannot be used, or the weights generate nothing.
 
     Args:
         kind: None for what was trained: the adapter, or the whole model.
         out: directory to make; None for `RUN-KIND` here.
         step: step whose published weights are exported; empty for the newest.
         push_to: hub repository; empty for none.
-
-    Raises:
-        ConfigError: `out` exists, the run has no such weights or no adapter, or the llama engine
-            does not support the architecture.
-        MachineError: a package or the hub cannot be used, or the weights generate nothing.
     """
     weights = find_weights(paths, step)
     kind = kind or (ModelForm.MERGE if weights.adapter is None else ModelForm.ADAPTER)

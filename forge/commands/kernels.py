@@ -69,15 +69,12 @@ class ExportedKernels:
 
 
 def export_kernels(paths: RunPaths, *, out: Path | None, license: str) -> ExportedKernels:
-    """Write the best kernel of each problem.
+    """Write the best kernel of each problem. Raises ConfigError: a directory with content, a run
+    without correct kernels; MachineError: the directory cannot be written.
 
     Args:
         out: directory, absent or empty; None for `<run>-kernels` in the working directory.
         license: identifier of a licence, as Hugging Face's hub has them.
-
-    Raises:
-        ConfigError: a directory with content, a run without correct kernels.
-        MachineError: the directory cannot be written.
     """
     if not LICENSE.fullmatch(license):
         raise ConfigError(

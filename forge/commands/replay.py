@@ -115,18 +115,15 @@ def replay(
     store_dir: Path,
     say: Callable[[str], None],
 ) -> ReplayReport:
-    """Train a recorded step again.
+    """Train a recorded step again. Raises ConfigError: no such step, what it needs was not kept, or
+    an override without an effect; MachineError: a damaged checkpoint, or too little GPU memory;
+    ChildDied, Stalled: the trainer failed.
 
     Args:
         spec: `RUN:STEP`.
         overrides: arguments of `--set`: keys of the stage, and those that enter the loss.
         stage: number of the stage; None for the last one that trained the step.
         out: directory that gets the checkpoint after the step; None writes none.
-
-    Raises:
-        ConfigError: no such step, what it needs was not kept, or an override without an effect.
-        MachineError: a damaged checkpoint, or too little GPU memory.
-        ChildDied, Stalled: the trainer failed.
     """
     name, step = _parse(spec)
     _check_out(out, step)
@@ -281,13 +278,9 @@ def find_stage(
 
 
 def read_step(paths: RunPaths, reader: RunReader, *, stage: int, step: int) -> RecordedStep:
-    """The record of a trained step.
-
-    Raises:
-        ConfigError: its checkpoint or its tokens were not kept; the message has the nearest kept
-            one and the keys that keep more.
-        MachineError: its checkpoint is damaged.
-    """
+    """The record of a trained step. Raises ConfigError: its checkpoint or its tokens were not kept;
+    the message has the nearest kept one and the keys that keep more; MachineError: its checkpoint
+    is damaged."""
     checkpoint = _checkpoint(paths, reader, stage=stage, step=step)
     samples, is_exact = _samples(paths, reader, stage=stage, step=step)
     rows = reader.query(_METRICS, (stage, step)).rows
@@ -442,12 +435,8 @@ async def train_batch(
     job: TrainerJob, *, batch: Path, step: int, is_saved: bool
 ) -> Mapping[str, float]:
     """Train one batch; returns the metrics of the step. `is_saved`: the child also writes the
-    checkpoint after it, into `job.work_dir`.
-
-    Raises:
-        ChildDied, Stalled: the trainer ended, or was silent for `step_timeout_s`.
-        MachineError: GPU memory ran out.
-    """
+    checkpoint after it, into `job.work_dir`. Raises ChildDied, Stalled: the trainer ended, or was
+    silent for `step_timeout_s`; MachineError: GPU memory ran out."""
     desk = _Desk(batch=batch, step=step, is_saved=is_saved)
     async with desk.serving(job.control_socket), open_trainer(job) as child:
         try:

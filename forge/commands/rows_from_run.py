@@ -57,12 +57,8 @@ class Written:
 
 
 def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written:
-    """Writes the rows, one JSON object a line.
-
-    Raises:
-        ConfigError: a number below 1, no answer to write, or no such path.
-        MachineError: the file cannot be written.
-    """
+    """Writes the rows, one JSON object a line. Raises ConfigError: a number below 1, no answer to
+    write, or no such path; MachineError: the file cannot be written."""
     _check(wanted, out)
     _check_place(out, run=reader.paths.name)
     left_out: Counter[str] = Counter()

@@ -89,14 +89,9 @@ class _ServedModel:
 
 
 def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> None:
-    """Serves until a signal ends it; passes the address to `say` once the engines are ready.
-
-    Raises:
-        ConfigError: the request or the experiment cannot be served.
-        MachineError: the machine lacks what it needs.
-        ChildDied: an engine died.
-        Stalled: an engine did not answer in time.
-    """
+    """Serves until a signal ends it; passes the address to `say` once the engines are ready. Raises
+    ConfigError: the request or the experiment cannot be served; MachineError: the machine lacks
+    what it needs; ChildDied: an engine died; Stalled: an engine did not answer in time."""
     token = os.environ.get(TOKEN_VARIABLE) or None
     opened = open_listener(
         path=request.socket, listen=request.listen, token=token, token_advice=TOKEN_ADVICE

@@ -113,12 +113,8 @@ class EvalRequest:
 
 
 def make_experiment(request: EvalRequest) -> str:
-    """The experiment as TOML.
-
-    Raises:
-        ConfigError: a model, a suite or an option that cannot be used.
-        MachineError: no server answers, or this machine does not have the device.
-    """
+    """The experiment as TOML. Raises ConfigError: a model, a suite or an option that cannot be
+    used; MachineError: no server answers, or this machine does not have the device."""
     check_options(request)
     source = find_source(request)
     if request.suite is None and source.base is None:
@@ -339,12 +335,9 @@ class ModelSource:
 
 
 def find_source(request: EvalRequest) -> ModelSource:
-    """The model that `request.source` names.
-
-    Raises:
-        ConfigError: there is none; a step without weights; a server without this model.
-        MachineError: no server answers, or weights that a run needs are not there.
-    """
+    """The model that `request.source` names. Raises ConfigError: there is none; a step without
+    weights; a server without this model; MachineError: no server answers, or weights that a run
+    needs are not there."""
     text = request.source
     if "://" in text or SERVE_URL.fullmatch(text):
         return _server(request)

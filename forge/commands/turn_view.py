@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 
 
 def explain_packed(packed: bytes | None) -> str | None:
-    """The text of a program that a verdict or the store holds; None without one.
-
-    Raises:
-        ConfigError: this version cannot read it.
-    """
+    """The text of a program that a verdict or the store holds; None without one. Raises
+    ConfigError: this version cannot read it."""
     if packed is None:
         return None
     import zstandard
@@ -58,11 +55,8 @@ NO_PROGRAM = "no program is stored: the answer failed before one was captured, o
 def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
     """A turn as JSON: columns of v_turns; `also`, the verdicts of further protocols; `again`, those
     of later passes (`forge judge --run`); `shapes`, results by shape; `calls` of tools; `program`
-    as text or null, and `note` where it is null.
-
-    Raises:
-        ConfigError: the id is not one of a turn, or the run has no such turn.
-    """
+    as text or null, and `note` where it is null. Raises ConfigError: the id is not one of a turn,
+    or the run has no such turn."""
     address = parse_address(turn_id)
     if address is None or address.rollout is None or address.turn is None:
         raise ConfigError(f"--turn {turn_id}: not the id of a turn; write g12.r3.t1")

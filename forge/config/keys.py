@@ -116,11 +116,7 @@ def build_keys() -> list[Key]:
 
 def find_keys(table: str) -> list[Key]:
     """The keys of a table and its sub-tables (`stage`: all kinds; `grpo`: one), one key
-    (`grpo.steps`), or all for "".
-
-    Raises:
-        ConfigError: there is no such table or key.
-    """
+    (`grpo.steps`), or all for "". Raises ConfigError: there is no such table or key."""
     keys = all_keys()
     if not table:
         return keys

@@ -56,15 +56,13 @@ File = TypeVar("File", Experiment, DataBuild)
 def load_experiment(
     path: Path | str, *, overrides: Sequence[str] = (), is_here: bool = True
 ) -> Experiment:
-    """Reads and checks an experiment.
+    """Reads and checks an experiment. Raises ConfigError: the experiment has mistakes; one line for
+    each, in the order of the file.
 
     Args:
         path: the TOML file.
         overrides: arguments of `--set`, `table.key=value`; later ones override earlier ones.
         is_here: True if it will run on this machine, so the files that it names must exist.
-
-    Raises:
-        ConfigError: the experiment has mistakes; one line for each, in the order of the file.
     """
     sources = read_sources(Path(path), overrides=overrides)
     _make_absolute(sources)
@@ -88,11 +86,8 @@ def dump_experiment(experiment: Experiment) -> str:
 
 
 def load_build(path: Path, *, overrides: Sequence[str] = ()) -> DataBuild:
-    """Reads and checks the settings of a build.
-
-    Raises:
-        ConfigError: they have mistakes; one line for each, in the order of the file.
-    """
+    """Reads and checks the settings of a build. Raises ConfigError: they have mistakes; one line
+    for each, in the order of the file."""
     sources = read_sources(path, overrides=overrides)
     _make_absolute(sources)
     _finish_build(sources)

@@ -56,11 +56,8 @@ def write_recipe(name: str, *, into: Path) -> list[Path]:
     editors into a folder.
 
     Returns the written paths, the recipe first. Files that have the right content are left alone.
-
-    Raises:
-        ConfigError: there is no such recipe, or a file of another content is in the way.
-        MachineError: a file cannot be written.
-    """
+    Raises ConfigError: there is no such recipe, or a file of another content is in the way;
+    MachineError: a file cannot be written."""
     recipes = list(_with_bases(name))
     texts = {recipe.file: _elsewhere(recipe.text) for recipe in recipes}
     for file in BUILD.findall(recipes[0].text):

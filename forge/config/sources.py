@@ -46,10 +46,7 @@ class Sources:
 
 def read_sources(path: Path, *, overrides: Sequence[str] = ()) -> Sources:
     """Reads a file, the files that it extends, and `--set` arguments, without checking values.
-
-    Raises:
-        ConfigError: a file that cannot be read.
-    """
+    Raises ConfigError: a file that cannot be read."""
     sources = Sources(file=path)
     for file, values, lines in reversed(_chain(path)):
         values.pop("extends", None)
@@ -217,11 +214,8 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def split_key(text: str) -> tuple[str, ...]:
-    """The parts of a dotted key: `a."b.c"` is `("a", "b.c")`.
-
-    Raises:
-        ValueError: the text is not a key, or has an empty part.
-    """
+    """The parts of a dotted key: `a."b.c"` is `("a", "b.c")`. Raises ValueError: the text is not a
+    key, or has an empty part."""
     try:
         value: TomlValue = tomli.loads(f"{text} = 0")
     except (tomli.TOMLDecodeError, RecursionError) as error:

@@ -61,16 +61,14 @@ def choose_torch(name: str, *, tested: str, rocm: str | None, is_cpu_index_up: b
     """Chooses a build by name: cpu, cuda, rocm or a pip requirement.
 
     On a CPU pip gets the tested version: a `+cpu` build, from the extra index or from the user's
-    find-links, ranks above PyPI's CUDA build of the same version.
+    find-links, ranks above PyPI's CUDA build of the same version. Raises MachineError: rocm without
+    a version.
 
     Args:
         name: the build.
         tested: the requirement in constraints.txt.
         rocm: version of ROCm, or None if unknown.
         is_cpu_index_up: True if the index of CPU builds answers.
-
-    Raises:
-        MachineError: rocm without a version.
     """
     if name == "cpu":
         extra = ("--extra-index-url", TORCH_INDEX + "cpu") if is_cpu_index_up else ()
@@ -127,11 +125,8 @@ class LlamaChoice:
 
 
 def choose_llama(name: str, env: Mapping[str, str]) -> LlamaChoice:
-    """Chooses a build by name.
-
-    Raises:
-        MachineError: one line for each thing that the build needs and this machine lacks.
-    """
+    """Chooses a build by name. Raises MachineError: one line for each thing that the build needs
+    and this machine lacks."""
     given = env.get("CMAKE_ARGS", "")
     if name not in PLANS:
         raise MachineError(f"LLAMA={name}: allowed is {', '.join(PLANS)}")

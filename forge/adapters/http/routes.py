@@ -235,17 +235,14 @@ def serve(
     more_paths: Mapping[str, Any] = MappingProxyType({}),
     has_websockets: bool = False,
 ) -> None:
-    """Serves a pool until a signal ends it.
+    """Serves a pool until a signal ends it. Raises ConfigError: an argument that cannot be used;
+    MachineError: no such GPU, no sandbox works here, or the address is taken.
 
     Args:
         problems: a problem, a directory of them or a file of rows that clients may name.
         format: columns of a file of rows.
         more: makes further routes, and `more_paths` describes them in `/openapi.json`;
             `has_websockets`, if one of them is a WebSocket.
-
-    Raises:
-        ConfigError: an argument that cannot be used.
-        MachineError: no such GPU, no sandbox works here, or the address is taken.
     """
     if candidate is not None:
         raise ConfigError("--serve takes no CANDIDATE: clients send them")

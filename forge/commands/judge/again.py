@@ -93,15 +93,13 @@ class _Kernel:
 def judge_again(
     paths: RunPaths, settings: JudgeSettings, *, given: Sequence[str], has_lines: bool
 ) -> AgainReport:
-    """Judge every stored answer of a run, and report what changed.
+    """Judge every stored answer of a run, and report what changed. Raises ConfigError: the run is
+    running, or its problems have changed; MachineError: its store is damaged or incomplete, or no
+    sandbox works on this machine.
 
     Args:
         given: options of `settings` that replace keys of the run's `[judge]`.
         has_lines: print the progress where stderr is no terminal, too.
-
-    Raises:
-        ConfigError: the run is running, or its problems have changed.
-        MachineError: its store is damaged or incomplete, or no sandbox works on this machine.
     """
     with open_run_lock(paths):
         refuse_damage(paths)

@@ -125,14 +125,11 @@ class Judged:
 
 
 def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool = False) -> Judged:
-    """Judges all candidates.
+    """Judges all candidates. Raises ConfigError: a file or option that cannot be used;
+    MachineError: no sandbox works on this machine.
 
     Args:
         has_lines: print the progress in a directory where stderr is no terminal, too.
-
-    Raises:
-        ConfigError: a file or option that cannot be used.
-        MachineError: no sandbox works on this machine.
     """
     table, gpus = settings.table(), settings.gpus()
     read = read_jobs(request)
@@ -322,13 +319,10 @@ _NEXT = re.compile(r",(?=(?:[^=,]+:)?\s*[^\W\d]\w*\s*=)")
 
 def parse_overrides(items: Iterable[str], *, option: str = "--override") -> Overrides:
     """Values from `batch_size=16`, `use_bias=true`, `3_matmul:N=512`, `@sizes.toml`; later ones
-    replace earlier ones.
+    replace earlier ones. Raises ConfigError: one line for each malformed item.
 
     Args:
         option: beginning of each message.
-
-    Raises:
-        ConfigError: one line for each malformed item.
     """
     everywhere: dict[str, Constant] = {}
     by_problem: dict[str, dict[str, Constant]] = {}
@@ -407,11 +401,8 @@ def _value(text: str) -> Constant:
 
 
 def parse_shapes(items: Sequence[str]) -> tuple[Overrides, ...]:
-    """Shapes from `N=1024`, `N=4096,M=100`, `3_matmul:N=512`, `@sizes.toml`.
-
-    Raises:
-        ConfigError: one line for each shape that cannot be used.
-    """
+    """Shapes from `N=1024`, `N=4096,M=100`, `3_matmul:N=512`, `@sizes.toml`. Raises ConfigError:
+    one line for each shape that cannot be used."""
     shapes = tuple(parse_overrides(_assignments(item), option=OPTION) for item in items)
     tables = [{**shape.everywhere, **shape.by_problem} for shape in shapes]
     found = list(find_shape_mistakes(tables)) if items else []
