@@ -28,10 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else children ignore Ctrl-C, too
 for name, num_examples in (("quick", 30), ("whole", WHOLE)):
     settings.register_profile(
-        name,
-        max_examples=num_examples,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
+        name, max_examples=num_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
 BY_NAME = {
     "long": "make test-all, or -m long",

@@ -60,10 +60,7 @@ FIGURES = {
         f"{RolloutTable().max_staleness} (the default)",
     ),
     "resume": (f"`restarts` times ({DEFAULTS['restarts'].default})",),
-    "store": (
-        f"{1000 * writer.COMMIT_AFTER_S:g} ms",
-        f"{writer.COMMIT_RECORDS:,} records",
-    ),
+    "store": (f"{1000 * writer.COMMIT_AFTER_S:g} ms", f"{writer.COMMIT_RECORDS:,} records"),
 }
 
 

@@ -405,9 +405,7 @@ def install(root: Path, choice: LlamaChoice, *, builds: bool = True) -> Recorded
     return installer
 
 
-def test_a_gpu_build_uses_no_wheel_cache_and_is_made_once(
-    tmp_path: Path,
-) -> None:
+def test_a_gpu_build_uses_no_wheel_cache_and_is_made_once(tmp_path: Path) -> None:
     (plain,) = install(tmp_path, CPU).pips
     assert "--force-reinstall" not in plain
     assert "--no-cache-dir" not in plain

@@ -65,11 +65,7 @@ class Answering:
             verdict = await self._ask(problem, found.code, is_timed=is_timed)
         feedback = self.prompts.feedback_message(verdict).content
         return publish(
-            verdict,
-            problem=problem,
-            code=found.code,
-            feedback=feedback,
-            table=self.table,
+            verdict, problem=problem, code=found.code, feedback=feedback, table=self.table
         )
 
     async def _ask(self, problem: ReferenceModule, code: str, *, is_timed: bool) -> Verdict:

@@ -113,13 +113,7 @@ def export(
 
 
 def _export_model(
-    paths: RunPaths,
-    kinds: list[str],
-    *,
-    out: Path | None,
-    step: str,
-    push: str,
-    as_json: bool,
+    paths: RunPaths, kinds: list[str], *, out: Path | None, step: str, push: str, as_json: bool
 ) -> None:
     from forge.commands.export_model import ModelForm, export_model
 

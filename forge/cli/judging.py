@@ -55,8 +55,7 @@ Format = Annotated[
     str, typer.Option("--format", help="Columns of a file of rows, as in problems.format.")
 ]
 Candidate = Annotated[
-    str | None,
-    typer.Argument(metavar="CANDIDATE", help="Kernel or answer: file, directory or -."),
+    str | None, typer.Argument(metavar="CANDIDATE", help="Kernel or answer: file, directory or -.")
 ]
 Compile = Annotated[str, typer.Option("--compile", help="Compilation, as in judge.compile.")]
 Baseline = Annotated[str, typer.Option(help="Baseline: eager or compile.")]

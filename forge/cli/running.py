@@ -126,12 +126,7 @@ def run(
 
 
 def _resume(
-    paths: RunPaths,
-    *,
-    from_step: int | None = None,
-    is_detached: bool,
-    wait_s: float,
-    quiet: bool,
+    paths: RunPaths, *, from_step: int | None = None, is_detached: bool, wait_s: float, quiet: bool
 ) -> RunPaths:
     if not is_detached:
         from forge.runner.run import resume_run

@@ -317,10 +317,7 @@ def broker_spec(address: str, *, socket_dir: Path, log_dir: Path) -> ChildSpec:
 
 
 async def keep_broker(
-    spec: ChildSpec,
-    observer: ProcessObserver | None,
-    *,
-    task_status: anyio.abc.TaskStatus[None],
+    spec: ChildSpec, observer: ProcessObserver | None, *, task_status: anyio.abc.TaskStatus[None]
 ) -> None:
     """Keep the broker running. The first start must succeed; later ones are repeated: the head of
     the cluster may come back."""

@@ -156,11 +156,7 @@ def is_cause(hosted: Hosted) -> bool:
 
 @asynccontextmanager
 async def open_ranks(
-    cluster: Cluster | None,
-    table: ClusterTable,
-    job: TrainerJob,
-    *,
-    say: Callable[[str], None],
+    cluster: Cluster | None, table: ClusterTable, job: TrainerJob, *, say: Callable[[str], None]
 ) -> AsyncGenerator[Ranks]:
     """The ranks of `[cluster] train_nodes`, until the context ends. The first trainer of a run
     needs all nodes; later ones, after a node was lost, those that have room. Raises NoRoom: too few

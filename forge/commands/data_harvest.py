@@ -323,12 +323,7 @@ def _entries(task: HarvestTask, state: _State) -> Iterator[_Entry]:
 
 
 async def _finish(
-    task: HarvestTask,
-    state: _State,
-    log: ResultLog,
-    pool: Pool,
-    entry: _Entry,
-    advance: Advance,
+    task: HarvestTask, state: _State, log: ResultLog, pool: Pool, entry: _Entry, advance: Advance
 ) -> None:
     result = Harvested.of(log.get(entry.key))
     if result is None:

@@ -258,12 +258,7 @@ def _is_file(name: str) -> bool:
 
 
 def judge_attempts(
-    paths: Sequence[str],
-    problem: Problem,
-    *,
-    thinking: str,
-    table: JudgeTable,
-    gpus: Sequence[Gpu],
+    paths: Sequence[str], problem: Problem, *, thinking: str, table: JudgeTable, gpus: Sequence[Gpu]
 ) -> list[Exchange]:
     """Files with answers, each with its verdict. Raises ConfigError: a file that cannot be read, or
     a problem that cannot be judged; MachineError: the judge failed."""

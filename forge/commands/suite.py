@@ -305,12 +305,7 @@ def _directory(path: Path, *, name: str) -> Suite:
         raise ConfigError(
             f"--suite {path}: found no *.py below it; problems in KernelBench's layout"
         )
-    problems = {
-        "source": "dir",
-        "path": str(root),
-        "include": include,
-        "num_heldout": len(files),
-    }
+    problems = {"source": "dir", "path": str(root), "include": include, "num_heldout": len(files)}
     return Suite(name=name, tables={"problems": problems})
 
 

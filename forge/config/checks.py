@@ -46,13 +46,7 @@ from forge.config.schema.training import CHATML, names_file
 from forge.records import Split
 
 if TYPE_CHECKING:
-    from forge.config.schema import (
-        DataTable,
-        KeyPath,
-        ProblemSource,
-        PromptTable,
-        TomlValue,
-    )
+    from forge.config.schema import DataTable, KeyPath, ProblemSource, PromptTable, TomlValue
     from forge.config.schema.base import Table
     from forge.config.schema.build import DataBuild
 

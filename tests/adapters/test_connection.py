@@ -53,11 +53,7 @@ def test_an_answer_that_is_none_is_unavailable(kind: str, tmp_path: Path) -> Non
     path = tmp_path / "x.sock"
     parts, message = BROKEN[kind]
     judge = Judge(f"unix:{path}", patience_s=0.1)
-    with (
-        answering(path, parts),
-        judge,
-        pytest.raises(Unavailable, match=message),
-    ):
+    with answering(path, parts), judge, pytest.raises(Unavailable, match=message):
         judge.problems()
 
 

@@ -43,10 +43,7 @@ class Held(Script):
 
 @asynccontextmanager
 async def served(path: Path, *judges: Held, **door: Any) -> AsyncIterator[tuple[Pool, PoolApp]]:
-    async with (
-        kept(*judges, finishes_started=True) as pool,
-        anyio.create_task_group() as tasks,
-    ):
+    async with kept(*judges, finishes_started=True) as pool, anyio.create_task_group() as tasks:
         app = PoolApp(pool, **door)
         api = JudgeApi(answering_on(pool, JudgeTable()), app, known=None, is_timed=False)
         await tasks.start(serve_task, app.routes(api.routes()), path)

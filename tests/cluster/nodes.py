@@ -14,8 +14,7 @@ import pytest
 from forge.errors import pip_install
 
 needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None,
-    reason=f"ray is not installed: {pip_install('ray')}",
+    importlib.util.find_spec("ray") is None, reason=f"ray is not installed: {pip_install('ray')}"
 )
 SCRIPT = Path(__file__).parent / "local_nodes.py"
 

@@ -58,10 +58,7 @@ def found(tmp_path: Path) -> serving._ServedModel:
     file = tmp_path / "x.toml"
     file.write_text(EXPERIMENT.format(path=tmp_path))
     return serving._ServedModel(
-        experiment=load_experiment(file),
-        weights=Weights(full=tmp_path),
-        model="x",
-        thinking=None,
+        experiment=load_experiment(file), weights=Weights(full=tmp_path), model="x", thinking=None
     )
 
 

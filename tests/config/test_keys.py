@@ -32,7 +32,7 @@ def test_a_key_shows_type_range_default_and_unit():
 
 def test_keys_of_a_table_include_its_sub_tables_and_all_stages():
     assert {key.table for key in find_keys("model")} == {
-        *("model", "model.tiny", "model.lora", "model.quantize"),
+        *("model", "model.tiny", "model.lora", "model.quantize")
     }
     assert {key.table for key in find_keys("stage")} == {
         "stage sft", "stage grpo", "stage eval", "stage search",

@@ -167,10 +167,7 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             ["stage.3.clip_low=0.1", 'stage.3.loss="cispo"'],
             '--set stage.3.clip_low: found 0.1 with loss = "cispo", whose only bound is clip_high',
         ),
-        (
-            ["reward.own_share=0.1"],
-            '--set reward.own_share: found 0.1 with judge.policy = "own"',
-        ),
+        (["reward.own_share=0.1"], '--set reward.own_share: found 0.1 with judge.policy = "own"'),
         (
             ["reward.speedup_floor=5", "reward.speedup_cap=4"],
             "--set reward.speedup_floor: found 5; below reward.speedup_cap = 4",

@@ -24,10 +24,7 @@ def file(tmp_path: Path) -> Path:
     [
         (["cluster.judges=2"], "found 2 without cluster.address; both or neither"),
         ([*NODES, "cluster.judges=0"], "cluster.address: set, and nothing runs on its nodes"),
-        (
-            [*NODES, "cluster.serve=true"],
-            'serve.engine: found "auto", and engines run',
-        ),
+        ([*NODES, "cluster.serve=true"], 'serve.engine: found "auto", and engines run'),
         (
             [*NODES, "cluster.serve=true", 'serve.engine="vllm"', 'serve.url=["unix:/s"]'],
             "cluster.serve: found true with serve.url",
@@ -58,16 +55,10 @@ def file(tmp_path: Path) -> Path:
             "cluster.share_gpus: found true with serve.tensor_parallel = 2; false, or 1",
         ),
         ([*NODES, 'judge.url=["unix:/s"]'], "cluster.judges: found 2 with judge.url; one of them"),
-        (
-            [*NODES, 'devices.gpus="auto"', "devices.judge=1"],
-            "devices.judge: found 1 with",
-        ),
+        ([*NODES, 'devices.gpus="auto"', "devices.judge=1"], "devices.judge: found 1 with"),
         ([*NODES, "eval.both_baselines=true"], "measured by judges of this machine only"),
         ([*NODES, 'cluster.judge_on="tpu"'], 'found "tpu"; one of "gpu", "cpu"'),
-        (
-            [*NODES, 'problems.sizes="gpu"', 'cluster.judge_on="cpu"'],
-            "judges on the CPU",
-        ),
+        ([*NODES, 'problems.sizes="gpu"', 'cluster.judge_on="cpu"'], "judges on the CPU"),
         (['notify.webhook="ftp://x"'], 'found "ftp://x"; http(s)://HOST[:PORT][/PATH]'),
         (['notify.webhook="https://a b"'], 'found "https://a b"; http(s)://HOST[:PORT][/PATH]'),
         (['notify.on=["dead"]'], 'found "dead"; a list of "done", "failed", "stalled", "stopped"'),

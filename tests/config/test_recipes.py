@@ -142,9 +142,7 @@ def test_a_recipe_has_the_published_values(name: str) -> None:
     assert {path: attrgetter(path)(whole) for path in PUBLISHED[name]} == PUBLISHED[name]
 
 
-TRAINED_ON = {
-    "rows/trinity.toml": ["trinity-mini-grpo", "trinity-mini-qlora-sft"],
-}
+TRAINED_ON = {"rows/trinity.toml": ["trinity-mini-grpo", "trinity-mini-qlora-sft"]}
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b-full", "qwen3-8b-kernelbook-sft"])

@@ -215,12 +215,7 @@ def gpus_held(uuids: Iterable[str]) -> Generator[None]:
         yield
 
 
-PROBES = {
-    "imports": import_all,
-    "sandbox": find_sandbox,
-    "kernel": run_kernel,
-    "allreduce": add_up,
-}
+PROBES = {"imports": import_all, "sandbox": find_sandbox, "kernel": run_kernel, "allreduce": add_up}
 
 
 def main() -> None:

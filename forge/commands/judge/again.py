@@ -127,11 +127,7 @@ def _table(experiment: Experiment, settings: JudgeSettings, given: Sequence[str]
 
 
 async def _judge_all(
-    paths: RunPaths,
-    experiment: Experiment,
-    table: JudgeTable,
-    gpus: Sequence[Gpu],
-    has_lines: bool,
+    paths: RunPaths, experiment: Experiment, table: JudgeTable, gpus: Sequence[Gpu], has_lines: bool
 ) -> tuple[int, int]:
     """The number of the pass, and of candidates that the machine prevented from being judged."""
     async with open_writer(paths, experiment.store) as writer:
@@ -151,11 +147,7 @@ async def _judge_all(
 
 
 async def _run_pass(
-    work: _Pass,
-    kernels: Sequence[_Kernel],
-    table: JudgeTable,
-    gpus: Sequence[Gpu],
-    has_lines: bool,
+    work: _Pass, kernels: Sequence[_Kernel], table: JudgeTable, gpus: Sequence[Gpu], has_lines: bool
 ) -> int:
     """Judge the kernels; returns how many the machine prevented."""
     async with (

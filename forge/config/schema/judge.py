@@ -13,10 +13,7 @@ from forge.records.rules import POLICIES, PolicyName, join_rules
 JUDGE_URL = re.compile(r"https?://[^/\s]+|unix:/\S+")
 
 
-DistributionName = Annotated[
-    str,
-    Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$"),
-]
+DistributionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$")]
 ProtocolName = Literal["forge", "kernelbench", "drkernel"]
 RulesName = Literal[
     "forge", "kernelbench", "drkernel", "forge:hybrid", "kernelbench:own", "drkernel:own"

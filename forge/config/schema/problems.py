@@ -128,8 +128,7 @@ class ProblemsTable(SourceTable):
     """Tensor sizes of generated problems. small: for judges without a GPU. gpu: large enough for
     100 µs or more on a GPU."""
     dtypes: Annotated[list[Dtype], Field(min_length=1)] = Field(
-        default_factory=lambda: ["fp32"],
-        json_schema_extra={"allowed": _list_of(*get_args(Dtype))},
+        default_factory=lambda: ["fp32"], json_schema_extra={"allowed": _list_of(*get_args(Dtype))}
     )
     """Element types of generated problems: each problem has one of them, at random. None is in half
     precision if the judge's tolerance could not tell its chain of operations from a shorter one: of
@@ -226,9 +225,7 @@ class DataTable(DataSourceTable):
     """`[data]`: rows for supervised fine-tuning."""
 
     sources: list[DataSource] | None = Field(
-        default=None,
-        min_length=1,
-        json_schema_extra={"allowed": "one [[data.sources]] or more"},
+        default=None, min_length=1, json_schema_extra={"allowed": "one [[data.sources]] or more"}
     )
     """Several sources of rows, instead of source and path of one."""
     static_share: Share = 0.0
@@ -271,9 +268,7 @@ class DataTable(DataSourceTable):
         return any(part.source == "file" for part in self.parts())
 
 
-def find_shape_mistakes(
-    shapes: Sequence[Mapping[str, object]],
-) -> Iterator[tuple[int | None, str]]:
+def find_shape_mistakes(shapes: Sequence[Mapping[str, object]]) -> Iterator[tuple[int | None, str]]:
     """Index and message of each shape that cannot be used: one without constants, or one that is
     there twice; None and a message for a wrong number of them. Called for `problems.shapes` and for
     `--shape`."""

@@ -195,8 +195,7 @@ class SearchStage(PlayStage):
     kind: Literal["search"]
     """Kind of the stage: search."""
     budget: Annotated[
-        str,
-        Field(pattern=BUDGET, json_schema_extra={"allowed": '"64", "20m" or "2M-tokens"'}),
+        str, Field(pattern=BUDGET, json_schema_extra={"allowed": '"64", "20m" or "2M-tokens"'})
     ]
     """Answers, time or generated tokens that the stage may spend. Problems share them by expected
     gain."""

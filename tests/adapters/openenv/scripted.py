@@ -59,10 +59,7 @@ def rules_of(judge: ScriptedJudge, *, max_turns: int = 3) -> EpisodeRules:
 
 
 def scripted_environment(
-    *verdicts: Verdict,
-    pause_s: float = 0.0,
-    limit: int = 8,
-    idle_s: float = 60.0,
+    *verdicts: Verdict, pause_s: float = 0.0, limit: int = 8, idle_s: float = 60.0
 ) -> Environment:
     """An environment with three problems and a scripted judge."""
     return Environment(
