@@ -76,12 +76,8 @@ def read_problem(
     overrides: Overrides = NO_OVERRIDES,
 ) -> ReferenceModule:
     """The problem that a user names. Raises ConfigError: no such problem, a text that has none, or
-    an override without effect.
-
-    Args:
-        problem: the path of a file, its source, or a name among `known`.
-        overrides: new values for its module constants.
-    """
+    an override without effect. `problem`: the path of a file, its source, or a name among `known`.
+    `overrides`: new values for its module constants."""
     if isinstance(problem, ReferenceModule):
         if overrides != NO_OVERRIDES:
             raise ConfigError("overrides: a problem that was read before keeps its constants")
@@ -204,12 +200,8 @@ class KnownProblems:
     def __init__(
         self, path: Path, *, chosen: str | None = None, format: RowFormat = "kernelbench"
     ) -> None:
-        """Lists the problems at `path`. Raises ConfigError.
-
-        Args:
-            chosen: name of the one problem that all candidates answer.
-            format: columns of a file of rows.
-        """
+        """Lists the problems at `path`. Raises ConfigError. `chosen`: name of the one problem that
+        all candidates answer. `format`: columns of a file of rows."""
         self._given = path
         self._folder = path if path.is_dir() else path.parent
         self._rows: SourceFiles | None = None

@@ -155,12 +155,8 @@ Request = TypeVar("Request")
 
 def as_request(kind: type[Request], given: Mapping[str, Any], **more: Any) -> Request:
     """The options of a command as the dataclass of its request, whose fields have their names; an
-    option that is absent leaves the default.
-
-    Args:
-        given: the command's parameters: `locals()`.
-        more: fields that are no parameter.
-    """
+    option that is absent leaves the default. `given`: the command's parameters: `locals()`. `more`:
+    fields that are no parameter."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     chosen = {name: given[name] for name in names & given.keys() if given[name] is not None}
     return kind(**chosen | more)

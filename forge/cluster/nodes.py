@@ -173,12 +173,8 @@ def node_facts(ip: str, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 async def survey(
     ray: Any, new_host: Callable[[dict[str, str]], Any], needs: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Each living node, this one first, and what a host there reports.
-
-    Args:
-        new_host: makes a host on a node with the given labels.
-        needs: packages and paths that are looked for on each node.
-    """
+    """Each living node, this one first, and what a host there reports. `new_host`: makes a host on
+    a node with the given labels. `needs`: packages and paths that are looked for on each node."""
     nodes = list_nodes(ray)
     found = [{"node": node.to_json()} for node in nodes]
 

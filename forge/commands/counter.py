@@ -30,12 +30,8 @@ class Advance(Protocol):
 async def open_counter(
     label: str, *, total: int | None, is_shown: bool, has_lines: bool = True
 ) -> AsyncGenerator[Advance]:
-    """Yields a function to call after each item.
-
-    Args:
-        total: None where it is not known before the end.
-        has_lines: print lines where there is no terminal.
-    """
+    """Yields a function to call after each item. `total`: None where it is not known before the
+    end. `has_lines`: print lines where there is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as EtaColumn

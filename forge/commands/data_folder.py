@@ -56,11 +56,8 @@ class OutputFolder:
     def made(self, make: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
         """The manifest of the finished directory, which `make` fills if it is not done yet. Raises
         ConfigError: the directory has another build, or files of somebody else; MachineError: it
-        cannot be written.
-
-        Args:
-            make: gets the folder of work, writes the files, and returns its part of the manifest.
-        """
+        cannot be written. `make`: gets the folder of work, writes the files, and returns its part
+        of the manifest."""
         if (done := self._finished()) is not None:
             return done
         try:

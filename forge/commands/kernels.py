@@ -70,12 +70,9 @@ class ExportedKernels:
 
 def export_kernels(paths: RunPaths, *, out: Path | None, license: str) -> ExportedKernels:
     """Write the best kernel of each problem. Raises ConfigError: a directory with content, a run
-    without correct kernels; MachineError: the directory cannot be written.
-
-    Args:
-        out: directory, absent or empty; None for `<run>-kernels` in the working directory.
-        license: identifier of a licence, as Hugging Face's hub has them.
-    """
+    without correct kernels; MachineError: the directory cannot be written. `out`: directory, absent
+    or empty; None for `<run>-kernels` in the working directory. `license`: identifier of a licence,
+    as Hugging Face's hub has them."""
     if not LICENSE.fullmatch(license):
         raise ConfigError(
             f"--license {license}: an identifier of the hub, such as apache-2.0, mit or other"

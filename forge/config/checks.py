@@ -84,12 +84,8 @@ def show(value: TomlValue | PurePath | None) -> str:
 
 
 def check(experiment: Experiment, *, is_here: bool = True) -> list[Mistake]:
-    """All mistakes between keys.
-
-    Args:
-        experiment: valid key by key, without rounds.
-        is_here: False if it will run on another machine, so missing files are not mistakes.
-    """
+    """All mistakes between keys. `experiment`: valid key by key, without rounds. `is_here`: False
+    if it will run on another machine, so missing files are not mistakes."""
     return [each for part in CHECKS for each in found_in(part(experiment), is_here=is_here)]
 
 

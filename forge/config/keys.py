@@ -292,11 +292,8 @@ def _range(limits: Any) -> str:
 def found_mistakes(
     error: ValidationError, values: TomlTable, *, root: type[BaseModel] = Experiment
 ) -> list[Mistake]:
-    """One mistake per key that pydantic refuses, in no particular order.
-
-    Args:
-        root: the schema of the whole file.
-    """
+    """One mistake per key that pydantic refuses, in no particular order. `root`: the schema of the
+    whole file."""
     mistakes: dict[KeyPath, Mistake] = {}
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         path = _real_path(detail["loc"], values)

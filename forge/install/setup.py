@@ -46,14 +46,10 @@ BUILD_BYTES = GIB
 
 
 def setup(root: Path, env: Mapping[str, str]) -> None:
-    """Makes or updates the `.venv` of a checkout. Raises MachineError: one line per fault.
-
-    Args:
-        root: directory of the checkout.
-        env: environment variables. `TORCH` and `LLAMA` override the choices. `PYTHON` means that
-            the user asked for this interpreter (make exports its command line); without it an
-            existing environment keeps its own.
-    """
+    """Makes or updates the `.venv` of a checkout. Raises MachineError: one line per fault. `root`:
+    directory of the checkout. `env`: environment variables. `TORCH` and `LLAMA` override the
+    choices. `PYTHON` means that the user asked for this interpreter (make exports its command
+    line); without it an existing environment keeps its own."""
     venv = root / ".venv"
     project = load_project(root)
     wanted = fingerprint(project, root, env)

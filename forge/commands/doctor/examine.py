@@ -370,13 +370,9 @@ def _soft(kind: int) -> int | None:
 
 
 def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding]:
-    """Runs all checks.
-
-    Args:
-        store_dir: parent of run directories; its disk is checked.
-        serve: `[serve]` of an experiment, to check the engines of its interpreter; absent means
-            this interpreter.
-    """
+    """Runs all checks. `store_dir`: parent of run directories; its disk is checked. `serve`:
+    `[serve]` of an experiment, to check the engines of its interpreter; absent means this
+    interpreter."""
     python, of_engines = None, list[Finding]()
     try:
         python = read_interpreter(serve)

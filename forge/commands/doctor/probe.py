@@ -297,11 +297,7 @@ async def import_packages(
     targets: Mapping[str, str], folder: Path, *, label: str = "imports", **more: Any
 ) -> dict[str, Imported]:
     """Import targets in one child, in order; after a crash or a hang the rest is not tried.
-
-    Args:
-        targets: part to import by package.
-        more: as of `run_probe`.
-    """
+    `targets`: part to import by package. `more`: as of `run_probe`."""
     config = {"targets": list(targets.items())}
     outcome = await run_probe("imports", folder, label=label, config=config, **more)
     found = {

@@ -95,12 +95,8 @@ def judge_again(
 ) -> AgainReport:
     """Judge every stored answer of a run, and report what changed. Raises ConfigError: the run is
     running, or its problems have changed; MachineError: its store is damaged or incomplete, or no
-    sandbox works on this machine.
-
-    Args:
-        given: options of `settings` that replace keys of the run's `[judge]`.
-        has_lines: print the progress where stderr is no terminal, too.
-    """
+    sandbox works on this machine. `given`: options of `settings` that replace keys of the run's
+    `[judge]`. `has_lines`: print the progress where stderr is no terminal, too."""
     with open_run_lock(paths):
         refuse_damage(paths)
         experiment = load_experiment(paths.experiment, is_here=False)

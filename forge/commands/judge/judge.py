@@ -126,11 +126,8 @@ class Judged:
 
 def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool = False) -> Judged:
     """Judges all candidates. Raises ConfigError: a file or option that cannot be used;
-    MachineError: no sandbox works on this machine.
-
-    Args:
-        has_lines: print the progress in a directory where stderr is no terminal, too.
-    """
+    MachineError: no sandbox works on this machine. `has_lines`: print the progress in a directory
+    where stderr is no terminal, too."""
     table, gpus = settings.table(), settings.gpus()
     read = read_jobs(request)
     jobs = read.judged
@@ -319,11 +316,8 @@ _NEXT = re.compile(r",(?=(?:[^=,]+:)?\s*[^\W\d]\w*\s*=)")
 
 def parse_overrides(items: Iterable[str], *, option: str = "--override") -> Overrides:
     """Values from `batch_size=16`, `use_bias=true`, `3_matmul:N=512`, `@sizes.toml`; later ones
-    replace earlier ones. Raises ConfigError: one line for each malformed item.
-
-    Args:
-        option: beginning of each message.
-    """
+    replace earlier ones. Raises ConfigError: one line for each malformed item. `option`: beginning
+    of each message."""
     everywhere: dict[str, Constant] = {}
     by_problem: dict[str, dict[str, Constant]] = {}
     mistakes: list[str] = []

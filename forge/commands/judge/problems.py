@@ -51,11 +51,7 @@ def check_path(
 ) -> list[Examination]:
     """Examines each problem below `path` or in its rows, in the order of their names. Raises
     ConfigError: a path or option that cannot be used; MachineError: no sandbox works on this
-    machine.
-
-    Args:
-        chosen: name of the only problem to examine.
-        row_format: columns of a file of rows.
+    machine. `chosen`: name of the only problem to examine. `row_format`: columns of a file of rows.
     """
     table, gpus = settings.table(), settings.gpus()
     require_path(path)
