@@ -181,7 +181,7 @@ def harvest(
     from forge.commands.data_show import steps_table
 
     judge = JudgeSettings(device=device, workers=workers)
-    request = as_request(view.HarvestRequest, locals())
+    request = as_request(view.HarvestRequest, locals(), judge=judge)
     done = view.harvest(request, is_shown=not as_json)
     if as_json:
         return print_json(done.manifest)

@@ -27,7 +27,7 @@ from forge.config.schema import EvalStage, Experiment, GrpoStage, SearchStage, S
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -318,7 +318,8 @@ def validated(root: type[Table], values: TomlTable, *, prefix: str = "") -> Tabl
 
 def one_of(option: str, value: Any, allowed: Any) -> Any:
     """The value of an option. Raises ConfigError if the Literal of a type or field lacks it."""
-    names = get_args(allowed.annotation if isinstance(allowed, FieldInfo) else allowed) or allowed
+    kind = allowed.annotation if isinstance(allowed, FieldInfo) else allowed
+    names: Sequence[str] = get_args(kind) or kind
     if value not in names:
         raise ConfigError(f"{option} {value}: one of {', '.join(names)}")
     return value
