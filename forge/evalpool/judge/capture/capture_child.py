@@ -26,7 +26,7 @@ from forge.evalpool.judge.capture.failures import CaptureFailed, Unsupported
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.channel import frames
-from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.program import wire
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.capture.exchange import Ask
     from forge.evalpool.judge.program.format import Program
 
-IDLE_S = 1e9
-"""A child waits for its judge for ever; the judge's end of the socket ends it."""
 FILE = "/tmp/work/candidate.py"
 COLLECTED_EVERY = 8
 """Plain candidates behind which Python collects what refers to itself: it takes 2 ms."""
@@ -56,7 +54,8 @@ def main(sock: socket.socket, *, file: str = FILE) -> None:
         exchange.send_program(sock, Kind.ASK, {}, wire.dumps(program))
         found = frames.receive(sock, deadline=deadline, expected=(Kind.ANSWER,)).body["answer"]
         if found is None:
-            raise Unsupported(UNANSWERED)
+            words = "the judge cannot read this value: compute on the device, without .item()"
+            raise Unsupported(f"{words} or bool()")
         return found
 
     _report(sock, request, ask=ask, file=file)
@@ -67,7 +66,6 @@ def serve_plain(sock: socket.socket, *, file: str = FILE) -> None:
     RELEASE. Asks the judge nothing: a candidate with a question fails as unsupported. Returns, so
     that the process ends, where candidates have left too much in use."""
     deadline = monotonic() + IDLE_S
-    Stage.get().compiler.share()
     drawn = torch.get_rng_state()
     most = _used_bytes() + MAX_GROWTH_BYTES
     count = 0
@@ -110,6 +108,3 @@ def _forget(file: str) -> None:
     names: Any = getattr(jit, "_triton_jit_function_registry", {})  # not in Triton 3.6
     for name in [name for name in names if name.startswith("candidate:")]:
         del names[name]
-
-
-UNANSWERED = "the judge cannot read this value: compute on the device, without .item() or bool()"

@@ -22,7 +22,7 @@ from triton.runtime import _allocation
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.evalpool.judge.capture.failures import Unsupported
-from forge.evalpool.judge.capture.lowering import Lowering, Shared
+from forge.evalpool.judge.capture.lowering import Lowering
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Descriptor,
@@ -49,32 +49,25 @@ class CaptureDriver(DriverBase):
 
     @classmethod
     def is_active(cls) -> Any:
-        """Always true: Triton finds this driver alone."""
         return True
 
     def get_current_target(self) -> Any:
-        """The made-up card, as Triton names a target."""
         return self.card.triton_target()
 
     def get_current_device(self) -> int:
-        """There is one card."""
         return 0
 
     def get_current_stream(self, device: Any = None) -> int:
-        """The only one."""
         return 0
 
     def get_active_torch_device(self) -> Any:
-        """The made-up card as torch names it."""
         return torch.device("cuda", 0)
 
     def map_python_to_cpp_type(self, ty: str) -> str:
-        """The type itself: no launcher is compiled here."""
-        return ty
+        return ty  # no launcher is compiled here
 
     def get_benchmarker(self) -> Any:
-        """Triton's own, which the capture refuses."""
-        return triton.testing.do_bench
+        return triton.testing.do_bench  # which the capture refuses
 
 
 class CapturedKernel:
@@ -100,19 +93,14 @@ class CapturedKernel:
 
     def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> None:
         """None: no hook of a launch is called."""
-        return None
 
     def run(self, x: Any, y: Any, z: Any, *rest: Any) -> None:
         """Triton's launcher: before the arguments come the stream, the function, the metadata of
-        kernel and launch, and two hooks."""
-        self.launch((x, y, z), rest[6:])
-
-    def launch(self, grid: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-        """Records a launch. An empty grid launches nothing, and a float is no size, as in
-        Triton."""
-        sizes = [operator.index(size) for size in grid] + [1] * (3 - len(grid))
-        if any(size < 0 for size in sizes) or len(sizes) != 3:
-            raise ValueError(f"grid {tuple(grid)}: up to three sizes, none negative")
+        kernel and launch, and two hooks. Records a launch; an empty grid launches nothing, and a
+        float is no size, as in Triton."""
+        args, sizes = rest[6:], [operator.index(size) for size in (x, y, z)]
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"grid {tuple(sizes)}: no size may be negative")
         if any(size > limit for size, limit in zip(sizes, limits.MAX_GRID, strict=True)):
             most = limits.MAX_GRID
             error = f"Triton Error [CUDA]: invalid argument: a card launches grids up to {most}"
@@ -203,13 +191,7 @@ class Compiler:
         ]
         """Modules that name the compiler; those imported during a capture take ours from them."""
         self._driver: Any = None
-        self._lowering: Lowering | None = None
-        self._shared: Shared | None = None
-
-    def share(self) -> None:
-        """From now on captures share what they compile: all of this process are of plain
-        candidates."""
-        self._shared = Shared()
+        self.lowering = Lowering()
 
     def __call__(
         self, src: Any, target: Any = None, options: Any = None, **_: Any
@@ -221,14 +203,12 @@ class Compiler:
             raise Unsupported("a kernel as text of Triton's IR: write it in Triton's language")
         if target is None:
             target = triton.runtime.driver.active.get_current_target()
-        assert self._lowering is not None
-        kernel = self._lowering.lower(src, target, options)
+        kernel = self.lowering.lower(src, target, options, file=self.recorder.file)
         return CapturedKernel(src, kernel, self.recorder)
 
     def begin(self, recorder: Recorder, driver: CaptureDriver) -> None:
         """Takes the place of the compiler and the driver of this process."""
         self.recorder = recorder
-        self._lowering = Lowering(file=recorder.file, shared=self._shared)
         self._driver = triton.runtime.driver._active
         triton.runtime.driver.set_active(driver)
         self._replace(self)
@@ -236,7 +216,7 @@ class Compiler:
     def end(self) -> None:
         """Gives their places back."""
         if self.recorder is not None:
-            self.recorder = self._lowering = None
+            self.recorder = None
             triton.runtime.driver._active = self._driver
             self._replace(self._original)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import re
+import traceback
 from collections import OrderedDict
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from triton import language
@@ -37,9 +39,6 @@ REFUSED_LAUNCHES: dict[str, Any] = {
 """Options of clusters, cooperative launches and launches that overlap, with their only value."""
 ADDRESS = "tt.ptr_to_int"
 """The operation of `ptr.to(tl.int64)`, which no program may have."""
-SHOWN_OPTIONS = tuple(one.name for one in fields(Options))
-
-
 LATE_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 """Options that stages after TTIR use, and most kernels do not read."""
 
@@ -52,70 +51,45 @@ MAX_USES = 64
 """Kernels that one MLIR context compiles: it keeps each type and place that it has seen."""
 
 
-@dataclass(slots=True)
-class Shared:
-    """Texts and an MLIR context for all captures of a process: plain candidates change neither.
-
-    Many answers to one problem have the same kernel, and a new context takes 3 ms.
-    """
-
-    _texts: OrderedDict[Any, Text] = field(default_factory=OrderedDict[Any, Text])
-    _context: Any = None
-    _backend: type | None = None
-    _num_uses: int = 0
-
-    def text(self, key: Any) -> Text | None:
-        """A kernel that was compiled before."""
-        found = self._texts.get(key)
-        if found is not None:
-            self._texts.move_to_end(key)
-        return found
-
-    def keep(self, key: Any, text: Text) -> None:
-        """Keeps a compiled kernel."""
-        if len(text[0]) <= MAX_TEXT_CHARACTERS:
-            self._texts[key] = text
-            while len(self._texts) > MAX_TEXTS:
-                self._texts.popitem(last=False)
-
-    def context(self, backend: Any) -> Any:
-        """An MLIR context with all dialects of a backend."""
-        if self._backend is not type(backend) or self._num_uses >= MAX_USES:
-            self._context, self._backend, self._num_uses = None, type(backend), 0
-        self._num_uses += 1
-        self._context = self._context or _taken_context(backend)
-        return self._context
-
-
 class Lowering:
-    """Lowers kernels for one target; caches texts, since many configurations of an autotuner differ
-    in late options alone.
+    """Lowers kernels. Its texts and its MLIR context are for all captures of a process, which has
+    one candidate, or plain ones, which change neither.
 
-    Args:
-        file: The candidate's source, whose lines are reported.
-        shared: Texts and context of this process, for later captures.
+    Many answers to one problem have the same kernel, many configurations of an autotuner differ in
+    late options alone, and a new context takes 3 ms.
     """
 
-    def __init__(self, *, file: str, shared: Shared | None = None) -> None:
-        self.file = file
-        self._shared = shared
+    def __init__(self) -> None:
+        self._texts: OrderedDict[Any, Text] = OrderedDict()
         self._backend: Any = None
         self._context: Any = None
-        self._texts: dict[Any, Text] = {}
+        self._num_uses = 0
+        atexit.register(setattr, self, "_context", None)  # nanobind lists as leaks what is left
 
-    def lower(self, source: Any, target: Any, options: Any) -> Kernel:
-        """The kernel of Triton's `ASTSource`.
+    def make_ahead(self, target: Any) -> None:
+        """Makes a context for a target, in a process that will be forked. A context starts its
+        threads with its first work, so none is running then."""
+        self._backend = make_backend(target)
+        self._make_context()
+
+    def lower(self, source: Any, target: Any, options: Any, *, file: str) -> Kernel:
+        """The kernel of Triton's `ASTSource`. `file` is the candidate's source, whose lines are
+        reported.
 
         Raises:
             CompilationError: Triton refuses the kernel.
             Unsupported: an option outside the closed list.
         """
         if self._backend is None or self._backend.target != target:
-            self._backend = make_backend(target)
+            before, self._backend = self._backend, make_backend(target)
+            if type(before) is not type(self._backend):
+                self._context = None
         options = self._backend.parse_options({**(options or {}), **source.parse_options()})
         shown = shown_options(options)
-        key = _key(source, options)
-        text, lines, floats = self._texts.get(key) or self._known(key, source, target, options)
+        key = _key(source, target, options, file)
+        text, lines, floats = self._texts.get(key) or self._lowered(key, source, options, file)
+        if key in self._texts:
+            self._texts.move_to_end(key)
         found = _PUBLIC.search(text)
         return Kernel(
             name=found.group(1).strip('"') if found else source.name,
@@ -126,25 +100,15 @@ class Lowering:
             floats=floats,
         )
 
-    def _known(self, key: Any, source: Any, target: Any, options: Any) -> Text:
-        """A text that this capture has not seen; kept if it depends on its key alone."""
-        shared = self._shared
-        shared_key = None if shared is None else _shared_key(source, target, options)
-        found = None if shared is None else shared.text(shared_key)
-        if found is None:
-            watched = Watched(options)
-            found = self._lower(source, target, options, watched)
-            if watched.is_read:
-                return found
-            if shared is not None and shared_key is not None:
-                shared.keep(shared_key, found)
-        return self._texts.setdefault(key, found)
-
-    def _lower(self, source: Any, target: Any, options: Any, watched: Watched) -> Text:
-        backend, context = self._backend, self._fresh_context()
-        functions = backend.get_codegen_implementation(options)
+    def _lowered(self, key: Any, source: Any, options: Any, file: str) -> Text:
+        """A new text, which is kept if it depends on its key alone."""
+        backend, watched = self._backend, Watched(options)
+        if self._context is None or self._num_uses >= MAX_USES:
+            self._make_context()
+        self._num_uses += 1
+        functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
         with _noted_floats() as floats:
-            module = source.make_ir(target, watched, functions, backend.get_module_map(), context)
+            module = source.make_ir(backend.target, watched, functions, modules, self._context)
         _require_size(module, source.name, limits.MAX_UNOPTIMIZED, " before they are optimized")
         stages: dict[str, Any] = {}
         backend.add_stages(stages, options, source.language)
@@ -152,19 +116,24 @@ class Lowering:
             raise Unsupported("Gluon kernels: write the kernel in Triton's language")
         module = stages["ttir"](module, {})
         _require_size(module, source.name, limits.MAX_OPERATIONS)
-        lines, text = operation_lines(str(module), self.file), module.str_nodebug()
+        lines, text = operation_lines(str(module), file), module.str_nodebug()
         if ADDRESS in text:
             raise Unsupported(
                 f"kernel {source.name}: a pointer as a number; index a tensor instead"
             )
-        return text, tuple(lines), tuple(floats)[: limits.MAX_FLOATS]
+        made = text, tuple(lines), tuple(floats)[: limits.MAX_FLOATS]
+        if key is not None and not watched.is_read and len(text) <= MAX_TEXT_CHARACTERS:
+            self._texts[key] = made
+            if len(self._texts) > MAX_TEXTS:
+                self._texts.popitem(last=False)
+        return made
 
-    def _fresh_context(self) -> Any:
-        """The MLIR context of this capture, with all dialects."""
-        if self._shared is not None:
-            return self._shared.context(self._backend)
-        self._context = self._context or _taken_context(self._backend)
-        return self._context
+    def _make_context(self) -> None:
+        """A new context, with all dialects of the backend."""
+        self._context, self._num_uses = None, 0
+        self._context = ir.context()
+        ir.load_dialects(self._context)
+        self._backend.load_dialects(self._context)
 
 
 @contextmanager
@@ -203,30 +172,6 @@ def _require_size(module: Any, name: str, most: int, when: str = "") -> None:
         raise BoundExceeded(f"kernel {name}: {found} operations{when}; {most} are allowed")
 
 
-_made_ahead: dict[type, Any] = {}
-"""A context for the next capture, by its backend's type."""
-
-
-def make_ahead(target: Any) -> None:
-    """Makes the context of the next capture for a target, in a process that will be forked. A
-    context starts its threads with its first work, so none is running then."""
-    backend = make_backend(target)
-    _made_ahead[type(backend)] = _make_context(backend)
-
-
-def _taken_context(backend: Any) -> Any:
-    """The context that was made ahead, or a new one."""
-    made = _made_ahead.pop(type(backend), None)
-    return _make_context(backend) if made is None else made
-
-
-def _make_context(backend: Any) -> Any:
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    return context
-
-
 class Watched:
     """Options that notice if a kernel reads a late one of them."""
 
@@ -239,29 +184,22 @@ class Watched:
         return getattr(self._options, name)
 
 
-def _key(source: Any, options: Any) -> Any:
-    """The facts that decide a kernel's text: function, arguments, options except the late ones."""
-    constants = [(path, id(one), repr(one)) for path, one in source.constants.items()]
-    early = {name: value for name, value in vars(options).items() if name not in LATE_OPTIONS}
-    return source.fn, repr((source.signature, source.attrs, constants, early))
-
-
 PLAIN = (bool, int, float, str, type(None), language.dtype)
 """Types of values whose text says everything about them."""
 
 
-def _shared_key(source: Any, target: Any, options: Any) -> Any:
-    """As `_key`, for another candidate's function of the same text at the same line, which calls
-    the same; None if a text depends on other than plain values."""
+def _key(source: Any, target: Any, options: Any, file: str) -> Any:
+    """The facts that decide a kernel's text and lines: the function and all that it calls,
+    arguments, options except the late ones. None if a text depends on other than plain values."""
     key = source.fn.cache_key  # finds the globals, too
     constants = list(source.constants.items())
     names = [(name, one) for (name, _), (one, _) in source.fn.used_global_vals.items()]
-    values = [getattr(one, "value", one) if _is_constexpr(one) else one for _, one in names]
+    values = [one.value if type(one) is language.constexpr else one for _, one in names]
     early = {name: value for name, value in vars(options).items() if name not in LATE_OPTIONS}
     if not all(map(_says_all, (*values, *(one for _, one in constants), *early.values()))):
         return None
     named = [(name, type(one).__name__) for name, one in names]
-    facts = (source.signature, source.attrs, constants, named, values, early, target)
+    facts = (source.signature, source.attrs, constants, named, values, early, target, file)
     return key, repr(facts)
 
 
@@ -270,10 +208,6 @@ def _says_all(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_says_all, value))
     return type(value) in PLAIN
-
-
-def _is_constexpr(value: Any) -> bool:
-    return type(value) is language.constexpr
 
 
 def shown_options(options: Any) -> Options:
@@ -285,7 +219,7 @@ def shown_options(options: Any) -> Options:
         given = getattr(options, name, None) or only
         if (tuple(given) if isinstance(only, tuple) else given) != only:
             raise Unsupported(f"the launch option {name} cannot be judged: leave it out")
-    names = [name for name in SHOWN_OPTIONS if hasattr(options, name)]
+    names = [one.name for one in fields(Options) if hasattr(options, one.name)]
     return Options(**{name: getattr(options, name) for name in names})
 
 
@@ -302,17 +236,11 @@ def _parameters(name: str, kind: Any) -> list[Parameter]:
     if kind == "constexpr":
         return []
     found = [Parameter(name=name, type=kind)]
-    if kind.startswith("tensordesc"):
-        rank = descriptor_rank(kind)
+    if kind.startswith("tensordesc"):  # as `tensordesc<fp16[64, 32]>`
+        rank = kind[kind.index("[") + 1 : kind.index("]")].count(",") + 1
         found += [Parameter(name=f"{name}.shape.{i}", type="i32") for i in range(rank)]
         found += [Parameter(name=f"{name}.stride.{i}", type="i64") for i in range(rank)]
     return found
-
-
-def descriptor_rank(kind: str) -> int:
-    """Dimensions of `tensordesc<fp16[64, 32]>`."""
-    inner = kind[kind.index("[") + 1 : kind.index("]")]
-    return inner.count(",") + 1
 
 
 def operation_lines(text: str, file: str) -> list[int]:
@@ -358,13 +286,11 @@ def compile_line(error: BaseException, file: str) -> int | None:
     found = None
     chain: BaseException | None = error
     while chain is not None:
-        trace = chain.__traceback__
-        while trace is not None:
-            generator: Any = trace.tb_frame.f_locals.get("self")
+        for frame, _ in traceback.walk_tb(chain.__traceback__):
+            generator: Any = frame.f_locals.get("self")
             node: Any = getattr(generator, "cur_node", None)
             if getattr(generator, "file_name", None) == file and hasattr(node, "lineno"):
                 found = generator.begin_line + node.lineno
-            trace = trace.tb_next
         chain = chain.__cause__
     return found
 

@@ -114,29 +114,12 @@ class Recorder(TorchDispatchMode):
 
     # Tensors of the program
 
-    def fake_tensor(self, shape: Any, dtype: torch.dtype, strides: Any = None) -> Any:
-        """A tensor on the card without content."""
-        if strides is None:
-            meta = torch.empty(shape, dtype=dtype, device="meta")
-        else:
-            meta = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-        return FakeTensor(self.fake, meta, CARD)
-
-    def given(
-        self,
-        shape: Any,
-        dtype: torch.dtype,
-        *,
-        origin: Origin,
-        name: str = "",
-        index: int = 0,
-    ) -> Any:
-        """A tensor whose content the judge supplies, or that is a constant."""
-        tensor = self.fake_tensor(shape, dtype)
+    def given(self, shape: Any, dtype: torch.dtype, **facts: Any) -> Any:
+        """A tensor on the card whose content the judge supplies, or that is a constant; `facts` are
+        those of its storage."""
+        tensor = FakeTensor(self.fake, torch.empty(shape, dtype=dtype, device="meta"), CARD)
         num_bytes = math.prod(shape) * dtype.itemsize
-        self._add_storage(
-            tensor, Storage(num_bytes=num_bytes, origin=origin, name=name, index=index)
-        )
+        self._add_storage(tensor, Storage(num_bytes=num_bytes, **facts))
         return tensor
 
     def storage_of(self, tensor: Any) -> int:
@@ -144,10 +127,8 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         number = self._storage_numbers.get(storage._cdata)
         if number is None:
-            made = Storage(
-                num_bytes=storage.nbytes(), origin=Origin.ALLOCATION, section=self.section
-            )
-            number = self._add_storage(tensor, made)
+            facts: Any = {"origin": Origin.ALLOCATION, "section": self.section}
+            number = self._add_storage(tensor, Storage(num_bytes=storage.nbytes(), **facts))
         return number
 
     def is_known(self, tensor: Any) -> bool:
@@ -160,18 +141,13 @@ class Recorder(TorchDispatchMode):
             raise Unsupported("a lazily conjugated tensor: call resolve_conj() or resolve_neg()")
         if tensor.layout is not torch.strided:
             raise Unsupported("a sparse tensor: use strided tensors")
-        return self.tensor_number(
-            Tensor(
-                storage=self.storage_of(tensor),
-                offset=tensor.storage_offset(),
-                shape=tuple(tensor.shape),
-                strides=tuple(tensor.stride()),
-                dtype=str(tensor.dtype).removeprefix("torch."),
-            )
+        record = Tensor(
+            storage=self.storage_of(tensor),
+            offset=tensor.storage_offset(),
+            shape=tuple(tensor.shape),
+            strides=tuple(tensor.stride()),
+            dtype=str(tensor.dtype).removeprefix("torch."),
         )
-
-    def tensor_number(self, record: Tensor) -> int:
-        """The program's number of a tensor, which is added if it is new."""
         number = self._tensor_numbers.get(record)
         if number is None:
             number = self._tensor_numbers[record] = len(self.tensors)
@@ -317,12 +293,15 @@ class Recorder(TorchDispatchMode):
         try:
             with self.fake:
                 result = func(*args, **kwargs)
-        except DATA_DEPENDENT as error:
+        except (
+            fake_tensor.DataDependentOutputException,
+            fake_tensor.DynamicOutputShapeException,
+        ) as error:
             raise Unsupported(
                 f"{func}: the result depends on data that only the device has;"
                 " keep shapes independent of the content of tensors"
             ) from error
-        except UNKNOWN as error:
+        except fake_tensor.UnsupportedOperatorException as error:  # no rule for its result's shape
             decomposition = decomposition_table.get(func)
             if decomposition is None:
                 raise Unsupported(
@@ -386,10 +365,6 @@ class Recorder(TorchDispatchMode):
             self.add(Value(tensor=number, answer=answer, line=line))
         return answers
 
-    def to_list(self, tensor: torch.Tensor) -> Any:
-        """`tolist` of a tensor on the card, with one question for all elements."""
-        return self.fetch(tensor).tolist()
-
     def fetch(self, tensor: Any) -> torch.Tensor:
         """A CPU copy of a tensor on the card. Raises Unsupported for more than a few elements."""
         numbers = [self.tensor(one) for one in elements(tensor)]
@@ -434,15 +409,6 @@ def elements(tensor: Any) -> Iterator[Any]:
         yield tensor.as_strided((), (), offset)
 
 
-DATA_DEPENDENT = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
-)
-"""Errors of fake tensors where a result cannot be known without data."""
-UNKNOWN = (fake_tensor.UnsupportedOperatorException,)
-"""Errors of fake tensors for an operation that has no rule for its result's shape."""
-
-
 CARD = torch.device("cuda", 0)
 
 
@@ -475,10 +441,6 @@ def _copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(source, FakeTensor):
         source = recorder.constant(source)
     return recorder.run(func, (target, source), {})
-
-
-def _lift(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    return args[0]
 
 
 def _equal(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -535,7 +497,7 @@ SPECIAL: dict[Any, Any] = {
     aten._local_scalar_dense.default: _scalar,
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
-    aten.lift_fresh.default: _lift,
+    aten.lift_fresh.default: lambda recorder, func, args, kwargs: args[0],
     aten.equal.default: _equal,
     aten.nonzero.default: _nonzero,
     aten.index.Tensor: _index,

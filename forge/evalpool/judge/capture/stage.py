@@ -85,7 +85,7 @@ class Stage:
         self._pretence.set(FakeTensor, "data_ptr", lambda tensor: recorder.address(tensor))
         self._pretence.set(FakeTensor, "__copy__", shallow_copy)
         self._pretence.set(FakeTensor, "__deepcopy__", deep_copy)
-        self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.to_list(tensor))
+        self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.fetch(tensor).tolist())
         if is_pure:
             self._pretence.set(FakeTensor, "__hash__", lambda tensor: _hash(tensor, recorder.file))
         for name in STREAMS:

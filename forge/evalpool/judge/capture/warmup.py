@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 from forge.evalpool.judge.capture import session
-from forge.evalpool.judge.capture.lowering import make_ahead
 from forge.evalpool.judge.capture.pretence.card import Card
 from forge.evalpool.judge.capture.stage import Stage
 
@@ -87,4 +86,4 @@ def warm_up() -> None:
     with tempfile.TemporaryDirectory() as folder:
         session.capture(request, CODE, file=str(Path(folder) / "candidate.py"))
     Stage.get().end()
-    make_ahead(Card().triton_target())
+    Stage.get().compiler.lowering.make_ahead(Card().triton_target())
