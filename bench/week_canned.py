@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import JudgeTable, PromptTable, ServeTable
 from forge.data.prompts.prompt_set import make_prompts
-from forge.evalpool.pool import Pool
+from forge.evalpool.pool import Pool, candidate_key
 from forge.evalpool.seating import JudgeKind, Seat, Seating, State
-from forge.evalpool.verdict_cache import candidate_key
 from forge.process.child import ChildSpec
 from forge.records import (
     Completion,

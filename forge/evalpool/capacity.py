@@ -6,11 +6,10 @@ Called by the pool, the judge and the plan (`runner/plan/memory.py`), which must
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forge.config.schema import JudgeTable
 
 GPU_CAPACITY = 16
@@ -28,8 +27,6 @@ EXECUTORS_SHARE = 0.02
 MAX_EXECUTORS = 3
 NUM_BASELINES = 2
 """Processes of a card that time references: one prepares while another has the card alone."""
-NUM_OTHER_CONTEXTS = 1 + NUM_BASELINES
-"""Contexts of the judge and of baselines; oracles, executors and their spares come on top."""
 DRAW_FACTOR = 3.0
 """Limit for a draw on a CPU, in limits for its reference."""
 
@@ -37,11 +34,8 @@ DRAW_FACTOR = 3.0
 def seat_cores(
     cores: Sequence[int], *, seat: int, num_seats: int, offset: int = 0
 ) -> tuple[int, ...]:
-    """Cores of the judge at a seat: disjoint while there are enough cores, else one in turn.
-
-    Args:
-        offset: first core, so that two runs on one machine begin at different cores.
-    """
+    """Cores of the judge at a seat: disjoint while there are enough cores, else one in turn. By
+    `offset` two runs on one machine begin at different cores."""
     count = len(cores)
     each = max(1, count // num_seats)
     first = seat * each + offset
@@ -76,17 +70,13 @@ def num_oracles(*, memory_bytes: int) -> int:
 
 
 def num_executors(*, memory_bytes: int) -> int:
-    """Number of executors, each of which has one candidate's program at a time."""
+    """Number of executors, each of which has one candidate's program at a time. As many more wait
+    to take the place of one that a fault has ended: siblings of one problem fault together."""
     return max(1, min(MAX_EXECUTORS, int(EXECUTORS_SHARE * memory_bytes) // CONTEXT_BYTES))
 
 
-def num_spares(*, memory_bytes: int) -> int:
-    """Number of executors that wait to take the place of one that a fault has ended: as many as
-    work, since siblings of one problem fault together."""
-    return num_executors(memory_bytes=memory_bytes)
-
-
 def num_contexts(*, memory_bytes: int) -> int:
-    """Maximum number of contexts that a judge has on its card."""
-    executors = num_executors(memory_bytes=memory_bytes) + num_spares(memory_bytes=memory_bytes)
-    return NUM_OTHER_CONTEXTS + executors + num_oracles(memory_bytes=memory_bytes)
+    """Maximum number of contexts that a judge has on its card: its own and those of baselines,
+    executors, their spares and oracles."""
+    executors = 2 * num_executors(memory_bytes=memory_bytes)
+    return 1 + NUM_BASELINES + executors + num_oracles(memory_bytes=memory_bytes)

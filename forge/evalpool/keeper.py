@@ -7,8 +7,7 @@
 
 One task a seat, started by `pool.py`. It opens a `Link`: to a judge that is a child of this run, or
 to a pool behind a URL. Promises: after its first success it ends only when cancelled; a child ends
-with its link; a URL that does not answer is a MachineError that names it, and is opened again when
-it answers.
+with its link; a URL that does not answer is a MachineError that names it.
 """
 
 from __future__ import annotations
@@ -70,72 +69,61 @@ class Link:
 OpenLink = Callable[[], AbstractAsyncContextManager[Link]]
 
 
-@dataclass(frozen=True, slots=True)
-class Keeper:
-    """Keeps one seat taken."""
-
-    _seating: Seating
-    _seat: Seat
-    _open_link: OpenLink
-
-    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Runs until cancelled. The first start must succeed, or find no room; later ones are
-        repeated."""
-        seat, backoff_s, is_first, logged = self._seat, FIRST_BACKOFF_S, True, ""
-        while True:
-            num_taken = seat.num_taken
-            try:
-                async with self._open_link() as link:
-                    seat.kinds, seat.host = read_kinds(link.health), link.host
-                    seat.capacity = int(link.health.get("capacity", seat.capacity))
-                    self._seating.judge_opened(seat, link.client)
-                    if is_first:
-                        task_status.started()
-                        is_first = False
-                    logged = ""
-                    try:
-                        reason = await self._reason_to_replace(link)
-                    finally:
-                        self._seating.judge_closed(seat)
-                    logger.warning("%s %s; restarting", seat.name, reason)
-            except (ForgeError, NoAnswer) as error:
-                if is_first and not isinstance(error, NoRoom):
-                    raise
+async def keep(
+    seating: Seating, seat: Seat, open_link: OpenLink, *, task_status: anyio.abc.TaskStatus[None]
+) -> None:
+    """Keeps a seat taken until cancelled. The first start must succeed, or find no room; later ones
+    are repeated."""
+    backoff_s, is_first, logged = FIRST_BACKOFF_S, True, ""
+    while True:
+        num_taken = seat.num_taken
+        try:
+            async with open_link() as link:
+                seat.kinds, seat.host = read_kinds(link.health), link.host
+                seat.capacity = int(link.health.get("capacity", seat.capacity))
+                seating.judge_opened(seat, link.client)
                 if is_first:
-                    seat.why = str(error)
                     task_status.started()
-                    is_first = False
-                if logged != (logged := str(error)):  # once, however long a server is gone
-                    logger.error("%s cannot be started: %s", seat.name, error)
-            if seat.num_taken > num_taken and not seat.num_faults:
-                backoff_s = FIRST_BACKOFF_S
-            await anyio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
+                is_first, logged = False, ""
+                try:
+                    reason = await _reason_to_replace(seat, link)
+                finally:
+                    seating.judge_closed(seat)
+                logger.warning("%s %s; restarting", seat.name, reason)
+        except (ForgeError, NoAnswer) as error:
+            if is_first and not isinstance(error, NoRoom):
+                raise
+            if is_first:
+                seat.why = str(error)
+                task_status.started()
+                is_first = False
+            if logged != (logged := str(error)):  # once, however long a server is gone
+                logger.error("%s cannot be started: %s", seat.name, error)
+        if seat.num_taken > num_taken and not seat.num_faults:
+            backoff_s = FIRST_BACKOFF_S
+        await anyio.sleep(backoff_s)
+        backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
 
-    async def _reason_to_replace(self, link: Link) -> str:
-        """Waits until the judge has ended, does not answer, or is quarantined; returns which."""
-        reasons: list[str] = []
 
-        async def end() -> None:
-            reasons.append(f"ended: {await link.ended()}")
-            tg.cancel_scope.cancel()
+async def _reason_to_replace(seat: Seat, link: Link) -> str:
+    """Waits until the judge has ended, does not answer, or is quarantined; returns which."""
+    reasons: list[str] = []
 
-        async with anyio.create_task_group() as tg:
-            tg.start_soon(end)
-            reason = await self._watch()
-            if self._seat.is_lost:
-                await anyio.sleep(END_NOTICE_S)
-            reasons.append(reason)
-            tg.cancel_scope.cancel()
-        return reasons[0]
+    async def end() -> None:
+        reasons.append(f"ended: {await link.ended()}")
+        tg.cancel_scope.cancel()
 
-    async def _watch(self) -> str:
-        """Waits until the judge must be replaced. Returns why."""
-        seat = self._seat
+    async with anyio.create_task_group() as tg:
+        tg.start_soon(end)
         while not seat.is_lost and seat.state is not State.QUARANTINED:
             await seat.news.wait()
             seat.news = anyio.Event()
-        return "did not answer" if seat.is_lost else f"is quarantined: {seat.why}"
+        reason = "did not answer" if seat.is_lost else f"is quarantined: {seat.why}"
+        if seat.is_lost:
+            await anyio.sleep(END_NOTICE_S)
+        reasons.append(reason)
+        tg.cancel_scope.cancel()
+    return reasons[0]
 
 
 def read_kinds(health: dict[str, Any]) -> tuple[JudgeKind, ...]:
@@ -190,7 +178,7 @@ async def open_url_link(url: str, *, timeout_s: float) -> AsyncGenerator[Link]:
     token = os.environ.get(TOKEN_VARIABLE) or None
     async with open_url_client(url, timeout_s=timeout_s, token=token) as client:
         try:
-            health = await _ask_started(client, url)
+            health = await _ask_started(client)
             read_kinds(health)
         except NoAnswer as error:
             raise MachineError(
@@ -247,22 +235,15 @@ def judge_spec(
     )
 
 
-class _StartingError(NoAnswer):
-    """A pool answers, and has no judges yet."""
-
-
-async def _ask_started(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
+async def _ask_started(client: httpx.AsyncClient) -> dict[str, Any]:
     """The /health of a pool with judges. Raises NoAnswer, for a pool that starts too long too."""
-    deadline, is_first = anyio.current_time() + READY_TIMEOUT_S, True
+    deadline = anyio.current_time() + READY_TIMEOUT_S
     while True:
         try:
             return await ask_health(client)
-        except _StartingError:
-            if anyio.current_time() > deadline:
+        except NoAnswer as error:
+            if not str(error).endswith(STARTING) or anyio.current_time() > deadline:
                 raise
-            if is_first:
-                logger.info("the judges at %s are starting", url)
-            is_first = False
             await anyio.sleep(STARTING_PAUSE_S)
 
 
@@ -273,9 +254,7 @@ async def ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
         if response.status == 401:
             raise NoAnswer(f"it needs the token of its {TOKEN_VARIABLE} in {TOKEN_VARIABLE} here")
         if response.status != 200:
-            message = error_message(response.content)
-            kind = _StartingError if message == STARTING else NoAnswer
-            raise kind(f"HTTP {response.status}: {message}")
+            raise NoAnswer(f"HTTP {response.status}: {error_message(response.content)}")
         health: Any = response.json()
     except (ChildDied, Stalled, ValueError) as error:
         raise NoAnswer(str(error)) from error

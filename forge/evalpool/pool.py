@@ -23,14 +23,16 @@ stops at once, so that a run ends quickly.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -43,24 +45,17 @@ from forge.evalpool.capacity import (
     executor_timeout_s,
     seat_cores,
 )
-from forge.evalpool.keeper import Keeper, Link, OpenLink, judge_spec, open_child_link, open_url_link
-from forge.evalpool.seating import NoJudge, Seat, Seating, State
+from forge.evalpool.keeper import Link, OpenLink, judge_spec, keep, open_child_link, open_url_link
+from forge.evalpool.seating import JudgeKind, NoJudge, Seat, Seating, State
 from forge.evalpool.shapes import ShapeLister, ShapesUnknown, fold_examinations, fold_verdicts
-from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
-from forge.evalpool.wire import (
-    JudgeRequest,
-    NoAnswer,
-    ask_examination,
-    ask_harvest,
-    ask_verdict,
-)
+from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_examination, ask_harvest, ask_verdict
 from forge.process.sockets import open_socket_dir
 from forge.records.examination import Examination, Flag
 from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 
     import httpx
 
@@ -85,6 +80,53 @@ MAX_DETAIL = 500
 """Maximum length of the detail of a verdict that no judge gave."""
 SLACK_S = 60.0
 """Added to the deadlines of all phases, for forks, frames and the wait for the card."""
+MAX_REMEMBERED = 2048
+"""Cached verdicts: 2 MB, and 10 MB with programs. A repeated candidate is nearly always a recent
+one: a cache of 64 found all repeats of 755 candidates of a run."""
+TIMING_PHASE = "time"
+"""A candidate that fails in this phase was found correct, and may pass the next measurement."""
+
+
+class VerdictCache:
+    """Verdicts on correctness, by candidate and kind of judge: a small model repeats itself. Has no
+    time, and no verdict that a busy or broken machine may have caused."""
+
+    def __init__(self) -> None:
+        self._verdicts: OrderedDict[tuple[bytes, JudgeKind], Verdict] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    def find(self, key: bytes, *, kinds: Iterable[JudgeKind]) -> Verdict | None:
+        """The cached verdict of the first of these kinds; None without one."""
+        for kind in kinds:
+            if (key, kind) in self._verdicts:
+                self._verdicts.move_to_end((key, kind))
+                return self._verdicts[key, kind]
+        return None
+
+    def remember(self, key: bytes, verdict: Verdict) -> None:
+        """Caches a verdict, unless it is an infra error, a timeout, or was found while timing."""
+        if not verdict.status.is_scored or verdict.status is Status.TIMEOUT:
+            return
+        if TIMING_PHASE in verdict.phase_s and not verdict.is_correct:
+            return
+        kind = JudgeKind(
+            device=verdict.device, isolation=verdict.isolation, harness=verdict.harness
+        )
+        self._verdicts[key, kind] = replace(verdict, timing=None, profile=None, phase_s={})
+        while len(self._verdicts) > MAX_REMEMBERED:
+            self._verdicts.popitem(last=False)
+
+
+def candidate_key(problem: ReferenceModule, code: str, *, has_program: bool = False) -> bytes:
+    """Hash of all that decides a verdict, which has the candidate's program in it if
+    `has_program`; names and splits of problems do not."""
+    digest = hashlib.sha256(b"program" if has_program else b"")
+    for part in (problem.source, problem.entry_point, problem.precision, code):
+        digest.update(part.encode(errors="surrogatepass"))
+        digest.update(b"\0")
+    return digest.digest()
 
 
 @dataclass(slots=True)
@@ -92,19 +134,17 @@ class _Running:
     """A judgement in progress, which identical requests wait for."""
 
     done: anyio.Event = field(default_factory=anyio.Event)
-    verdict: Verdict | None = None
-    stalled: str | None = None
-    """Why no judge was available."""
+    found: Verdict | Stalled | None = None
+    """The verdict, or why no judge was available."""
 
     def shared(self) -> Verdict | None:
         """The verdict, if waiting requests take it although it is not cached: it would come out
         the same, at the same cost. Raises Stalled."""
-        if self.stalled is not None:
-            raise Stalled(self.stalled)
-        verdict = self.verdict
-        if verdict and (verdict.status is Status.TIMEOUT or verdict.reason == Reason.NO_JUDGE):
-            return verdict
-        return None
+        found = self.found
+        if isinstance(found, Stalled):
+            raise Stalled(str(found))
+        is_shared = found and (found.status is Status.TIMEOUT or found.reason == Reason.NO_JUDGE)
+        return found if is_shared else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +192,8 @@ class Pool:
         program: bool = False,
         outputs: bool = False,
     ) -> Verdict:
-        """The verdict on a candidate, which has to be correct at every shape of the problem.
-
-        Args:
-            timing: measure times too, on GPUs.
-            profile: return its launches too; on GPUs, samples and kernel times.
-            program: return the candidate's program too.
-            outputs: look at one call instead of judging (`JudgeOptions.outputs`).
+        """The verdict on a candidate, which has to be correct at every shape of the problem; the
+        options are those of `JudgeOptions`.
 
         Raises:
             Stalled: no judge was up for `seating.NO_JUDGE_TIMEOUT_S`.
@@ -199,18 +234,19 @@ class Pool:
             if (shared := running.shared()) is not None:
                 self._num_cached += 1
                 return shared
-        cached = self._cache.find(key, kinds=self.seating.kinds)
-        if cached is not None and is_enough(cached, options):
+        if (cached := self._cache.find(key, kinds=self.seating.kinds)) is not None:
+            # Cards and clocks drift, so each request measures its times; a profile is not kept.
+            is_timed = cached.is_correct and cached.device != "cpu" and options.timing
+            if is_timed or options.profile:
+                return await self._judge_in_turn(request)
             self._num_cached += 1
             return cached
-        if cached is not None:  # correct, and times are measured for each request
-            return await self._judge_in_turn(request)
         running = self._running[key, options] = _Running()
         try:
-            running.verdict = verdict = await self._judge_in_turn(request)
+            running.found = verdict = await self._judge_in_turn(request)
             self._cache.remember(key, verdict)
         except Stalled as error:
-            running.stalled = str(error)
+            running.found = error
             raise
         finally:
             del self._running[key, options]
@@ -219,7 +255,8 @@ class Pool:
 
     @property
     def num_judges(self) -> int:
-        """Number of judges, whatever their state."""
+        """Number of judges, whatever their state: each examines one problem alone on its card, or
+        on its core."""
         return len(self.seating.seats)
 
     @property
@@ -229,7 +266,7 @@ class Pool:
 
     @property
     def num_examined(self) -> int:
-        """Number of problems to examine at once."""
+        """Number of problems to examine at once; several share a card."""
         return sum(min(seat.capacity, MAX_EXAMINED) for seat in self.seating.seats)
 
     async def examine(self, problem: ReferenceModule) -> Examination:
@@ -249,8 +286,7 @@ class Pool:
             return await self._examined(problem)
         found: list[Examination] = []
         for shape in shapes:
-            sized = replace(problem, source=shape.source, shapes=())
-            found.append(await self._examined(sized))
+            found.append(await self._examined(replace(problem, source=shape.source, shapes=())))
             if not found[-1].is_usable:
                 break
         return fold_examinations(problem.problem_id, [shape.name for shape in shapes], found)
@@ -273,26 +309,45 @@ class Pool:
         )
 
     async def _judge_in_turn(self, request: JudgeRequest) -> Verdict:
+        """The verdict of a judge. After an infra fault, or a reference that failed and may not have
+        on a machine that is less busy, another judge is asked where there is one."""
         async with self._room:
-            verdict = await self._judged(request)
+            verdict, seat = await self._judge_once(request)
+            is_final = verdict.status.is_scored or verdict.reason == Reason.PROBLEM_TOO_LARGE
+            if seat is not None and not is_final:
+                first = verdict
+                logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
+                verdict, _ = await self._judge_once(request, avoid=seat)
+                if first.reason == verdict.reason == Reason.RUNNER_KILLED:
+                    verdict = replace(verdict, status=Status.RUNTIME_ERROR, reason=Reason.KILLED)
         self._num_judged += 1
         return verdict
 
-    async def _judged(self, request: JudgeRequest) -> Verdict:
-        """The verdict of a judge. After an infra fault, or a reference that failed and may not have
-        on a machine that is less busy, another judge is asked where there is one."""
-        first, seat = await self._judge_once(request)
-        if first.status.is_scored or first.reason == Reason.PROBLEM_TOO_LARGE:
-            return first
-        self._num_infra += first.status is Status.INFRA_ERROR
-        if seat is None:
-            return first
-        logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
-        verdict, _ = await self._judge_once(request, avoid=seat)
+    async def _judge_once(
+        self, request: JudgeRequest, *, avoid: Seat | None = None
+    ) -> tuple[Verdict, Seat | None]:
+        """The verdict and its seat; no seat if all judges are quarantined."""
+        try:
+            seat = await self.seating.take(avoid=avoid, problem=request.problem.source)
+        except NoJudge as error:
+            self._num_infra += 1
+            return infra_error(Reason.NO_JUDGE, str(error)), None
+        num_faults = seat.num_faults
+        try:
+            with seat.busy.running():
+                timeout_s = self._timeout_s(seat)
+                asked = ask_verdict(_client(seat), request, timeout_s=timeout_s)
+                verdict = await self._to_its_end(asked)
+        except NoAnswer as error:
+            reason = Reason.BAD_REQUEST if error.is_refusal else Reason.JUDGE_LOST
+            verdict = infra_error(reason, self._note_silence(seat, error))
+        except BaseException:
+            self.seating.give_back(seat)
+            raise
+        self.seating.record_verdict(seat, verdict, num_faults=num_faults)
+        self.seating.give_back(seat)
         self._num_infra += verdict.status is Status.INFRA_ERROR
-        if first.reason == verdict.reason == Reason.RUNNER_KILLED:
-            return replace(verdict, status=Status.RUNTIME_ERROR, reason=Reason.KILLED)
-        return verdict
+        return verdict, seat
 
     async def _examined(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
         """The examination of a judge."""
@@ -307,7 +362,7 @@ class Pool:
         if not isinstance(found, str):
             return found
         message = f"it could not be examined: {found}"
-        return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: message[:500]})
+        return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: message[:MAX_DETAIL]})
 
     async def harvest(self, work: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
         """The work of a harvest on one problem, as in `judge/harvest/asking.py`; that two judges in
@@ -333,32 +388,6 @@ class Pool:
             finally:
                 self.seating.give_back(seat)
         return lost
-
-    async def _judge_once(
-        self, request: JudgeRequest, *, avoid: Seat | None = None
-    ) -> tuple[Verdict, Seat | None]:
-        """The verdict and its seat; no seat if all judges are quarantined."""
-        try:
-            seat = await self.seating.take(avoid=avoid, problem=request.problem.source)
-        except NoJudge as error:
-            return infra_error(Reason.NO_JUDGE, str(error)), None
-        num_faults = seat.num_faults
-        try:
-            with seat.busy.running():
-                verdict = await self._to_its_end(self._ask(seat, request))
-            self.seating.record_verdict(seat, verdict, num_faults=num_faults)
-        finally:
-            self.seating.give_back(seat)
-        return verdict, seat
-
-    async def _ask(self, seat: Seat, request: JudgeRequest) -> Verdict:
-        try:
-            return await ask_verdict(_client(seat), request, timeout_s=self._timeout_s(seat))
-        except NoAnswer as error:
-            message = self._note_silence(seat, error)
-            return infra_error(
-                Reason.BAD_REQUEST if error.is_refusal else Reason.JUDGE_LOST, message
-            )
 
     async def _to_its_end(self, answer: Awaitable[T]) -> T:
         """The answer of a judge. With `finishes_started`, a caller that is cancelled still waits
@@ -450,9 +479,10 @@ async def open_pool(
         with anyio.fail_after(START_TIMEOUT_S):
             async with anyio.create_task_group() as starting:
                 for seat, open_link in opens.items():
-                    starting.start_soon(keepers.start, Keeper(seating, seat, open_link).run)
+                    starting.start_soon(keepers.start, keep, seating, seat, open_link)
         try:
-            _require_judge(seating)
+            if all(seat.client is None for seat in seating.seats):
+                raise MachineError(seating.seats[0].why)
             yield Pool(table, seating, finishes_started=finishes_started)
         finally:
             keepers.cancel_scope.cancel()
@@ -470,36 +500,12 @@ async def open_private_pool(
             yield pool
 
 
-def _require_judge(seating: Seating) -> None:
-    """Raises MachineError if no judge is up: each may come later, but one is needed now."""
-    if all(seat.client is None for seat in seating.seats):
-        raise MachineError(seating.seats[0].why)
-
-
 DOUBTED = frozenset({Flag.OUT_OF_MEMORY, Flag.SLOW})
 """Flags that a problem may get only because others were examined on the same card."""
 
 
-class Examines(Protocol):
-    """A pool of judges that examine problems."""
-
-    @property
-    def num_judges(self) -> int:
-        """Number of judges: each examines one problem alone on its card, or on its core."""
-        ...
-
-    @property
-    def num_examined(self) -> int:
-        """Number of problems to examine at once; several share a card."""
-        ...
-
-    async def examine(self, problem: ReferenceModule) -> Examination:
-        """The examination of one problem."""
-        ...
-
-
 async def examine_all(
-    pool: Examines, problems: Sequence[ReferenceModule], *, done: Callable[[], None]
+    pool: Pool, problems: Sequence[ReferenceModule], *, done: Callable[[], None]
 ) -> list[Examination]:
     """Examines problems in a pool, several at a time. Where problems share a card, those that may
     have lacked memory or time for it are examined again, each alone on a card.

@@ -99,22 +99,10 @@ class Seat:
     drawn and captured there."""
     busy: BusyClock = field(default_factory=BusyClock)
 
-    def note_problem(self, key: str) -> None:
-        """Remembers a problem as the latest."""
-        self.problems.pop(key, None)
-        self.problems[key] = None
-        if len(self.problems) > MAX_PROBLEMS:
-            del self.problems[next(iter(self.problems))]
-
     @property
     def is_timed(self) -> bool:
         """True if its judges may time candidates: on a card, or unknown behind a URL."""
         return self.is_remote or any(kind.device != "cpu" for kind in self.kinds)
-
-    @property
-    def has_room(self) -> bool:
-        """True if it can take one more request."""
-        return self.state is State.UP and self.num_running < self.capacity
 
 
 STRIKES = 2
@@ -162,15 +150,8 @@ class Seating:
 
     async def take(self, *, avoid: Seat | None = None, problem: str = "") -> Seat:
         """The judge with the smallest share of its capacity in use, of equals the one that has the
-        problem; not `avoid` while another judge is up.
-
-        Args:
-            problem: key of the problem of a candidate.
-
-        Raises:
-            NoJudge: all judges are quarantined.
-            Stalled: none came up in time.
-        """
+        problem; not `avoid` while another judge is up. Raises NoJudge if all are quarantined,
+        Stalled if none came up in time."""
         waiter = _Waiter(avoid, problem)
         self._waiters.append(waiter)
         self._assign()
@@ -190,17 +171,13 @@ class Seating:
         return waiter.seat
 
     def give_back(self, seat: Seat) -> None:
-        """Returns a seat after its request has ended."""
+        """A seat's request has ended."""
         seat.num_running -= 1
         self._assign()
 
     def record_verdict(self, seat: Seat, verdict: Verdict, *, num_faults: int) -> None:
-        """Updates the trust in a judge by a verdict of it.
-
-        Args:
-            num_faults: its faults when the request began. One that ran beside a fault that was
-                counted says nothing new.
-        """
+        """Updates the trust in a judge by a verdict of it. `num_faults`: its faults when the
+        request began, since one that ran beside a counted fault says nothing new."""
         if verdict.status.is_scored:
             seat.num_faults = 0
         is_blamed = verdict.policy.is_blamed(others_run=seat.num_running > 1)
@@ -249,7 +226,10 @@ class Seating:
             seat.num_running += 1
             seat.num_taken += 1
             if waiter.problem:
-                seat.note_problem(waiter.problem)
+                seat.problems.pop(waiter.problem, None)
+                seat.problems[waiter.problem] = None
+                if len(seat.problems) > MAX_PROBLEMS:
+                    del seat.problems[next(iter(seat.problems))]
             waiter.seat = seat
             waiter.news.set()
             self._waiters.remove(waiter)
@@ -259,7 +239,7 @@ class Seating:
         be overtaken. None if no waiter can be served."""
         # Under load one seat has room and many requests wait: work per request, not per seat.
         living = [seat for seat in self.seats if seat.state is State.UP]
-        roomy = [seat for seat in living if seat.has_room]
+        roomy = [seat for seat in living if seat.num_running < seat.capacity]
         if not self._waiters or not roomy:
             return None
         passed: list[tuple[_Waiter, Seat]] = []

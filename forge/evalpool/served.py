@@ -7,13 +7,11 @@
     GET /health → {ok, status, capacity, in_flight, queue, judges: [{name, device, ...}], ...}
 
 While the judges start, every request gets 503 with Retry-After and the status `starting`.
-A request is about one shape, unless the source has `get_input_sets()`: a client whose problem has
-several by constants asks for each. These routes are internal and change with the version;
-`/v1/` (`forge.adapters.http`), served with them, is for other programs. `[judge] url` connects
-through the door (`forge.process.server.door`). Promises: an invalid request gets 422; beyond
-`max_in_flight` a client gets 503 with Retry-After; the requests of a client that hangs up leave the
-queue, and what a judge has begun for it is finished and cached; SIGTERM and Ctrl-C end the pool
-with every child.
+A request is about one shape, unless the source has `get_input_sets()`. These routes are internal
+and change with the version; `/v1/` (`forge.adapters.http`), served with them, is for other
+programs. Promises: an invalid request gets 422; beyond `max_in_flight` a client gets 503 with
+Retry-After; the requests of a client that hangs up leave the queue, and what a judge has begun for
+it is finished and cached; SIGTERM and Ctrl-C end the pool with every child.
 """
 
 from __future__ import annotations
@@ -29,20 +27,15 @@ import anyio
 
 from forge.errors import MachineError, Stalled
 from forge.evalpool.keeper import STARTING, TOKEN_VARIABLE
-from forge.evalpool.pool import Pool, open_pool
+from forge.evalpool.pool import Pool, infra_error, open_pool
 from forge.evalpool.seating import State
 from forge.evalpool.wire import ExamineBody, JudgeBody, read_request
 from forge.process.server.bodies import parse_body
 from forge.process.server.door import Door, error_answer, unless_hung_up
 from forge.process.server.listening import open_listener, url_of
-from forge.process.server.serving import (
-    PUBLIC_KEEP_ALIVE_S,
-    Opening,
-    cancel_on_signal,
-    serve_listener,
-)
+from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.process.sockets import open_socket_dir
-from forge.records.verdict import Status, Verdict
+from forge.records.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -52,6 +45,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import BaseRoute
+    from starlette.types import Receive, Scope, Send
 
     from forge.config.schema import JudgeTable
     from forge.process.devices import Gpu
@@ -79,13 +73,9 @@ def serve_pool(
     more: MoreRoutes | None = None,
     has_websockets: bool = False,
 ) -> None:
-    """Serve judges on a Unix socket or at HOST:PORT until SIGTERM or Ctrl-C. Raises as
-    `open_listener`, and MachineError if this machine allows no sandbox.
-
-    Args:
-        more: further routes behind the same door.
-        has_websockets: a WebSocket is among them; the package websockets must be installed.
-    """
+    """Serve judges on a Unix socket or at HOST:PORT until SIGTERM or Ctrl-C, and `more` routes. If
+    a WebSocket is among them, the package websockets must be installed. Raises as `open_listener`,
+    and MachineError if this machine allows no sandbox."""
     opened = open_listener(path=socket, listen=listen, token=token, token_advice=TOKEN_ADVICE)
     with opened as listener, open_socket_dir() as folder:
         anyio.run(_serve, table, listener, folder, token, gpus, more, has_websockets)
@@ -101,7 +91,13 @@ async def _serve(
     has_websockets: bool,
 ) -> None:
     is_local = token is None and listener.family != sockets.AF_UNIX
-    front = Opening(_starting_app(token=token, is_local=is_local))
+    serving, is_open = _starting_app(token=token, is_local=is_local), anyio.Event()
+
+    async def front(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # its client cannot be asked to come again
+            await is_open.wait()
+        await serving(scope, receive, send)
+
     serve = partial(serve_listener, keep_alive_s=PUBLIC_KEEP_ALIVE_S, has_websockets=has_websockets)
     async with anyio.create_task_group() as tg:
         tg.start_soon(cancel_on_signal, tg.cancel_scope)
@@ -110,7 +106,8 @@ async def _serve(
             table, socket_dir=folder, log_dir=folder, gpus=gpus, finishes_started=True
         ) as pool:
             app = PoolApp(pool, token=token, is_local=is_local)
-            front.open(app.routes(() if more is None else more(pool, app)))
+            serving = app.routes(() if more is None else more(pool, app))
+            is_open.set()
             kinds = sorted({f"{one.device}, {one.isolation}" for one in pool.seating.kinds})
             sys.stderr.write(
                 f"{len(pool.seating.seats)} judges ({', '.join(kinds)}) at"
@@ -163,24 +160,15 @@ class PoolApp:
         from starlette.middleware import Middleware
         from starlette.routing import Route
 
-        async def judge(request: Request) -> Response:
-            return await self.answer(request, self._judge)
-
-        async def examine(request: Request) -> Response:
-            return await self.answer(request, self._examine)
-
         routes = [
             Route("/health", self._health),
-            Route("/judge", judge, methods=["POST"]),
-            Route("/examine", examine, methods=["POST"]),
+            Route("/judge", partial(self.answer, handler=self._judge), methods=["POST"]),
+            Route("/examine", partial(self.answer, handler=self._examine), methods=["POST"]),
             *more,
         ]
         door = Middleware(Door, token=self._token, is_local=self._is_local)
-        return Starlette(
-            routes=routes,
-            middleware=[door],
-            exception_handlers={HTTPException: _refuse_route},
-        )
+        handlers = {HTTPException: _refuse_route}
+        return Starlette(routes=routes, middleware=[door], exception_handlers=handlers)
 
     @property
     def _room(self) -> int:
@@ -196,23 +184,20 @@ class PoolApp:
         try:
             verdict = await self._pool.judge(problem, code, **asdict(options))
         except Stalled as error:
-            verdict = Verdict(status=Status.INFRA_ERROR, reason="no_judge", detail=str(error)[:500])
+            verdict = infra_error(Reason.NO_JUDGE, str(error))
         return to_json_response(verdict.to_json())
 
     async def _examine(self, body: dict[str, Any]) -> Response:
         asked = parse_body(ExamineBody, body)
-        problem = asked.problem.module()
-        if asked.lists_sets:
-            return to_json_response((await self._pool.list_input_sets(problem)).to_json())
-        return to_json_response((await self._pool.examine(problem)).to_json())
+        examine = self._pool.list_input_sets if asked.lists_sets else self._pool.examine
+        return to_json_response((await examine(asked.problem.module())).to_json())
 
     async def answer(self, request: Request, handler: Handler) -> Response:
         """The answer of `handler` to a body that is a JSON object; 503 if the server is full."""
-        if self._num_in_flight >= self._max_in_flight:
-            return self._refuse_full()
-        body = await read_request(request)
-        if self._num_in_flight >= self._max_in_flight:  # other bodies arrived first
-            return self._refuse_full()
+        body = {} if self._num_in_flight >= self._max_in_flight else await read_request(request)
+        if self._num_in_flight >= self._max_in_flight:  # maybe since other bodies arrived first
+            message = f"{self._num_in_flight} requests are in flight, the maximum"
+            return error_with_pause(message, pause_s=RETRY_AFTER_S)
         self._num_in_flight += 1
         try:
             return await unless_hung_up(request, partial(handler, body))
@@ -220,10 +205,6 @@ class PoolApp:
             return error_answer(500, str(error))
         finally:
             self._num_in_flight -= 1
-
-    def _refuse_full(self) -> Response:
-        message = f"{self._num_in_flight} requests are in flight, the maximum"
-        return error_with_pause(message, pause_s=RETRY_AFTER_S)
 
     async def _health(self, _request: Request) -> Response:
         facts = self.health()

@@ -15,10 +15,10 @@ choice for rewards. Fast small shapes cannot hide one slow shape, nor one large 
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import statistics
+from collections import OrderedDict, defaultdict
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 from forge.records.examination import Examination, Flag
 from forge.records.problem import MAX_SHAPES, Shape, has_input_sets, select_input_set
@@ -38,11 +38,7 @@ PASSING = frozenset({Flag.CRASH, Flag.SLOW, Flag.OUT_OF_MEMORY})
 
 
 class ShapesUnknown(Exception):
-    """The shapes of a problem cannot be listed, or are too many; one line.
-
-    Attributes:
-        flags: flags of the listing.
-    """
+    """The shapes of a problem cannot be listed, or are too many; one line, and its flags."""
 
     def __init__(self, message: str, *, flags: Mapping[Flag, str]) -> None:
         super().__init__(message)
@@ -97,14 +93,12 @@ MAX_DETAIL_CHARACTERS = 2000
 
 
 def fold_verdicts(names: Sequence[str], verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on a candidate from its verdicts by shape.
-
-    Args:
-        names: names of all shapes.
-        verdicts: verdicts on the first shapes, in their order; all but the last are correct, and
-            the last is if all shapes were judged.
-    """
+    """The verdict on a candidate from its verdicts on the first shapes, of which all but the last
+    are correct, and the last is if all shapes were judged."""
     last = verdicts[-1]
+    phase_s = defaultdict[str, float](float)
+    for phase, seconds in (pair for each in verdicts for pair in each.phase_s.items()):
+        phase_s[phase] += seconds
     shapes = tuple(
         ShapeVerdict(name=name, status=each.status, timing=each.timing)
         for name, each in zip(names, verdicts, strict=False)
@@ -112,7 +106,7 @@ def fold_verdicts(names: Sequence[str], verdicts: Sequence[Verdict]) -> Verdict:
     folded = replace(
         last if not last.is_correct else verdicts[0],
         shapes=shapes,
-        phase_s=_sum_phases(verdicts),
+        phase_s=dict(phase_s),
         also=_fold_also(names, verdicts),
     )
     if not last.is_correct:
@@ -131,21 +125,20 @@ def fold_verdicts(names: Sequence[str], verdicts: Sequence[Verdict]) -> Verdict:
 def mean_timing(timings: Sequence[Timing]) -> Timing:
     """Geometric means of several timings; each spread is the mean time times the mean of the
     relative spreads. A rate that one of them lacks is None."""
-    candidate_us = _mean([each.candidate_us for each in timings])
-    baseline_us = _mean([each.baseline_us for each in timings])
-    candidate = [each.candidate_spread_us / each.candidate_us for each in timings]
-    baseline = [each.baseline_spread_us / each.baseline_us for each in timings]
-    return Timing(
-        speedup=_mean([each.speedup for each in timings]),
-        speedup_low=_mean([each.speedup_low for each in timings]),
-        candidate_us=candidate_us,
-        baseline_us=baseline_us,
-        candidate_spread_us=candidate_us * sum(candidate) / len(timings),
-        baseline_spread_us=baseline_us * sum(baseline) / len(timings),
-        achieved_gbps=_mean_of_known([each.achieved_gbps for each in timings]),
-        achieved_tflops=_mean_of_known([each.achieved_tflops for each in timings]),
-        roofline_share=_mean_of_known([each.roofline_share for each in timings]),
-    )
+
+    def mean(name: str) -> Any:
+        """0 if a value is."""
+        values = [getattr(each, name) for each in timings]
+        if None in values:
+            return None
+        return statistics.geometric_mean(values) if min(values) > 0 else 0.0
+
+    means = {one.name: mean(one.name) for one in fields(Timing)}
+    for kind in ("candidate", "baseline"):
+        time, spread = f"{kind}_us", f"{kind}_spread_us"
+        relative = [getattr(each, spread) / getattr(each, time) for each in timings]
+        means[spread] = means[time] * statistics.fmean(relative)
+    return Timing(**means)
 
 
 def fold_examinations(
@@ -173,14 +166,6 @@ def describe_place(names: Sequence[str], index: int) -> str:
     return f"shape {index + 1} of {len(names)} ({names[index]})"
 
 
-def _sum_phases(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for verdict in verdicts:
-        for phase, each_s in verdict.phase_s.items():
-            seconds[phase] = seconds.get(phase, 0.0) + each_s
-    return seconds
-
-
 def _fold_also(names: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, OtherVerdict]:
     """Verdicts of further protocols: the first that is not correct. One that is correct on fewer
     than all shapes names their number."""
@@ -198,15 +183,3 @@ def _fold_also(names: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, O
                 detail = f"on {number + 1} of {len(names)} shapes; the others were not judged"
                 also[protocol] = replace(other, detail=detail)
     return also
-
-
-def _mean_of_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _mean(known) if len(known) == len(values) else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    """The geometric mean; 0 if a value is."""
-    if min(values) <= 0:
-        return 0.0
-    return math.exp(sum(math.log(value) for value in values) / len(values))

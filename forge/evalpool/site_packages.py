@@ -29,12 +29,8 @@ _OUTSIDE = frozenset({"..", "__pycache__", "/"})
 
 
 def require_installed(names: Iterable[str], *, key: str = KEY) -> None:
-    """Raises ConfigError, one line for each name that cannot be shown: not installed in this
-    interpreter, or without files in its site-packages.
-
-    Args:
-        key: beginning of each line.
-    """
+    """Raises ConfigError, one line (which begins with `key`) for each name that cannot be shown:
+    not installed in this interpreter, or without files in its site-packages."""
     faults = [f"{key}: {fault}" for name in names if (fault := _fault(name))]
     if faults:
         raise ConfigError("\n".join(faults))
@@ -84,7 +80,16 @@ def with_advice(text: str) -> str:
 
 def _advice(text: str) -> str:
     if (match := _MISSING.search(text)) and match[1] not in sys.stdlib_module_names:
-        return _advice_on(match[1])
+        owners = sorted(set(metadata.packages_distributions().get(match[1], ())))
+        if not owners:
+            return (
+                f"{match[1]} is not installed in {sys.executable}: install it there and list its "
+                f"distribution in {KEY} ({OPTION})"
+            )
+        return (
+            f"{match[1]} is installed, but references see only what {KEY} lists: add "
+            f'"{owners[0]}" ({OPTION} {owners[0]})'
+        )
     if _UNREADABLE.search(text):
         return f"list the distribution of the package that it imports in {KEY} ({OPTION})"
     if _HUB.search(text):
@@ -94,19 +99,6 @@ def _advice(text: str) -> str:
             "config.json"
         )
     return ""
-
-
-def _advice_on(module: str) -> str:
-    owners = sorted(set(metadata.packages_distributions().get(module, ())))
-    if not owners:
-        return (
-            f"{module} is not installed in {sys.executable}: install it there and list its "
-            f"distribution in {KEY} ({OPTION})"
-        )
-    return (
-        f"{module} is installed, but references see only what {KEY} lists: add "
-        f'"{owners[0]}" ({OPTION} {owners[0]})'
-    )
 
 
 def _fault(name: str) -> str:
@@ -127,8 +119,5 @@ def _fault(name: str) -> str:
 def _paths(found: metadata.Distribution) -> Sequence[str]:
     tops = {file.parts[0] for file in found.files or () if file.parts[0] not in _OUTSIDE}
     paths = [str(found.locate_file(top)) for top in tops if not top.endswith(".pth")]
-    return [path for path in paths if os.path.isdir(path) or _is_module(path)]
-
-
-def _is_module(path: str) -> bool:
-    return path.endswith((".py", ".so")) and os.path.exists(path)
+    suffixes = (".py", ".so")
+    return [p for p in paths if os.path.isdir(p) or (p.endswith(suffixes) and os.path.exists(p))]

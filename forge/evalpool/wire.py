@@ -63,11 +63,6 @@ class JudgeRequest(NamedTuple):
     code: str
     options: JudgeOptions
 
-    def to_json(self) -> dict[str, Any]:
-        """The body of POST /judge."""
-        problem = problem_to_json(self.problem)
-        return {"problem": problem, "code": self.code, "options": asdict(self.options)}
-
 
 def problem_to_json(problem: ReferenceModule) -> dict[str, str]:
     """The fields of a problem that a judge needs."""
@@ -78,7 +73,9 @@ async def ask_verdict(
     client: httpx.AsyncClient, request: JudgeRequest, *, timeout_s: float
 ) -> Verdict:
     """The verdict of a judge on a candidate. Raises NoAnswer."""
-    answer = await post(client, "/judge", request.to_json(), timeout_s=timeout_s)
+    problem, code, options = request
+    body = {"problem": problem_to_json(problem), "code": code, "options": asdict(options)}
+    answer = await _post(client, "/judge", body, timeout_s=timeout_s)
     try:
         return _checked(Verdict.from_json(answer))
     except MALFORMED as error:
@@ -95,7 +92,7 @@ async def ask_examination(
     """The examination of a problem by a judge; with `lists_sets`, only the names of its input sets.
     Raises NoAnswer."""
     body = {"problem": problem_to_json(problem), "lists_sets": lists_sets}
-    answer = await post(client, "/examine", body, timeout_s=timeout_s)
+    answer = await _post(client, "/examine", body, timeout_s=timeout_s)
     try:
         examination = Examination.from_json(answer)
         require_types(examination)
@@ -109,7 +106,7 @@ async def ask_harvest(
 ) -> dict[str, Any]:
     """A judge's result of a harvest's work. Raises NoAnswer."""
     body = {"work": dict(work), "limit_s": limit_s}
-    answer = await post(client, "/harvest", body, timeout_s=limit_s + HARVEST_SLACK_S)
+    answer = await _post(client, "/harvest", body, timeout_s=limit_s + HARVEST_SLACK_S)
     if not isinstance(answer, dict) or not {"done", "failed"} & answer.keys():
         raise NoAnswer("its answer is no result of a harvest")
     return cast("dict[str, Any]", answer)
@@ -117,24 +114,17 @@ async def ask_harvest(
 
 def _checked(verdict: Verdict) -> Verdict:
     """Raises TypeError or ValueError for fields of other types."""
-    require_types(verdict)
-    if verdict.timing is not None:
-        require_types(verdict.timing)
-    for name, other in verdict.also.items():
-        require_types(other)
+    timings = [one.timing for one in (verdict, *verdict.shapes) if one.timing is not None]
+    for record in (verdict, *verdict.also.values(), *verdict.shapes, *timings):
+        require_types(record)
+    for name in (*verdict.also, *verdict.phase_s, *(one.name for one in verdict.shapes)):
         str.encode(name)
-    for shape in verdict.shapes:
-        require_types(shape)
-        str.encode(shape.name)
-        if shape.timing is not None:
-            require_types(shape.timing)
-    for phase, seconds in verdict.phase_s.items():
+    for seconds in verdict.phase_s.values():
         float(seconds)
-        str.encode(phase)
     return verdict
 
 
-async def post(
+async def _post(
     client: httpx.AsyncClient, path: str, body: Mapping[str, Any], *, timeout_s: float
 ) -> Any:
     """The JSON of a judge's answer. Raises NoAnswer."""

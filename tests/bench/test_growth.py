@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from forge.evalpool import verdict_cache
+from forge.evalpool import pool as pool_module
 from forge.store.write import rows
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -36,7 +36,7 @@ def test_twice_as_many_steps_leave_as_many_objects(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No type of object grows with the steps, nor do the tables of versions."""
-    monkeypatch.setattr(verdict_cache, "MAX_REMEMBERED", 16)
+    monkeypatch.setattr(pool_module, "MAX_REMEMBERED", 16)
     monkeypatch.setattr(rows, "CACHE_SIZE", 16)
     monkeypatch.setattr(bench("week"), "SAVE_EVERY", 10)
     counts: dict[int, Counter[type]] = {}

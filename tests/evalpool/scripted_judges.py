@@ -11,7 +11,7 @@ import anyio.lowlevel
 import httpx
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.keeper import Keeper, Link
+from forge.evalpool.keeper import Link, keep
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import Seat, Seating
 from forge.records.problem import ReferenceModule
@@ -77,6 +77,6 @@ async def kept(*scripts: Script, finishes_started: bool = False) -> AsyncIterato
     seats = Seating(Seat(f"judge-{number}") for number in range(len(scripts)))
     async with anyio.create_task_group() as tg:
         for seat, script in zip(seats.seats, scripts, strict=True):
-            await tg.start(Keeper(seats, seat, script.open).run)
+            await tg.start(keep, seats, seat, script.open)
         yield Pool(JudgeTable(), seats, finishes_started=finishes_started)
         tg.cancel_scope.cancel()

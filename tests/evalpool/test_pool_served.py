@@ -310,11 +310,11 @@ async def test_while_judges_start_the_server_says_so_and_runs_wait(
                     assert answer.json()["status"] == "starting"
                     assert answer.headers["retry-after"] == "1"
                 with anyio.move_on_after(0.05):
-                    await keeper._ask_started(client, "x")
+                    await keeper._ask_started(client)
                     raise AssertionError
                 started.set()
                 with anyio.fail_after(10):
-                    assert (await keeper._ask_started(client, "x"))["ok"]
+                    assert (await keeper._ask_started(client))["ok"]
             tg.cancel_scope.cancel()
 
 

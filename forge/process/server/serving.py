@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
 KEEP_ALIVE_S = 3600
 """Longer than any pause between two requests of a run, so that a pooled connection is not closed
@@ -112,27 +112,6 @@ async def serve_listener(
             with anyio.CancelScope(shield=True), anyio.move_on_after(GRACEFUL_S + 1):
                 await server.shutdown(sockets=[listener])
             tg.cancel_scope.cancel()
-
-
-class Opening:
-    """An ASGI application that passes everything to `app`: first one that says that the server
-    starts, later the one to serve. A client is neither refused nor left waiting; only a WebSocket,
-    which a server cannot ask to come again, waits for `open`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._is_open = anyio.Event()
-
-    def open(self, app: ASGIApp) -> None:
-        """Serve `app` from now on."""
-        self._app = app
-        self._is_open.set()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "websocket":
-            await self._is_open.wait()
-        await self._app(scope, receive, send)
 
 
 async def cancel_on_signal(scope: anyio.CancelScope) -> None:

@@ -27,7 +27,6 @@ from forge.evalpool.capacity import (
     executor_timeout_s,
     num_executors,
     num_oracles,
-    num_spares,
 )
 from forge.evalpool.judge.children.kept import KeptChildren
 from forge.evalpool.judge.compiler.cache import Cache
@@ -138,7 +137,7 @@ def open_gpu_trials(
         executors=Executors(
             nursery.start,
             num=num_executors(memory_bytes=device.memory_bytes),
-            num_spares=num_spares(memory_bytes=device.memory_bytes),
+            num_spares=num_executors(memory_bytes=device.memory_bytes),
         ),
         stamp=replace(stamp, device=device.name),
         device=device,
