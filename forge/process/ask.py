@@ -2,14 +2,13 @@
 """HTTP requests to other processes and machines, and their answers. Every client of forge sends
 through this file.
 
-`send` is for an event loop (engines, judges, servers behind a URL; `client`, https by httpx),
-`send_blocking` for code without one (`forge status`, the TUI's threads, the trainer). Promise: a
-request ends with an answer of any status, or with an error that names the server and the request:
-Stalled, no answer within the deadline; ChildDied, the connection failed or broke, or the answer is
-larger than MAX_ANSWER_BYTES.
+`send` is for an event loop (`client`, https by httpx), `send_blocking` for code without one
+(`forge status`, the TUI's threads, the trainer). Promise: a request ends with an answer of any
+status, or with an error that names the server and the request: Stalled, no answer within the
+deadline; ChildDied, the connection failed or broke, or the answer is larger than MAX_ANSWER_BYTES.
 
-`send_blocking` uses the standard library: importing httpx takes 50 to 100 ms, which a person who
-types `forge status` would wait for. httpx and anyio are imported on first use.
+httpx and anyio are imported on first use: that takes 50 to 100 ms, which a person who types
+`forge status` would wait for.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class HungUp(Exception):
     """The connection failed or broke; `send` adds the server and the request."""
 
 
-class AnswerTooLarge(Exception):
-    """An answer is larger than MAX_ANSWER_BYTES."""
+TOO_LARGE = f"it answered more than {MAX_ANSWER_BYTES >> 20} MB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +108,12 @@ def open_client(
     from forge.process.client import PooledClient
 
     path = str(check_socket_path(socket_path))
-    transport = httpx.AsyncHTTPTransport(
-        uds=path,
-        limits=_no_limits(),
-        verify=False,  # no TLS on a Unix socket; reading the certificates takes 24 ms
-    )
+    # No TLS on a Unix socket; reading the certificates takes 24 ms.
+    transport = httpx.AsyncHTTPTransport(uds=path, limits=_no_limits(), verify=False)
     return PooledClient(
-        url="http://forge",
-        socket_path=path,
-        transport=transport,
-        headers=headers,
-        timeout=timeout_s,
-        trust_env=False,
-    )
+        url="http://forge", socket_path=path, transport=transport, headers=headers,
+        timeout=timeout_s, trust_env=False,
+    )  # fmt: skip
 
 
 def open_url_client(url: str, *, timeout_s: float, token: str | None) -> httpx.AsyncClient:
@@ -185,22 +176,20 @@ async def send(
             async for chunk in response.aiter_bytes():
                 found += chunk
                 if len(found) > MAX_ANSWER_BYTES:
-                    raise AnswerTooLarge
+                    raise HungUp(TOO_LARGE)
         return Answer(status=response.status_code, content=bytes(found), headers=response.headers)
 
 
 @contextmanager
 def named_errors(server: str, asked: str, *, timeout_s: float) -> Generator[None]:
-    """Turn timeouts and transport errors into Stalled and ChildDied with the server's name. Use it
-    directly for streams; `send` is for everything else."""
+    """Turn timeouts and transport errors into Stalled and ChildDied with the server's name: for
+    streams, which `send` is not for."""
     import httpx
 
     try:
         yield
     except (TimeoutError, httpx.TimeoutException) as error:
         raise _stalled(server, asked, timeout_s) from error
-    except AnswerTooLarge as error:
-        raise _too_large(server, asked) from error
     except (httpx.RequestError, HungUp) as error:
         raise _hung_up(server, asked, error) from error
 
@@ -226,13 +215,13 @@ def send_blocking(
         response = connection.getresponse()
         found = response.read(MAX_ANSWER_BYTES + 1)
         if len(found) > MAX_ANSWER_BYTES:
-            raise _too_large(server, asked)
+            raise HungUp(TOO_LARGE)
         if response.length:  # read() with a bound does not notice
             raise http.client.IncompleteRead(found, response.length)
         return Answer(status=response.status, content=found)
     except TimeoutError as error:
         raise _stalled(server, asked, timeout_s) from error
-    except (ConnectionError, FileNotFoundError, http.client.HTTPException) as error:
+    except (HungUp, ConnectionError, FileNotFoundError, http.client.HTTPException) as error:
         raise _hung_up(server, asked, error) from error
     finally:
         connection.close()
@@ -251,10 +240,6 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def _stalled(server: str, asked: str, timeout_s: float) -> Stalled:
     return Stalled(f"{server} was silent for {timeout_s:g} s; asked: {asked}")
-
-
-def _too_large(server: str, asked: str) -> ChildDied:
-    return ChildDied(f"{server} answered more than {MAX_ANSWER_BYTES >> 20} MB; asked: {asked}")
 
 
 def _hung_up(server: str, asked: str, error: Exception) -> ChildDied:

@@ -8,8 +8,7 @@ Promises: each child leads a new session and ends with the supervisor, even a ki
 signal and lease pipe); its output is appended to its log; when it ends, the rest of its process
 group is killed before its pid can be reused. No task runs here: the owner of a child waits for it.
 
-Neither anyio's processes nor psutil's do this: a pidfd awaits a death without polling or a thread,
-and the group is killed while the unreaped leader still holds its number.
+A pidfd awaits a death without polling or a thread, unlike anyio's processes and psutil's.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -61,13 +60,8 @@ SIGNAL_HINTS: dict[int, str] = {
 class ProcessObserver(Protocol):
     """Receives the start and the end of every child; the runner writes them to the store."""
 
-    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        """A child was spawned on this machine."""
-        ...
-
-    def ended(self, name: str, *, pid: int, reason: str) -> None:
-        """A child ended and was reaped."""
-        ...
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None: ...
+    def ended(self, name: str, *, pid: int, reason: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +110,6 @@ class Child:
         self._asked_to_stop = False
         self._was_killed = False
 
-    def __repr__(self) -> str:
-        return f"<Child {self.spec.name} pid {self.pid}: {self._exit_reason or 'running'}>"
-
     @property
     def exit_reason(self) -> str | None:
         """The reason of its end, for people; None while it runs."""
@@ -139,9 +130,9 @@ class Child:
                 await anyio.wait_readable(fd)
             finally:
                 os.close(fd)
-        if self.is_alive or self._exit_reason is None:
-            raise RuntimeError(f"{self!r}: its pidfd is readable, but it has not ended")
-        return self._exit_reason
+        reason = self.exit_reason
+        assert reason is not None, "a pidfd is readable once its process has ended"
+        return reason
 
     async def stop(self) -> None:
         """Send SIGTERM, and after `stop_grace_s` SIGKILL to the group. Returns when it is gone."""
@@ -164,8 +155,7 @@ class Child:
         if scope.cancelled_caught:
             raise Stalled(
                 f"{self.spec.name} (pid {self.pid}) is still there {KILL_TIMEOUT_S:.0f} s after "
-                "SIGKILL: it hangs in the kernel (a driver or a file system); "
-                "a reboot may be needed"
+                "SIGKILL: it hangs in the kernel (a driver or a file system)"
             )
 
     def dump_stacks(self) -> None:
@@ -246,11 +236,6 @@ def thread_for_children() -> Generator[None]:
         _threads_for_children.discard(thread)
 
 
-def _may_spawn() -> bool:
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main or threading.get_ident() in _threads_for_children
-
-
 def describe_exit(code: int) -> str:
     """A `returncode` of `subprocess` for people."""
     if code >= 0:
@@ -259,11 +244,9 @@ def describe_exit(code: int) -> str:
 
 
 def _spawn(spec: ChildSpec, *, observer: ProcessObserver | None) -> Child:
-    if not _may_spawn():
-        raise RuntimeError(
-            f"{spec.name} must be spawned from the main thread: "
-            "its death signal fires with the thread"
-        )
+    is_main = threading.current_thread() is threading.main_thread()
+    is_allowed = is_main or threading.get_ident() in _threads_for_children
+    assert is_allowed, f"{spec.name}: its death signal would fire with this thread"
     try:
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         config_path = _write_config(spec)
@@ -327,8 +310,8 @@ async def _wait_ready(child: Child, *, socket_path: Path) -> None:
                     )
                     if answer.status == 200:
                         return
-                except (ChildDied, Stalled) as error:
-                    logger.debug("%s is not ready: %s", child.spec.name, error)
+                except (ChildDied, Stalled):
+                    pass  # it is not ready
                 await anyio.sleep(pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PROBE_S)
     if not child.is_alive:
@@ -339,9 +322,5 @@ async def _wait_ready(child: Child, *, socket_path: Path) -> None:
 
 
 def _kill_group(pgid: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # empty, or of another user
         os.killpg(pgid, signal.SIGKILL)
-    except ProcessLookupError:
-        logger.debug("process group %d is empty", pgid)
-    except PermissionError:
-        logger.warning("process group %d holds only processes of another user", pgid)

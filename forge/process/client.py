@@ -4,8 +4,8 @@
 Opened by `ask.open_client` and `ask.open_url_client`; `ask.send` sends through it to engines and
 judges, and limits the time. A request costs the event loop a fifth of httpx's CPU time, and a
 supervisor sends two a turn. httpx does the rest: streams, and https. h11 writes and reads the
-messages. Promise: a request ends with an answer, or with HungUp or AnswerTooLarge, whatever the
-server sends; a connection whose request failed or was cancelled is never used again.
+messages. Promise: a request ends with an answer, or with HungUp, whatever the server sends; a
+connection whose request failed or was cancelled is never used again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import anyio
 import h11
 import httpx
 
-from forge.process.ask import MAX_ANSWER_BYTES, Answer, AnswerTooLarge, HungUp
+from forge.process.ask import MAX_ANSWER_BYTES, TOO_LARGE, Answer, HungUp
 from forge.process.lease import is_readable
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class PooledClient(httpx.AsyncClient):
     async def ask(
         self, method: str, path: str, *, content: bytes | None, headers: Mapping[str, str]
     ) -> Answer:
-        """The whole answer to a request. Raises HungUp or AnswerTooLarge."""
+        """The whole answer to a request. Raises HungUp."""
         own = [each for each in self.headers.raw if each[0].lower() not in OF_HTTPX]
         given = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         sent = [*self._always, *own, *given]
@@ -79,7 +79,6 @@ class PooledClient(httpx.AsyncClient):
         await super().aclose()
 
     async def __aexit__(self, *args: Any) -> None:
-        """Close all connections."""
         self._close_all()
         await super().__aexit__(*args)
 
@@ -92,8 +91,8 @@ class PooledClient(httpx.AsyncClient):
                 connection.socket.shutdown(socket.SHUT_RDWR)
 
     async def _take(self) -> _Connection:
-        """The connection that was used last, as it is the least likely to end; or a new one. An
-        idle one that is readable has ended, or has bytes that nobody asked for."""
+        """The connection that was used last, or a new one. An idle one that is readable has ended,
+        or has bytes that nobody asked for."""
         while self._idle:
             connection = self._idle.pop()
             if not is_readable(connection.socket.fileno()):
@@ -154,8 +153,7 @@ class _Connection:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
 
     async def ask(self, request: h11.Request, content: bytes) -> Answer:
-        """Send a request and wait for its answer. Raises HungUp, AnswerTooLarge, OSError and
-        ProtocolError."""
+        """Send a request and wait for its answer. Raises HungUp, OSError and ProtocolError."""
         self.is_open = False  # until the answer is complete
         http = self._http
         events = (request, h11.Data(data=content), h11.EndOfMessage())
@@ -175,7 +173,7 @@ class _Connection:
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > MAX_ANSWER_BYTES:
-                    raise AnswerTooLarge
+                    raise HungUp(TOO_LARGE)
             elif not isinstance(event, h11.InformationalResponse):
                 raise HungUp("the connection was closed")
         assert response is not None, "h11 ends no answer before its head"

@@ -44,12 +44,12 @@ class ControlClient:
 
     def save(self) -> str:
         """Request a checkpoint at the end of the running step. Returns a line that says what will
-        happen; raises ConfigError, in one line, outside a training stage."""
+        happen; raises ConfigError outside a training stage."""
         return self._ask("POST", "/save", {})["message"]
 
     def evaluate(self) -> str:
-        """Request an evaluation after the running step, as `eval.every` does. Returns a line that
-        says what will happen; raises ConfigError, in one line, outside a grpo stage."""
+        """Request an evaluation after the running step, as `eval.every` does. As `save`; raises
+        ConfigError outside a grpo stage."""
         return self._ask("POST", "/evaluate", {})["message"]
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -104,13 +105,8 @@ def why_hidden(gpus: Sequence[Gpu], value: str | None, *, variable: str) -> str:
     if value is None or len(chosen) == len(gpus):
         return ""
     unknown = next((name for name in _names(value) if len(matching(gpus, name)) != 1), None)
-    if unknown is None:
-        why = "; a GPU named twice hides all" if _names(value) and not chosen else ""
-        return f"{variable} = {value!r} leaves {len(chosen)} of {len(gpus)}{why}"
-    if unknown.startswith("MIG-"):
-        return f"{variable} names {unknown}, a slice of a GPU; forge uses whole GPUs"
-    what = "several GPUs" if matching(gpus, unknown) else "no GPU"
-    return f"{variable} names {unknown!r}, which is {what} here; it leaves {len(chosen)}"
+    why = "" if unknown is None else f"; {unknown!r} is not one whole GPU here"
+    return f"{variable} = {value!r} leaves {len(chosen)} of {len(gpus)}{why}"
 
 
 def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> dict[str, str]:
@@ -132,8 +128,7 @@ def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> di
 
 
 def matching(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
-    """GPUs that a name can mean: an index, a UUID, or the start of a UUID (not a number). A usable
-    name has exactly one."""
+    """GPUs that a name can mean: an index, a UUID, or the start of a UUID (not a number)."""
     exact = [gpu for gpu in gpus if name in (str(gpu.index), gpu.uuid)]
     if exact or not name or name.isdecimal():
         return exact
@@ -171,17 +166,12 @@ def _nvidia_gpus() -> list[Gpu]:
 
     try:
         pynvml.nvmlInit()
+        found = [_nvidia_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         logger.warning("the NVIDIA driver does not answer: %s", error)
         return []
-    try:
-        found = map(_nvidia_gpu, range(pynvml.nvmlDeviceGetCount()))
-        return [gpu for gpu in found if gpu is not None]
-    except pynvml.NVMLError as error:
-        logger.warning("the NVIDIA driver does not count its GPUs: %s", error)
-        return []
-    finally:
-        pynvml.nvmlShutdown()
+    return [gpu for gpu in found if gpu is not None]
 
 
 def nvidia_driver() -> tuple[str, str]:
@@ -211,6 +201,9 @@ def _nvidia_gpu(index: int) -> Gpu | None:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        is_cut = False
+        with suppress(pynvml.NVMLError):  # a GPU without such a mode
+            is_cut = bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
         return Gpu(
             vendor=Vendor.NVIDIA,
             index=index,
@@ -220,20 +213,11 @@ def _nvidia_gpu(index: int) -> Gpu | None:
             free_bytes=int(memory.free),
             minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
             capability=(int(major), int(minor)),
-            is_cut=_is_cut(handle),
+            is_cut=is_cut,
         )
     except pynvml.NVMLError as error:
         logger.warning("GPU %d does not answer and is left out: %s", index, error)
         return None
-
-
-def _is_cut(handle: object) -> bool:
-    import pynvml
-
-    try:
-        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
-    except pynvml.NVMLError:  # a GPU without such a mode
-        return False
 
 
 def amd_gpus() -> list[Gpu]:
@@ -305,14 +289,14 @@ def occupancies(gpus: Sequence[Gpu]) -> dict[str, Occupancy]:
         return {}
     import pynvml
 
-    try:
+    found: dict[str, Occupancy] = {}
+    with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return {}
-    try:
-        return {gpu.uuid: found for gpu in nvidia if (found := _ask(pynvml, gpu)) is not None}
-    finally:
+        for gpu in nvidia:
+            with suppress(pynvml.NVMLError):
+                found[gpu.uuid] = _ask(pynvml, gpu)
         pynvml.nvmlShutdown()
+    return found
 
 
 def users_of(running: Iterable[tuple[int, int | None]], *, used_bytes: int) -> tuple[GpuUser, ...]:
@@ -328,13 +312,10 @@ def users_of(running: Iterable[tuple[int, int | None]], *, used_bytes: int) -> t
     return tuple(seen)
 
 
-def _ask(pynvml: Any, gpu: Gpu) -> Occupancy | None:
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:
-        return None
+def _ask(pynvml: Any, gpu: Gpu) -> Occupancy:
+    handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     pids = [(int(each.pid), each.usedGpuMemory) for each in running]
     return Occupancy(free_bytes=int(memory.free), users=users_of(pids, used_bytes=int(memory.used)))
 
@@ -351,7 +332,6 @@ def _is_on_a_card(pid: int) -> bool:
 
 
 def _name(pid: int) -> str:
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+    return ""

@@ -36,13 +36,9 @@ RANKS_PARENT_VARIABLE = "FORGE_RANKS_PID"
 def child_env(
     *, threads: int, gpus: Sequence[str] = (), extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """This process's environment, without secrets and device variables, plus settings of a child.
-
-    Args:
-        threads: number for each of OpenMP, BLAS and tokenizers.
-        gpus: UUIDs that the child may see; empty hides all.
-        extra: variables that replace any other.
-    """
+    """This process's environment, without secrets and device variables, plus settings of a child:
+    its `threads` for each of OpenMP, BLAS and tokenizers, UUIDs of the GPUs that it may see, and
+    variables that replace any other."""
     devices = VISIBILITY_VARIABLES | BLOCKING_VARIABLES
     env = {
         name: value
@@ -85,13 +81,11 @@ class Rendezvous:
     address: str
     """Address of rank 0's machine, as the others reach it."""
     port: int
-    """A free port there."""
     host: str
     """Address of this machine."""
     first: int
     """Its first rank."""
     num_here: int
-    """Number of its ranks."""
 
 
 def rank_envs(num_ranks: int, *, meeting: Rendezvous | None = None) -> list[dict[str, str]]:

@@ -83,18 +83,17 @@ class GpuLease:
     def is_wanted(self) -> bool:
         """True if another process waits to hold the GPU alone, or does."""
         with opened(self._gate) as gate:
-            try:
-                fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+            return not _locked(gate, fcntl.LOCK_SH)
 
     def _lock(self, gate: int, use: int, kind: int, *, deadline: float) -> None:
         if not self._polling.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise _busy(self._gate)
+            raise Stalled(f"{self._gate}: the GPU was not free in time")
         try:
-            _lock(gate, kind, deadline=deadline, path=self._gate)
-            _lock(use, kind, deadline=deadline, path=self._use)
+            for fd in (gate, use):
+                while not _locked(fd, kind):
+                    if time.monotonic() >= deadline:
+                        raise Stalled(f"{self._gate}: the GPU was not free in time")
+                    time.sleep(POLL_S)
         finally:
             self._polling.release()
 
@@ -128,19 +127,13 @@ def opened(path: Path) -> Generator[int]:
         os.close(fd)
 
 
-def _lock(fd: int, kind: int, *, deadline: float, path: Path) -> None:
-    while True:
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise _busy(path) from None
-            time.sleep(POLL_S)
-
-
-def _busy(path: Path) -> Stalled:
-    return Stalled(f"{path}: the GPU was not free in time")
+def _locked(fd: int, kind: int) -> bool:
+    """True if the lock was free and is ours now."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def card_turns(uuids: Sequence[str]) -> Callable[[], AbstractContextManager[None]]:
@@ -227,12 +220,8 @@ def holders(gpus: Iterable[Gpu], *, folder: Path = FOLDER) -> dict[str, str]:
     """Runs that hold GPUs now, by UUID, as `run quickstart-1, pid 7`. Takes no lock."""
     found = dict[str, str]()
     for uuid in claimed(gpus, folder=folder):
-        with suppress(OSError):
-            fd = os.open(file_of(uuid, "claim", folder=folder), os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                found[uuid] = _holder(fd)
-            finally:
-                os.close(fd)
+        with suppress(MachineError), opened(file_of(uuid, "claim", folder=folder)) as fd:
+            found[uuid] = _holder(fd)
     return found
 
 
@@ -248,9 +237,7 @@ def _take(stack: ExitStack, gpus: Sequence[Gpu], folder: Path, kind: int) -> lis
     fds: list[int] = []
     for gpu in gpus:
         fd = stack.enter_context(opened(file_of(gpu.uuid, "claim", folder=folder)))
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(fd, kind):
             return f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is used by {_holder(fd)}"
         fds.append(fd)
     return fds

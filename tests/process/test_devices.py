@@ -70,10 +70,9 @@ def test_a_process_without_an_open_gpu_is_no_user():
         ("GPU-0,GPU-1", ""),
         ("1", "CUDA_VISIBLE_DEVICES = '1' leaves 1 of 2"),
         ("", "CUDA_VISIBLE_DEVICES = '' leaves 0 of 2"),
-        ("7", "CUDA_VISIBLE_DEVICES names '7', which is no GPU here; it leaves 0"),
-        ("GPU-", "CUDA_VISIBLE_DEVICES names 'GPU-', which is several GPUs here; it leaves 0"),
-        ("1,1", "CUDA_VISIBLE_DEVICES = '1,1' leaves 0 of 2; a GPU named twice hides all"),
-        ("MIG-8f", "CUDA_VISIBLE_DEVICES names MIG-8f, a slice of a GPU; forge uses whole GPUs"),
+        ("7", "CUDA_VISIBLE_DEVICES = '7' leaves 0 of 2; '7' is not one whole GPU here"),
+        ("GPU-", "CUDA_VISIBLE_DEVICES = 'GPU-' leaves 0 of 2; 'GPU-' is not one whole GPU here"),
+        ("1,1", "CUDA_VISIBLE_DEVICES = '1,1' leaves 0 of 2"),
     ],
 )
 def test_gpus_hidden_by_the_users_variable_are_explained(value, words):
