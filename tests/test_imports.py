@@ -39,8 +39,7 @@ ROOMS: dict[str, set[str]] = {
     "data.harvest.sources": {"data", "data.harvest", "data.pairs", "data.sources"},
     "data.harvest.sources.compositions": {"data.harvest"},
     "data.harvest.sources.samples": {"data.harvest", "process"},
-    "data.inductor": {"data.inductor.kernel"},
-    "data.inductor.kernel": {"data.inductor"},
+    "data.inductor": {"data.harvest"},
     "data.inductor.compiler": {"data.harvest", "data.inductor"},
     "data.pairs": {"config.schema", "data", "data.families", "data.prompts"},
     "data.build": {

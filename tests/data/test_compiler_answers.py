@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.data.harvest.records import Answered, AnswerTask, Unanswered
-from forge.data.inductor.literals import size_literals
+from forge.data.harvest.records import Unanswered
+from forge.data.inductor.rewrite import size_literals
 from tests.corpus.corpus import Pair
 from tests.corpus.running import run
 
@@ -175,8 +175,7 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
 
     text, (old, new) = CASES[name]
     preload()
-    found = answer(AnswerTask(text=text))
-    assert isinstance(found, Answered), found
+    found = answer(text)
     assert (found.policy, found.literals) == ("own", ())
     assert "float64" not in found.code
     assert ("tl.dot" in found.code) == name.startswith(PRODUCTS)
@@ -194,8 +193,7 @@ def test_a_row_is_a_loop():
     from forge.data.inductor.compiler.answering import answer
 
     for name in ("row norm", "running product"):
-        found = answer(AnswerTask(text=CASES[name][0]))
-        assert isinstance(found, Answered), found
+        found = answer(CASES[name][0])
         assert "for " in found.code
         assert "next_power_of_2" not in found.code
 
@@ -214,8 +212,8 @@ def test_a_row_is_a_loop():
 def test_a_problem_without_an_answer_has_a_reason(text: str):
     from forge.data.inductor.compiler.answering import answer
 
-    found = answer(AnswerTask(text=text))
-    assert isinstance(found, Unanswered)
+    with pytest.raises(Unanswered):
+        answer(text)
 
 
 def test_a_size_as_a_number_is_found_and_a_block_is_none():

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from forge.data.harvest.records import Answered, Unanswered
 from forge.data.inductor.expressions import nested
 from forge.data.inductor.rewrite import rewrite
-from forge.data.inductor.source import Entry, NotRewritten, RewriteReason, Rewritten
+from forge.data.inductor.source import Traced
 from forge.data.inductor.text import WIDTH, print_statement
 
 FOLDER = Path(__file__).with_name("inductor")
@@ -21,14 +22,17 @@ TRACED: dict[str, dict[str, Any]] = {
 PLAIN = TRACED["softmax_of_a_row"]["code"]
 
 
-def rewritten(name: str, code: str | None = None) -> Rewritten:
+def rewritten(name: str, code: str | None = None) -> Answered:
     traced = TRACED[name]
-    entry = Entry(
-        definitions=ast.parse(traced["definitions"]).body,
-        given=[ast.parse(one, mode="eval").body for one in traced["given"]],
-        result=_with_places(ast.parse(traced["result"], mode="eval").body),
+    return rewrite(
+        Traced(
+            code=code or traced["code"],
+            definitions=ast.parse(traced["definitions"]).body,
+            given=[ast.parse(one, mode="eval").body for one in traced["given"]],
+            result=_with_places(ast.parse(traced["result"], mode="eval").body),
+            names=traced["names"],
+        )
     )
-    return rewrite(code or traced["code"], entry, traced["names"])
 
 
 def _with_places(node: ast.expr) -> ast.expr:
@@ -57,25 +61,23 @@ def replaced(old: str, new: str) -> str:
 
 LAUNCH = next(line.strip() for line in PLAIN.splitlines() if ".run(" in line)
 REFUSED = {
-    "class (": RewriteReason.NOT_PYTHON,
-    replaced(LAUNCH, "pass"): RewriteReason.NO_KERNEL,
-    replaced("triton_heuristics.persistent_reduction", "triton_heuristics.split_scan"): (
-        RewriteReason.UNKNOWN_HEURISTIC
-    ),
-    replaced("libdevice.exp", "triton_helpers.sort_with_index"): RewriteReason.UNKNOWN_HELPER,
-    replaced("libdevice.exp(", "tl.rand(0, "): RewriteReason.RANDOM,
-    replaced(LAUNCH, "arg0_1.frobnicate()"): RewriteReason.UNKNOWN_OPERATION,
-    replaced(LAUNCH, "for each in buf2: pass"): RewriteReason.UNKNOWN_STATEMENT,
-    replaced(LAUNCH, "buf9 = extern_kernels.svd(buf2)"): RewriteReason.UNKNOWN_OPERATION,
-    replaced(LAUNCH, "buf9 = torch.ops.aten.bernoulli.default(buf2)"): RewriteReason.RANDOM,
-}  # fmt: skip
+    "class (": "not python",
+    replaced(LAUNCH, "pass"): "no kernel",
+    replaced("triton_heuristics.reduction", "triton_heuristics.split_scan"): "unknown heuristic",
+    replaced("libdevice.exp", "triton_helpers.sort_with_index"): "unknown helper",
+    replaced("libdevice.exp(", "tl.rand(0, "): "random",
+    replaced(LAUNCH, "arg0_1.frobnicate()"): "unknown operation",
+    replaced(LAUNCH, "for each in buf2: pass"): "unknown statement",
+    replaced(LAUNCH, "buf9 = extern_kernels.svd(buf2)"): "unknown operation",
+    replaced(LAUNCH, "buf9 = torch.ops.aten.bernoulli.default(buf2)"): "random",
+}
 
 
 @pytest.mark.parametrize(("code", "reason"), REFUSED.items(), ids=map(str, REFUSED.values()))
-def test_a_form_that_is_not_known_is_refused_with_a_reason(code: str, reason: RewriteReason):
-    with pytest.raises(NotRewritten) as refused:
+def test_a_form_that_is_not_known_is_refused_with_a_reason(code: str, reason: str):
+    with pytest.raises(Unanswered) as refused:
         rewritten("softmax_of_a_row", code)
-    assert refused.value.reason is reason
+    assert refused.value.reason == reason
 
 
 def test_a_long_sum_has_a_line_for_each_term():
@@ -116,4 +118,4 @@ def test_a_row_takes_one_program_of_one_dimension():
     kernel = code[code.index("def argmax_kernel") : code.index("class ModelNew")]
     assert "row = tl.program_id(0)" in kernel
     assert "[:, None]" not in kernel
-    assert "argmax_kernel[(columns,)]" in code
+    assert "argmax_kernel[(num_columns,)]" in code

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from forge.data.harvest.records import Answered, AnswerTask
 from tests.e2e.commands import forge, opened
 from tests.e2e.experiments import TINY
 
@@ -106,8 +105,7 @@ def book(*ops: str) -> list[dict[str, object]]:
         from forge.data.inductor.compiler.answering import answer
     rows: list[dict[str, object]] = []
     for op in ops:
-        answered = answer(AnswerTask(text=module(op)))
-        assert isinstance(answered, Answered)
+        answered = answer(module(op))
         result = {"correctness": True}
         rows.append(
             {

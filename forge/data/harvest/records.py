@@ -1,6 +1,6 @@
 """Records that pass between the sources, the answers and the pipeline of a harvest.
 
-    HarvestSource ─units─▶ Found | Rejected ─▶ examined ─▶ AnswerTask ─▶ Answered | Unanswered
+    HarvestSource ─units─▶ Found | Rejected ─▶ examined ─▶ answered ─▶ Answered | Unanswered
 
 A source gives problems as text; an answerer makes Triton of a text. Neither sees the other, and the
 pipeline alone runs, judges and writes.
@@ -80,14 +80,6 @@ class HarvestSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerTask:
-    """A problem that runs, repeats and is worth training on."""
-
-    text: str
-    """As `Found.text`, at the sizes that are traced."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """A module of plain Triton that defines `ModelNew`."""
 
@@ -102,20 +94,11 @@ class Answered:
     """Sizes of tensors that stand as numbers in launcher or kernels, for people."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unanswered:
-    """Why there is no answer."""
+class Unanswered(Exception):
+    """A problem without an answer."""
 
-    reason: str
-    """Few distinct words: `random`, `no kernel`, `unknown statement`."""
-    detail: str = ""
-
-
-class Answerer(Protocol):
-    """Makes an answer in a sandboxed child of its own, which has imported what it needs before it
-    was forked: no network, a scratch folder, a deadline and a memory limit. It may raise anything:
-    the kind of the error is the reason."""
-
-    def __call__(self, task: AnswerTask) -> Answered | Unanswered:
-        """The answer. The same task has the same answer in every process."""
-        ...
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        """Few distinct words: `random`, `no kernel`, `unknown statement`."""
+        self.detail = detail

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import copy
+import math
+import operator
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, TypeVar
 
-from forge.data.inductor.source import walk
+from forge.data.inductor.source import called, expression, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+Node = TypeVar("Node", bound=ast.AST)
 
 Polynomial = Counter[tuple[str, ...]]
 """Coefficients by factors, which are texts in order; no factors for the constant."""
@@ -20,20 +25,25 @@ TEMPORARY = re.compile(r"_?tmp\d+\w*$")
 """Names of values that a kernel loads or computes."""
 
 
-def polynomial(node: ast.expr) -> Polynomial:
-    """The sum of products that an expression is; what is neither is a factor."""
+def polynomial(node: ast.expr, *, is_expanded: bool = True) -> Polynomial:
+    """The sum of products that an expression is; what is neither is a factor, and so is a sum in a
+    product unless it is expanded."""
     match node:
         case ast.Constant(value=int(value)):
             made = Polynomial({(): int(value)})
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             made = Polynomial({key: -value for key, value in polynomial(inner).items()})
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
-            made = Polynomial(polynomial(left))
+            made = Polynomial(polynomial(left, is_expanded=is_expanded))
             sign = 1 if isinstance(op, ast.Add) else -1
-            for key, value in polynomial(right).items():
+            for key, value in polynomial(right, is_expanded=is_expanded).items():
                 made[key] += sign * value
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+        case ast.BinOp(left=left, op=ast.Mult(), right=right) if is_expanded:
             made = _product(polynomial(left), polynomial(right), node)
+        case ast.BinOp(op=ast.Mult()):
+            numbers = [n for one in _factors(node) if (n := _integer(one)) is not None]
+            others = (ast.unparse(one) for one in _factors(node) if _integer(one) is None)
+            made = Polynomial({tuple(sorted(others)): math.prod(numbers)})
         case _:
             made = Polynomial({(ast.unparse(node),): 1})
     return Polynomial({key: value for key, value in made.items() if value})
@@ -63,47 +73,44 @@ class _Tidied(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        match node:
-            case ast.BinOp(left=ast.Constant(value=a), op=op, right=ast.Constant(value=b)) if (
-                type(a) is int and type(b) is int
-            ):
-                return _folded(a, op, b) or node
-            case ast.BinOp(op=ast.FloorDiv(), left=left, right=ast.Constant(value=int(by))):
+        left, right, value = node.left, node.right, _integer(node.left)
+        match left, node.op, right:
+            case ast.Constant(int(a)), op, ast.Constant(int(b)) if b and a >= b:
+                return ast.Constant(FOLDED[type(op)](a, b)) if type(op) in FOLDED else node
+            case _, ast.FloorDiv(), ast.Constant(int(by)):
                 return (not self.is_kernel and _ceiling(left, by)) or _divided(node, by)
-            case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=int(1))) if not _has_values(node):
-                return ast.Constant(0)
-            case ast.BinOp(left=left, op=ast.Add(), right=right) if (
-                value := _integer(left)
-            ) is not None:
+            case _, ast.Add(), _ if value is not None:
                 return _plus(right, value)
-            case ast.BinOp(
-                left=left, op=ast.Add(), right=ast.UnaryOp(op=ast.USub(), operand=right)
-            ):
-                return ast.BinOp(left=left, op=ast.Sub(), right=right)
-            case ast.BinOp(left=ast.Constant(value=int(1)), op=ast.Mult(), right=other):
+            case _, ast.Add(), ast.UnaryOp(op=ast.USub(), operand=positive):
+                return ast.BinOp(left=left, op=ast.Sub(), right=positive)
+            case ast.Constant(int(1)), ast.Mult(), other:
                 return other
-            case ast.BinOp(left=other, op=ast.Mult(), right=ast.Constant(value=int(1))):
+            case (other, ast.Mult(), ast.Constant(int(1))) | (
+                other, ast.Add() | ast.Sub(), ast.Constant(int(0)),
+            ):  # fmt: skip
                 return other
-            case ast.BinOp(left=other, op=ast.Add() | ast.Sub(), right=ast.Constant(value=int(0))):
-                return other
-            case ast.BinOp(op=ast.Mult(), right=ast.Constant(value=int(0)) as zero) if (
-                not _has_values(node)
-            ):
-                return zero
-            case ast.BinOp(
-                left=ast.BinOp(left=first, op=ast.Add(), right=ast.Constant(value=int(value))),
-                op=ast.Add(), right=right,
-            ) if not _has_values(node):  # fmt: skip
+            case _ if _has_values(node):
+                return node
+            case (_, ast.Mod(), ast.Constant(int(1))) | (_, ast.Mult(), ast.Constant(int(0))):
+                return ast.Constant(0)
+            case ast.BinOp(first, ast.Add(), ast.Constant(int(number))), ast.Add(), _:
                 more = _integer(right)
                 if more is not None:
-                    return _plus(first, value + more)
-                return _plus(ast.BinOp(left=first, op=ast.Add(), right=right), value)
+                    return _plus(first, number + more)
+                return _plus(ast.BinOp(left=first, op=ast.Add(), right=right), number)
             case _:
                 return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
         return node.value if isinstance(node.value, ast.Constant) else node
+
+
+FOLDED: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+"""Operators of whole numbers, the first at least as large as the second, which is not 0."""
 
 
 def _has_values(node: ast.expr) -> bool:
@@ -116,26 +123,10 @@ def _has_values(node: ast.expr) -> bool:
 
 def _integer(node: ast.expr) -> int | None:
     match node:
-        case ast.Constant(value=int(value)):
+        case ast.Constant(int(value)):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+        case ast.UnaryOp(ast.USub(), ast.Constant(int(value))):
             return -value
-        case _:
-            return None
-
-
-def _folded(a: int, op: ast.operator, b: int) -> ast.expr | None:
-    match op:
-        case ast.Add():
-            return ast.Constant(a + b)
-        case ast.Sub() if a >= b:
-            return ast.Constant(a - b)
-        case ast.Mult():
-            return ast.Constant(a * b)
-        case ast.FloorDiv() if b > 0 and a >= 0:
-            return ast.Constant(a // b)
-        case ast.Mod() if b > 0 and a >= 0:
-            return ast.Constant(a % b)
         case _:
             return None
 
@@ -150,13 +141,10 @@ def _plus(node: ast.expr, value: int) -> ast.expr:
 def _ceiling(left: ast.expr, by: int) -> ast.expr | None:
     """`triton.cdiv(n, by)` for `(n + by - 1) // by` of a block size."""
     match left:
-        case ast.BinOp(left=inner, op=ast.Add(), right=ast.Constant(value=int(rest))) if (
+        case ast.BinOp(inner, ast.Add(), ast.Constant(int(rest))) if (
             rest == by - 1 and by >= 16 and by & (by - 1) == 0
         ):
-            function = ast.Attribute(
-                value=ast.Name(id="triton", ctx=ast.Load()), attr="cdiv", ctx=ast.Load()
-            )
-            return ast.Call(func=function, args=[inner, ast.Constant(by)], keywords=[])
+            return called("triton.cdiv", [inner, ast.Constant(by)])
         case _:
             return None
 
@@ -165,15 +153,13 @@ def _divided(node: ast.BinOp, by: int) -> ast.expr:
     match node.left:
         case _ if by == 1:
             return node.left
-        case ast.BinOp(left=inner, op=ast.FloorDiv(), right=ast.Constant(value=int(first))) if (
-            first > 0 < by
-        ):
+        case ast.BinOp(inner, ast.FloorDiv(), ast.Constant(int(first))):
             return ast.BinOp(left=inner, op=ast.FloorDiv(), right=ast.Constant(first * by))
         case _:
             return node
 
 
-def tidy(node: ast.AST, *, is_kernel: bool = False) -> ast.AST:
+def tidy(node: Node, *, is_kernel: bool = False) -> Node:
     """The expression with constants folded and last; the node may change.
 
     Outside a kernel, a division that rounds up becomes `triton.cdiv`.
@@ -184,28 +170,8 @@ def tidy(node: ast.AST, *, is_kernel: bool = False) -> ast.AST:
 def nested(node: ast.expr) -> ast.expr:
     """A sum of products with common factors outside, in the shorter of two forms: with sums that
     are factors multiplied out, or as they are."""
-    forms = [_nested(polynomial(node)), _nested(_terms(node))]
+    forms = [_nested(polynomial(node, is_expanded=one)) for one in (True, False)]
     return min(forms, key=lambda one: len(ast.unparse(one)))
-
-
-def _terms(node: ast.expr) -> Polynomial:
-    """The sum of products that an expression is; a sum in a product is a factor."""
-    match node:
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
-            made, sign = _terms(left), 1 if isinstance(op, ast.Add) else -1
-            for key, value in _terms(right).items():
-                made[key] += sign * value
-            return Polynomial({key: value for key, value in made.items() if value})
-        case ast.BinOp(op=ast.Mult()):
-            number, factors = 1, list[str]()
-            for one in _factors(node):
-                if isinstance(one, ast.Constant) and type(one.value) is int:
-                    number *= one.value
-                else:
-                    factors.append(ast.unparse(one))
-            return Polynomial({tuple(sorted(factors)): number})
-        case _:
-            return polynomial(node)
 
 
 def _factors(node: ast.expr) -> Iterator[ast.expr]:
@@ -231,7 +197,7 @@ def _nested(terms: Polynomial) -> ast.expr:
             inner[(*key[:place], *key[place + 1 :])] = value
         else:
             rest[key] = value
-    made = ast.BinOp(left=_nested(inner), op=ast.Mult(), right=ast.parse(name, mode="eval").body)
+    made = ast.BinOp(left=_nested(inner), op=ast.Mult(), right=expression(name))
     if not rest:
         return made
     return _added(made, _nested(rest))
@@ -251,19 +217,21 @@ def summed(terms: Polynomial) -> ast.expr:
     """A polynomial as an expression, the longest products first."""
     made: ast.expr | None = None
     for key, value in sorted(terms.items(), key=lambda one: (one[1] < 0, -len(one[0]), one[0])):
-        factors = [ast.parse(one, mode="eval").body for one in key]
+        factors = [expression(one) for one in key]
         size = abs(value) if made is not None else value
         if size != 1 or not factors:
             factors.insert(0, ast.Constant(size))
-        part = factors[0]
-        for one in factors[1:]:
-            part = ast.BinOp(left=part, op=ast.Mult(), right=one)
+        part = _multiplied(factors)
         if made is None:
             made = part
         else:
             op = ast.Add() if value > 0 else ast.Sub()
             made = ast.BinOp(left=made, op=op, right=part)
     return made or ast.Constant(0)
+
+
+def _multiplied(factors: Sequence[ast.expr]) -> ast.expr:
+    return reduce(lambda one, other: ast.BinOp(left=one, op=ast.Mult(), right=other), factors)
 
 
 AXES = ("batch", "channels", "length", "depth", "height", "width", "features")
@@ -279,10 +247,7 @@ def in_order_of_axes(node: ast.expr) -> ast.expr:
 
     match node:
         case ast.BinOp(op=ast.Mult()):
-            first, *rest = sorted(_factors(node), key=place)
-            for one in rest:
-                first = ast.BinOp(left=first, op=ast.Mult(), right=one)
-            return first
+            return _multiplied(sorted(_factors(node), key=place))
         case ast.BinOp() | ast.Call():
             for name, inner in ast.iter_fields(node):
                 if isinstance(inner, ast.expr):

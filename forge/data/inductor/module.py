@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
 import re
-import symtable
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from forge.data.inductor.kernel.runtime_functions import FUNCTIONS, translate
-from forge.data.inductor.source import (
-    NotRewritten,
-    RewriteReason,
-    dotted,
-    is_class,
-    named,
-    names_in,
-    walk,
-)
-from forge.data.inductor.steps import (
+from forge.data.harvest.closure import globals_of
+from forge.data.harvest.records import Unanswered
+from forge.data.inductor.call import (
     Allocate,
     Compute,
     Launch,
     Number,
     Root,
     Step,
-    Value,
     View,
     as_tuple,
     is_contiguous,
     same,
 )
+from forge.data.inductor.runtime_functions import FUNCTIONS, translate
+from forge.data.inductor.source import dotted, expression, named, names_in, walk
 from forge.data.inductor.text import print_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from forge.data.inductor.call import Forward
-    from forge.data.inductor.source import Entry, GeneratedAnswer, GeneratedKernel
+    from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel, Traced
 
 GIVEN = ("torch", "triton", "triton.language", "triton.language.extra", "torch.nn")
 """Modules whose imports are written anew."""
@@ -79,30 +70,28 @@ OPERATION = re.compile("|".join([*LABELS, "[^_]+"]))
 
 
 def write_module(
-    answer: GeneratedAnswer,
-    entry: Entry,
-    kernels: dict[str, GeneratedKernel],
-    forward: Forward,
+    answer: GeneratedAnswer, traced: Traced, kernels: dict[str, GeneratedKernel], forward: Forward
 ) -> str:
-    """The module's source. Raises NotRewritten."""
+    """The module's source. Raises Unanswered."""
     kernels = {key: _ordered(one) for key, one in kernels.items()}
     names = kernel_names(kernels)
     made = [_kernel(one, names[key]) for key, one in kernels.items()]
     functions = _functions(answer, made)
     _rename_operators(answer, [*functions, *made])
-    entry.forward.body = _body(kernels, names, forward)
-    model = next(one for one in entry.definitions if is_class(one, "ModelNew"))
+    traced.forward.body = _body(kernels, names, forward)
+    (model,) = (one for one in traced.definitions if getattr(one, "name", "") == "ModelNew")
     assert isinstance(model, ast.ClassDef)
     _shorten(model)
-    others = _needed([one for one in entry.definitions if one is not model], [model, *made])
+    others = _needed([one for one in traced.definitions if one is not model], [model, *made])
     imports = [one for one in others if isinstance(one, ast.Import | ast.ImportFrom)]
     rest = [one for one in others if one not in imports]
     body = [*rest, *functions, *made, model]
+    imports = [*_imports(body), *imports]
+    defined = {name for one in [*imports, *body] for name in _defined(one)}
+    if missing := sorted(globals_of(ast.Module([*imports, *body], [])) - defined):
+        raise Unanswered("unknown name", ", ".join(missing))
     comments = {names[key]: one.comment for key, one in kernels.items() if one.comment}
-    code = print_module([[*_imports(body), *imports], body], comments)
-    if missing := sorted(_free_names(code)):
-        raise NotRewritten(RewriteReason.UNKNOWN_NAME, ", ".join(missing))
-    return code
+    return print_module([imports, body], comments)
 
 
 def _ordered(kernel: GeneratedKernel) -> GeneratedKernel:
@@ -141,21 +130,14 @@ def kernel_names(kernels: dict[str, GeneratedKernel]) -> dict[str, str]:
 
 
 def _kernel(kernel: GeneratedKernel, name: str) -> ast.FunctionDef:
+    made = ast.parse(f"@triton.jit\ndef {name}(): pass").body[0]
+    assert isinstance(made, ast.FunctionDef)
     kinds = {True: named("tl.constexpr"), False: None}
-    given = [
+    made.body = kernel.body or [ast.Pass()]
+    made.args.args = [
         ast.arg(arg=one, annotation=kinds[one in kernel.constexprs])
         for one in (*kernel.arguments, *(p for p in kernel.params if p in kernel.constexprs))
     ]
-    return _function(name, given, kernel.body, decorators=[named("triton.jit")])
-
-
-def _function(
-    name: str, given: list[ast.arg], body: list[ast.stmt], *, decorators: list[ast.expr]
-) -> ast.FunctionDef:
-    made = ast.parse("def empty(): pass").body[0]
-    assert isinstance(made, ast.FunctionDef)
-    made.name, made.body, made.decorator_list = name, body or [ast.Pass()], decorators
-    made.args.args = given
     return made
 
 
@@ -168,10 +150,10 @@ def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> l
         if name in found or (name not in FUNCTIONS and name not in answer.combines):
             continue
         if name in FUNCTIONS:
-            node: ast.AST = ast.parse(FUNCTIONS[name]).body[0]
-        else:
-            node = _without_decorations(copy.deepcopy(answer.combines[name]))
-        assert isinstance(node, ast.stmt)
+            node = ast.parse(FUNCTIONS[name]).body[0]
+        else:  # an operator of a scan
+            node = translate(copy.deepcopy(answer.combines[name]))
+            node.decorator_list = [named("triton.jit")]
         found[name] = node
         waiting.extend(sorted(names_in(node)))
     return [found[name] for name in reversed(found)]
@@ -185,12 +167,6 @@ def _rename_operators(answer: GeneratedAnswer, nodes: list[ast.stmt]) -> None:
             node.id = names.get(node.id, node.id)
         elif isinstance(node, ast.FunctionDef):
             node.name = names.get(node.name, node.name)
-
-
-def _without_decorations(node: ast.FunctionDef) -> ast.AST:
-    """An operator of a scan in Triton's own words."""
-    node.decorator_list = [named("triton.jit")]
-    return translate(node)
 
 
 def _body(
@@ -283,37 +259,32 @@ def _allocation(step: Allocate, device: ast.expr, known: Sequence[Root]) -> ast.
     if is_plain and kin:
         for one in kin:
             if one.size and same(one.size, root.size) and is_contiguous(one.size, one.stride):
-                return ast.parse(f"torch.empty_like({ast.unparse(one.expr)})", mode="eval").body
-        text = f"{ast.unparse(kin[0].expr)}.new_empty({ast.unparse(as_tuple(root.size))})"
-        return ast.parse(text, mode="eval").body
-    given: list[ast.expr] = [as_tuple(root.size)]
-    if not is_plain:
-        given.append(as_tuple(root.stride))
-    options = [
-        ast.keyword(arg="device", value=device),
-        ast.keyword(arg="dtype", value=root.dtype or named("torch.float32")),
-    ]
-    function = named("torch.empty" if is_plain else "torch.empty_strided")
-    return ast.Call(func=function, args=given, keywords=options)
+                return expression(f"torch.empty_like({ast.unparse(one.expr)})")
+        owner, size = ast.unparse(kin[0].expr), ast.unparse(as_tuple(root.size))
+        return expression(f"{owner}.new_empty({size})")
+    given = [ast.unparse(as_tuple(root.size))]
+    given += [] if is_plain else [ast.unparse(as_tuple(root.stride))]
+    options = f"device={ast.unparse(device)}, dtype={dotted(root.dtype) or 'torch.float32'}"
+    function = "empty" if is_plain else "empty_strided"
+    return expression(f"torch.{function}({', '.join(given)}, {options})")
 
 
 def _launch(step: Launch, kernel: GeneratedKernel, name: str, grid: ast.expr) -> ast.Call:
-    given = [_argument(step.arguments[one]) for one in kernel.arguments]
-    options = {one: step.sizes[one] for one in kernel.params if one in kernel.constexprs}
+    given = [step.arguments[one] for one in kernel.arguments]
     return ast.Call(
         func=ast.Subscript(value=named(name), slice=grid, ctx=ast.Load()),
-        args=given,
+        args=[_argument(one) if isinstance(one, View) else one for one in given],
         keywords=[
-            ast.keyword(arg=k, value=v if isinstance(v, ast.expr) else ast.Constant(v))
-            for k, v in options.items()
+            ast.keyword(arg=one, value=ast.Constant(step.sizes[one]))
+            for one in kernel.params
+            if one in kernel.constexprs
         ],
     )
 
 
-def _argument(value: Value) -> ast.expr:
-    if not isinstance(value, View):
-        return value
-    return copy.deepcopy(value.root.expr) if value.starts_at_root() else value.write()
+def _argument(value: View) -> ast.expr:
+    """The tensor that a kernel gets, which needs a pointer alone."""
+    return value.write() if value.offset else copy.deepcopy(value.root.expr)
 
 
 def _assign(target: ast.expr, value: ast.expr) -> ast.Assign:
@@ -337,28 +308,12 @@ def _shorten(model: ast.ClassDef) -> None:
             if isinstance(one, ast.arg):
                 one.annotation = None
         if method.name == "__init__":
-            method.body = [_plain_super(one) for one in method.body if not _is_idle(one, read)]
-    model.body = [one for one in model.body if not _is_usual(one)]
-
-
-def _is_usual(node: ast.stmt) -> bool:
-    """True for a constructor that does what a module's does."""
-    match node:
-        case ast.FunctionDef(name="__init__", args=ast.arguments(args=[_]), body=[only]):
-            return ast.unparse(node.args) == "self" and "super()" in ast.unparse(only)
-        case _:
-            return False
-
-
-def _plain_super(node: ast.stmt) -> ast.stmt:
-    match node:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call() as made))) if (
-            dotted(made.func) == "super"
-        ):
-            made.args = []
-        case _:
-            pass
-    return node
+            method.body = [one for one in method.body if not _is_idle(one, read)]
+            for one in walk(*method.body):
+                if isinstance(one, ast.Call) and dotted(one.func) == "super":
+                    one.args = []
+    usual = ("def __init__(self):", "super().__init__()")  # what a module's own does
+    model.body = [one for one in model.body if tuple(ast.unparse(one).split("\n    ")) != usual]
 
 
 def _is_idle(node: ast.stmt, read: set[str]) -> bool:
@@ -375,17 +330,14 @@ def _is_idle(node: ast.stmt, read: set[str]) -> bool:
 
 def _needed(others: Sequence[ast.stmt], nodes: Iterable[ast.AST]) -> list[ast.stmt]:
     """The statements of a problem that define a name in use, in their order."""
-    sources: dict[str, ast.stmt] = {}
-    for node in others:
-        for name in _defined(node):
-            sources[name] = node
+    sources = {name: node for node in others for name in _defined(node)}
     chosen: set[ast.stmt] = set()
-    waiting = list(_global_names("\n".join(map(ast.unparse, nodes))))
+    waiting = [name for node in nodes for name in globals_of(node)]
     while waiting:
         node = sources.get(waiting.pop())
         if node is not None and node not in chosen and not _is_given(node):
             chosen.add(node)
-            waiting.extend(_global_names(ast.unparse(node)))
+            waiting.extend(globals_of(node))
     return [node for node in others if node in chosen]
 
 
@@ -423,32 +375,6 @@ def _imports(body: Sequence[ast.stmt]) -> list[ast.stmt]:
         "libdevice": "from triton.language.extra import libdevice",
     }
     return [ast.parse(line).body[0] for name, line in lines.items() if name in used]
-
-
-def _free_names(code: str) -> set[str]:
-    """Global names that a module uses and nothing defines."""
-    return {name for name in _global_names(code) if not hasattr(builtins, name)}
-
-
-def _global_names(code: str) -> set[str]:
-    """Global names that a module uses and does not define, those of builtins among them."""
-    try:
-        tables = [symtable.symtable(code, "answer", "exec")]
-    except (SyntaxError, ValueError, RecursionError) as err:
-        raise NotRewritten(RewriteReason.NOT_PYTHON, f"rewritten: {type(err).__name__}") from err
-    defined = {one.get_name() for one in tables[0].get_symbols() if one.is_local()}
-    used: set[str] = set()
-    while tables:
-        table = tables.pop()
-        used.update(one.get_name() for one in table.get_symbols() if one.is_global())
-        used.update(one.get_name() for one in tables_top(table) if one.is_referenced())
-        tables.extend(table.get_children())
-    return used - defined
-
-
-def tables_top(table: symtable.SymbolTable) -> list[symtable.Symbol]:
-    """Symbols of the module itself; none for a table below it."""
-    return table.get_symbols() if table.get_type() == "module" else []
 
 
 class _Filled(ast.NodeTransformer):

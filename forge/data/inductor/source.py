@@ -1,6 +1,6 @@
 """Reads the text that Inductor would compile: its kernels, which are texts given to
 `async_compile.triton`, and the method `call` of its `Runner`; and what all rewriting shares: names,
-walks and copies of trees, and its results: a plain module, or the reason why there is none.
+walks and copies of trees.
 """
 
 from __future__ import annotations
@@ -10,74 +10,15 @@ import copy
 import re
 import warnings
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
+
+from forge.data.harvest.records import Unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-Policy = Literal["own", "hybrid"]
-"""The judge's policy under which a module is honest; see `judge.policy`."""
-
-
-class RewriteReason(StrEnum):
-    """Reasons why an answer is not rewritten. Data cards count them."""
-
-    NOT_PYTHON = "not_python"
-    """A text does not parse."""
-    NO_KERNEL = "no_kernel"
-    """No Triton kernel is launched for a value that forward returns."""
-    UNKNOWN_HEURISTIC = "unknown_heuristic"
-    """A kernel's decorator or grid is none for which block sizes are known: split scans,
-    cooperative and combined kernels."""
-    UNKNOWN_HELPER = "unknown_helper"
-    """A kernel calls a function of Inductor's runtime that has no counterpart here."""
-    UNKNOWN_STATEMENT = "unknown_statement"
-    """A statement of `call`, or of forward, has a form that is not known."""
-    UNKNOWN_OPERATION = "unknown_operation"
-    """`call` uses an external kernel of Inductor."""
-    UNKNOWN_NAME = "unknown_name"
-    """The module would use a name that nothing in it defines: constants folded into the graph."""
-    RANDOM = "random"
-    """A kernel or `call` draws random numbers, which no judge can compare."""
-
-
-class NotRewritten(ValueError):
-    """An answer cannot be rewritten."""
-
-    def __init__(self, reason: RewriteReason, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else str(reason))
-        self.reason = reason
-        self.detail = detail
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewritten:
-    """A plain module."""
-
-    code: str
-    """Source that needs torch and triton only, and defines `ModelNew`."""
-    policy: Policy
-    """`hybrid` if torch computes part of the answer: matrix products, convolutions."""
-    kernels: tuple[str, ...] = ()
-    """Names of the kernels."""
-    products: int = 0
-    """How many kernels are matrix products and convolutions, with what follows them."""
-
-
 SCALAR = re.compile(r"zf\d+$")
 """Names of numbers of forward, which kernels mention and launches do not pass."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heuristic:
-    """Facts in a decorator of Inductor from which a launch's sizes follow."""
-
-    kind: str
-    """Name of the decorator: `pointwise`, `reduction`, `persistent_reduction`, `template`."""
-    reduction_hint: str
-    """`INNER`, `OUTER`, `OUTER_TINY` or `DEFAULT`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +29,10 @@ class GeneratedKernel:
     params: tuple[str, ...]
     constexprs: frozenset[str]
     body: list[ast.stmt]
-    heuristic: Heuristic
+    kind: str
+    """Name of its decorator: `pointwise`, `reduction`, `template`."""
+    is_outer: bool
+    """True if it reduces along another axis than the last one."""
     fixed: dict[str, int] = field(default_factory=dict[str, int])
     """Values of constexprs that the body gave itself."""
     comment: str = ""
@@ -114,34 +58,45 @@ class GeneratedAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """The problem's side of an answer."""
+class Traced:
+    """A problem as Inductor answers it."""
 
+    code: str
+    """The text that Inductor would compile."""
     definitions: list[ast.stmt]
     """Definitions of the problem, with `ModelNew` in place of `Model`."""
     given: list[ast.expr]
     """The arguments of `call`, in names of forward."""
     result: ast.expr
     """The value that forward returns; names like `0` in it stand for what `call` returns."""
+    names: dict[str, str]
+    """Names for people of the symbols of sizes."""
+    sizes: frozenset[int] = frozenset()
+    """Lengths of all axes, and products of the last ones, of inputs, parameters and results."""
 
     @property
     def forward(self) -> ast.FunctionDef:
-        """The method to be written anew. Raises NotRewritten."""
-        classes = {one.name: one for one in self.definitions if isinstance(one, ast.ClassDef)}
-        model, waiting = classes["ModelNew"], ["ModelNew"]
-        while waiting:
-            owner = classes.get(waiting.pop(0))
-            if owner is not None and (found := _method(owner, "forward")) is not None:
-                if owner is not model:  # of a base class, which others may need as it is
-                    found = copy.deepcopy(found)
-                    model.body.append(found)
-                return found
-            waiting += [dotted(base) for base in (owner.bases if owner else ())]
-        raise NotRewritten(RewriteReason.UNKNOWN_STATEMENT, "no forward")
+        """The method to be written anew. Raises Unanswered."""
+        return forward_of(self.definitions)
+
+
+def forward_of(definitions: list[ast.stmt]) -> ast.FunctionDef:
+    """`forward` of ModelNew, into which that of a base class is copied. Raises Unanswered."""
+    classes = {one.name: one for one in definitions if isinstance(one, ast.ClassDef)}
+    model, waiting = classes["ModelNew"], ["ModelNew"]
+    while waiting:
+        owner = classes.get(waiting.pop(0))
+        if owner is not None and (found := _method(owner, "forward")) is not None:
+            if owner is not model:  # others may need the base class as it is
+                found = copy.deepcopy(found)
+                model.body.append(found)
+            return found
+        waiting += [dotted(base) for base in (owner.bases if owner else ())]
+    raise Unanswered("unknown statement", "no forward")
 
 
 def read(code: str) -> GeneratedAnswer:
-    """The kernels and `call` of the text that Inductor would compile. Raises NotRewritten."""
+    """The kernels and `call` of the text that Inductor would compile. Raises Unanswered."""
     kernels: dict[str, GeneratedKernel] = {}
     combines: dict[str, ast.FunctionDef] = {}
     call: ast.FunctionDef | None = None
@@ -159,9 +114,7 @@ def read(code: str) -> GeneratedAnswer:
                 for one in operators:
                     known = combines.setdefault(one.name, one)
                     if ast.dump(known) != ast.dump(one):
-                        raise NotRewritten(
-                            RewriteReason.UNKNOWN_STATEMENT, f"two functions named {one.name}"
-                        )
+                        raise Unanswered("unknown statement", f"two functions named {one.name}")
                 kernels[name] = _kernel(main, name)
             case _:
                 pass
@@ -170,13 +123,13 @@ def read(code: str) -> GeneratedAnswer:
 
 
 def parse(text: str) -> ast.Module:
-    """The tree of a text. Raises NotRewritten."""
+    """The tree of a text. Raises Unanswered."""
     try:
         with warnings.catch_warnings():  # of strings with unknown escapes: nothing to do about them
             warnings.simplefilter("ignore")
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
-        raise NotRewritten(RewriteReason.NOT_PYTHON, type(err).__name__) from err
+        raise Unanswered("not python", type(err).__name__) from err
 
 
 def dotted(node: ast.AST | None) -> str:
@@ -199,6 +152,11 @@ def named(name: str) -> ast.expr:
     return made
 
 
+def expression(text: str) -> ast.expr:
+    """The expression of a text."""
+    return ast.parse(text, mode="eval").body
+
+
 def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
     """The nodes with all below them, a parent before its children."""
     stack = [*reversed(nodes)]
@@ -213,19 +171,14 @@ def names_in(*nodes: ast.AST) -> set[str]:
     return {one.id for one in walk(*nodes) if isinstance(one, ast.Name)}
 
 
+def called(name: str, given: list[ast.expr]) -> ast.Call:
+    """A call of a function by its name."""
+    return ast.Call(func=named(name), args=given, keywords=[])
+
+
 def is_call(node: ast.AST, name: str) -> bool:
     """True for a call of a function of that name, such as `tl.load`."""
     return isinstance(node, ast.Call) and dotted(node.func) == name
-
-
-def calls_of(node: ast.AST, name: str) -> list[ast.Call]:
-    """Calls of a plain name below a node."""
-    return [one for one in walk(node) if isinstance(one, ast.Call) and dotted(one.func) == name]
-
-
-def is_class(node: ast.stmt, name: str) -> bool:
-    """True for the definition of a class."""
-    return isinstance(node, ast.ClassDef) and node.name == name
 
 
 def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
@@ -237,37 +190,16 @@ def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 
 def _kernel(node: ast.FunctionDef, name: str) -> GeneratedKernel:
     constexprs = (one.arg for one in node.args.args if dotted(one.annotation) == "tl.constexpr")
-    scalars = sorted(
-        {one.id for one in walk(*node.body) if isinstance(one, ast.Name) and SCALAR.match(one.id)}
-    )
+    scalars = sorted(one for one in names_in(*node.body) if SCALAR.match(one))
     made = next(one for one in node.decorator_list if isinstance(one, ast.Call))
     given = {one.arg: one.value for one in made.keywords}
-    pointers = literal(dict(_items(given.get("triton_meta"))).get("signature"), {})
+    signature = re.search(r"'signature': (\{.*?\})", ast.unparse(given["triton_meta"]))
     return GeneratedKernel(
         name=name,
         params=(*(one.arg for one in node.args.args), *scalars),
         constexprs=frozenset(constexprs),
         body=node.body,
-        heuristic=Heuristic(
-            kind=dotted(made.func).rpartition(".")[2],
-            reduction_hint=dotted(given.get("reduction_hint")).rpartition(".")[2],
-        ),
-        pointers={str(name): str(kind) for name, kind in pointers.items()},
+        kind=dotted(made.func).rpartition(".")[2],
+        is_outer=".OUTER" in ast.unparse(made),
+        pointers=ast.literal_eval(signature[1]) if signature else {},
     )
-
-
-def _items(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
-    if isinstance(node, ast.Dict):
-        for key, value in zip(node.keys, node.values, strict=True):
-            if isinstance(key, ast.Constant):
-                yield str(key.value), value
-
-
-def literal(node: ast.expr | None, default: Any) -> Any:
-    """The value of a literal; the default for any other expression."""
-    if node is None:
-        return default
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return default

@@ -10,18 +10,12 @@ from __future__ import annotations
 import torch
 import torch.hub
 
-from forge.data.harvest.records import Answered, AnswerTask, Unanswered
-from forge.data.inductor.compiler.graph import Untraceable, trace
-from forge.data.inductor.literals import size_literals
+from forge.data.harvest.records import Answered, Unanswered
+from forge.data.inductor.compiler.graph import trace
 from forge.data.inductor.rewrite import rewrite
-from forge.data.inductor.source import NotRewritten, RewriteReason
 
-FINAL = (RewriteReason.RANDOM, RewriteReason.NO_KERNEL)
+FINAL = ("random", "no kernel")
 """Reasons that another trace does not change."""
-ATTEMPTS = ({}, {"with_attributes": False})
-"""Options of traces, tried in turn."""
-
-
 WARMING = """
 import torch
 from torch import nn
@@ -54,35 +48,21 @@ def preload() -> None:
     torch.set_num_threads(1)
     vars(torch.hub)["tqdm"].monitor_interval = 0  # its thread would stop the forks
     with torch.no_grad():
-        assert isinstance(answer(AnswerTask(text=WARMING)), Answered)
+        answer(WARMING)
 
 
-def answer(task: AnswerTask) -> Answered | Unanswered:
-    """The answer of a problem, or why there is none."""
+def answer(text: str) -> Answered:
+    """The answer of a problem, at the sizes of its text. Raises Unanswered."""
     first: Unanswered | None = None
-    for options in ATTEMPTS:
+    for with_attributes in (True, False):
         try:
-            return _answer(task, **options)
-        except Untraceable as err:
-            found = Unanswered(reason=err.reason, detail=err.detail)
-        except NotRewritten as err:
-            found = Unanswered(reason=str(err.reason).replace("_", " "), detail=err.detail)
-            if err.reason in FINAL:
-                return found
-        except Exception as err:  # of a form of code that no one has seen: the next problem goes on
-            found = Unanswered(reason="not rewritten", detail=f"{type(err).__name__}: {err}"[:300])
-        first = first or found
+            return rewrite(trace(text, with_attributes=with_attributes))
+        except Unanswered as error:
+            if error.reason in FINAL:
+                raise
+            first = first or error
+        except Exception as error:  # of a form of code that no one has seen
+            said = f"{type(error).__name__}: {error}"[:300]
+            first = first or Unanswered("not rewritten", said)
     assert first is not None
-    return first
-
-
-def _answer(task: AnswerTask, **options: bool) -> Answered:
-    traced = trace(task.text, **options)
-    made = rewrite(traced.code, traced.entry, traced.names)
-    return Answered(
-        code=made.code,
-        policy=made.policy,
-        kernels=made.kernels,
-        products=made.products,
-        literals=tuple(size_literals(made.code, traced.sizes)),
-    )
+    raise first

@@ -13,7 +13,7 @@ import keyword
 import math
 import types
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from forge.data.harvest.records import Unanswered
 from forge.data.inductor.compiler.replacements import (
     attributes,
     plain_operations,
@@ -34,7 +35,7 @@ from forge.data.inductor.compiler.replacements import (
 )
 from forge.data.inductor.compiler.sizes import Sizes, substitution
 from forge.data.inductor.compiler.templates import templates
-from forge.data.inductor.source import Entry
+from forge.data.inductor.source import Traced, expression, forward_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,16 +70,6 @@ class _Generated(BaseException):
         self.code = code
 
 
-class Untraceable(Exception):
-    """A problem of which Inductor makes no code."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        """Few distinct words."""
-        self.detail = detail
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """A tensor that the model holds: a parameter, a buffer, or a plain attribute."""
@@ -89,20 +80,8 @@ class Held:
     value: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
-    """An answer as Inductor writes it."""
-
-    code: str
-    entry: Entry
-    names: dict[str, str]
-    """Names for people of the symbols of sizes."""
-    sizes: frozenset[int]
-    """Lengths of all axes, and products of the last ones, of inputs, parameters and results."""
-
-
 def trace(problem: str, *, with_attributes: bool = True) -> Traced:
-    """The answer of a problem as Inductor writes it. Raises Untraceable.
+    """The answer of a problem as Inductor writes it. Raises Unanswered.
 
     Args:
         problem: Source with `Model`, `get_inputs` and `get_init_inputs`.
@@ -118,67 +97,56 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
         env = ShapeEnv(duck_shape=False)
         fake = _Fake(shape_env=env, allow_non_fake_inputs=True)
         held = sorted(_held(model), key=lambda one: "." not in one.path)  # layers first
-        leaves, spec = pytree.tree_flatten(list(inputs))
-        entry = _entry(problem)
-        names = _names(entry.forward.args, len(inputs))
-        sizes = fake.sizes = Sizes(env, fake, _defined(entry) | {*names})
-        paths: list[Any] = [path for path, _ in pytree.tree_flatten_with_path(list(inputs))[0]]
-        owners = [names[path[0].idx] for path in paths]
-        labels = [_label(path) for path in paths]
-        given = [
-            sizes.symbolic(one, f"x{k}", owner=owners[k]) for k, one in enumerate(leaves)
-        ]  # fmt: skip
-        given += [
+        given, spec = pytree.tree_flatten_with_path(list(inputs))
+        definitions = _definitions(problem)
+        names = _names(forward_of(definitions).args, len(inputs))
+        sizes = fake.sizes = Sizes(env, fake, _defined(definitions) | {*names})
+        symbols = [
+            sizes.symbolic(one, f"x{k}", owner=names[path[0].idx])
+            for k, (path, one) in enumerate(given)
+        ]
+        symbols += [
             sizes.symbolic(one.value, f"self.{one.path}", _axes(one), owner=_owner(one.path))
             for one in held
         ]  # after the inputs, from which a size is read if it can be
-        made = _Traced(model, held, spec, with_attributes=with_attributes)
-        is_symbolic = [
-            isinstance(one, torch.Tensor | torch.SymInt | torch.SymFloat) for one in given
-        ]
-        symbols = [one for one, kept in zip(given, is_symbolic, strict=True) if kept]
+        texts = [_label(path, names) for path, _ in given] + [_attribute(one.path) for one in held]
+        made = _Run(model, held, spec, with_attributes=with_attributes)
+        kinds = (torch.Tensor, torch.SymInt, torch.SymFloat)
+        passed = [place for place, one in enumerate(symbols) if isinstance(one, kinds)]
         with fake, torch.set_grad_enabled(False):
 
             def flat(*values: torch.Tensor) -> list[Any]:
-                rest = iter(values)
-                every = zip(given, is_symbolic, strict=True)
-                full = [next(rest) if kept else one for one, kept in every]
-                return made.run([*full[len(leaves) :], *full[: len(leaves)]])
+                full = [*symbols]
+                for place, value in zip(passed, values, strict=True):
+                    full[place] = value
+                return made.run(full[len(given) :], full[: len(given)])
 
             function = torch.func.functionalize(flat, remove="mutations")
             traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)
-            graph = traced(*symbols)
+            graph = traced(*(symbols[place] for place in passed))
             sizes.settle()
             _without_indices(graph)
             _move_to_card(graph)
-            for node in graph.graph.nodes:
-                value = node.meta.get("val")
-                if isinstance(value, torch.Tensor):
-                    sizes.shapes.append(tuple(value.shape))
+            results = (node.meta.get("val") for node in graph.graph.nodes)
+            sizes.shapes += [tuple(x.shape) for x in results if isinstance(x, torch.Tensor)]
             pretend(stack)
             templates(stack)
             reductions(stack)
             substitution(stack, sizes)
             with _reason("not compiled"):
-                code = _code(graph, [sizes.on_card(one) for one in symbols])
-        every = [*labels, *(_attribute(one.path) for one in held)]
-        passed = [one for one, kept in zip(every, is_symbolic, strict=True) if kept]
+                code = _code(graph, [sizes.on_card(symbols[place]) for place in passed])
         assert made.result is not None
-        texts = [one.format(*names) if one.startswith("{") else one for one in passed]
-        entry.given.extend(ast.parse(one, mode="eval").body for one in texts)
-        every_tensor = [
-            one for one in [*(h.value for h in held), *leaves] if isinstance(one, torch.Tensor)
-        ]
+        tensors = [*(one.value for one in held), *(one for _, one in given)]
+        shapes = [x.shape for x in tensors if isinstance(x, torch.Tensor)] + sizes.shapes
+        known = [shape for shape in shapes if all(type(n) is int for n in shape)]
+        lengths = {math.prod(shape[k:]) for shape in known for k in range(len(shape))}
         return Traced(
             code=_with_formulas(code, sizes.formulas),
-            entry=replace(entry, result=made.result),
+            definitions=definitions,
+            given=[expression(texts[place]) for place in passed],
+            result=made.result,
             names=sizes.names,
-            sizes=frozenset(
-                n
-                for shape in [*(one.shape for one in every_tensor), *sizes.shapes]
-                if all(type(n) is int for n in shape)
-                for n in [*shape, *(math.prod(shape[k:]) for k in range(len(shape)))]
-            ),
+            sizes=frozenset(lengths.union(*known)),
         )
 
 
@@ -194,14 +162,14 @@ class _Fake(FakeTensorMode):
 
 @contextlib.contextmanager
 def _reason(words: str) -> Iterator[None]:
-    """Raises Untraceable for whatever a problem or torch raises."""
+    """Raises Unanswered for whatever a problem or torch raises."""
     try:
         yield
-    except Untraceable:
+    except Unanswered:
         raise
     except Exception as err:
         lines = str(err).strip().splitlines() or [""]
-        raise Untraceable(words, f"{type(err).__name__}: {lines[0]}"[:300]) from err
+        raise Unanswered(words, f"{type(err).__name__}: {lines[0]}"[:300]) from err
 
 
 def _axes(held: Held) -> tuple[str, ...] | None:
@@ -261,7 +229,7 @@ def _held(model: torch.nn.Module) -> Iterator[Held]:
 
 
 @dataclass(slots=True)
-class _Traced:
+class _Run:
     """A run of a model with other tensors in place of those it holds."""
 
     model: torch.nn.Module
@@ -271,10 +239,9 @@ class _Traced:
     result: ast.expr | None = None
     """The value that forward returns; names like `0` in it stand for its tensors."""
 
-    def run(self, values: list[Any]) -> list[Any]:
-        num_held = len(self.held)
-        new = {id(one.value): value for one, value in zip(self.held, values, strict=False)}
-        args = pytree.tree_unflatten(values[num_held:], self.spec)
+    def run(self, tensors: list[Any], inputs: list[Any]) -> list[Any]:
+        new = {id(one.value): value for one, value in zip(self.held, tensors, strict=True)}
+        args = pytree.tree_unflatten(inputs, self.spec)
         with contextlib.ExitStack() as stack:
             numbers = attributes(self.model, new) if self.with_attributes else []
             for place, name, symbol in numbers:
@@ -376,19 +343,19 @@ def _code(graph: Any, given: list[Any]) -> str:
             compile_fx.compile_fx(graph, given)
         except _Generated as done:
             return done.code
-    raise Untraceable("no operation", "the graph has none")
+    raise Unanswered("no operation", "the graph has none")
 
 
 def _with_formulas(code: str, formulas: dict[str, str]) -> str:
     """The code with the sizes that follow from others after those of the inputs."""
     begin = code.find("        with torch.cuda._DeviceGuard")
     if begin < 0:
-        raise Untraceable("no operation", "the graph has views alone")
+        raise Unanswered("no operation", "the graph has views alone")
     lines = [f"        {name} = {text}\n" for name, text in formulas.items()]
     return code[:begin] + "".join(lines) + code[begin:]
 
 
-def _entry(problem: str) -> Entry:
+def _definitions(problem: str) -> list[ast.stmt]:
     """The problem's definitions, with the class renamed to ModelNew."""
     tree = ast.parse(problem)
     skipped = {"get_inputs", "get_init_inputs", "get_input_sets"}
@@ -397,15 +364,14 @@ def _entry(problem: str) -> Entry:
             node.id = "ModelNew"
         if isinstance(node, ast.ClassDef) and node.name == "Model":
             node.name = "ModelNew"
-    kept = [one for one in tree.body if getattr(one, "name", "") not in skipped]
-    return Entry(definitions=kept, given=[], result=ast.Constant(None))
+    return [one for one in tree.body if getattr(one, "name", "") not in skipped]
 
 
-def _defined(entry: Entry) -> set[str]:
+def _defined(definitions: list[ast.stmt]) -> set[str]:
     """Names of functions, classes and imports of the problem."""
-    owners = [one for one in entry.definitions if isinstance(one, ast.Import | ast.ImportFrom)]
+    owners = [one for one in definitions if isinstance(one, ast.Import | ast.ImportFrom)]
     imported = {one.asname or one.name for owner in owners for one in owner.names}
-    return imported | {getattr(one, "name", "") for one in entry.definitions}
+    return imported | {getattr(one, "name", "") for one in definitions}
 
 
 def _names(given: ast.arguments, num_inputs: int) -> list[str]:
@@ -432,8 +398,8 @@ def _attribute(path: str) -> str:
     )  # fmt: skip
 
 
-def _label(path: Any) -> str:
-    """`{0}[1]` for the second element of the first input."""
+def _label(path: Any, names: Sequence[str]) -> str:
+    """`x[1]` for the second element of the input `x`."""
     first, *rest = path
     keys = [getattr(one, "idx", getattr(one, "key", None)) for one in rest]
-    return f"{{{first.idx}}}" + "".join(f"[{key!r}]" for key in keys)
+    return names[first.idx] + "".join(f"[{key!r}]" for key in keys)

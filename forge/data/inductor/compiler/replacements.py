@@ -12,17 +12,15 @@ import types
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import sympy
 import torch
 import torch.utils._triton
 import triton
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import lowering
 from torch._inductor.choices import InductorChoices
-from torch._inductor.codegen.triton import TritonKernel, TritonKernelOverrides, TritonSymbols
+from torch._inductor.codegen.triton import TritonKernelOverrides
 from torch._inductor.fx_passes import joint_graph, pad_mm, post_grad
-from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
-from torch._inductor.virtualized import V
+from torch._inductor.runtime.hints import DeviceProperties
 from torch._subclasses import fake_tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,7 +45,7 @@ def plain_operations(stack: contextlib.ExitStack) -> None:
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     stack.callback(torch.backends.mha.set_fastpath_enabled, is_fast)
-    for function in (_layer_norm, _instance_norm, _max_pool1d, _interpolate, _relu6, _linear):
+    for function in (_layer_norm, _instance_norm, _interpolate, _relu6, _linear):
         name = function.__name__.removeprefix("_")
         stack.enter_context(mock.patch.object(functional, name, function))
     for rank in (1, 2, 3):
@@ -117,23 +115,6 @@ def _instance_norm(
     if weight is not None:
         made = made * weight.view(1, -1, *ones)
     return made if bias is None else made + bias.view(1, -1, *ones)
-
-
-def _max_pool1d(
-    input: torch.Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False, return_indices: bool = False,
-) -> Any:  # fmt: skip
-    def pair(value: Any, other: int) -> tuple[int, int]:
-        return other, value[0] if isinstance(value, tuple | list) else value
-
-    steps = pair(kernel_size if stride is None or stride == [] else stride, 1)
-    values, indices = torch.ops.aten.max_pool2d_with_indices(
-        input.unsqueeze(-2), pair(kernel_size, 1), steps, pair(padding, 0), pair(dilation, 1),
-        ceil_mode,
-    )  # fmt: skip
-    if return_indices:
-        return values.squeeze(-2), indices.squeeze(-2)
-    return values.squeeze(-2)
 
 
 LINEAR = functional.linear
@@ -211,50 +192,14 @@ def _lengths(owner: torch.nn.Module, new: dict[int, Any]) -> dict[int, Any]:
 
 def reductions(stack: contextlib.ExitStack) -> None:
     """Reduces rows by loops, which are right and compile at every size, until the stack is left; a
-    variance is two of them. A row that is sorted is one block."""
-
-    def is_persistent(features: Any, _: bool) -> bool:
-        return bool(features.contains_op("sort"))
-
-    shape_of = TritonSymbols.get_block_shape
-
-    def block_shape(expr: Any) -> Any:
-        """As Inductor's, which fails for the index of a row that is a number and no tensor."""
-        kernel: Any = V.kernel
-        rows = {tree.prefix for tree in kernel.range_trees if tree.tensor_dim is None}
-        indices = (one for one in expr.free_symbols if one.name.rstrip("0123456789") in rows)
-        return shape_of(expr.xreplace(dict.fromkeys(indices, sympy.Integer(0))))
-
-    choose = staticmethod(is_persistent)
-    for owner, name, value in (
-        (InductorChoices, "should_use_persistent_reduction", choose),
-        (lowering, "use_two_step_variance", lambda *_, **__: True),
-        (TritonKernel, "_get_persistent_RBLOCK", staticmethod(_block)),
-        (TritonKernel, "want_no_x_dim", _has_one_row),
-        (TritonKernelOverrides, "atan", staticmethod(_atan)),
-        (TritonSymbols, "get_block_shape", staticmethod(block_shape)),
-    ):
-        stack.enter_context(mock.patch.object(owner, name, value))
-
-
-def _length(size: Any) -> int:
-    return int(V.graph.sizevars.optimization_hint(size, fallback=1 << 20))
-
-
-def _block(size: Any) -> int:
-    return 1 << max(_length(size) - 1, 0).bit_length()
-
-
-def _atan(x: Any) -> str:
-    """In place of twenty lines, some of assembly."""
-    return f"libdevice.atan({x})"
-
-
-def _has_one_row(self: Any) -> bool:
-    """True for a kernel whose program reduces one row."""
-    is_plain = self.persistent_reduction and len(self.numels) == self.num_reduction_dims + 1
-    hint = self.features.get_reduction_hint()
-    return is_plain and hint == ReductionHint.INNER
+    variance is two of them. A row that is sorted has no answer."""
+    never = staticmethod(lambda *_: False)
+    stack.enter_context(
+        mock.patch.object(InductorChoices, "should_use_persistent_reduction", never)
+    )
+    stack.enter_context(mock.patch.object(lowering, "use_two_step_variance", return_value=True))
+    short = staticmethod(lambda x: f"libdevice.atan({x})")  # for twenty lines, some of assembly
+    stack.enter_context(mock.patch.object(TritonKernelOverrides, "atan", short))
 
 
 def pretend(stack: contextlib.ExitStack) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from forge.data.harvest.records import Answered, AnswerTask, Unanswered
+from forge.data.harvest.records import Answered, Unanswered
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import flatten, leaves
@@ -33,14 +33,12 @@ from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence
-
-    from forge.data.harvest.records import Answerer
+    from collections.abc import Callable, Mapping, Sequence
 
 FILE = "problem.py"
 MAX_BYTES = 256 << 20
 """Inputs and outputs of a size that a CPU judges."""
-answerer: Answerer | None = None
+answerer: Callable[[str], Answered] | None = None
 """Set by `load_answerer`, before forks."""
 
 
@@ -82,10 +80,10 @@ def _give_up(number: int, frame: object) -> None:
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     assert answerer is not None, "a zygote of a harvest with answers"
-    task = AnswerTask(**request["task"])
-    found = answerer(task)
-    assert isinstance(found, Answered | Unanswered)
-    return {"is_answered": isinstance(found, Answered), **asdict(found)}
+    try:
+        return {"is_answered": True, **asdict(answerer(request["task"]["text"]))}
+    except Unanswered as error:
+        return {"is_answered": False, "reason": error.reason, "detail": error.detail}
 
 
 def _sizes(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,10 @@ than an expression becomes a small jitted function of the module, from `FUNCTION
 from __future__ import annotations
 
 import ast
+from typing import Any
 
-from forge.data.inductor.source import NotRewritten, RewriteReason, dotted, named
+from forge.data.harvest.records import Unanswered
+from forge.data.inductor.source import called, dotted, expression, named
 
 LANGUAGE = frozenset({
     "abs", "cdiv", "ceil", "cos", "div_rn", "erf", "exp", "exp2",
@@ -136,8 +138,11 @@ CALLS = {
 FUSED = "fma.rn.f32 $0, $1, $2, $3;"
 """Assembly of `a * b + c`, which Triton fuses itself."""
 
-MASKS = {"tl.load": 1, "tl.store": 2}
-"""Places of the masks of functions."""
+OPERATORS = {"maximum": "larger", "minimum": "smaller", "_any_combine": "either"}
+"""Functions that are passed to others."""
+
+REDUCING = ("tl.sum", "tl.max", "tl.min", "tl.reduce")
+ZERO = ast.Constant(0)
 
 RANDOM = frozenset({
     "rand", "randn", "randint", "randint4x", "rand4x", "randn4x", "randint64", "rand_eager_kernel",
@@ -145,8 +150,8 @@ RANDOM = frozenset({
 })  # fmt: skip
 
 
-def translate(node: ast.AST) -> ast.AST:
-    """The node without Inductor's functions. Raises NotRewritten."""
+def translate(node: ast.AST) -> Any:
+    """The node without Inductor's functions. Raises Unanswered."""
     return _Translator().visit(node)
 
 
@@ -155,8 +160,11 @@ class _Translator(ast.NodeTransformer):
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         for name, value in ast.iter_fields(node):
-            if type(value) is ast.Subscript and _takes_all(value.slice):
-                setattr(node, name, value.value)
+            match value:
+                case ast.Subscript(slice=ast.Slice(lower=None, upper=None, step=None)):
+                    setattr(node, name, value.value)
+                case _:
+                    pass
         return super().generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -166,124 +174,89 @@ class _Translator(ast.NodeTransformer):
             node.func = self.visit(node.func)
         node.args = [self.visit(one) for one in node.args]
         node.keywords = [self.visit(one) for one in node.keywords]
-        if name in MASKS and len(node.args) == MASKS[name] + 1 and _is_none(node.args[-1]):
-            node.args.pop()
         if function in RANDOM and owner in ("tl", "triton_helpers"):
-            raise NotRewritten(RewriteReason.RANDOM, name)
-        match node:
-            case ast.Call(args=[ast.Constant(value=str(text)), _, ast.List(elts=[a, b, c])]) if (
-                function == "inline_asm_elementwise" and text.startswith(FUSED)
-            ):
+            raise Unanswered("random", name)
+        match name, node.args:
+            case ("tl.load", [*_, ast.Constant(None)]) | (
+                "tl.store", [_, _, *_, ast.Constant(None)]
+            ):  # fmt: skip
+                node.args = node.args[:-1]
+            case _, [ast.Constant(str(text)), _, ast.List([a, b, c])] if text.startswith(FUSED):
                 return ast.BinOp(ast.BinOp(a, ast.Mult(), b), ast.Add(), c)
             case _:
                 pass
-        match owner:
-            case "triton_helpers":
-                return _helper(function, node)
-            case "tl_math" | "libdevice" | "tl.math" | "triton_helpers.libdevice":
-                return _mathematics(function, node)
-            case "":
-                return _method(node)
-            case _:
-                return node
+        if owner == "triton_helpers":
+            return _helper(function, node)
+        if owner in ("tl_math", "libdevice", "tl.math", "triton_helpers.libdevice"):
+            return _mathematics(RENAMED.get(function, function), node)
+        return node if owner else _method(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """Functions that are passed to others: operators of reductions."""
         self.generic_visit(node)
-        if dotted(node.value) == "triton_helpers":
-            given = {"maximum": "larger", "minimum": "smaller", "_any_combine": "either"}
-            if node.attr in given:
-                return ast.Name(id=given[node.attr], ctx=ast.Load())
-        return node
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def _takes_all(node: ast.expr) -> bool:
-    """True for the slice in `x[:]`."""
-    return isinstance(node, ast.Slice) and not (node.lower or node.upper or node.step)
+        ours = OPERATORS.get(node.attr) if dotted(node.value) == "triton_helpers" else None
+        return named(ours) if ours else node
 
 
 def _helper(function: str, node: ast.Call) -> ast.expr:
     given = node.args
     if function in LARGEST:
-        return _call(LARGEST[function], given)
+        return called(LARGEST[function], given)
     if function in REDUCTIONS and len(given) == 2:
-        return _call("tl.reduce", [*given, _name(REDUCTIONS[function])])
+        return called("tl.reduce", [*given, named(REDUCTIONS[function])])
     if function in TUPLES and len(given) > TUPLES[function][1]:
         joined, count = TUPLES[function]
         several = ast.Tuple(elts=given[:count], ctx=ast.Load())
-        return _call("tl.reduce", [several, given[count], _name(joined)])
+        return called("tl.reduce", [several, given[count], named(joined)])
     if function in CALLS and len(given) >= CALLS[function][1]:
         ours, count = CALLS[function]
-        return _call(ours, given[:count])
+        return called(ours, given[:count])
     match function, given:
         case "online_softmax_combine", [most, total, value, *_]:
-            return _call("softmax_merge", [most, total, value, ast.Constant(1.0)])
+            return called("softmax_merge", [most, total, value, ast.Constant(1.0)])
         case "select_one", [value, mask, *_]:  # of a block's row, which is its last axis
-            chosen = _call("tl.where", [mask, value, ast.Constant(0)])
-            kept = [one for one in node.keywords if one.arg == "keep_dims"]
-            return ast.Call(func=_name("tl.sum"), args=[chosen, ast.Constant(1)], keywords=kept)
-        case "promote_to_tensor", [ast.Call() as reduced] if _is_reduction(reduced):
-            kept = ast.keyword(arg="keep_dims", value=ast.Constant(True))
-            return ast.Call(func=reduced.func, args=reduced.args, keywords=[kept])
+            made = called("tl.sum", [called("tl.where", [mask, value, ZERO]), ast.Constant(1)])
+            made.keywords = [one for one in node.keywords if one.arg == "keep_dims"]
+            return made
         case "promote_to_tensor", [value]:
-            zeros = ast.parse("tl.zeros([1], tl.int1)", mode="eval").body
-            return ast.BinOp(left=value, op=ast.Add(), right=zeros)
-        case "maximum" | "minimum", [_, _]:
-            is_first = isinstance(given[0], ast.Constant)
-            return _call(f"tl.{function}", given[::-1] if is_first else given)
+            if isinstance(value, ast.Call) and dotted(value.func) in REDUCING:
+                value.keywords = [ast.keyword(arg="keep_dims", value=ast.Constant(True))]
+                return value
+            return ast.BinOp(value, ast.Add(), expression("tl.zeros([1], tl.int1)"))
+        case "maximum" | "minimum", [first, second]:
+            is_last = isinstance(first, ast.Constant)
+            return called(f"tl.{function}", [second, first] if is_last else given)
         case "exp", [value, *_]:
-            return _call("tl.exp", [value])
+            return called("tl.exp", [value])
         case "device_assert_then", [_, _, value]:
             return value
         case "constexpr_next_power_of_2", [value]:
-            return _call("triton.next_power_of_2", [value])
+            return called("triton.next_power_of_2", [value])
         case _:
-            raise NotRewritten(RewriteReason.UNKNOWN_HELPER, f"triton_helpers.{function}")
+            raise Unanswered("unknown helper", f"triton_helpers.{function}")
 
 
 def _mathematics(function: str, node: ast.Call) -> ast.expr:
-    function = RENAMED.get(function, function)
     if function == "mul_rn":
         return ast.BinOp(left=node.args[0], op=ast.Mult(), right=node.args[1])
     if function in LANGUAGE:
-        return _call(f"tl.{function}", node.args)
+        return called(f"tl.{function}", node.args)
     if function in LIBDEVICE:
-        return _call(f"libdevice.{function}", node.args)
-    raise NotRewritten(RewriteReason.UNKNOWN_HELPER, dotted(node.func))
+        return called(f"libdevice.{function}", node.args)
+    raise Unanswered("unknown helper", dotted(node.func))
 
 
 def _method(node: ast.Call) -> ast.expr:
     """`libdevice.isnan(x).to(tl.int1)` is a comparison, and isinf too."""
     match node:
         case ast.Call(
-            func=ast.Attribute(value=ast.Call(func=tested, args=[value]), attr="to"),
-            args=[kind],
+            func=ast.Attribute(value=ast.Call(func=tested, args=[value]), attr="to"), args=[kind]
         ) if dotted(kind) == "tl.int1":
+            if dotted(tested) == "libdevice.isnan" and isinstance(value, ast.Name):
+                return ast.Compare(left=value, ops=[ast.NotEq()], comparators=[value])
+            if dotted(tested) == "libdevice.isinf":
+                infinity, size = expression("float('inf')"), called("tl.abs", [value])
+                return ast.Compare(left=size, ops=[ast.Eq()], comparators=[infinity])
+        case _:
             pass
-        case _:
-            return node
-    match dotted(tested):
-        case "libdevice.isnan" if isinstance(value, ast.Name):
-            return ast.Compare(left=value, ops=[ast.NotEq()], comparators=[value])
-        case "libdevice.isinf":
-            infinity = ast.parse("float('inf')", mode="eval").body
-            size = _call("tl.abs", [value])
-            return ast.Compare(left=size, ops=[ast.Eq()], comparators=[infinity])
-        case _:
-            return node
-
-
-def _is_reduction(node: ast.Call) -> bool:
-    return dotted(node.func) in ("tl.sum", "tl.max", "tl.min", "tl.reduce") and not node.keywords
-
-
-def _call(name: str, given: list[ast.expr]) -> ast.Call:
-    return ast.Call(func=_name(name), args=given, keywords=[])
-
-
-def _name(name: str) -> ast.expr:
-    return named(name)
+    return node
