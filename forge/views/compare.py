@@ -4,7 +4,7 @@ and lost, with intervals.
 `compare(a, b, by=By.STEP)` gives a `Comparison`, data only; `render_comparison` prints it. Called
 by `forge compare A B`, the monitor and notebooks. What cannot be compared is a line in
 `Comparison.notes`: never an error, and never a number with another meaning. All differences are b
-minus a. Both runs are read once each.
+minus a.
 """
 
 from __future__ import annotations
@@ -13,30 +13,25 @@ import json
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import tomli
-
 from forge.store.read_only import RowTable
 from forge.views.gains import FIRST_ANSWERS
-from forge.views.run_state import run_state, trained_label
+from forge.views.run_state import load_experiment, run_state, trained_label
 from forge.views.statistics import Tally, compare_paired, estimate_difference
 from forge.views.text.numbers import NONE, digits, percent, without_empty
 from forge.views.text.secrets import HIDDEN, is_secret
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from rich.console import Group as RichGroup
 
     from forge.store.reader import RunReader
     from forge.views.statistics import Estimate
-    from forge.views.text.fitting import Fitting
 
 
 class By(StrEnum):
@@ -48,6 +43,9 @@ class By(StrEnum):
     """Completion tokens generated for training."""
     TIME = "time"
     """Seconds of training steps, without evaluations and without the time between attempts."""
+
+
+UNITS = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "seconds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +98,31 @@ class CurvePair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemChange:
+    """First answers of both runs to one problem."""
+
+    problem_id: str
+    family: str
+    level: int
+    source: str
+    """Name of its source; empty if the run has one."""
+    num_a: int
+    correct_a: int
+    num_b: int
+    correct_b: int
+    difference: float
+    """Difference of the shares of correct first turns."""
+    outcome: str
+    """`won` if b is better, `lost`, `even`."""
+    speedup_a: float | None
+    """Best of the evaluation's correct answers."""
+    speedup_b: float | None
+    speedup_ratio: float | None
+    """b's best speedup over a's, if one device has timed both: times of different cards are not
+    comparable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """pass@1 of both on the problems that both evaluated."""
 
@@ -119,37 +142,13 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemChange:
-    """One problem that both evaluated."""
-
-    problem_id: str
-    family: str
-    level: int
-    num_a: int
-    correct_a: int
-    num_b: int
-    correct_b: int
-    difference: float
-    """Difference of the shares of correct first turns."""
-    speedup_a: float | None
-    """Best of the evaluation's correct answers."""
-    speedup_b: float | None
-
-    @property
-    def outcome(self) -> str:
-        """`won` if b is better, `lost`, `even`."""
-        return "won" if self.difference > 0 else "lost" if self.difference < 0 else "even"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScorePart:
     """The score of one source or level."""
 
     name: str
     score: Score
     speed: Estimate | None
-    """log2 of b's best speedup over a's, for problems that one device has timed for both: 1 is
-    twice as fast."""
+    """log2 of `ProblemChange.speedup_ratio`: 1 is twice as fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +173,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `forge compare --json` prints."""
-        out = asdict(self)
-        for row, problem in zip(out["problems"], self.problems, strict=True):
-            row["outcome"] = problem.outcome
-        return out
+        return asdict(self)
 
 
 WINDOW = 5
@@ -187,7 +183,6 @@ NUM_PROBLEMS = 10
 NUM_POINTS = 3
 """Points of comparison that fit beside each other."""
 VALUE_CHARACTERS = 30
-_UNITS = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "s"}
 
 
 def render_comparison(found: Comparison) -> RichGroup:
@@ -195,34 +190,23 @@ def render_comparison(found: Comparison) -> RichGroup:
     from rich.console import Group as RichGroup
     from rich.text import Text
 
+    from forge.views.text.fitting import Fitting
+
     parts: list[Any] = [Text(printable(_head(found)), style="bold")]
     if found.score is not None:
         parts.append(Text(_sentence(found.score)))
     parts += [Text(printable(f"note: {note}"), style="yellow") for note in found.notes]
-    if found.config:
-        rows = tuple((each.key, _value(each.a), _value(each.b)) for each in found.config)
-        table = _table(("key", "a", "b"), rows)
-        parts += [Text(""), Text("settings that differ", style="bold"), table]
-    if found.curves:
-        title = f"curves at equal {found.by}, means of the last {WINDOW} steps, a → b"
-        parts += [Text(""), Text(title, style="bold"), _render_curves(found)]
-    for title, sections in {"by source": found.by_source, "by level": found.by_level}.items():
-        if sections:
-            parts += [Text(""), Text(title, style="bold"), _render_parts(sections)]
-    won = [each for each in reversed(found.problems) if each.outcome == "won"]
-    lost = [each for each in found.problems if each.outcome == "lost"]
-    for title, problems in (("won by b", won), ("lost by b", lost)):
-        if problems:
-            more = max(0, len(problems) - NUM_PROBLEMS)
-            words = f"{title}: {len(problems)} problems" + (f", {more} not shown" if more else "")
-            parts += [Text(""), Text(words, style="bold"), _render_problems(problems)]
+    for title, columns, rows in _tables(found):
+        if rows:
+            table = RowTable(columns=tuple(columns), rows=tuple(rows))
+            parts += [Text(""), Text(title, style="bold"), Fitting(table)]
     return RichGroup(*parts)
 
 
 def _head(found: Comparison) -> str:
     sides = [
         f"{letter} {side.name} ({side.state}"
-        + (f", {side.spent:,.0f} {_UNITS[found.by]}" if side.spent is not None else "")
+        + (f", {side.spent:,.0f} {UNITS[found.by]}" if side.spent is not None else "")
         + (f", {side.evaluation}" if side.evaluation else "")
         + ")"
         for letter, side in (("a", found.a), ("b", found.b))
@@ -234,69 +218,57 @@ def _sentence(score: Score) -> str:
     verdict = "beyond chance" if score.is_certain else "within chance"
     return (
         f"pass@1 {percent(score.a)} → {percent(score.b)}: {_points(score.difference.value)} points "
-        f"({_points(score.difference.low)} to {_points(score.difference.high)}, 95 %): {verdict}\n"
+        f"({_between(score.difference)}, 95 %): {verdict}\n"
         f"{score.difference.num_problems} problems, paired: {score.num_won} won, "
         f"{score.num_lost} lost, {score.num_even} even"
     )
 
 
-def _render_curves(found: Comparison) -> Fitting:
-    unit = _UNITS[found.by]
-    xs = found.curves[0].at[-NUM_POINTS:]
-    columns = ("metric", *(f"{point.x:,.0f} {unit}" for point in xs))
-    rows = tuple(
+def _tables(found: Comparison) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[Any]]]]:
+    """Title, columns and rows of each table."""
+    settings = [(each.key, _value(each.a), _value(each.b)) for each in found.config]
+    yield "settings that differ", ("key", "a", "b"), settings
+    curves = [
         (
             curve.name.removeprefix("train/").removesuffix("/mean"),
             *(f"{digits(point.a)} → {digits(point.b)}" for point in curve.at[-NUM_POINTS:]),
         )
         for curve in found.curves
-    )
-    return _table(columns, rows)
-
-
-def _render_parts(parts: tuple[ScorePart, ...]) -> Fitting:
-    columns = ("", "n", "a", "b", "b − a", "95 %", "won", "lost", "speed b/a")
-    rows = [
-        (
-            part.name,
-            part.score.difference.num_problems,
-            percent(part.score.a),
-            percent(part.score.b),
-            _points(part.score.difference.value),
-            f"{_points(part.score.difference.low)} to {_points(part.score.difference.high)}",
-            part.score.num_won,
-            part.score.num_lost,
-            _speed(part),
-        )
-        for part in parts
     ]
-    columns, rows = without_empty(columns, rows)
-    return _table(columns, rows)
+    points = found.curves[0].at[-NUM_POINTS:] if curves else ()
+    heads = ("metric", *(f"{point.x:,.0f} {UNITS[found.by]}" for point in points))
+    yield f"curves at equal {found.by}, means of the last {WINDOW} steps, a → b", heads, curves
+    for title, parts in (("by source", found.by_source), ("by level", found.by_level)):
+        heads = ("", "n", "a", "b", "b − a", "95 %", "won", "lost", "speed b/a")
+        yield title, *without_empty(heads, [_part_cells(part) for part in parts])
+    won = [each for each in reversed(found.problems) if each.outcome == "won"]
+    lost = [each for each in found.problems if each.outcome == "lost"]
+    for title, problems in (("won by b", won), ("lost by b", lost)):
+        heads = ("problem", "level", "a", "b", "b − a", "speed-up a", "speed-up b")
+        more = max(0, len(problems) - NUM_PROBLEMS)
+        words = f"{title}: {len(problems)} problems" + (f", {more} not shown" if more else "")
+        cells = [_problem_cells(each) for each in problems[:NUM_PROBLEMS]]
+        yield words, *without_empty(heads, cells)
 
 
-def _render_problems(problems: list[ProblemChange]) -> Fitting:
-    columns = ("problem", "level", "a", "b", "b − a", "speed-up a", "speed-up b")
-    rows = [
-        (
-            each.problem_id,
-            each.level,
-            f"{each.correct_a}/{each.num_a}",
-            f"{each.correct_b}/{each.num_b}",
-            _points(each.difference),
-            digits(each.speedup_a),
-            digits(each.speedup_b),
-        )
-        for each in problems[:NUM_PROBLEMS]
-    ]
-    columns, rows = without_empty(columns, rows)
-    return _table(columns, rows)
+def _part_cells(part: ScorePart) -> tuple[Any, ...]:
+    score, speed = part.score, NONE
+    if part.speed is not None:
+        value, low, high = (2.0**x for x in (part.speed.value, part.speed.low, part.speed.high))
+        speed = f"{value:.2f}× ({low:.2f}–{high:.2f})"
+    return (
+        part.name, score.difference.num_problems, percent(score.a), percent(score.b),
+        _points(score.difference.value), _between(score.difference), score.num_won, score.num_lost,
+        speed,
+    )  # fmt: skip
 
 
-def _speed(part: ScorePart) -> str:
-    if part.speed is None:
-        return NONE
-    value, low, high = (2.0**x for x in (part.speed.value, part.speed.low, part.speed.high))
-    return f"{value:.2f}× ({low:.2f}–{high:.2f})"
+def _problem_cells(each: ProblemChange) -> tuple[Any, ...]:
+    return (
+        each.problem_id, each.level, f"{each.correct_a}/{each.num_a}",
+        f"{each.correct_b}/{each.num_b}", _points(each.difference), digits(each.speedup_a),
+        digits(each.speedup_b),
+    )  # fmt: skip
 
 
 def _points(value: float) -> str:
@@ -304,17 +276,13 @@ def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
+def _between(difference: Estimate) -> str:
+    return f"{_points(difference.low)} to {_points(difference.high)}"
+
+
 def _value(value: Any) -> str:
-    if value is None:
-        return NONE
-    text = str(value)
+    text = NONE if value is None else str(value)
     return text if len(text) <= VALUE_CHARACTERS else f"{text[: VALUE_CHARACTERS - 1]}…"
-
-
-def _table(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Fitting:
-    from forge.views.text.fitting import Fitting
-
-    return Fitting(RowTable(columns=tuple(columns), rows=tuple(rows)))
 
 
 ABSENT = object()
@@ -329,13 +297,14 @@ def find_changes(a: RunReader, b: RunReader) -> tuple[Change, ...]:
     """Keys of the experiment, then of the last attempt's code and machine, where they differ. A
     stage that only one run has appears in `stages`, without its keys.
     """
-    found_a, found_b = _settings(a), _settings(b)
-    both = _stages(found_a) & _stages(found_b)
+    settings = [_settings(reader) for reader in (a, b)]
+    left, right = settings
+    stages = [{_stage_of(key) for key in each} for each in settings]
     return tuple(
-        Change(key=key, a=_shown(key, found_a), b=_shown(key, found_b))
-        for key in {**found_a, **found_b}
-        if found_a.get(key, ABSENT) != found_b.get(key, ABSENT)
-        and (not key.startswith("stage.") or _stage_of(key) in both)
+        Change(key=key, a=_shown(key, left), b=_shown(key, right))
+        for key in {**left, **right}
+        if left.get(key, ABSENT) != right.get(key, ABSENT)
+        and all(_stage_of(key) in each for each in stages)
     )
 
 
@@ -343,46 +312,31 @@ def _shown(key: str, settings: Mapping[str, Any]) -> Any:
     return HIDDEN if key in settings and is_secret(key) else settings.get(key)
 
 
-def _experiment(tables: dict[str, Any]) -> dict[str, Any]:
-    """A flat experiment, with stages named by kind and round: stages of one kind and round are
-    compared with each other.
-    """
-    stages = tables.pop("stage", [])
-    out = dict(_flat(tables))
-    rounds = [stage.pop("round", None) for stage in stages]
-    kinds = [
-        str(stage.get("kind")) + (f" (round {number})" if number else "")
-        for stage, number in zip(stages, rounds, strict=True)
-    ]
-    out["stages"] = " → ".join(kinds)
-    for index, (kind, stage) in enumerate(zip(kinds, stages, strict=True)):
-        before = kinds[:index].count(kind)
-        name = f"stage.{kind}[{before}]." if before else f"stage.{kind}."
-        out |= dict(_flat(stage, place=name))
-    return out
-
-
-def _stages(settings: Mapping[str, Any]) -> set[str]:
-    return {_stage_of(key) for key in settings if key.startswith("stage.")}
-
-
 def _stage_of(key: str) -> str:
-    """`stage.grpo[1]` of `stage.grpo[1].steps`."""
-    return ".".join(key.split(".")[:2])
+    """`stage.grpo[1]` of `stage.grpo[1].steps`; empty for a key of no stage."""
+    return ".".join(key.split(".")[:2]) if key.startswith("stage.") else ""
 
 
 def _settings(reader: RunReader) -> dict[str, Any]:
-    text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
-    try:
-        settings = _experiment(tomli.loads(text))
-    except tomli.TOMLDecodeError:  # a run made by hand
-        settings = {}
+    """The flat experiment, code and machine. Stages are named by kind and round, so that those of
+    one kind and round are compared with each other."""
+    tables = load_experiment(reader)
+    stages = tables.pop("stage", [])
+    settings = dict(_flat(tables))
+    kinds: list[str] = []
+    for stage in stages:
+        number = stage.pop("round", None)
+        kind = str(stage.get("kind")) + (f" (round {number})" if number else "")
+        before = f"[{kinds.count(kind)}]" if kind in kinds else ""
+        settings |= _flat(stage, place=f"stage.{kind}{before}.")
+        kinds.append(kind)
+    settings["stages"] = " → ".join(kinds)
     made = reader.one(_MADE_WITH)
-    if made is None:
-        return settings
-    settings |= {"code.commit": made["code_commit"], "code.is_changed": bool(made["has_diff"])}
-    settings |= dict(_flat(json.loads(made["versions"]), place="versions."))
-    return settings | dict(_flat(json.loads(made["machine"]), place="machine."))
+    if made is not None:
+        settings |= {"code.commit": made["code_commit"], "code.is_changed": bool(made["has_diff"])}
+        for name in ("versions", "machine"):
+            settings |= _flat(json.loads(made[name]), place=f"{name}.")
+    return settings
 
 
 def _flat(table: Mapping[str, Any], *, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -396,46 +350,43 @@ def _flat(table: Mapping[str, Any], *, place: str = "") -> Iterator[tuple[str, A
             yield f"{place}{key}", value
 
 
-UNIT = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "seconds"}
 INSTEAD = "no curves; the last evaluations are compared"
 
 
 def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
     """Compares two runs at equal steps, tokens or time."""
     runs, notes = (a, b), list[str]()
-    of_rollouts = any(has_rollouts(reader) for reader in runs)
-    left, right = (load_trained_steps(reader, of_rollouts=of_rollouts) for reader in runs)
-    budget = _budget(runs, (left, right), by, of_rollouts=of_rollouts, notes=notes)
-    chosen_a = choose_evaluation(a, left, by=by, budget=budget)
-    chosen_b = choose_evaluation(b, right, by=by, budget=budget)
-    both = _common(runs, (chosen_a, chosen_b), by=by, budget=budget, notes=notes)
-    has_sources = len({answers.origin for answers, _ in both.values()}) > 1
+    of_rollouts = any(_has_rollouts(reader) for reader in runs)
+    trained = [_load_trained_steps(reader, by, of_rollouts=of_rollouts) for reader in runs]
+    budget = _budget(runs, trained, by, of_rollouts=of_rollouts, notes=notes)
+    chosen = [
+        _choose_evaluation(reader, steps, budget)
+        for reader, steps in zip(runs, trained, strict=True)
+    ]
+    problems = _common(runs, chosen, by=by, budget=budget, notes=notes)
+    has_sources = len({each.source for each in problems}) > 1
+    sides = [
+        Side(
+            name=reader.paths.name, state=run_state(reader), spent=steps.total, evaluation=name,
+            devices=tuple(sorted({one for row in answers.values() for one in row["devices"]})),
+        )
+        for reader, steps, (name, answers) in zip(runs, trained, chosen, strict=True)
+    ]  # fmt: skip
     return Comparison(
         by=by,
         budget=budget,
-        a=_side(a, left, chosen_a, by=by),
-        b=_side(b, right, chosen_b, by=by),
+        a=sides[0],
+        b=sides[1],
         config=find_changes(a, b),
-        curves=compare_curves(left, right, by=by, budget=budget) if budget else (),
-        score=score(both),
-        problems=compare_problems(both),
-        by_source=parts_of(both, lambda each: (each.origin,), name="{}") if has_sources else (),
-        by_level=parts_of(
-            both,
-            lambda each: (each.origin if has_sources else "", each.level),
-            name="{} level {}",
+        curves=_compare_curves(*trained, budget=budget) if budget else (),
+        score=_score(problems),
+        problems=tuple(problems),
+        by_source=_parts_of(problems, lambda each: each.source) if has_sources else (),
+        by_level=_parts_of(
+            problems,
+            lambda each: f"{each.source if has_sources else ''} level {each.level}".strip(),
         ),
         notes=tuple(notes),
-    )
-
-
-def _side(reader: RunReader, steps: TrainedSteps, chosen: Chosen | None, *, by: By) -> Side:
-    return Side(
-        name=reader.paths.name,
-        state=run_state(reader),
-        spent=steps.total(by),
-        devices=chosen.devices if chosen else (),
-        evaluation=None if chosen is None else chosen.name,
     )
 
 
@@ -446,47 +397,95 @@ def _budget(
     """Common budget; None if a run has no steps or did not count the quantity."""
     known = list[float]()
     for reader, steps in zip(runs, trained, strict=True):
-        spent = steps.total(by)
         if not steps.places:
             kind = "step of grpo" if of_rollouts else "step"
             notes.append(f"{reader.paths.name} has trained no {kind}: {INSTEAD}")
-        elif spent is None:
-            notes.append(f"{reader.paths.name} did not count its {UNIT[by]}: {INSTEAD}")
+        elif steps.total is None:
+            notes.append(f"{reader.paths.name} did not count its {UNITS[by]}: {INSTEAD}")
         else:
-            known.append(spent)
+            known.append(steps.total)
     return min(known) if len(known) == 2 else None
 
 
 def _common(
-    runs: Sequence[RunReader], evaluations: Sequence[Chosen | None], *,
+    runs: Sequence[RunReader], chosen: Sequence[tuple[str | None, Answers]], *,
     by: By, budget: float | None, notes: list[str],
-) -> Both:  # fmt: skip
-    """Answers to the problems that are the same in both, by name and source."""
-    found = [chosen.answers for chosen in evaluations if chosen is not None]
-    for reader, chosen in zip(runs, evaluations, strict=True):
-        if chosen is None:
-            when = "" if budget is None else f" after at most {budget:,.0f} {UNIT[by]}"
-            notes.append(f"{reader.paths.name} has no evaluation{when}: no problems won or lost")
-    if len(found) < 2:
-        return {}
-    a, b = found
-    names = sorted(a.keys() & b.keys())
-    same = {name: (a[name], b[name]) for name in names if a[name].source == b[name].source}
-    if not names:
-        left, right = (reader.paths.name for reader in runs)
-        named = f"{left} evaluated {_some(a)}, {right} {_some(b)}"
+) -> list[ProblemChange]:  # fmt: skip
+    """Problems that are the same in both, by name and source, largest loss first."""
+    names = [reader.paths.name for reader in runs]
+    when = "" if budget is None else f" after at most {budget:,.0f} {UNITS[by]}"
+    without = [name for name, (_, answers) in zip(names, chosen, strict=True) if not answers]
+    notes += [f"{name} has no evaluation{when}: no problems won or lost" for name in without]
+    if without:
+        return []
+    a, b = (answers for _, answers in chosen)
+    both = sorted(a.keys() & b.keys())
+    same = [name for name in both if a[name]["sha256"] == b[name]["sha256"]]
+    if not both:
+        named = f"{names[0]} evaluated {_some(a)}, {names[1]} {_some(b)}"
         notes.append(f"no problem in common: {named}")
-    elif len(same) < len(names):
-        number = len(names) - len(same)
+    elif len(same) < len(both):
+        number = len(both) - len(same)
         notes.append(f"{number} problems share a name but not their source: left out")
     if same and len(same) < max(len(a), len(b)):
         notes.append(f"{len(same)} problems in common, of {len(a)} and {len(b)} evaluated")
-    return same
+    changes = [_change(name, a[name], b[name]) for name in same]
+    return sorted(changes, key=lambda each: (each.difference, each.problem_id))
 
 
-def _some(answers: Mapping[str, Answers]) -> str:
-    names = sorted(answers)
-    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+def _some(answers: Answers) -> str:
+    first, *others = sorted(answers)
+    return f"{first} and {len(others)} more" if others else first
+
+
+def _change(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> ProblemChange:
+    difference = b["correct"] / b["num"] - a["correct"] / a["num"]
+    is_timed = a["speedup"] and b["speedup"]
+    is_one_device = len(a["devices"]) == 1 and a["devices"] == b["devices"]
+    return ProblemChange(
+        problem_id=name, family=b["family"], level=b["level"], source=a["source"],
+        num_a=a["num"], correct_a=a["correct"], num_b=b["num"], correct_b=b["correct"],
+        difference=difference,
+        outcome="won" if difference > 0 else "lost" if difference < 0 else "even",
+        speedup_a=a["speedup"], speedup_b=b["speedup"],
+        speedup_ratio=b["speedup"] / a["speedup"] if is_timed and is_one_device else None,
+    )  # fmt: skip
+
+
+def _score(problems: Sequence[ProblemChange]) -> Score | None:
+    """pass@1 of both; None without problems."""
+    a = {each.problem_id: Tally(num=each.num_a, correct=each.correct_a) for each in problems}
+    b = {each.problem_id: Tally(num=each.num_b, correct=each.correct_b) for each in problems}
+    difference = compare_paired(a, b)
+    if difference is None:
+        return None
+    rates = [[t.correct / t.num for t in tallies.values()] for tallies in (a, b)]
+    outcomes = [each.outcome for each in problems]
+    return Score(
+        a=math.fsum(rates[0]) / len(a), b=math.fsum(rates[1]) / len(b), difference=difference,
+        num_won=outcomes.count("won"), num_lost=outcomes.count("lost"),
+        num_even=outcomes.count("even"),
+    )  # fmt: skip
+
+
+def _parts_of(
+    problems: Sequence[ProblemChange], name: Callable[[ProblemChange], str]
+) -> tuple[ScorePart, ...]:
+    """Scores of the problems with the same name, by source and level."""
+    found: dict[str, list[ProblemChange]] = defaultdict(list)
+    for each in sorted(problems, key=lambda each: (each.source, each.level)):
+        found[name(each)].append(each)
+    return tuple(
+        ScorePart(
+            name=part,
+            score=score,
+            speed=estimate_difference(
+                [math.log2(each.speedup_ratio) for each in of if each.speedup_ratio]
+            ),
+        )
+        for part, of in found.items()
+        if (score := _score(of)) is not None
+    )
 
 
 STEP_COLUMNS = (
@@ -496,6 +495,8 @@ STEP_COLUMNS = (
 METRICS = ("train/loss/mean", "train/entropy/mean", "train/kl_behaviour/mean")
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Points of comparison, as shares of the common budget."""
+ROUNDED = 1 + 1e-9
+"""Allowance for sums of seconds."""
 
 _STEPS = (
     f"SELECT stage, step, is_open, num_completion_tokens, {', '.join(STEP_COLUMNS)} FROM v_steps"
@@ -512,44 +513,39 @@ class TrainedSteps:
     """Trained steps of one run, in order, with the cumulative cost of each."""
 
     places: tuple[StageStep, ...]
-    spent: dict[By, tuple[float | None, ...]]
+    spent: tuple[float | None, ...]
     """Cumulative cost of each place; None if it was not counted."""
     values: dict[str, dict[StageStep, float]]
 
-    def at(self, place: StageStep, by: By) -> float | None:
-        """Cost up to and including this stage and step; 0 before the first."""
-        index = bisect_right(self.places, place)
-        return 0.0 if index == 0 else self.spent[by][index - 1]
-
-    def total(self, by: By) -> float | None:
+    @property
+    def total(self) -> float | None:
         """Cost of all steps; None if it was not counted."""
-        return self.spent[by][-1] if self.places else 0.0
+        return self.spent[-1] if self.places else 0.0
 
-    def curve(self, name: str, by: By) -> tuple[tuple[float, float], ...]:
+    def curve(self, name: str) -> tuple[tuple[float, float], ...]:
         """(cost, value) of each step that has both."""
         values = self.values.get(name, {})
         return tuple(
             (x, values[place])
-            for place, x in zip(self.places, self.spent[by], strict=True)
+            for place, x in zip(self.places, self.spent, strict=True)
             if x is not None and place in values
         )
 
 
-def has_rollouts(reader: RunReader) -> bool:
+def _has_rollouts(reader: RunReader) -> bool:
     """True if the run trained on rollouts, or intends to."""
     found = reader.value("SELECT 1 FROM groups WHERE purpose = 'train' LIMIT 1")
     return found is not None
 
 
-def load_trained_steps(reader: RunReader, *, of_rollouts: bool) -> TrainedSteps:
+def _load_trained_steps(reader: RunReader, by: By, *, of_rollouts: bool) -> TrainedSteps:
     """The steps trained on rollouts, or those of SFT."""
     played = {(row["stage"], row["step"]): row for row in reader.rows(_STEPS)}
     keys = (*METRICS, _WALL)
-    rows = reader.rows(_METRICS.format(", ".join("?" * len(keys))), keys)
     stages = {stage for stage, _ in played}
     values: dict[str, dict[StageStep, float]] = defaultdict(dict)
     marks: dict[StageStep, tuple[int, float]] = {}
-    for row in rows:
+    for row in reader.rows(_METRICS.format(", ".join("?" * len(keys))), keys):
         place = (row["stage"], row["step"])
         if (row["stage"] in stages) != of_rollouts:
             continue
@@ -558,19 +554,23 @@ def load_trained_steps(reader: RunReader, *, of_rollouts: bool) -> TrainedSteps:
         if row["key"].startswith("train/"):
             marks[place] = (row["attempt"], row["at"])
     places = tuple(sorted(marks))
-    for name in STEP_COLUMNS:
-        found = {p: played[p][name] for p in places if p in played and not played[p]["is_open"]}
-        values[name] = {p: value for p, value in found.items() if value is not None}
+    for place in places:
+        row = played.get(place, {"is_open": True})
+        for name in () if row["is_open"] else STEP_COLUMNS:
+            if row[name] is not None:
+                values[name][place] = row[name]
     walls = values.pop(_WALL, {}) if of_rollouts else {}  # SFT has one for the whole stage
-    costs: dict[By, list[float | None]] = {by: [] for by in By}
+    costs = list[float | None]()
     for index, place in enumerate(places):
-        stage, step = place
-        before = places[index - 1] if index and places[index - 1][0] == stage else None
-        costs[By.STEP].append(step if before is None else step - before[1])
-        costs[By.TOKENS].append(played.get(place, {}).get("num_completion_tokens"))
-        costs[By.TIME].append(walls.get(place, _seconds_between(before, place, marks)))
-    spent = {by: tuple(accumulate(each, _added)) for by, each in costs.items()}
-    return TrainedSteps(places=places, spent=spent, values=dict(values))
+        is_first = not index or places[index - 1][0] != place[0]
+        before = None if is_first else places[index - 1]
+        if by is By.STEP:
+            costs.append(place[1] - (before[1] if before else 0))
+        elif by is By.TOKENS:
+            costs.append(played.get(place, {}).get("num_completion_tokens"))
+        else:
+            costs.append(walls.get(place, _seconds_between(before, place, marks)))
+    return TrainedSteps(places=places, spent=tuple(accumulate(costs, _added)), values=dict(values))
 
 
 def _added(total: float | None, cost: float | None) -> float | None:
@@ -587,168 +587,62 @@ def _seconds_between(
     return max(0.0, marks[place][1] - marks[before][1])
 
 
-def compare_curves(
-    a: TrainedSteps, b: TrainedSteps, *, by: By, budget: float
-) -> tuple[CurvePair, ...]:
+def _compare_curves(a: TrainedSteps, b: TrainedSteps, *, budget: float) -> tuple[CurvePair, ...]:
     """Curves of every metric that both runs have."""
-    out: list[CurvePair] = []
-    for name in (*STEP_COLUMNS, *METRICS):
-        left, right = a.curve(name, by), b.curve(name, by)
-        if not left or not right:
-            continue
-        xs = [share * budget for share in SHARES]
-        points = tuple(CurvePoint(x=x, a=_mean_at(left, x), b=_mean_at(right, x)) for x in xs)
-        out.append(CurvePair(name=name, a=left, b=right, at=points))
-    return tuple(out)
+    xs = [share * budget for share in SHARES]
+    return tuple(
+        CurvePair(
+            name=name, a=left, b=right,
+            at=tuple(CurvePoint(x=x, a=_mean_at(left, x), b=_mean_at(right, x)) for x in xs),
+        )
+        for name in (*STEP_COLUMNS, *METRICS)
+        if (left := a.curve(name)) and (right := b.curve(name))
+    )  # fmt: skip
 
 
 def _mean_at(curve: tuple[tuple[float, float], ...], x: float) -> float | None:
-    end = bisect_right([point[0] for point in curve], x * (1 + 1e-9))
+    end = bisect_right([point[0] for point in curve], x * ROUNDED)
     last = [value for _, value in curve[max(0, end - WINDOW) : end]]
     return sum(last) / len(last) if last else None
 
 
 _EVALUATIONS = """
-SELECT stage, stage_index, step, at, num_problems, num_trained_problems, num_shared_problems,
+SELECT stage, stage_index, step, num_problems, num_trained_problems, num_shared_problems,
     json_extract(detail, '$.sources') AS sources
-FROM v_evaluations WHERE stage_index IS NOT NULL ORDER BY at
+FROM v_evaluations WHERE stage_index IS NOT NULL ORDER BY at DESC
 """
 _ANSWERS = f"""
-SELECT g.problem_id, coalesce(p.family, '') AS family, coalesce(p.level, 0) AS level,
-    t.sha256 AS source, json_group_array(DISTINCT v.device) AS devices, count(*) AS num,
+SELECT g.problem_id, coalesce(p.family, '') AS family, coalesce(p.level, 0) AS level, t.sha256,
+    json_group_array(DISTINCT v.device) AS devices, count(*) AS num,
     coalesce(sum(v.status = 'correct'), 0) AS correct,
     max(CASE WHEN v.status = 'correct' THEN v.speedup END) AS speedup
 {FIRST_ANSWERS} GROUP BY g.problem_id
 """
+Answers = Mapping[str, Mapping[str, Any]]
+"""Rows of _ANSWERS by problem, with the list of `devices` and the name of the `source`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """Results of an evaluation's first turns on one problem."""
-
-    family: str
-    level: int
-    origin: str
-    """Name of its source; empty if the run has one."""
-    source: bytes | None
-    tally: Tally
-    speedup: float | None
-    """The best of the correct ones; None without times."""
-    devices: tuple[str, ...]
-    """Devices of their judges."""
-
-
-Both = Mapping[str, tuple[Answers, Answers]]
-"""Problems of two evaluations, and the answers of each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """The evaluation of a run that is compared."""
-
-    name: str
-    answers: Mapping[str, Answers]
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices of its judges."""
-        return tuple(sorted({name for each in self.answers.values() for name in each.devices}))
-
-
-def choose_evaluation(
-    reader: RunReader, steps: TrainedSteps, *, by: By, budget: float | None
-) -> Chosen | None:
-    """The latest evaluation within the budget; the last one if costs are unknown."""
-    chosen: Chosen | None = None
+def _choose_evaluation(
+    reader: RunReader, steps: TrainedSteps, budget: float | None
+) -> tuple[str | None, Answers]:
+    """The latest evaluation within the budget, or of all if costs are unknown: its name and its
+    first answers; None and no answers without one."""
     for row in reader.rows(_EVALUATIONS):
-        spent = steps.at((row["stage_index"], row["step"]), by)
-        if spent is not None and budget is not None and spent > budget * (1 + 1e-9):
+        place = (row["stage_index"], row["step"])
+        index = bisect_right(steps.places, place)
+        spent = steps.spent[index - 1] if index else 0.0
+        if spent is not None and budget is not None and spent > budget * ROUNDED:
             continue
-        name = f"{row['stage']} at step {row['step']}"
-        name = ", ".join(filter(None, (name, trained_label(row))))
         sources = json.loads(row["sources"] or "{}")
-        answers = _load_answers(reader, sources, stage=row["stage_index"], step=row["step"])
+        answers = {
+            each["problem_id"]: each
+            | {
+                "source": sources.get(each["problem_id"], ""),
+                "devices": sorted(filter(None, json.loads(each["devices"]))),
+            }
+            for each in reader.rows(_ANSWERS, {"stage": place[0], "step": place[1]})
+        }
         if answers:
-            chosen = Chosen(name=name, answers=answers)
-    return chosen
-
-
-def _load_answers(
-    reader: RunReader, sources: Mapping[str, str], *, stage: int, step: int
-) -> dict[str, Answers]:
-    return {
-        row["problem_id"]: Answers(
-            family=row["family"],
-            level=row["level"],
-            origin=sources.get(row["problem_id"], ""),
-            source=row["source"],
-            tally=Tally(num=row["num"], correct=row["correct"]),
-            speedup=row["speedup"],
-            devices=tuple(sorted(filter(None, json.loads(row["devices"])))),
-        )
-        for row in reader.rows(_ANSWERS, {"stage": stage, "step": step})
-    }
-
-
-def compare_problems(both: Both) -> tuple[ProblemChange, ...]:
-    """Problems of both, largest loss first."""
-    out = [_change(name, *pair) for name, pair in both.items()]
-    return tuple(sorted(out, key=lambda each: (each.difference, each.problem_id)))
-
-
-def score(both: Both) -> Score | None:
-    """pass@1 of both on their common problems; None if there are none with samples."""
-    a, b = ({name: pair[side].tally for name, pair in both.items()} for side in (0, 1))
-    difference = compare_paired(a, b)
-    if difference is None:
-        return None
-    rates = [(a[n].correct / a[n].num, b[n].correct / b[n].num) for n in a if a[n].num and b[n].num]
-    return Score(
-        a=math.fsum(left for left, _ in rates) / len(rates),
-        b=math.fsum(right for _, right in rates) / len(rates),
-        difference=difference,
-        num_won=sum(right > left for left, right in rates),
-        num_lost=sum(right < left for left, right in rates),
-        num_even=sum(right == left for left, right in rates),
-    )
-
-
-def parts_of(
-    both: Both, key: Callable[[Answers], tuple[str | int, ...]], *, name: str
-) -> tuple[ScorePart, ...]:
-    """Scores of the problems whose answers in a have the same key, which `name` shows."""
-    found: dict[tuple[str | int, ...], dict[str, tuple[Answers, Answers]]] = defaultdict(dict)
-    for problem, pair in both.items():
-        found[key(pair[0])][problem] = pair
-    parts = {name.format(*each).strip(): found[each] for each in sorted(found)}
-    return tuple(
-        ScorePart(name=part, score=scored, speed=estimate_difference(_ratios(parts[part])))
-        for part in parts
-        if (scored := score(parts[part])) is not None
-    )
-
-
-def _ratios(both: Both) -> list[float]:
-    """log2 of b's best speedup over a's, for problems that one device has timed for both: times of
-    different cards are not comparable."""
-    return [
-        math.log2(b.speedup / a.speedup)
-        for a, b in both.values()
-        if a.speedup and b.speedup and a.devices == b.devices and len(a.devices) == 1
-    ]
-
-
-def _change(name: str, a: Answers, b: Answers) -> ProblemChange:
-    left, right = a.tally, b.tally
-    return ProblemChange(
-        problem_id=name,
-        family=b.family,
-        level=b.level,
-        num_a=left.num,
-        correct_a=left.correct,
-        num_b=right.num,
-        correct_b=right.correct,
-        difference=right.correct / right.num - left.correct / left.num,
-        speedup_a=a.speedup,
-        speedup_b=b.speedup,
-    )
+            name = f"{row['stage']} at step {row['step']}"
+            return ", ".join(filter(None, (name, trained_label(row)))), answers
+    return None, {}

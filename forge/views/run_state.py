@@ -199,13 +199,17 @@ def open_client(paths: RunPaths, *, timeout_s: float | None = None) -> ControlCl
     return ControlClient(Path(str(socket_path)), timeout_s=timeout_s or TIMEOUT_S)
 
 
+def load_experiment(reader: RunReader) -> dict[str, Any]:
+    """The resolved experiment; empty for a run made by hand, the rest of which can be shown."""
+    try:
+        return tomli.loads(reader.value("SELECT experiment FROM runs LIMIT 1") or "")
+    except tomli.TOMLDecodeError:
+        return {}
+
+
 def load_stages(reader: RunReader) -> list[dict[str, Any]]:
     """The `[[stage]]` tables of the run's resolved experiment."""
-    text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
-    try:
-        return tomli.loads(text).get("stage", [])
-    except tomli.TOMLDecodeError:  # a run made by hand; the rest of it can be shown
-        return []
+    return load_experiment(reader).get("stage", [])
 
 
 def stage_name(stages: Sequence[Any], index: int) -> str:
