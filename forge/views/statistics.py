@@ -34,14 +34,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from forge.records import End, Evaluation, Group, Problem, Reason, Status, Trajectory, Turn, Verdict
 
-Rollouts = list[tuple[Problem, Trajectory]]
-
-Answer = tuple[Problem, Turn | None]
-"""A problem and a first turn; None if the prompt did not fit, which counts as a failure."""
+Rollouts = Sequence[tuple[str, Trajectory]]
+"""Rollouts, each with the id of its problem."""
+Answer = Verdict | None
+"""None for a prompt that did not fit, which is wrong."""
+Answers = Mapping[str, Sequence[Answer]]
+"""Answers by problem; no problem is without one."""
+Value = TypeVar("Value")
 
 
 def evaluate_groups(
@@ -64,217 +67,232 @@ def evaluate_groups(
         problems: all problems of the groups, or more.
         stage: name of the evaluation, such as `eval-0` or `grpo-3@5`.
         at: Unix time in seconds.
-
-    Raises:
-        KeyError: a group's problem is not in `problems`.
     """
     by_id = {problem.problem_id: problem for problem in problems}
-    sampled: Rollouts = []
-    greedy: Rollouts = []
+    sampled: list[tuple[str, Trajectory]] = []
+    greedy: list[tuple[str, Trajectory]] = []
     for group in sorted(groups, key=lambda each: (each.problem_id, each.group_id)):
         into = greedy if group.is_greedy else sampled
-        into.extend((by_id[group.problem_id], trajectory) for trajectory in group.trajectories)
-    first, first_greedy = _first_answers(sampled), _first_answers(greedy)
-    judged = {problem.problem_id for problem, _ in first + first_greedy}
+        into.extend((group.problem_id, trajectory) for trajectory in group.trajectories)
+    first, first_greedy = _in_turn(sampled, 0), _in_turn(greedy, 0)
     tallies = _tallies(first)
     at_k = _pass_at_ks(tallies)
+    once, compiled = at_k.get(1, UNKNOWN), _share(first, _is_compiled)
     multi = _solved_in_any_turn(sampled)
-    named = [(problem.problem_id, each) for problem, each in sampled]
     return Evaluation(
         stage=stage,
         step=step,
         policy_version=version,
         at=at,
-        num_problems=len({problem.problem_id for problem, _ in sampled + greedy}),
-        num_samples=max(Counter(p.problem_id for p, _ in sampled).values(), default=0),
+        num_problems=len({name for name, _ in sampled + greedy}),
+        num_samples=max(Counter(name for name, _ in sampled).values(), default=0),
         max_turns=max_turns,
-        pass_at_1=at_k[1].value if at_k else 0.0,
-        ci_low=at_k[1].low if at_k else 0.0,
-        ci_high=at_k[1].high if at_k else 1.0,
+        pass_at_1=once.value,
+        ci_low=once.low,
+        ci_high=once.high,
         pass_at_k={k: estimate.value for k, estimate in at_k.items()},
-        pass_at_1_greedy=_mean_by_problem(first_greedy, _is_correct) if first_greedy else None,
+        pass_at_1_greedy=_share(first_greedy, _is_correct).value if first_greedy else None,
         pass_at_1_multi=multi["value"],
-        compile_rate=_mean_by_problem(first, _is_compiled),
+        compile_rate=compiled.value,
         detail={
-            **_by_source(first, {problem.problem_id: problem.origin for problem, _ in sampled}),
-            "by_family": _parts(first, lambda problem: problem.family),
+            **_by_source(first, [by_id[name] for name in dict.fromkeys(n for n, _ in sampled)]),
+            "by_family": _parts(first, {name: each.family for name, each in by_id.items()}),
             "by_turn": _rates_by_turn(sampled),
             "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
             "multi": multi,
-            "compile_rate_ci": _interval_by_problem(first, _is_compiled),
-            "speed": measure_speed(named),
-            "best_at": best_at(named),
+            "compile_rate_ci": [compiled.low, compiled.high],
+            "speed": measure_speed(sampled),
+            "best_at": best_at(sampled),
             "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
-            "num_judged_problems": len(judged),
-            "unjudgeable": _unjudgeable(sampled + greedy, judged=judged),
-            **_counts(sampled + greedy),
+            **_counts(sampled + greedy, judged={*first, *first_greedy}),
         },
     )
 
 
-def _counts(rollouts: Rollouts) -> dict[str, int]:
+def _counts(rollouts: Rollouts, *, judged: Collection[str]) -> dict[str, Any]:
+    """Numbers of turns and problems that count or not; problems that could not be judged by
+    reason."""
     turns = [turn for _, trajectory in rollouts for turn in trajectory.turns]
+    reasons = {
+        name: Reason.of(turn.verdict.reason) or turn.verdict.reason
+        for name, trajectory in rollouts
+        for turn in trajectory.turns[:1]
+        if turn.verdict.status is Status.UNJUDGEABLE and name not in judged
+    }
     return {
+        "num_judged_problems": len(judged),
+        "unjudgeable": dict(sorted(Counter(map(str, reasons.values())).items())),
         "num_turns": len(turns),
         "num_masked": sum(not turn.verdict.status.is_scored for turn in turns),
         "num_context_full": sum(t.end is End.CONTEXT_FULL for _, t in rollouts),
-        "num_unfit_problems": len({p.problem_id for p, t in rollouts if not t.turns}),
+        "num_unfit_problems": len({name for name, t in rollouts if not t.turns}),
     }
 
 
-def _unjudgeable(rollouts: Rollouts, *, judged: Collection[str]) -> dict[str, int]:
-    """Number of problems that could not be judged, by reason; a problem counts once."""
-    reasons = {
-        problem.problem_id: Reason.of(verdict.reason) or verdict.reason
-        for problem, trajectory in rollouts
-        for verdict in [turn.verdict for turn in trajectory.turns[:1]]
-        if verdict.status is Status.UNJUDGEABLE and problem.problem_id not in judged
+def _is_correct(answer: Answer) -> bool:
+    return answer is not None and answer.is_correct
+
+
+def _is_compiled(answer: Answer) -> bool:
+    return answer is not None and answer.is_compiled
+
+
+def _speedup(answer: Answer) -> float:
+    """0 for a wrong answer, and for one without a time."""
+    is_timed = answer is not None and answer.is_correct and answer.timing is not None
+    return answer.timing.speedup if is_timed else 0.0
+
+
+def _are_timed(answers: Iterable[Answer]) -> bool:
+    """True if every correct one has a time."""
+    return not any(_is_correct(each) and each.timing is None for each in answers)
+
+
+def _in_turn(rollouts: Rollouts, number: int) -> dict[str, list[Answer]]:
+    """The judged answers of one turn; of the first one also prompts that did not fit."""
+    found: dict[str, list[Answer]] = defaultdict(list)
+    for name, trajectory in rollouts:
+        if not trajectory.turns and number == 0:
+            found[name].append(None)
+        for turn in trajectory.turns[number : number + 1]:
+            if turn.verdict.status.is_scored:
+                found[name].append(turn.verdict)
+    return found
+
+
+def _counted_until(rollouts: Rollouts, number: int) -> dict[str, list[tuple[Answer, Trajectory]]]:
+    """The rollouts that count, each with its best answer up to a turn: all without those that a
+    fault ended, in this turn or before, without a correct answer."""
+    found: dict[str, list[tuple[Answer, Trajectory]]] = defaultdict(list)
+    for name, trajectory in rollouts:
+        seen: list[Answer] = [turn.verdict for turn in trajectory.turns[: number + 1]]
+        best = max(seen, key=lambda each: (_is_correct(each), _speedup(each)), default=None)
+        is_cut = trajectory.end.is_unscored and len(trajectory.turns) <= number + 1
+        if _is_correct(best) or not is_cut:
+            found[name].append((best, trajectory))
+    return found
+
+
+def _best_until(rollouts: Rollouts, number: int) -> Answers:
+    """The best answer up to a turn of each rollout that counts."""
+    counted = _counted_until(rollouts, number)
+    return {name: [best for best, _ in found] for name, found in counted.items()}
+
+
+def _num_turns(rollouts: Rollouts) -> int:
+    return max((len(trajectory.turns) for _, trajectory in rollouts), default=0)
+
+
+def _share(answers: Answers, claim: Callable[[Answer], bool]) -> Estimate:
+    """Mean over problems of the share of answers for which the claim holds."""
+    return _mean_by_problem({n: list(map(claim, of)) for n, of in answers.items()}) or UNKNOWN
+
+
+def _mean_by_problem(values: Mapping[str, Sequence[float]]) -> Estimate | None:
+    """Mean over problems of the mean of each problem's values, which are in 0..1."""
+    return estimate_mean([_mean(of) for of in values.values()])
+
+
+def _tallies(answers: Answers) -> dict[str, Tally]:
+    return {
+        name: Tally(num=len(of), correct=sum(map(_is_correct, of))) for name, of in answers.items()
     }
-    return dict(sorted(Counter(str(reason) for reason in reasons.values()).items()))
 
 
-def _first_answers(rollouts: Rollouts) -> list[Answer]:
-    """First turns that count: scored ones, and missing ones."""
-    answers = [(problem, t.turns[0] if t.turns else None) for problem, t in rollouts]
-    return [(p, turn) for p, turn in answers if turn is None or turn.verdict.status.is_scored]
-
-
-def _is_correct(turn: Turn) -> bool:
-    return turn.verdict.is_correct
-
-
-def _is_compiled(turn: Turn) -> bool:
-    return turn.verdict.is_compiled
-
-
-def _tallies(answers: list[Answer]) -> dict[str, Tally]:
-    found = _claims(answers, _is_correct)
-    return {name: Tally(num=len(each), correct=sum(each)) for name, each in found.items()}
-
-
-def _pass_at_ks(tallies: dict[str, Tally]) -> dict[int, Estimate]:
+def _pass_at_ks(tallies: Mapping[str, Tally]) -> dict[int, Estimate]:
     """pass@k for each k up to the largest number of samples of a problem."""
     counts = list(tallies.values())
     ks = range(1, 1 + max((tally.num for tally in counts), default=0))
     return {k: found for k in ks if (found := estimate_pass_at_k(counts, k)) is not None}
 
 
-def _claims(answers: list[Answer], claim: Callable[[Turn], bool]) -> dict[str, list[bool]]:
-    found: dict[str, list[bool]] = defaultdict(list)
-    for problem, turn in answers:
-        found[problem.problem_id].append(turn is not None and claim(turn))
-    return found
-
-
-def _mean_by_problem(answers: list[Answer], claim: Callable[[Turn], bool]) -> float:
-    """Mean over problems of the share of first turns for which the claim holds."""
-    means = [sum(each) / len(each) for each in _claims(answers, claim).values()]
-    return sum(means) / len(means) if means else 0.0
-
-
-def _interval_by_problem(answers: list[Answer], claim: Callable[[Turn], bool]) -> list[float]:
-    """Interval of `_mean_by_problem`; 0..1 without answers."""
-    means = [sum(each) / len(each) for each in _claims(answers, claim).values()]
-    found = estimate_mean(means)
-    return [0.0, 1.0] if found is None else [found.low, found.high]
-
-
-def _by_source(answers: list[Answer], sources: dict[str, str]) -> dict[str, Any]:
+def _by_source(answers: Answers, problems: Sequence[Problem]) -> dict[str, Any]:
     """Parts by source, and by level of each source. With one source levels have no other name, and
     there are no sources.
 
     Args:
-        sources: source of each problem, judged or not.
+        problems: sampled ones, judged or not.
     """
+    sources = {problem.problem_id: problem.origin for problem in problems}
     if len(set(sources.values())) < 2:
-        return {"by_source": {}, "by_level": _parts(answers, lambda one: str(one.level))}
-    levels = _parts(answers, lambda problem: f"{problem.origin} {problem.level}")
+        levels = {problem.problem_id: str(problem.level) for problem in problems}
+        return {"by_source": {}, "by_level": _parts(answers, levels)}
+    levels = {problem.problem_id: f"{problem.origin} {problem.level}" for problem in problems}
     return {
         "sources": sources,
-        "by_source": _parts(answers, lambda problem: problem.origin),
-        "by_level": levels,
+        "by_source": _parts(answers, sources),
+        "by_level": _parts(answers, levels),
     }
 
 
-def _parts(answers: list[Answer], name: Callable[[Problem], str]) -> dict[str, dict[str, Any]]:
-    found: dict[str, list[Answer]] = defaultdict(list)
-    for problem, turn in answers:
-        found[name(problem)].append((problem, turn))
+def _parts(answers: Answers, names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Rates by part; `names` has the part of each problem."""
+    found: dict[str, dict[str, Sequence[Answer]]] = defaultdict(dict)
+    for name, of in answers.items():
+        found[names[name]][name] = of
     return {part: _part(found[part]) for part in sorted(found)}
 
 
-def _part(answers: list[Answer]) -> dict[str, Any]:
-    tallies = _tallies(answers)
-    estimate = estimate_pass_at_k(list(tallies.values()), 1)
+def _part(answers: Answers) -> dict[str, Any]:
+    correct = _share(answers, _is_correct)
     return {
-        "num": len(answers),
-        "num_problems": len(tallies),
-        "pass_at_1": estimate.value if estimate else 0.0,
-        "ci_low": estimate.low if estimate else 0.0,
-        "ci_high": estimate.high if estimate else 1.0,
-        "compile_rate": _mean_by_problem(answers, _is_compiled),
+        "num": sum(map(len, answers.values())),
+        "num_problems": len(answers),
+        "pass_at_1": correct.value,
+        "ci_low": correct.low,
+        "ci_high": correct.high,
+        "compile_rate": _share(answers, _is_compiled).value,
     }
 
 
 def _solved_in_any_turn(rollouts: Rollouts) -> dict[str, float]:
     """Share of rollouts with a correct turn, a mean over problems, with its interval.
 
-    Rollouts that a fault cut short are left out of the mean, which favours early successes; the
-    interval therefore reaches from none of them solved to all of them solved.
+    Rollouts that a fault cut short after wrong answers are left out of the mean, which favours
+    early successes; the interval therefore reaches from none of them solved to all of them solved.
     """
-    value = _solved_share(rollouts, cut_short=None)
-    if value is None:
+    counted = _best_until(rollouts, _num_turns(rollouts))
+    cut = [
+        name
+        for name, t in rollouts
+        if t.end.is_unscored
+        and t.turns[0].verdict.status.is_scored
+        and not any(turn.verdict.is_correct for turn in t.turns)
+    ]
+
+    def solved(cut_short: bool | None = None) -> Estimate:
+        found = {name: list(map(_is_correct, of)) for name, of in counted.items()}
+        for name in () if cut_short is None else cut:
+            found.setdefault(name, []).append(cut_short)
+        return _mean_by_problem(dict(sorted(found.items()))) or UNKNOWN
+
+    if not counted:
         return {"value": 0.0, "ci_low": 0.0, "ci_high": 1.0, "num_cut_short": 0}
-    low, high = (_solved_share(rollouts, cut_short=solved) or value for solved in (False, True))
     return {
-        "value": value.value,
-        "ci_low": low.low,
-        "ci_high": high.high,
-        "num_cut_short": sum(_is_cut_short(trajectory) for _, trajectory in rollouts),
+        "value": solved().value,
+        "ci_low": solved(False).low,
+        "ci_high": solved(True).high,
+        "num_cut_short": len(cut),
     }
 
 
 def _rates_by_turn(rollouts: Rollouts) -> dict[str, dict[str, Any]]:
     """Rates of each turn: among rollouts that reached it, and the share of all solved by then."""
-    counted = [trajectory for _, trajectory in rollouts if _is_counted(trajectory)]
+    whole = _counted_until(rollouts, _num_turns(rollouts)).values()
+    counted = [("", trajectory) for found in whole for _, trajectory in found]
     out: dict[str, dict[str, Any]] = {}
-    for number in range(max((len(t.turns) for t in counted), default=0)):
-        reached = [t.turns[number] for t in counted if len(t.turns) > number]
-        scored = [turn for turn in reached if turn.verdict.status.is_scored]
-        solved = sum(
-            any(turn.verdict.is_correct for turn in t.turns[: number + 1]) for t in counted
-        )
+    for number in range(_num_turns(counted)):
+        judged = _in_turn([each for each in counted if each[1].turns], number).get("", [])
+        solved = [
+            any(turn.verdict.is_correct for turn in t.turns[: number + 1]) for _, t in counted
+        ]
         out[str(number)] = {
-            "num": len(scored),
-            "pass_at_1": sum(turn.verdict.is_correct for turn in scored) / max(1, len(scored)),
-            "compile_rate": sum(turn.verdict.is_compiled for turn in scored) / max(1, len(scored)),
-            "solved_by_then": solved / len(counted),
+            "num": len(judged),
+            "pass_at_1": sum(map(_is_correct, judged)) / max(1, len(judged)),
+            "compile_rate": sum(map(_is_compiled, judged)) / max(1, len(judged)),
+            "solved_by_then": _mean(solved),
         }
     return out
-
-
-def _solved_share(rollouts: Rollouts, *, cut_short: bool | None) -> Estimate | None:
-    """Share of solved rollouts; those cut short count as `cut_short`, or not at all for None."""
-    found: dict[str, list[bool]] = defaultdict(list)
-    for problem, trajectory in rollouts:
-        if _is_counted(trajectory):
-            found[problem.problem_id].append(_is_solved(trajectory))
-        elif cut_short is not None and _is_cut_short(trajectory):
-            found[problem.problem_id].append(cut_short)
-    return estimate_mean([sum(each) / len(each) for each in found.values()])
-
-
-def _is_counted(trajectory: Trajectory) -> bool:
-    return _is_solved(trajectory) or not trajectory.end.is_unscored
-
-
-def _is_cut_short(trajectory: Trajectory) -> bool:
-    """True if a fault ended it after wrong answers: a later turn might have solved it."""
-    return not _is_counted(trajectory) and trajectory.turns[0].verdict.status.is_scored
-
-
-def _is_solved(trajectory: Trajectory) -> bool:
-    return any(turn.verdict.is_correct for turn in trajectory.turns)
 
 
 NUM_RESAMPLES = 2000
@@ -298,6 +316,10 @@ class Estimate:
     low: float
     high: float
     num_problems: int
+
+
+UNKNOWN = Estimate(value=0.0, low=0.0, high=1.0, num_problems=0)
+"""A rate without a problem."""
 
 
 def pass_at_k(tally: Tally, k: int) -> float:
@@ -411,26 +433,8 @@ FLOOR = 0.1
 """Speed-up that counts for an answer without a correct kernel, and for a slower one, in the
 geometric mean over all answers. A mean without a floor would be 0."""
 
-Rollout = tuple[str, Trajectory]
-"""A problem's id and one of its rollouts."""
 
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Outcome of one answer."""
-
-    is_correct: bool
-    speedup: float | None = None
-    """Baseline time over kernel time; None if wrong or not timed."""
-    roofline_share: float | None = None
-
-
-WRONG = Speed(is_correct=False)
-Answers = Mapping[str, Sequence[Speed]]
-"""Answers by problem; no problem is without one."""
-
-
-def measure_speed(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def measure_speed(rollouts: Rollouts) -> dict[str, Any]:
     """Figures of speed of sampled rollouts, as JSON.
 
     Returns:
@@ -438,8 +442,7 @@ def measure_speed(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         reached it; `best_by_turn`: turn to the figures of the best answers up to it, of all
         rollouts. Figures are those of `_figures`.
     """
-    num_turns = max((len(trajectory.turns) for _, trajectory in rollouts), default=0)
-    turns = range(max(num_turns, 1))
+    turns = range(max(_num_turns(rollouts), 1))
     return {
         "floor": FLOOR,
         "by_turn": {str(n): _figures(_in_turn(rollouts, n)) for n in turns},
@@ -447,7 +450,7 @@ def measure_speed(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-def best_at(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
+def best_at(rollouts: Rollouts) -> list[dict[str, Any]]:
     """best@N of sampled rollouts, as JSON: a row for each number of turns and each number of
     rollouts (1, 2, 4, ... and all), over the problems that have so many.
 
@@ -457,7 +460,7 @@ def best_at(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
         with the floor. Figures of speed are None where a correct kernel has no time.
     """
     rows: list[dict[str, Any]] = []
-    for turn in range(max((len(trajectory.turns) for _, trajectory in rollouts), default=0)):
+    for turn in range(_num_turns(rollouts)):
         counted = _counted_until(rollouts, turn)
         most = max(map(len, counted.values()), default=0)
         for k in sorted({*(1 << power for power in range(most.bit_length())), most}):
@@ -468,10 +471,10 @@ def best_at(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
 
 
 def _best_row(
-    of: Mapping[str, Sequence[tuple[Speed, Trajectory]]], k: int, turn: int
+    of: Mapping[str, Sequence[tuple[Answer, Trajectory]]], k: int, turn: int
 ) -> dict[str, Any]:
-    def best(value: Callable[[Speed], float]) -> list[float]:
-        return [best_of([value(speed) for speed, _ in found], k) for found in of.values()]
+    def best(value: Callable[[Answer], float]) -> list[float]:
+        return [best_of([value(answer) for answer, _ in found], k) for found in of.values()]
 
     def spent(cost: Callable[[Turn], int]) -> float:
         means = [
@@ -480,137 +483,76 @@ def _best_row(
         ]
         return k * _mean(means)
 
-    is_known = not any(_is_untimed(speed) for found in of.values() for speed, _ in found)
-    fast = {
-        f"fast_{name}": _interval(estimate_mean(best(lambda s, p=p: float((s.speedup or 0.0) > p))))
-        for name, p in (("1", 1.0), ("1_2", 1.2))
-    }
-    logs = best(lambda speed: math.log(max(FLOOR, speed.speedup or 0.0)))
-    speeds = {name: [math.exp(value)] for name, value in zip(of, logs, strict=True)}
-    unknown = dict.fromkeys((*fast, "speedup"))
-    return {
+    row: dict[str, Any] = {
         "answers": spent(lambda turn: 1),
         "tokens": spent(lambda turn: turn.completion.num_tokens),
-        "solved": _interval(estimate_mean(best(lambda speed: float(speed.is_correct)))),
-        **({**fast, "speedup": _interval(_geometric_mean(speeds))} if is_known else unknown),
+        "solved": _interval(estimate_mean(best(_is_correct))),
+        **dict.fromkeys(("fast_1", "fast_1_2", "speedup")),
     }
+    if _are_timed(answer for found in of.values() for answer, _ in found):
+        logs = best(lambda answer: math.log(max(FLOOR, _speedup(answer))))
+        row["fast_1"] = _interval(estimate_mean(best(lambda answer: _speedup(answer) > 1.0)))
+        row["fast_1_2"] = _interval(estimate_mean(best(lambda answer: _speedup(answer) > 1.2)))
+        row["speedup"] = _interval(_exponential(logs))
+    return row
 
 
 def _figures(answers: Answers) -> dict[str, Any]:
     """Numbers of answers and problems; `fast_p` by p, `geomean_correct`, `geomean_all` and
     `roofline` as [value, low, high], None where nothing is known; the numbers of kernels and
     problems in `geomean_correct`."""
-    correct = {
-        name: timed
-        for name, of in answers.items()
-        if (timed := [each.speedup for each in of if each.is_correct and each.speedup])
-    }
-    is_known = bool(correct) and not any(
-        _is_untimed(each) for of in answers.values() for each in of
-    )
-    shares = {
-        name: known
-        for name, of in answers.items()
-        if (known := [each.roofline_share for each in of if each.roofline_share is not None])
-    }
+    every = [each for of in answers.values() for each in of]
+    timed = _values(answers, lambda each: _speedup(each) or None)
+    floored = {name: [max(FLOOR, _speedup(each)) for each in of] for name, of in answers.items()}
+    is_known = _are_timed(every)
     return {
-        "num": sum(map(len, answers.values())),
+        "num": len(every),
         "num_problems": len(answers),
-        "num_correct": sum(each.is_correct for of in answers.values() for each in of),
-        "num_timed": sum(map(len, correct.values())),
-        "num_timed_problems": len(correct),
-        "fast_p": {f"{p:g}": _interval(_fast_p(answers, p)) for p in THRESHOLDS},
-        "geomean_correct": _interval(_geometric_mean(correct)) if correct else None,
-        "geomean_all": _interval(_geometric_mean(_floored(answers))) if is_known else None,
-        "roofline": _interval(estimate_mean([_mean(of) for of in shares.values()])),
+        "num_correct": sum(map(_is_correct, every)),
+        "num_timed": sum(map(len, timed.values())),
+        "num_timed_problems": len(timed),
+        "fast_p": {
+            f"{p:g}": _interval(_fast_p(answers, p)) if is_known or not p else None
+            for p in THRESHOLDS
+        },
+        "geomean_correct": _interval(_geometric_mean(timed)) if timed else None,
+        "geomean_all": _interval(_geometric_mean(floored)) if timed and is_known else None,
+        "roofline": _interval(_mean_by_problem(_values(answers, _roofline))),
     }
 
 
-def _in_turn(rollouts: Iterable[Rollout], number: int) -> Answers:
-    """The judged answers of one turn. A first turn whose prompt did not fit is wrong."""
-    found: dict[str, list[Speed]] = defaultdict(list)
-    for problem_id, trajectory in rollouts:
-        if not trajectory.turns and number == 0:
-            found[problem_id].append(WRONG)
-        for turn in trajectory.turns[number : number + 1]:
-            if turn.verdict.status.is_scored:
-                found[problem_id].append(_speed(turn.verdict))
-    return found
+def _values(answers: Answers, value: Callable[[Answer], float | None]) -> dict[str, list[float]]:
+    """Known values of the answers by problem, without problems that have none."""
+    found = {
+        name: [known for each in of if (known := value(each)) is not None]
+        for name, of in answers.items()
+    }
+    return {name: known for name, known in found.items() if known}
 
 
-def _best_until(rollouts: Iterable[Rollout], number: int) -> Answers:
-    """The best answer up to a turn of each rollout that counts."""
-    counted = _counted_until(rollouts, number)
-    return {name: [best for best, _ in found] for name, found in counted.items()}
-
-
-def _counted_until(
-    rollouts: Iterable[Rollout], number: int
-) -> dict[str, list[tuple[Speed, Trajectory]]]:
-    """The rollouts that count, each with its best answer up to a turn: all without those that a
-    fault ended before a correct answer."""
-    found: dict[str, list[tuple[Speed, Trajectory]]] = defaultdict(list)
-    for problem_id, trajectory in rollouts:
-        seen = [_speed(turn.verdict) for turn in trajectory.turns[: number + 1]]
-        best = max(seen, key=_rank, default=WRONG)
-        if best.is_correct or not _is_cut(trajectory, number):
-            found[problem_id].append((best, trajectory))
-    return found
-
-
-def _is_cut(trajectory: Trajectory, number: int) -> bool:
-    """True if a fault ended the rollout in this turn or before."""
-    is_faulty = trajectory.end in (End.UNJUDGEABLE, End.INFRA)
-    return is_faulty and len(trajectory.turns) <= number + 1
-
-
-def _speed(verdict: Verdict) -> Speed:
-    if not verdict.is_correct:
-        return WRONG
-    timing = verdict.timing
-    if timing is None:
-        return Speed(is_correct=True)
-    return Speed(is_correct=True, speedup=timing.speedup, roofline_share=timing.roofline_share)
-
-
-def _rank(speed: Speed) -> tuple[bool, float]:
-    return speed.is_correct, speed.speedup or 0.0
-
-
-def _is_untimed(speed: Speed) -> bool:
-    return speed.is_correct and speed.speedup is None
+def _roofline(answer: Answer) -> float | None:
+    is_timed = answer is not None and answer.is_correct and answer.timing is not None
+    return answer.timing.roofline_share if is_timed else None
 
 
 def _fast_p(answers: Answers, p: float) -> Estimate | None:
-    """None if there are no answers, or if p asks for a time that was not measured."""
-    if p and any(_is_untimed(each) for of in answers.values() for each in of):
-        return None
-
-    def is_fast(speed: Speed) -> bool:
-        return speed.is_correct and (not p or (speed.speedup or 0.0) > p)
-
-    return estimate_mean([_mean([float(is_fast(each)) for each in of]) for of in answers.values()])
-
-
-def _floored(answers: Answers) -> dict[str, list[float]]:
-    return {
-        name: [max(FLOOR, each.speedup or 0.0) if each.is_correct else FLOOR for each in of]
-        for name, of in answers.items()
-    }
+    """None if there are no answers."""
+    fast = {name: [_speedup(each) > p for each in of] for name, of in answers.items()}
+    correct = {name: list(map(_is_correct, of)) for name, of in answers.items()}
+    return _mean_by_problem(fast if p else correct)
 
 
 def _geometric_mean(speedups: Mapping[str, Sequence[float]]) -> Estimate:
     """exp of the mean over problems of the mean logarithm; unbounded for a single problem."""
-    logs = [_mean([math.log(each) for each in of]) for of in speedups.values()]
+    return _exponential([_mean([math.log(each) for each in of]) for of in speedups.values()])
+
+
+def _exponential(logs: Sequence[float]) -> Estimate:
     found = estimate_difference(logs)
     if found is None:
         return Estimate(value=math.exp(logs[0]), low=0.0, high=math.inf, num_problems=1)
-    return Estimate(
-        value=math.exp(found.value),
-        low=math.exp(found.low),
-        high=math.exp(found.high),
-        num_problems=len(logs),
-    )
+    value, low, high = (math.exp(each) for each in (found.value, found.low, found.high))
+    return Estimate(value=value, low=low, high=high, num_problems=len(logs))
 
 
 def _interval(estimate: Estimate | None) -> list[float | None] | None:
