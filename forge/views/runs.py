@@ -10,7 +10,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from forge.views.run_state import (
     run_state,
     trained_label,
 )
-from forge.views.text.numbers import NONE, duration
+from forge.views.text.numbers import NONE, duration, when
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def render_runs(runs: list[dict[str, Any]]) -> RichGroup:
         about = [best["stage"], best["trained_on"]] if best else []
         shown = f"{best['short']} ({', '.join(filter(None, about))})" if best else NONE
         rows.append(
-            (run["name"], run["state"].partition(":")[0], _when(run.get("started_at")),
+            (run["name"], run["state"].partition(":")[0], when(run.get("started_at")),
              duration(run.get("seconds")), " → ".join(run.get("stages", [])),
              run.get("num_turns"), shown)
         )  # fmt: skip
@@ -160,8 +159,3 @@ def render_runs(runs: list[dict[str, Any]]) -> RichGroup:
         ),
         *(Text(printable(f"{run['name']} is {run['state']}"), style="yellow") for run in bad),
     )
-
-
-def _when(at: float | None) -> str:
-    """`2026-11-21 18:08`."""
-    return NONE if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")

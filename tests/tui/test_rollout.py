@@ -12,8 +12,7 @@ from textual.widgets import TabbedContent
 
 from forge.records import Status
 from forge.store.layout import RunPaths
-from forge.tui.screens.rollout import PANES, RolloutScreen
-from forge.tui.widgets.conversations import answer_of
+from forge.tui.screens.rollout import PANES, RolloutScreen, answer_of
 from tests.store.storefactory import attempt, group, problem, timing, write_run
 from tests.tui.watching import (
     LARGE,

@@ -39,20 +39,31 @@ if TYPE_CHECKING:
     from forge.tui.frame.watched import Watched
 
 
-class Confirm(ModalScreen[bool]):
+Answer = TypeVar("Answer")
+Data = TypeVar("Data")
+
+
+class Dialog(ModalScreen[Answer], Generic[Answer]):
+    """A box over the screen, which returns an answer."""
+
+    DEFAULT_CSS = """
+    Dialog { align: center middle; }
+    Dialog > * {
+        width: 64; max-width: 95%; height: auto; max-height: 90%; border: round $primary;
+        padding: 0 1; background: $surface;
+    }
+    """
+
+
+class Confirm(Dialog[bool]):
     """Returns True for yes; the focus is on no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "answer(True)", "Yes"),
-        Binding("n,escape", "answer(False)", "No"),
+        Binding("y", "dismiss(True)", "Yes"),
+        Binding("n,escape", "dismiss(False)", "No"),
         Binding("left,right", "app.focus_next", "Other button", show=False),
     ]
     DEFAULT_CSS = """
-    Confirm { align: center middle; }
-    Confirm > Vertical {
-        width: 60; max-width: 95%; height: auto; border: round $primary; padding: 0 1;
-        background: $surface;
-    }
     Confirm Static { margin-bottom: 1; }
     Confirm Horizontal { height: auto; align-horizontal: right; }
     Confirm Button { margin-left: 1; min-width: 10; }
@@ -60,11 +71,11 @@ class Confirm(ModalScreen[bool]):
 
     def __init__(self, question: str, words: str) -> None:
         super().__init__()
-        self._question, self._words = question, words
+        self._text = f"{question}\n{words}"
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield Static(f"{self._question}\n{self._words}", markup=False)
+            yield Static(self._text, markup=False)
             with Horizontal():
                 yield Button("Yes (y)", id="yes")
                 yield Button("No (n)", id="no", variant="primary")
@@ -75,22 +86,12 @@ class Confirm(ModalScreen[bool]):
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "yes")
 
-    def action_answer(self, is_yes: bool) -> None:
-        """Closes the dialog with the answer."""
-        self.dismiss(is_yes)
 
-
-class AskLine(ModalScreen[str | None]):
+class AskLine(Dialog[str | None]):
     """One line of text, such as a rollout to show; None for Escape and for an empty line."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
-    DEFAULT_CSS = """
-    AskLine { align: center middle; }
-    AskLine > Vertical {
-        width: 76; max-width: 95%; height: auto; border: round $primary; padding: 0 1;
-        background: $surface;
-    }
-    """
+    DEFAULT_CSS = "AskLine > Vertical { width: 76; }"
 
     def __init__(self, question: str, *, value: str = "") -> None:
         super().__init__()
@@ -106,43 +107,24 @@ class AskLine(ModalScreen[str | None]):
 
 
 class FilterLine(Input):
-    """A line that filters the screen's table, hidden until opened. The screen handles its changes;
-    Enter returns to the table.
-    """
+    """A line that filters the screen's table, hidden until opened (`TableScreen.action_filter`).
+    The screen handles its changes; Enter returns to the table."""
 
     DEFAULT_CSS = """
     FilterLine { display: none; border: none; height: 1; padding: 0; }
     FilterLine.-shown { display: block; }
     """
 
-    def open(self) -> None:
-        """Shows the line and focuses it."""
-        self.add_class("-shown")
-        self.focus()
-
-    def close(self) -> None:
-        """Hides the line, clears it and returns to the table."""
-        self.value = ""
-        self.remove_class("-shown")
-        self.screen.query_one(DataTable).focus()
-
     def on_input_submitted(self) -> None:
         self.screen.query_one(DataTable).focus()
 
 
-class Help(ModalScreen[None]):
+class Help(Dialog[None]):
     """The list of keys; any of the usual keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter", "dismiss", "Close"),
     ]
-    DEFAULT_CSS = """
-    Help { align: center middle; }
-    Help > VerticalScroll {
-        width: 64; max-width: 95%; height: auto; max-height: 90%; border: round $primary;
-        padding: 0 1; background: $surface;
-    }
-    """
 
     def __init__(self, bindings: Iterable[ActiveBinding]) -> None:
         super().__init__()
@@ -190,14 +172,11 @@ class Palette(CommandPalette):
         )
 
 
-STATE_SIGNS = {
-    "running": "▶", "done": "✔", "stopped": "■", "failed": "✘", "killed": "✘", "new": "…",
+STATES = {
+    "running": ("▶", "bold cyan"), "done": ("✔", "bold green"), "stopped": ("■", "bold yellow"),
+    "failed": ("✘", "bold red"), "killed": ("✘", "bold red"), "new": ("…", "not bold"),
 }  # fmt: skip
-
-STATE_STYLES = {
-    "running": "bold cyan", "done": "bold green", "stopped": "bold yellow", "failed": "bold red",
-    "killed": "bold red",
-}  # fmt: skip
+"""State of a run to its sign and style."""
 
 ROOM_FOR_NAMES = 60
 """Minimum width for all titles; below it only the current screen has one."""
@@ -250,8 +229,7 @@ def headline(watched: Watched) -> Text:
     run = watched.run
     line = Text(printable(watched.paths.name), style="bold")
     if run is not None:
-        sign = STATE_SIGNS.get(run.state, "?")
-        style = STATE_STYLES.get(run.state, "not bold")
+        sign, style = STATES[run.state]
         line.append(f" {sign} {run.state}", style=style)
         words = [""]
         if run.stage is not None:
@@ -264,31 +242,6 @@ def headline(watched: Watched) -> Text:
     if watched.problem is not None:
         line.append(f"\n✘ {printable(watched.problem)}", style="reverse")
     return line
-
-
-Shown = list[tuple[str, str, str, bool]]
-
-
-class KeyFooter(Footer):
-    """A footer that is composed again only when its keys have changed.
-
-    Textual's is composed again whenever the focus moves: a fifth of the time of a key press.
-    """
-
-    _shown: Shown | None = None
-
-    def bindings_changed(self, screen: Screen[object]) -> None:
-        """Compose again if a key, its description, its action or its state has changed."""
-        if screen.app.app_focus:
-            shown = [
-                (binding.key, binding.description, binding.action, is_enabled)
-                for _, binding, is_enabled, _ in screen.active_bindings.values()
-                if binding.show
-            ]
-            if shown == self._shown:
-                return
-            self._shown = shown
-        super().bindings_changed(screen)
 
 
 FORGE = Theme(
@@ -311,8 +264,6 @@ FORGE = Theme(
     },
 )
 
-
-Data = TypeVar("Data")
 
 ASKING = "asking"
 """Worker group of the queries."""
@@ -340,7 +291,7 @@ class AskingScreen(Screen[None], Generic[Data]):
         yield TopLine(self.watched)
         with Vertical(id="body"):
             yield from self.compose_body()
-        yield KeyFooter(show_command_palette=False)
+        yield Footer(show_command_palette=False)
 
     def compose_body(self) -> ComposeResult:
         """Yields the screen's own widgets, between the run line and the keys."""
@@ -366,14 +317,6 @@ class AskingScreen(Screen[None], Generic[Data]):
         if not self._is_asking:
             self._is_asking = True
             self.run_worker(self._ask, thread=True, group=ASKING)
-
-    def action_filter(self) -> None:
-        """Opens the filter line of a screen that has one."""
-        self.query_one(FilterLine).open()
-
-    def action_unfilter(self) -> None:
-        """Clears and closes the filter line."""
-        self.query_one(FilterLine).close()
 
     def poll(self) -> None:
         """Called by a timer of a screen that reads more than the run's store."""
@@ -402,6 +345,34 @@ class AskingScreen(Screen[None], Generic[Data]):
             self.refresh_data()
 
 
+class TableScreen(AskingScreen[Data], Generic[Data]):
+    """A screen with a table, whose rows open with Enter, and perhaps a filter line."""
+
+    def on_mount(self) -> None:
+        self.query_one(DataTable).focus()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        event.stop()
+        self.action_open()
+
+    def action_open(self) -> None:
+        """Opens the row under the cursor."""
+        raise NotImplementedError
+
+    def action_filter(self) -> None:
+        """Opens the filter line."""
+        line = self.query_one(FilterLine)
+        line.add_class("-shown")
+        line.focus()
+
+    def action_unfilter(self) -> None:
+        """Clears and closes the filter line."""
+        line = self.query_one(FilterLine)
+        line.value = ""
+        line.remove_class("-shown")
+        self.query_one(DataTable).focus()
+
+
 class PacedScreen(AskingScreen[Data], Generic[Data]):
     """A screen that queries at most every `PACE` times the last cost.
 
@@ -410,12 +381,13 @@ class PacedScreen(AskingScreen[Data], Generic[Data]):
 
     def __init__(self, watched: Watched) -> None:
         super().__init__(watched)
-        self._answered_to: tuple[Any, int, Any] | None = None
+        self._asked: tuple[Any, ...] | None = None
+        """Reader, its data version and the question of the last answer."""
         self._answer: Data | None = None
         self._shown: Data | None = None
         self._shown_for: Any = None
-        self._asked_at = 0.0
-        self._cost_s = 0.0
+        self._next_at = 0.0
+        """Monotonic time of the next query after a change of the run."""
         self._is_due = False
 
     def question(self) -> Any:
@@ -432,38 +404,32 @@ class PacedScreen(AskingScreen[Data], Generic[Data]):
 
     def ask_now(self) -> None:
         """Queries immediately; called after a key changed the question."""
+        self._is_due = False
         super().refresh_data()
 
     def refresh_data(self) -> None:
-        wait_s = self._asked_at + PACE * self._cost_s - time.monotonic()
-        is_answered = self._answered_to is not None and self._answered_to[2] == self.question()
-        if wait_s <= 0 or not is_answered:
-            super().refresh_data()
+        wait_s = self._next_at - time.monotonic()
+        if wait_s <= 0 or self._asked is None or self._asked[2] != self.question():
+            self.ask_now()
         elif not self._is_due:
             self._is_due = True
-            self.set_timer(wait_s, self._due)
+            self.set_timer(wait_s, self.ask_now)
 
     def load(self, reader: RunReader) -> Data:
-        question = self.question()
-        asked = (reader, reader.data_version(), question)
-        if self._answer is None or asked != self._answered_to:
-            self._asked_at = time.monotonic()
-            self._answer, self._answered_to = self.answer(reader, question), asked
-            self._cost_s = time.monotonic() - self._asked_at
+        asked = (reader, reader.data_version(), self.question())
+        if self._answer is None or asked != self._asked:
+            self._next_at = began = time.monotonic()
+            self._answer, self._asked = self.answer(reader, asked[2]), asked
+            self._next_at += PACE * (time.monotonic() - began)
         return self._answer
 
     def show(self, data: Data) -> None:
         question = self.question()
-        if data == self._shown and question == self._shown_for:
-            return
-        began = time.monotonic()
-        self._shown, self._shown_for = data, question
-        self.show_answer(data)
-        self._cost_s += time.monotonic() - began
-
-    def _due(self) -> None:
-        self._is_due = False
-        super().refresh_data()
+        if data != self._shown or question != self._shown_for:
+            began = time.monotonic()
+            self._shown, self._shown_for = data, question
+            self.show_answer(data)
+            self._next_at += PACE * (time.monotonic() - began)
 
 
 def following(values: Iterable[Any], value: Any) -> Any:

@@ -14,18 +14,12 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from forge.errors import ConfigError
-from forge.tui.frame.asking import AskLine, Confirm, FilterLine, PacedScreen
+from forge.tui.frame.asking import AskLine, Confirm, FilterLine, PacedScreen, TableScreen
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import copy_code, kernel_facts, shown_code
-from forge.views.problems import (
-    Kernel,
-    file_name,
-    load_kernel,
-    load_kernels,
-    write_kernel,
-)
-from forge.views.text.numbers import NONE, at_least
+from forge.views.problems import Kernel, file_name, load_kernel, load_kernels, write_kernel
+from forge.views.text.numbers import at_least
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -36,19 +30,12 @@ if TYPE_CHECKING:
     from forge.tui.frame.watched import Watched
 
 COLUMNS = (
-    Column("rank", "#", lambda row: str(row["rank"]), is_number=True),
-    Column("name", "problem", lambda row: row["problem_id"], takes_rest=True),
-    Column("low", "speed-up", lambda row: at_least(row["speedup_low"]), is_number=True),
-    Column("launches", "launches", lambda row: str(row["num_launches"]), is_number=True),
-    Column(
-        "step",
-        "step",
-        lambda row: NONE if row["step"] is None else str(row["step"]),
-        is_number=True,
-    ),
-    Column(
-        "policy", "policy", lambda row: str(row["policy_version"]), from_width=60, is_number=True
-    ),
+    Column("rank", "#", "rank", is_number=True),
+    Column("name", "problem", "problem_id", takes_rest=True),
+    Column("low", "speed-up", "speedup_low", at_least, is_number=True),
+    Column("launches", "launches", "num_launches", is_number=True),
+    Column("step", "step", "step", is_number=True),
+    Column("policy", "policy", "policy_version", from_width=60, is_number=True),
 )
 
 
@@ -60,7 +47,7 @@ class Shown:
     kernel: Kernel | None
 
 
-class KernelsScreen(PacedScreen[Shown]):
+class KernelsScreen(TableScreen[Shown], PacedScreen[Shown]):
     """The Kernels screen, key 4."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -97,9 +84,6 @@ class KernelsScreen(PacedScreen[Shown]):
             yield Static(id="facts", markup=False)
             yield Static(id="code", markup=False)
 
-    def on_mount(self) -> None:
-        self.query_one(RowTable).focus()
-
     def question(self) -> tuple[str | None, str | None]:
         return self._words, self._chosen
 
@@ -123,13 +107,10 @@ class KernelsScreen(PacedScreen[Shown]):
         counted = f"{num}" if num == num_found else f"{num} of {num_found}"
         words = f"best kernels of {counted} problems" if num else "no correct kernel"
         self.query_one("#caption", Static).update(words)
-        table = self.query_one(RowTable)
-        table.show_rows([(row["turn_id"], row) for row in data.kernels])
+        self.query_one(RowTable).show_rows([(row["turn_id"], row) for row in data.kernels])
         kernel = data.kernel
-        self.query_one("#facts", Static).update(Text() if kernel is None else kernel_facts(kernel))
-        self.query_one("#code", Static).update(
-            Text() if kernel is None else shown_code(kernel.code)
-        )
+        self.query_one("#facts", Static).update(kernel_facts(kernel) if kernel else Text())
+        self.query_one("#code", Static).update(shown_code(kernel.code) if kernel else Text())
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         chosen = event.row_key.value
@@ -137,10 +118,6 @@ class KernelsScreen(PacedScreen[Shown]):
             self._chosen = chosen
             self.query_one("#one").scroll_home(animate=False)
             self.ask_now()
-
-    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        event.stop()
-        self.action_open()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._words = event.value.strip() or None
@@ -151,30 +128,24 @@ class KernelsScreen(PacedScreen[Shown]):
         self.query_one("#one").scroll_relative(y=by, animate=False)
 
     def action_open(self) -> None:
-        """Opens the rollout of the kernel."""
-        kernel = self._kernel
-        if kernel is not None:
+        if kernel := self._kernel:
             where = {name: kernel.turn[name] for name in ("group_id", "rollout", "turn")}
             self.app.push_screen(RolloutScreen(self.watched, **where))
 
     def action_copy(self) -> None:
         """Copies the code to the clipboard."""
-        kernel = self._kernel
-        if kernel is not None:
+        if kernel := self._kernel:
             copy_code(self.app, kernel.code, kernel.turn["problem_id"])
 
     def action_save(self) -> None:
         """Asks for a file name and writes the code; overwrites only after confirmation."""
-        kernel = self._kernel
-        if kernel is None:
-            return
-
-        def named(name: str | None) -> None:
-            if name is not None:
-                self._write(kernel, Path(name), may_replace=False)
-
-        name = file_name(kernel.turn["problem_id"])
-        self.app.push_screen(AskLine(f"File to write, in {_here()}:", value=name), named)
+        if kernel := self._kernel:
+            self.app.push_screen(
+                AskLine(
+                    f"File to write, in {_here()}:", value=file_name(kernel.turn["problem_id"])
+                ),
+                lambda name: name and self._write(kernel, Path(name), may_replace=False),
+            )
 
     @property
     def _kernel(self) -> Kernel | None:
@@ -195,12 +166,11 @@ class KernelsScreen(PacedScreen[Shown]):
         self.run_worker(write, thread=True, group="write")
 
     def _ask_to_replace(self, kernel: Kernel, path: Path) -> None:
-        def answered(is_confirmed: bool | None) -> None:
-            if is_confirmed:
-                self._write(kernel, path, may_replace=True)
-
         words = f"{printable(str(path))} exists; its content will be lost."
-        self.app.push_screen(Confirm("Replace the file?", words), answered)
+        self.app.push_screen(
+            Confirm("Replace the file?", words),
+            lambda is_confirmed: is_confirmed and self._write(kernel, path, may_replace=True),
+        )
 
 
 def _here() -> str:

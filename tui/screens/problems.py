@@ -13,7 +13,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, DataTable, Input, Static
 
 from forge.records import Purpose
-from forge.tui.frame.asking import FilterLine, PacedScreen, following
+from forge.tui.frame.asking import FilterLine, PacedScreen, TableScreen, following
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import path_of_statuses, shown_code, spark
@@ -28,48 +28,29 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
     from forge.tui.frame.watched import Watched
 
+Rows = list[dict[str, Any]]
 PURPOSES: tuple[str | None, ...] = (None, *Purpose)
 SOLVED = {None: "all", False: "never solved", True: "solved"}
 
 
-def _whole(value: int | None) -> str:
-    return NONE if value is None else str(value)
-
-
 COLUMNS = (
-    Column("name", "problem", lambda row: row["problem_id"], takes_rest=True),
-    Column("family", "family", lambda row: row["family"] or NONE, from_width=130),
-    Column("level", "lvl", lambda row: _whole(row["level"]), from_width=60, is_number=True),
-    Column("purpose", "for", lambda row: row["purpose"] or NONE, from_width=70),
-    Column("pass", "pass", lambda row: share(row["correct_share"]), is_number=True),
-    Column(
-        "speedup", "fastest", lambda row: factor(row["best_speedup"]), from_width=60, is_number=True
-    ),
-    Column(
-        "reward", "reward", lambda row: number(row["best_reward"]), from_width=100, is_number=True
-    ),
-    Column("attempts", "tries", lambda row: str(row["num_rollouts"]), is_number=True),
-    Column("turns", "turns", lambda row: str(row["num_turns"]), from_width=130, is_number=True),
-    Column(
-        "solved",
-        "solved at",
-        lambda row: _whole(row["first_solved_by_version"]),
-        from_width=130,
-        is_number=True,
-    ),
-    Column(
-        "recent",
-        "played at",
-        lambda row: _whole(row["last_played_by_version"]),
-        from_width=100,
-        is_number=True,
-    ),
-    Column("trend", "trend", lambda row: spark(row["trend"])),
-)  # fmt: skip
+    Column("name", "problem", "problem_id", takes_rest=True),
+    Column("family", "family", "family", from_width=130),
+    Column("level", "lvl", "level", from_width=60, is_number=True),
+    Column("purpose", "for", "purpose", from_width=70),
+    Column("pass", "pass", "correct_share", share, is_number=True),
+    Column("speedup", "fastest", "best_speedup", factor, from_width=60, is_number=True),
+    Column("reward", "reward", "best_reward", number, from_width=100, is_number=True),
+    Column("attempts", "tries", "num_rollouts", is_number=True),
+    Column("turns", "turns", "num_turns", from_width=130, is_number=True),
+    Column("solved", "solved at", "first_solved_by_version", from_width=130, is_number=True),
+    Column("recent", "played at", "last_played_by_version", from_width=100, is_number=True),
+    Column("trend", "trend", "trend", spark),
+)
 """`solved at` and `played at` are policy versions; pass counts turns, the trend rollouts."""
 
 
-class ProblemsScreen(PacedScreen[list[dict[str, Any]]]):
+class ProblemsScreen(TableScreen[Rows], PacedScreen[Rows]):
     """The Problems screen, key 2."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -78,7 +59,7 @@ class ProblemsScreen(PacedScreen[list[dict[str, Any]]]):
         Binding("r", "reverse", "Reverse"),
         Binding("p", "purpose", "Purpose"),
         Binding("u", "solved", "Unsolved"),
-        Binding("enter", "attempts", "Attempts", show=False),
+        Binding("enter", "open", "Attempts", show=False),
         Binding("escape", "unfilter", "Clear filters", show=False),
     ]
     DEFAULT_CSS = """
@@ -95,26 +76,19 @@ class ProblemsScreen(PacedScreen[list[dict[str, Any]]]):
         yield FilterLine(placeholder="part of a problem's name, or softmax-*")
         yield RowTable(COLUMNS, id="problems")
 
-    def on_mount(self) -> None:
-        self.query_one(RowTable).focus()
-
     def question(self) -> ProblemFilter:
         return self._wanted
 
-    def answer(self, reader: RunReader, question: Any) -> list[dict[str, Any]]:
+    def answer(self, reader: RunReader, question: Any) -> Rows:
         return load_problems(reader, question)
 
-    def show_answer(self, data: list[dict[str, Any]]) -> None:
+    def show_answer(self, data: Rows) -> None:
         self.query_one("#caption", Static).update(caption(self._wanted, data))
         rows = [(f"{row['purpose']} {row['problem_id']}", row) for row in data]
         self.query_one(RowTable).show_rows(rows, marked=self._wanted.order)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._change(words=event.value or None)
-
-    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        event.stop()
-        self.action_attempts()
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         """Sorts by the clicked column; a second click reverses the order."""
@@ -145,8 +119,7 @@ class ProblemsScreen(PacedScreen[list[dict[str, Any]]]):
         """Cycles through all, never solved and solved problems."""
         self._change(is_solved=following(SOLVED, self._wanted.is_solved))
 
-    def action_attempts(self) -> None:
-        """Opens all attempts at the problem under the cursor."""
+    def action_open(self) -> None:
         chosen = self.query_one(RowTable).chosen
         if chosen is not None:
             problem_id = chosen.partition(" ")[2]
@@ -157,7 +130,7 @@ class ProblemsScreen(PacedScreen[list[dict[str, Any]]]):
         self.ask_now()
 
 
-def caption(wanted: ProblemFilter, data: list[dict[str, Any]]) -> Text:
+def caption(wanted: ProblemFilter, data: Rows) -> Text:
     """Number of rows, order and filters."""
     num, found = len(data), data[0]["num_found"] if data else 0
     text = Text(f"{num} problems" if num == found else f"{num} of {found} problems")
@@ -193,43 +166,26 @@ FILTERS = {
 }
 
 
+def _purpose(row: dict[str, Any]) -> str:
+    return (row["purpose"] or NONE) + (", greedy" if row["is_greedy"] else "")
+
+
 ATTEMPT_COLUMNS = (
-    Column("latest", "rollout", lambda row: row["rollout_id"]),
-    Column(
-        "purpose",
-        "for",
-        lambda row: (row["purpose"] or NONE) + (", greedy" if row["is_greedy"] else ""),
-        from_width=70,
-    ),
-    Column("stage", "stage", lambda row: printable(row["stage_name"] or NONE), from_width=100),
-    Column(
-        "step",
-        "step",
-        lambda row: NONE if row["step"] is None else str(row["step"]),
-        is_number=True,
-    ),
-    Column("policy", "policy", lambda row: str(row["min_version"]), from_width=70, is_number=True),
-    Column("reward", "reward", lambda row: number(row["reward"]), is_number=True),
-    Column("speedup", "fastest", lambda row: factor(row["speedup"]), from_width=60, is_number=True),
-    Column(
-        "tokens",
-        "tokens",
-        lambda row: str(row["num_completion_tokens"]),
-        from_width=100,
-        is_number=True,
-    ),
-    Column("ended", "ended", lambda row: row["ended"] or "playing", from_width=100),
-    Column(
-        "turns",
-        "turns",
-        lambda row: path_of_statuses(row["statuses"].split()),
-        takes_rest=True,
-        style=lambda row: "green" if row["is_correct"] else "",
-    ),
+    Column("latest", "rollout", "rollout_id"),
+    Column("purpose", "for", None, _purpose, from_width=70),
+    Column("stage", "stage", "stage_name", from_width=100),
+    Column("step", "step", "step", is_number=True),
+    Column("policy", "policy", "min_version", from_width=70, is_number=True),
+    Column("reward", "reward", "reward", number, is_number=True),
+    Column("speedup", "fastest", "speedup", factor, from_width=60, is_number=True),
+    Column("tokens", "tokens", "num_completion_tokens", from_width=100, is_number=True),
+    Column("ended", "ended", "ended", lambda ended: ended or "playing", from_width=100),
+    Column("turns", "turns", "statuses", lambda found: path_of_statuses(found.split()),
+           takes_rest=True, style=lambda row: "green" if row["is_correct"] else ""),
 )  # fmt: skip
 
 
-class AttemptsScreen(PacedScreen[ProblemHistory]):
+class AttemptsScreen(TableScreen[ProblemHistory], PacedScreen[ProblemHistory]):
     """The attempts at one problem."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -257,9 +213,6 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
             with VerticalScroll(id="reference"):
                 yield Static(id="source", markup=False)
 
-    def on_mount(self) -> None:
-        self.query_one(RowTable).focus()
-
     def answer(self, reader: RunReader, question: Any) -> ProblemHistory:
         return load_history(reader, self._problem_id)
 
@@ -270,10 +223,6 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
         rows = [(each["rollout_id"], each) for each in attempts[:MAX_ROWS]]
         self.query_one(RowTable).show_rows(rows, marked=self._order)
         self.query_one("#source", Static).update(shown_code(data.source or "# not stored"))
-
-    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        event.stop()
-        self.action_open()
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         if event.column_key.value in ATTEMPT_ORDERS:
@@ -297,7 +246,6 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
         self.query_one(f"#{switcher.current}").focus()
 
     def action_open(self) -> None:
-        """Opens the conversation under the cursor."""
         chosen = self.query_one(RowTable).chosen
         if chosen is not None and self.query_one(ContentSwitcher).current == "attempts":
             group_id, rollout = (int(part[1:]) for part in chosen.split("."))

@@ -1,5 +1,5 @@
-"""The Rollout screen: one conversation turn by turn with its verdicts, its siblings, and the
-differences between turns.
+"""The Rollout screen: one conversation turn by turn with its verdicts, the rollouts of its group
+side by side, and the differences between turns.
 
 It opens at the latest group and stays there while the run continues: keys move to the next turn,
 sibling and group, and back to the latest group.
@@ -10,23 +10,218 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.console import Group
+from rich.text import Text
 from textual.binding import Binding
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal, HorizontalScroll, Vertical, VerticalScroll
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
 from forge.tui.frame.asking import AskLine, PacedScreen
-from forge.tui.widgets.conversations import SiblingsPane, answer_of, head_of, prompt_of, turn_diff
-from forge.tui.widgets.texts import copy_code, lines_with, marked, shown_code, verdict_panel
-from forge.views.rollouts import Conversation, load_conversation, parse_address
+from forge.tui.widgets.row_table import Column, RowTable
+from forge.tui.widgets.texts import (
+    MAX_SHOWN,
+    copy_code,
+    lines_with,
+    marked,
+    path_of_statuses,
+    shown_code,
+    shown_diff,
+    shown_text,
+    signed,
+    speedup,
+    verdict_panel,
+    verdict_word,
+)
+from forge.views.rollouts import (
+    AnswerPart,
+    Conversation,
+    Sibling,
+    diff_codes,
+    load_conversation,
+    parse_address,
+    split_answer,
+)
+from forge.views.text.numbers import factor, number
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import RenderableType
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
     from forge.tui.frame.watched import Watched
+
+MAX_THINKING = 12
+"""Lines of folded thinking."""
+MAX_REASON = 40
+"""Maximum characters of the reason in the head; the verdict pane shows all."""
+STYLES = {AnswerPart.TEXT: "", AnswerPart.THINKING: "italic dim"}
+
+
+def head_of(found: Conversation, turn: dict[str, Any]) -> Text:
+    """Position of the turn, then its verdict and reward."""
+    group = found.group
+    num_siblings = max(group["num_rollouts"] or 0, len(found.siblings))
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(turn["turn_id"], style="bold")
+    text.append(f" · turn {turn['turn'] + 1} of {len(found.turns)}")
+    text.append(f" · sibling {found.rollout + 1} of {num_siblings}")
+    text.append(f" · {_when(group)}\n")
+    text.append(printable(found.problem_id), style="bold")
+    text.append("" if group["level"] is None else f" level {group['level']}")
+    text.append("\n").append(verdict_word(turn["status"]))
+    text.append(f" ({printable((turn['reason'] or '–')[:MAX_REASON])})")
+    if turn["speedup"] is not None:
+        text.append(f" · {speedup(turn)}")
+    text.append(f" · reward {number(turn['reward'])} · return {number(turn['discounted_return'])}")
+    text.append(f" · advantage {signed(turn['advantage'])}")
+    return text
+
+
+def _when(group: Any) -> str:
+    if group["purpose"] is None:
+        return "not in a group"
+    greedy = ", greedy" if group["is_greedy"] else ""
+    flat = ", flat" if group["is_flat"] else ""
+    stage = printable(group["stage_name"])
+    return f"{group['purpose']}{greedy}{flat}, {stage} step {group['step']}"
+
+
+def answer_of(found: Conversation, turn: dict[str, Any], *, is_folded: bool = False) -> Group:
+    """The prompt or feedback that the model received, and its answer.
+
+    Args:
+        is_folded: only the first lines of long thinking.
+    """
+    before = _before(found, turn)
+    if before is not None:
+        parts = [_heading("feedback"), shown_text(before["feedback"] or "nothing")]
+    else:
+        parts = [_heading(f"the problem ({turn['num_prompt_tokens']} tokens; t shows them)")]
+    parts.append(_heading("answer"))
+    completion = turn["completion"] or ""
+    for kind, text in split_answer(completion[:MAX_SHOWN], thinking=found.thinking):
+        if kind is AnswerPart.CODE:
+            parts.append(shown_code(text))
+            continue
+        lines = text.removesuffix("\n").split("\n")
+        is_long = kind is AnswerPart.THINKING and is_folded and len(lines) > MAX_THINKING
+        shown = "\n".join(lines[:MAX_THINKING] if is_long else lines)
+        parts.append(shown_text(shown, style=STYLES[kind]))
+        if is_long:
+            parts.append(_heading(f"{len(lines) - MAX_THINKING} more lines of thinking (z)"))
+    if len(completion) > MAX_SHOWN:
+        parts.append(_heading(f"… {len(completion) - MAX_SHOWN} more characters"))
+    if turn["is_truncated"]:
+        parts.append(_heading("… cut off at its length"))
+    return Group(*parts)
+
+
+def _before(found: Conversation, turn: dict[str, Any]) -> dict[str, Any] | None:
+    return next((each for each in found.turns if each["turn"] == turn["turn"] - 1), None)
+
+
+def prompt_of(turn: dict[str, Any]) -> Group:
+    """The exact text that the model received, including template tokens."""
+    return Group(
+        _heading(f"prompt: {turn['num_prompt_tokens']} tokens"), shown_text(turn["prompt"])
+    )
+
+
+def turn_diff(found: Conversation, turn: dict[str, Any]) -> Group:
+    """Differences of the code from that of the turn before."""
+    before = _before(found, turn)
+    if before is None:
+        return Group(_heading("the first turn has none before it"))
+    heading = _heading(f"from {before['turn_id']} (-) to {turn['turn_id']} (+)")
+    if not before["code"] and not turn["code"]:
+        return Group(heading, Text("neither has code"))
+    lines = diff_codes((before["code"] or ""), (turn["code"] or ""))
+    return Group(heading, shown_diff(lines) if lines else Text("the same code"))
+
+
+def _heading(words: str) -> Text:
+    return Text(f"── {printable(words)}", style="bold cyan")
+
+
+MAX_COLUMNS = 8
+"""Number of codes shown at once, around the current sibling."""
+
+
+def _by_turn(key: str, show: Callable[[Any], str]) -> Callable[[Sibling], str]:
+    return lambda sibling: " ".join(show(turn[key]) for turn in sibling.turns)
+
+
+def _statuses(sibling: Sibling) -> str:
+    return path_of_statuses([turn["status"] or "?" for turn in sibling.turns])
+
+
+def _return(sibling: Sibling) -> str:
+    return number(sibling.turns[0]["discounted_return"])
+
+
+SIBLING_COLUMNS = (
+    Column("rollout", "rollout", None, lambda sibling: f"r{sibling.rollout}"),
+    Column("return", "return", None, _return, is_number=True),
+    Column("reward", "reward", None, _by_turn("reward", number), from_width=60),
+    Column("advantage", "advantage", None, _by_turn("advantage", signed), from_width=50),
+    Column("tokens", "tokens", None, _by_turn("num_completion_tokens", str), from_width=100,
+           is_number=True),
+    Column("turns", "turns", None, _statuses, takes_rest=True),
+)  # fmt: skip
+
+
+class SiblingsPane(Vertical):
+    """Filled by `show_group`; choosing a row posts DataTable.RowSelected."""
+
+    DEFAULT_CSS = """
+    SiblingsPane RowTable { height: auto; max-height: 9; }
+    SiblingsPane HorizontalScroll { height: 1fr; scrollbar-size-horizontal: 0; }
+    SiblingsPane .code { width: 48; min-width: 38; height: 1fr; border-left: solid $primary; }
+    SiblingsPane .-own { border-left: thick $accent; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield RowTable(SIBLING_COLUMNS, id="siblings-table")
+        yield HorizontalScroll(id="codes", can_focus=False)
+
+    async def show_group(self, found: Conversation, turn: int) -> None:
+        """Shows the codes of `turn`, or of the last turn before it."""
+        table = self.query_one(RowTable)
+        table.show_rows([(f"r{each.rollout}", each) for each in found.siblings])
+        table.choose(f"r{found.rollout}")
+        codes = self.query_one("#codes", HorizontalScroll)
+        await codes.remove_children()
+        shown = _around(found)
+        await codes.mount_all([_code(each, turn, found.rollout) for each in shown])
+        own = codes.query(".-own").first()
+        self.call_after_refresh(codes.scroll_to_widget, own, animate=False)
+
+
+def _around(found: Conversation) -> list[Sibling]:
+    at = next(i for i, each in enumerate(found.siblings) if each.rollout == found.rollout)
+    first = max(0, min(at - MAX_COLUMNS // 2, len(found.siblings) - MAX_COLUMNS))
+    return list(found.siblings[first : first + MAX_COLUMNS])
+
+
+def _code(sibling: Sibling, number_of: int, own: int) -> VerticalScroll:
+    turn = sibling.turn(number_of)
+    heading = Text(f"r{sibling.rollout}.t{turn['turn']} ", style="bold")
+    heading.append(verdict_word(turn["status"]))
+    heading.append(f" reward {number(turn['reward'])}")
+    if turn["speedup"] is not None:
+        heading.append(f" {factor(turn['speedup'])}")
+    classes = f"code{' -own' if sibling.rollout == own else ''}"
+    code = turn["code"]
+    return VerticalScroll(
+        Static(heading, markup=False),
+        Static(shown_code(code) if code else Text("no code"), markup=False),
+        classes=classes,
+    )
+
 
 PANES = {
     "answer": ("a", "Answer"),
@@ -182,7 +377,7 @@ class RolloutScreen(PacedScreen[Found]):
         name = self.query_one(TabbedContent).active
         if event.pane.id != name:
             return
-        if (found := self._found) is not None:
+        if found := self._found:
             self._show_pane(name, found, self._current(found))
         focus = "#siblings-table" if name == "siblings" else f"#{name} VerticalScroll"
         self.query_one(focus).focus()
@@ -199,28 +394,25 @@ class RolloutScreen(PacedScreen[Found]):
 
     def action_turn(self, by: int) -> None:
         """Shows another turn: 1 for the next, -1 for the previous."""
-        found = self._found
-        if found is not None:
+        if found := self._found:
             self._turn = max(0, min(self._turn + by, len(found.turns) - 1))
             self._show_turn(found)
             self._to_the_top()
 
     def action_sibling(self, by: int) -> None:
         """Shows another rollout of the group."""
-        found = self._found
-        if found is None:
-            return
-        rollouts = [each.rollout for each in found.siblings]
-        at = rollouts.index(found.rollout) + by
-        if 0 <= at < len(rollouts):
-            self._go(found.group_id, rollouts[at])
+        if found := self._found:
+            rollouts = [each.rollout for each in found.siblings]
+            at = rollouts.index(found.rollout) + by
+            if 0 <= at < len(rollouts):
+                self._go(found.group_id, rollouts[at])
 
     def action_group(self, by: int) -> None:
         """Shows the first rollout of another group."""
-        found = self._found
-        group_id = None if found is None else (found.before if by < 0 else found.after)
-        if group_id is not None:
-            self._go(group_id, None)
+        if found := self._found:
+            group_id = found.before if by < 0 else found.after
+            if group_id is not None:
+                self._go(group_id, None)
 
     def action_latest(self) -> None:
         """Shows the latest group."""
@@ -234,24 +426,21 @@ class RolloutScreen(PacedScreen[Found]):
             if place is not None:
                 self._go(place.group_id, place.rollout, turn=place.turn)
             elif words is not None:
-                line = (
-                    f"{printable(words)}: not the name of a rollout; write g12, g12.r3 or g12.r3.t1"
-                )
-                self.notify(line, severity="error", markup=False)
+                line = f"{words}: not the name of a rollout; write g12, g12.r3 or g12.r3.t1"
+                self.notify(printable(line), severity="error", markup=False)
 
         self.app.push_screen(AskLine("Go to (g12, g12.r3 or g12.r3.t1):"), answered)
 
     def action_copy(self) -> None:
         """Copies the turn's code to the clipboard."""
-        found = self._found
-        if found is not None:
+        if found := self._found:
             turn = self._current(found)
             copy_code(self.app, (turn["code"] or ""), turn["turn_id"])
 
     def action_fold(self) -> None:
         """Shows long thinking, or folds it again."""
         self._is_folded = not self._is_folded
-        if (found := self._found) is not None:
+        if found := self._found:
             self._show_turn(found)
 
     def action_search(self) -> None:
@@ -260,15 +449,14 @@ class RolloutScreen(PacedScreen[Found]):
         def answered(words: str | None) -> None:
             if words is not None:
                 self._search(words)
-                if words:
-                    self.action_match()
+                self.action_match()
 
         self.app.push_screen(AskLine("Search in the text:", value=self._words), answered)
 
     def _search(self, words: str) -> None:
         self._words, self._match = words, -1
         self._is_folded = self._is_folded and not words
-        if (found := self._found) is not None:
+        if found := self._found:
             self._show_turn(found)
 
     def action_match(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Group
@@ -16,19 +15,20 @@ from rich.text import Text
 from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.message import Message
-from textual.widgets import DataTable, Input, Static
+from textual.widgets import Input, Static
 
 from forge.errors import ForgeError
 from forge.store.layout import RunPaths, is_owned, list_runs
 from forge.store.reader import RunReader
-from forge.tui.frame.asking import STATE_SIGNS, AskingScreen, FilterLine, following
+from forge.tui.frame.asking import STATES, AskingScreen, FilterLine, TableScreen, following
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.views.compare import By, compare, render_comparison
 from forge.views.runs import load_run
-from forge.views.text.numbers import NONE, percent
+from forge.views.text.numbers import NONE, percent, when
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from textual.app import ComposeResult
@@ -106,27 +106,39 @@ class RunChosen(Message):
         self.paths = paths
 
 
+def _last(show: Callable[[Row], str], *, missing: str = "") -> Callable[[Row], str]:
+    """Text about the last evaluation."""
+    return lambda row: show(last) if (last := row.get("last_evaluation")) else missing
+
+
+def _state(row: Row) -> str:
+    """The state; of an unreadable run the reason, without the advice after a semicolon."""
+    state = row["state"].replace(f"{row['path']}/", "").partition(";")[0]
+    return f"{STATES.get(state, ('✘', ''))[0]} {state}"
+
+
+def _interval(last: Row) -> str:
+    return f"{percent(last['ci_low'])} … {percent(last['ci_high'])}"
+
+
 COLUMNS = (
-    Column("mark", " ", lambda row: row["mark"]),
-    Column("name", "run", lambda row: printable(row["name"])),
-    Column("state", "state", lambda row: _state(row), takes_rest=True),
-    Column("stages", "stages", lambda row: _stages(row), from_width=70),
-    Column(
-        "turns", "turns", lambda row: str(row.get("num_turns", "")), is_number=True, from_width=50
-    ),
-    Column("pass", "pass@1", lambda row: _last(row), is_number=True),
-    Column(
-        "of",
-        "of",
-        lambda row: _last_stage(row),
-        from_width=70,
-    ),
-    Column("interval", "95 %", lambda row: _interval(row), from_width=130),
-    Column("began", "started (UTC)", lambda row: _began(row), from_width=100),
-)
+    Column("mark", " ", "mark"),
+    Column("name", "run", "name"),
+    Column("state", "state", None, _state, takes_rest=True),
+    Column("stages", "stages", None, lambda row: " ".join(map(str, row.get("stages", []))),
+           from_width=70),
+    Column("turns", "turns", None, lambda row: str(row.get("num_turns", "")), is_number=True,
+           from_width=50),
+    Column("pass", "pass@1", None, _last(lambda last: last["short"], missing=NONE),
+           is_number=True),
+    Column("of", "of", None, _last(lambda last: f" {last['stage']}"), from_width=70),
+    Column("interval", "95 %", None, _last(_interval), from_width=130),
+    Column("began", "started (UTC)", None, lambda row: when(row.get("started_at"), missing=""),
+           from_width=100),
+)  # fmt: skip
 
 
-class RunsScreen(AskingScreen[list[Row]]):
+class RunsScreen(TableScreen[list[Row]]):
     """The Runs screen, key 6."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -154,7 +166,6 @@ class RunsScreen(AskingScreen[list[Row]]):
         yield RowTable(COLUMNS)
 
     def on_mount(self) -> None:
-        self.query_one(RowTable).focus()
         self.set_interval(POLL_S, self.poll)
 
     def fetch(self) -> list[Row]:
@@ -200,9 +211,9 @@ class RunsScreen(AskingScreen[list[Row]]):
             return
         self.app.push_screen(CompareScreen(self.watched, paths[names[0]], paths[names[1]]))
 
-    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        if event.row_key.value is not None:
-            self.post_message(RunChosen(RunPaths(self.store_dir / event.row_key.value)))
+    def action_open(self) -> None:
+        if (name := self.query_one(RowTable).chosen) is not None:
+            self.post_message(RunChosen(RunPaths(self.store_dir / name)))
 
     def refresh_data(self) -> None:
         """Limits the rate: other runs do not report changes."""
@@ -229,33 +240,3 @@ def _stamp(paths: RunPaths) -> tuple[Any, ...]:
     files = (paths.run_db, paths.root / "run.db-wal")
     stats = [file.stat() for file in files if file.exists()]
     return is_owned(paths), *((stat.st_mtime_ns, stat.st_size) for stat in stats)
-
-
-def _state(row: Row) -> str:
-    words = row["state"].replace(f"{row['path']}/", "").partition(";")[0]
-    state = printable(words)  # the reason if it is unreadable, without the advice after a semicolon
-    return f"{STATE_SIGNS.get(state, '✘')} {state}"
-
-
-def _stages(row: Row) -> str:
-    return printable(" ".join(str(kind) for kind in row.get("stages", [])))
-
-
-def _last(row: Row) -> str:
-    last = row.get("last_evaluation")
-    return printable(last["short"]) if last else NONE
-
-
-def _last_stage(row: Row) -> str:
-    last = row.get("last_evaluation")
-    return f" {printable(last['stage'])}" if last else ""
-
-
-def _interval(row: Row) -> str:
-    last = row.get("last_evaluation")
-    return f"{percent(last['ci_low'])} … {percent(last['ci_high'])}" if last else ""
-
-
-def _began(row: Row) -> str:
-    at = row.get("started_at")
-    return f"{datetime.fromtimestamp(at, tz=UTC):%Y-%m-%d %H:%M}" if at else ""

@@ -11,6 +11,7 @@ from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
 from forge.tui.widgets.texts import cell
+from forge.views.text.numbers import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,24 +21,34 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 
+def plain(value: Any) -> str:
+    """A dash for a missing value and for an empty text."""
+    return NONE if value in (None, "") else str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table. Values need not be printable."""
 
     key: str
     heading: str
-    value: Callable[[Any], str]
-    """Text of a row's cell."""
+    field: str | None
+    """Field of a row, which is a mapping; None for the whole row."""
+    show: Callable[[Any], str] = plain
+    """Text of that value."""
     _: KW_ONLY
     from_width: int = 0
     """Minimum width of the table, in terminal columns, to show this column."""
-    width: int | None = None
-    """Minimum width of the column; None: that of its content."""
     is_number: bool = False
     """Right-aligned."""
     takes_rest: bool = False
     """Takes the remaining width; at most one column."""
     style: Callable[[Any], str] = lambda _: ""
+
+    def cell(self, row: Any) -> Text:
+        """The cell of a row."""
+        value = row if self.field is None else row[self.field]
+        return cell(self.show(value), style=self.style(row))
 
 
 MIN_REST = 12
@@ -70,7 +81,7 @@ class RowTable(DataTable["Text"]):
         columns = [column for column in self.columns_shown if column.from_width <= width]
         headings = [f"{'▾' if c.key == marked else ''}{c.heading}" for c in columns]
         cells = [[cell(heading) for heading in headings]]
-        cells += [[cell(c.value(row), style=c.style(row)) for c in columns] for _, row in rows]
+        cells += [[column.cell(row) for column in columns] for _, row in rows]
         widths = _widths(columns, cells, width=width)
         for line in cells:
             for column, text, wide in zip(columns, line, widths, strict=True):
@@ -126,15 +137,11 @@ def _widths(columns: list[Column], cells: list[list[Text]], *, width: int) -> li
     needs.
     """
     widths = [
-        1 + max(column.width or 0, *(_wanted(column, row[i]) for row in cells))
-        for i, column in enumerate(columns)
+        1 + min(max(line[i].cell_len for line in cells), width if c.takes_rest else MAX_COLUMN)
+        for i, c in enumerate(columns)
     ]
     for i, column in enumerate(columns):
         if column.takes_rest:
             rest = width - SCROLLBAR - sum(widths) + widths[i]
             widths[i] = max(MIN_REST, min(widths[i], rest))
     return widths
-
-
-def _wanted(column: Column, text: Text) -> int:
-    return text.cell_len if column.takes_rest else min(text.cell_len, MAX_COLUMN)

@@ -10,7 +10,6 @@ wrapped, except for a match that is broken across two of them.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -18,7 +17,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from forge.views.rollouts import MENTIONED_QUEUE_S
-from forge.views.text.numbers import NONE, factor, number, share
+from forge.views.text.numbers import NONE, factor, number, share, when
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -197,25 +196,23 @@ def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 def kernel_facts(kernel: Kernel) -> Text:
     """Origin and speed of a kernel."""
     row = kernel.turn
-    at = datetime.fromtimestamp(row["recorded_at"], UTC).strftime("%Y-%m-%d %H:%M")
-    stage = (
-        NONE if row["stage_name"] is None else f"{printable(row['stage_name'])} step {row['step']}"
+    stage = NONE if row["stage_name"] is None else f"{row['stage_name']} step {row['step']}"
+    text = Text(f"{printable(row['problem_id'])}\n", style="bold", overflow="fold")
+    found = (
+        f"found by {kernel.run}, {row['turn_id']} ({row['purpose'] or NONE}), {stage}, policy "
+        f"{row['policy_version']}, {when(row['recorded_at'])} UTC\n"
     )
-    text = Text(overflow="fold")
-    text.append(f"{printable(row['problem_id'])}\n", style="bold")
-    text.append(
-        f"found by {printable(kernel.run)}, {row['turn_id']} ({row['purpose'] or NONE}), {stage}, "
-        f"policy {row['policy_version']}, {at} UTC\n"
-    )
+    text.append(printable(found), style="not bold")
     pairs = [*times(row), ("launches", str(row["num_launches"])), ("device", row["device"])]
-    text.append(" · ".join(f"{name} {printable(value)}" for name, value in pairs if value != NONE))
-    text.append(f" · reward {number(row['reward'])}")
+    facts = [f"{name} {printable(value)}" for name, value in pairs if value != NONE]
+    text.append(" · ".join([*facts, f"reward {number(row['reward'])}"]), style="not bold")
     if len(kernel.times) > 1:
         measured = [time["candidate_us"] for time in kernel.times]
         low, high = microseconds(min(measured)), microseconds(max(measured))
-        text.append(f"\nmeasured {len(measured)} times: {low} to {high}")
+        text.append(f"\nmeasured {len(measured)} times: {low} to {high}", style="not bold")
     if kernel.num_found_again > 1:
-        text.append(f"\nthe same code was found {kernel.num_found_again} times")
+        again = f"\nthe same code was found {kernel.num_found_again} times"
+        text.append(again, style="not bold")
     return text.append("\n")
 
 
@@ -223,15 +220,16 @@ def verdict_panel(row: dict[str, Any]) -> Text:
     """Everything about a turn except prompt and answer; the feedback comes last."""
     text = Text(overflow="fold")
     text.append(verdict_word(row["status"])).append(f" ({printable(row['reason'] or NONE)})\n")
-    _section(text, "judge", _judge(row))
-    _section(text, "phases", _phases(row))
-    _section(text, "reward", _reward(row))
-    _section(text, "sampled", _sampled(row))
+    sections = {"judge": _judge(row), "phases": _phases(row), "reward": _reward(row)}
+    for heading, pairs in {**sections, "sampled": _sampled(row)}.items():
+        if pairs:
+            text.append(f"\n{heading}\n", style="bold")
+        for name, value in pairs:
+            text.append(f"  {printable(name):<13}").append(f"{printable(value)}\n")
     for heading, key in (("detail", "detail"), ("feedback to the model", "feedback")):
         if row[key]:
-            text.append(f"\n{heading}\n", style="bold").append(
-                f"{printable(row[key][:MAX_WORDS])}\n"
-            )
+            text.append(f"\n{heading}\n", style="bold")
+            text.append(f"{printable(row[key][:MAX_WORDS])}\n")
     return text
 
 
@@ -273,11 +271,3 @@ def _sampled(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("finish", "length: cut off" if row["is_truncated"] else row["finish"]),
         ("generated in", f"{row['generate_s']:.3f} s"),
     ]
-
-
-def _section(text: Text, heading: str, pairs: list[tuple[str, str]]) -> None:
-    if not pairs:
-        return
-    text.append(f"\n{heading}\n", style="bold")
-    for name, value in pairs:
-        text.append(f"  {printable(name):<13}").append(f"{printable(value)}\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 NONE = "–"
@@ -123,6 +124,11 @@ def clock(seconds: float | None) -> str:
 def minutes(seconds: float | None) -> str:
     """`6:23`, also above an hour, `66:23`, rounded down; UNKNOWN for None."""
     return UNKNOWN if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def when(at: float | None, *, missing: str = NONE) -> str:
+    """Unix seconds as `2026-11-21 18:08`, in UTC."""
+    return missing if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
 def without_empty(
