@@ -16,9 +16,9 @@ from textual.message import Message
 from textual.widgets import DataTable, Static
 
 from forge.tui.frame.asking import AskingScreen
-from forge.tui.widgets.curves import CurveGrid
 from forge.tui.widgets.run_lines import (
     ENDED,
+    CurveGrid,
     Histories,
     ProcessTable,
     best_kernels,

@@ -1,5 +1,6 @@
 """Parts of the Run screen: figures, health or ending, stages with their evaluations, best kernels,
-verdicts; the table of processes; histories of CPU, memory, GPU and throughput.
+verdicts; the table of processes; histories of CPU, memory, GPU and throughput; curves by step, a
+sparkline each in a small terminal, otherwise a plot each.
 
 Processes are those of the supervisor while it runs, later those of the store. Histories are kept by
 the monitor itself, one sample a second, so they begin when it is opened.
@@ -11,11 +12,15 @@ import math
 import re
 from collections import deque
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 from rich.console import Group
 from rich.text import Text
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Sparkline, Static
+from textual_plotext import PlotextPlot
 
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import SIGNS as VERDICT_SIGNS
@@ -38,12 +43,14 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forge.process.control import ComponentStatus, LiveStatus
-    from forge.views.curves import Activity
-    from forge.views.run_state import PlayedSteps, RunState
+    from textual.app import ComposeResult
 
-SIGNS: dict[str | None, str] = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
-STYLES: dict[str | None, str] = {"green": "green", "yellow": "yellow", "red": "bold red"}
+    from forge.process.control import ComponentStatus, LiveStatus
+    from forge.views.curves import Activity, Curve
+    from forge.views.run_state import RunState
+
+SIGNS = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
+STYLES = {"green": "green", "yellow": "yellow", "red": "bold red"}
 
 UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]+")
 """Shortened to eight digits, which CUDA accepts too."""
@@ -52,71 +59,47 @@ NARROW, WIDE = 60, 130
 OF_GPUS = ("gpu_use", "gpu_memory")
 """Columns shown if there is a GPU; without one, the machine's memory is shown."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessRow:
-    """One process, as text."""
-
-    name: str
-    role: str
-    device: str
-    phase: str
-    health: str | None
-    """green, yellow or red; None if unknown."""
-    cpu: str = NONE
-    """Cores in use."""
-    gpu_use: str = NONE
-    gpu_memory: str = NONE
-    memory: str = NONE
-    age: str = NONE
-    """Time since its last progress, or since its end."""
-    restarts: str
-    words: str
+ProcessRow = dict[str, str]
+"""Texts of a process by the keys of COLUMNS, and its name."""
 
 
 def row_of_component(status: ComponentStatus) -> ProcessRow:
     """A row from the supervisor's status; the reason of its health precedes its last log line."""
-    words = " · ".join(part for part in (status.why, status.last_words) if part)
-    return ProcessRow(
-        name=status.name, role=status.role, device=status.device, phase=status.phase,
-        health=status.health, cpu=_cores(status.cpu_cores), gpu_use=share(status.gpu_use),
-        gpu_memory=memory(status.gpu_memory_bytes), memory=memory(status.memory_bytes),
-        age=duration(status.progress_age_s), restarts=str(status.num_restarts), words=words,
-    )  # fmt: skip
+    return {
+        "health": status.health, "name": status.name, "role": status.role,
+        "device": status.device, "phase": status.phase, "cpu": _cores(status.cpu_cores),
+        "gpu_use": share(status.gpu_use), "gpu_memory": memory(status.gpu_memory_bytes),
+        "memory": memory(status.memory_bytes), "age": duration(status.progress_age_s),
+        "restarts": str(status.num_restarts),
+        "words": " · ".join(filter(None, (status.why, status.last_words))),
+    }  # fmt: skip
 
 
 def row_of_store(row: dict[str, Any], *, now: float) -> ProcessRow:
     """A row from the store, of a process that is alive or did not end well."""
     ended = row["ended_at"]
-    return ProcessRow(
-        name=row["name"], role=re.sub(r"-\d+$", "", row["name"]),
-        device=UUID.sub(r"\1", row["devices"] or "") or NONE,
-        phase="ended" if ended else "started", health=None,
-        age=duration(now - (ended or row["started_at"] or now)),
-        restarts=str(row["num_restarts"]), words=row["reason"] or "alive",
-    )  # fmt: skip
-
-
-def _text(name: str) -> Callable[[ProcessRow], str]:
-    return lambda row: printable(getattr(row, name))
+    return dict.fromkeys(("health", "cpu", *OF_GPUS, "memory"), NONE) | {
+        "name": row["name"], "role": re.sub(r"-\d+$", "", row["name"]),
+        "device": UUID.sub(r"\1", row["devices"] or ""), "phase": "ended" if ended else "started",
+        "age": duration(now - (ended or row["started_at"] or now)),
+        "restarts": str(row["num_restarts"]), "words": row["reason"] or "alive",
+    }  # fmt: skip
 
 
 COLUMNS = (
-    Column(
-        "health", "health", lambda row: SIGNS.get(row.health, NONE),
-        style=lambda row: STYLES.get(row.health, ""),
-    ),
-    Column("name", "process", _text("name")),
-    Column("role", "role", _text("role"), from_width=WIDE),
-    Column("device", "device", _text("device"), from_width=NARROW),
-    Column("phase", "phase", _text("phase")),
-    Column("cpu", "CPU", _text("cpu"), from_width=NARROW),
-    Column("gpu_use", "GPU", _text("gpu_use"), from_width=NARROW),
-    Column("gpu_memory", "GPUmem", _text("gpu_memory"), from_width=NARROW),
-    Column("memory", "memory", _text("memory"), from_width=WIDE),
-    Column("age", "ago", _text("age")),
-    Column("restarts", "rst", _text("restarts"), from_width=NARROW),
-    Column("words", "last log line", _text("words"), from_width=NARROW, takes_rest=True),
+    Column("health", "health", "health", lambda health: SIGNS.get(health, NONE),
+           style=lambda row: STYLES.get(row["health"], "")),
+    Column("name", "process", "name"),
+    Column("role", "role", "role", from_width=WIDE),
+    Column("device", "device", "device", from_width=NARROW),
+    Column("phase", "phase", "phase"),
+    Column("cpu", "CPU", "cpu", from_width=NARROW),
+    Column("gpu_use", "GPU", "gpu_use", from_width=NARROW),
+    Column("gpu_memory", "GPUmem", "gpu_memory", from_width=NARROW),
+    Column("memory", "memory", "memory", from_width=WIDE),
+    Column("age", "ago", "age"),
+    Column("restarts", "rst", "restarts", from_width=NARROW),
+    Column("words", "last log line", "words", str, from_width=NARROW, takes_rest=True),
 )  # fmt: skip
 
 
@@ -132,16 +115,16 @@ class ProcessTable(RowTable):
 
     def show_processes(self, rows: Sequence[ProcessRow]) -> None:
         """Shows the columns that have a value; without a GPU, the memory from a narrow width."""
-        has_gpu = any(getattr(row, name) != NONE for row in rows for name in OF_GPUS)
+        has_gpu = any(row[name] != NONE for row in rows for name in OF_GPUS)
         left_out = () if has_gpu else OF_GPUS
-        if all(row.cpu == NONE for row in rows):  # from the store
+        if all(row["cpu"] == NONE for row in rows):  # from the store
             left_out = (*left_out, "cpu")
         self.columns_shown = [
             each if has_gpu or each.key != "memory" else replace(each, from_width=NARROW)
             for each in COLUMNS
             if each.key not in left_out
         ]
-        self.show_rows([(row.name, row) for row in rows])
+        self.show_rows([(row["name"], row) for row in rows])
 
 
 def _cores(value: float | None) -> str:
@@ -230,35 +213,14 @@ ENDED = {"done": "bold green", "stopped": "bold yellow", "failed": "bold red", "
 
 def figures(run: RunState | None, activity: Activity) -> Text:
     """Step, ETA, rates; then idle shares. Missing numbers are omitted."""
-    live = run and run.live
-    if live:
-        pairs = [
-            (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else ""),
-            ("ETA", duration(live.eta_s)),
-            *((name, number(value)) for name, value in live.numbers.items() if name == "loss"),
-            ("tok/s", number(live.tokens_per_s or None)),
-            ("judged/s", number(live.judged_per_s or None)),
-        ]
-    else:
-        pairs = _store_figures(run)
-    if run is not None and (live or run.state == "running"):
-        pairs.insert(2, ("rollouts/s", number(activity.rollouts_per_s)))
-    if run is not None:
-        pairs += [
-            *_played(run.played),
-            ("pass@1", NONE if live else run.pass_by_source or NONE),  # beside its stage
-            ("evaluated", run.judged if run.is_judged_in_part else NONE),
-            ("trained on", run.trained_on or NONE),
-        ]
     text = Text()
-    for name, value in pairs:
-        if value != NONE:
+    for name, value in _figures(run, activity) if run else ():
+        if value not in (NONE, ""):
             text.append(f"{printable(name)} ", style="dim")
             text.append(f"{printable(value)}  ", style="bold")
-    idle = live.idle if live else activity.idle
-    if not idle:
-        return text
-    text.append("\nidle ", style="dim")
+    idle = run.live.idle if run and run.live else activity.idle
+    if idle:
+        text.append("\nidle ", style="dim")
     for role in sorted(idle, reverse=True):
         style = "yellow" if idle[role] >= IDLE_MUCH else "green"
         text.append(f"{printable(role)} ").append(share(idle[role]), style="bold")
@@ -266,31 +228,40 @@ def figures(run: RunState | None, activity: Activity) -> Text:
     return text
 
 
-def _played(played: PlayedSteps) -> list[tuple[str, str]]:
-    """Means of the last finished step; then the open steps with their groups."""
+def _figures(run: RunState, activity: Activity) -> list[tuple[str, str]]:
+    """Name and value of each; a run that has ended has no rates."""
+    live, played, is_running = run.live, run.played, run.state == "running"
+    if live:
+        pairs = [
+            (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else " "),
+            ("ETA", duration(live.eta_s)),
+            ("rollouts/s", number(activity.rollouts_per_s)),
+            *((name, number(value)) for name, value in live.numbers.items() if name == "loss"),
+            ("tok/s", number(live.tokens_per_s or None)),
+            ("judged/s", number(live.judged_per_s or None)),
+        ]
+    else:
+        pairs = [
+            ("step", "" if run.step is None else f"{run.step}/{run.num_steps or '?'}"),
+            ("ETA", duration(run.eta_s) if is_running else NONE),
+            ("rollouts/s", number(activity.rollouts_per_s) if is_running else NONE),
+            ("tok/s", number(run.tokens_per_s) if is_running else NONE),
+            ("turns/s", number(run.turns_per_s) if is_running else NONE),
+            ("ran", NONE if is_running else duration(run.ran_s)),
+            ("turns", f"{run.num_turns:,}"),
+        ]
     return [
+        *pairs,
         ("reward", number(played.reward)),
         ("pass rate", percent(played.pass_rate)),
         *(
             (f"step {each.step} open", f"{each.num_groups}/{each.num_expected_groups} groups")
             for each in played.open_steps
         ),
+        ("pass@1", "" if live else run.pass_by_source),  # beside its stage
+        ("evaluated", run.judged if run.is_judged_in_part else ""),
+        ("trained on", run.trained_on),
     ]
-
-
-def _store_figures(run: RunState | None) -> list[tuple[str, str]]:
-    """Numbers from the store. A run that has ended has no rates."""
-    if run is None:
-        return []
-    pairs = [("ran", duration(run.ran_s))]
-    step = NONE if run.step is None else f"{run.step}/{run.num_steps or '?'}"
-    if run.state == "running":
-        pairs = [
-            ("ETA", duration(run.eta_s)),
-            ("tok/s", number(run.tokens_per_s)),
-            ("turns/s", number(run.turns_per_s)),
-        ]
-    return [("step", step), *pairs, ("turns", f"{run.num_turns:,}")]
 
 
 def health(run: RunState | None) -> Text:
@@ -467,3 +438,112 @@ def _steps(rung: Rung) -> str:
 
 def _interval(rung: Rung) -> str:
     return f"{100 * (rung.low or 0.0):.0f}–{100 * (rung.high or 0.0):.0f}"
+
+
+MAX_CURVES = 8
+MOST_TICKS, TICK_COLUMNS = 5, 14
+"""Labels on the axis of steps: at most, and columns for each."""
+PLOT_COLUMNS = 28
+"""Minimum width of a plot."""
+MOST_IN_A_ROW = 4
+SHORTEST, TALLEST = 8, 18
+"""Lines of a plot."""
+POINTS_PER_COLUMN = 2
+"""Resolution of braille; more points would cost time without being visible."""
+
+
+class CurveBox(Vertical):
+    """One curve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._curve: tuple[Curve, int] | None = None
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            yield Static(classes="figures", markup=False)
+            yield Sparkline([], summary_function=fmean)
+            yield Static(classes="range", markup=False)
+        yield PlotextPlot()
+
+    def show_curve(self, curve: Curve | None, *, columns: int) -> None:
+        """Shows a curve unless it is shown already; None hides the box."""
+        self.display = curve is not None
+        if curve is None or (curve, columns) == self._curve:
+            return
+        self._curve = curve, columns
+        last = curve.shown[-1]
+        figures = Text(f"{curve.name:<14}", style="dim")
+        figures.append(f"{number(last):>9}", style="not dim bold")
+        self.query_one(".figures", Static).update(figures)
+        self.query_one(Sparkline).data = list(curve.shown)
+        low, high = min(curve.shown), max(curve.shown)
+        between = f"{number(low)} … {number(high)} {curve.unit}".rstrip()
+        self.query_one(".range", Static).update(Text(between, style="dim"))
+        self._plot(curve, last, columns)
+
+    def _plot(self, curve: Curve, last: float, columns: int) -> None:
+        widget = self.query_one(PlotextPlot)
+        thin = curve.thin(columns * POINTS_PER_COLUMN)
+        plot = widget.plt
+        plot.clear_data()
+        plot.title(f"{curve.name} {number(last)} {curve.unit}".rstrip())
+        plot.plot(list(thin.steps), list(thin.shown), marker="braille")
+        plot.xticks(_ticks(thin.steps, max(2, min(MOST_TICKS, columns // TICK_COLUMNS))))
+        low, high = min(thin.shown), max(thin.shown)
+        heights = [low] if low == high else [low, (low + high) / 2, high]
+        plot.yticks(heights, [number(each) for each in heights])
+        widget.refresh()
+
+
+class CurveGrid(Vertical):
+    """All curves that have points: one line each, or plots that share the room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plots: tuple[int, int] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="of", markup=False)
+        with Vertical(id="boxes"):
+            for _ in range(MAX_CURVES):
+                yield CurveBox()
+
+    def show_curves(
+        self, words: str, curves: Sequence[Curve], *, room: tuple[int, int] | None
+    ) -> None:
+        """Shows the curves under the heading `words`.
+
+        Args:
+            room: columns and lines for plots; None for a line each.
+        """
+        found = [curve for curve in curves if curve.values][:MAX_CURVES]
+        self.query_one("#of", Static).update(Text(words, style="bold"))
+        columns = self._arrange(len(found), room)
+        for number_, box in enumerate(self.query(CurveBox)):
+            box.show_curve(found[number_] if number_ < len(found) else None, columns=columns)
+
+    def _arrange(self, num: int, room: tuple[int, int] | None) -> int:
+        """Sets columns and heights of the plots; returns the width of one."""
+        if room is None or not num:
+            self.set_class(False, "-plots")
+            return PLOT_COLUMNS
+        width, height = room
+        most = max(1, min(MOST_IN_A_ROW, width // PLOT_COLUMNS))
+        num_rows = -(-num // most)
+        across = -(-num // num_rows)
+        lines = max(SHORTEST, min(TALLEST, height // num_rows))
+        if (across, lines) != self._plots:
+            self._plots = across, lines
+            self.query_one("#boxes").styles.grid_size_columns = across
+            for plot in self.query(PlotextPlot):
+                plot.styles.height = lines
+        self.set_class(True, "-plots")
+        return width // across
+
+
+def _ticks(steps: Sequence[int], num: int) -> list[float]:
+    """Up to `num` of the steps, with the first and the last; plotext's own would be fractions."""
+    if len(steps) <= num:
+        return list(steps)
+    return [steps[round(i * (len(steps) - 1) / (num - 1))] for i in range(num)]
