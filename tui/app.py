@@ -15,6 +15,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual import work
 from textual.app import App, SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding
@@ -58,11 +59,11 @@ PLACES = {
 """Mode to key, title and class; a class is imported when its screen is first shown."""
 
 ACTIONS = {
-    "stop": ("Stop after this step", "The step ends, everything is saved, the run ends."),
-    "save": ("Checkpoint now", "A checkpoint is saved at the end of this step."),
-    "evaluate": ("Evaluate now", "An evaluation runs after this step."),
+    "stop": ("S", "Stop after this step", "The step ends, everything is saved, the run ends."),
+    "save": ("C", "Checkpoint now", "A checkpoint is saved at the end of this step."),
+    "evaluate": ("E", "Evaluate now", "An evaluation runs after this step."),
 }
-"""Method of the control client to its title and its effect."""
+"""Method of the control client to its key, its title and its effect."""
 
 
 class _Terminal(LinuxDriver):
@@ -85,9 +86,10 @@ class WatchApp(App[None]):
             for mode, (key, title, _) in PLACES.items()
         ],
         Binding("question_mark", "help", "Help", key_display="?"),
-        Binding("S", "ask('stop')", ACTIONS["stop"][0], show=False),
-        Binding("C", "ask('save')", ACTIONS["save"][0], show=False),
-        Binding("E", "ask('evaluate')", ACTIONS["evaluate"][0], show=False),
+        *[
+            Binding(key, f"ask('{action}')", title, show=False)
+            for action, (key, title, _) in ACTIONS.items()
+        ],
         Binding("q", "quit", "Quit"),
         Binding("ctrl+z", "suspend_process", "To the shell (fg returns)", show=False),
     ]
@@ -117,10 +119,7 @@ class WatchApp(App[None]):
     def _end_by(self, number: signal.Signals) -> None:
         self.exit(return_code=SIGNAL_EXIT + number)
 
-    @property
-    def places(self) -> dict[str, tuple[str, str]]:
-        """Mode to key and title of every screen."""
-        return {mode: (key, title) for mode, (key, title, _) in PLACES.items()}
+    places = PLACES
 
     def pop_screen(self) -> AwaitComplete:
         """Repeated Escape keys may ask to close the last screen, which stays."""
@@ -153,17 +152,15 @@ class WatchApp(App[None]):
     def action_ask(self, action: str) -> None:
         """Requests an action from the run's supervisor, after confirmation; a run that has ended
         has none."""
-        title, words = ACTIONS[action]
+        _, title, words = ACTIONS[action]
         name = self.watched.paths.name
         if not self.watched.is_open:
             self._fail(f"{name} is not running")
             return
-
-        def answered(is_confirmed: bool | None) -> None:
-            if is_confirmed:
-                self.run_worker(lambda: self._act(action), thread=True, group="act")
-
-        self.push_screen(Confirm(f"{title}: {name}?", words), answered)
+        self.push_screen(
+            Confirm(f"{title}: {name}?", words),
+            lambda is_confirmed: is_confirmed and self._act(action),
+        )
 
     async def on_log_wanted(self, event: LogWanted) -> None:
         """From the Run screen to the log of one process."""
@@ -193,7 +190,7 @@ class WatchApp(App[None]):
                 f"The {title} screen",
                 lambda mode=mode: self.call_later(self.action_go, mode),
             )
-        for action, (title, words) in ACTIONS.items():
+        for action, (_, title, words) in ACTIONS.items():
             yield SystemCommand(title, words, lambda action=action: self.action_ask(action))
         yield from super().get_system_commands(screen)
 
@@ -229,15 +226,14 @@ class WatchApp(App[None]):
                 self.screen.refresh_bindings()
                 getattr(self.screen, "refresh_data", lambda: None)()
 
+    @work(thread=True, group="act")
     def _act(self, action: str) -> None:
-        """Sends the action to the supervisor, in a worker thread, and shows the result in one
-        line.
-        """
+        """Sends the action to the supervisor and shows the result in one line."""
         client = self.watched.client()
         try:
             if client is None:
                 raise ForgeError(f"{self.watched.paths.name} is not running")
-            words = getattr(client, action)() or ACTIONS[action][1]
+            words = getattr(client, action)() or ACTIONS[action][2]
         except ForgeError as error:
             self._fail(str(error))
         else:

@@ -64,7 +64,7 @@ async def test_the_palette_finds_screens_and_actions(canned_run: RunPaths):
         await press(pilot, "down", "enter")
         await until(pilot, lambda: pilot.app.current_mode == "logs")
         titles = {command.title for command in pilot.app.get_system_commands(pilot.app.screen)}
-        assert {title for title, _ in ACTIONS.values()} <= titles
+        assert {title for _, title, _ in ACTIONS.values()} <= titles
 
 
 @pytest.mark.long

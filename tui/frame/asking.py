@@ -29,7 +29,7 @@ from textual.worker import Worker, WorkerState
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from textual.app import ComposeResult
     from textual.binding import ActiveBinding, BindingType
@@ -185,15 +185,15 @@ ROOM_FOR_NAMES = 60
 class NavLine(Static):
     """`1 Run 2 Problems ...`, the current one in reverse. Titles are ours: they may be markup."""
 
-    def __init__(self, places: Mapping[str, tuple[str, str]], *, shown: str) -> None:
-        """`places` maps each mode to (key, title)."""
+    def __init__(self, places: Mapping[str, Sequence[str]], *, shown: str) -> None:
+        """`places` maps each mode to its key, its title and more."""
         super().__init__()
         self._places, self._mode = places, shown
 
     def on_resize(self, event: Resize) -> None:
         is_roomy = event.size.width >= ROOM_FOR_NAMES
         parts = []
-        for mode, (key, title) in self._places.items():
+        for mode, (key, title, *_) in self._places.items():
             is_shown = mode == self._mode
             words = f" {key} {title} " if is_roomy or is_shown else f" {key} "
             style = "reverse bold" if is_shown else ""
