@@ -7,10 +7,35 @@ attempt. Nothing runs ANALYZE: with statistics of tables SQLite scans a whole ta
 filter for the few rows of an open step (0.5 s at a million turns), and plans differ between runs.
 """
 
-RUN_TABLES = """
+_TIMES = """
+    speedup REAL,                    -- baseline_us / candidate_us; null if untimed, as all below
+    speedup_low REAL,                -- lower end of its interval, used by the reward
+    candidate_us REAL,
+    baseline_us REAL,
+    candidate_spread_us REAL,        -- interquartile range
+    baseline_spread_us REAL,
+    achieved_gbps REAL,
+    achieved_tflops REAL,
+    roofline_share REAL,             -- of the memory or compute bound, whichever is tighter
+"""
+_JUDGED = f"""
+    status TEXT NOT NULL,            -- correct, wrong, compile_error, ... (records.Status)
+    reason TEXT NOT NULL,            -- stable code: ok, mismatch, not_triton, ...
+    is_compiled INTEGER NOT NULL,    -- its own kernel launched and wrote its output
+    num_launches INTEGER NOT NULL,   -- kernels in one forward
+    {_TIMES.strip()}
+    torch_share REAL,                -- share of the work done by torch, by bytes
+    isolation TEXT NOT NULL,         -- sandbox level
+    caps TEXT NOT NULL,              -- how memory was limited
+    device TEXT NOT NULL,
+    phase_s TEXT NOT NULL,           -- JSON: phase to seconds
+    harness TEXT NOT NULL,           -- hash of judge, runner, torch and triton
+"""
+
+RUN_TABLES = f"""
 CREATE TABLE runs (
     -- the run itself: one row
-    name TEXT PRIMARY KEY,           -- quickstart-1
+    name TEXT PRIMARY KEY,           -- name of the run: quickstart-1
     kind TEXT NOT NULL,              -- experiment, or eval: a run of "forge eval"
     created_at REAL NOT NULL,
     experiment TEXT NOT NULL,        -- experiment.toml as resolved
@@ -39,7 +64,7 @@ CREATE TABLE processes (
     name TEXT NOT NULL,              -- serve-0, judge-1, trainer, ...
     pid INTEGER NOT NULL,
     devices TEXT,                    -- GPU UUIDs, or cpu
-    log_path TEXT,                   -- here and below: relative paths are from the run directory
+    log_path TEXT,                   -- relative to the run directory, as all paths below
     started_at REAL,
     ended_at REAL,                   -- null while it runs
     reason TEXT,                     -- exit 0, killed by signal 9 (often out of memory), ...
@@ -138,26 +163,8 @@ CREATE TABLE verdicts (
     group_id INTEGER NOT NULL,
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
-    status TEXT NOT NULL,            -- correct, wrong, compile_error, ... (records.Status)
-    reason TEXT NOT NULL,            -- stable code: ok, mismatch, not_triton, ...
+    {_JUDGED.strip()}
     detail_id INTEGER,               -- texts: traceback, first mismatch, statistics
-    is_compiled INTEGER NOT NULL,    -- its own kernel launched and wrote its output
-    num_launches INTEGER NOT NULL,   -- kernels in one forward
-    speedup REAL,                    -- baseline_us / candidate_us; null if untimed, as all below
-    speedup_low REAL,                -- lower end of its interval, used by the reward
-    candidate_us REAL,
-    baseline_us REAL,
-    candidate_spread_us REAL,        -- interquartile range
-    baseline_spread_us REAL,
-    achieved_gbps REAL,
-    achieved_tflops REAL,
-    roofline_share REAL,             -- of the memory or compute bound, whichever is tighter
-    torch_share REAL,                -- share of the work done by torch, by bytes
-    isolation TEXT NOT NULL,         -- sandbox level
-    caps TEXT NOT NULL,              -- how memory was limited
-    device TEXT NOT NULL,
-    phase_s TEXT NOT NULL,           -- JSON: phase to seconds
-    harness TEXT NOT NULL,           -- hash of judge, runner, torch and triton
     PRIMARY KEY (group_id, rollout, turn)
 ) WITHOUT ROWID;
 CREATE INDEX verdicts_by_status ON verdicts (status);
@@ -169,7 +176,7 @@ CREATE TABLE samples (
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
     advantage REAL NOT NULL,
-    policy_version INTEGER NOT NULL  -- oldest among its tokens
+    policy_version INTEGER NOT NULL  -- oldest policy version among its tokens
 );
 CREATE INDEX samples_by_turn ON samples (group_id, rollout, turn);
 
@@ -196,8 +203,8 @@ CREATE TABLE policies (
     step INTEGER NOT NULL,
     path TEXT NOT NULL,              -- directory of weights or of an adapter
     sha256 TEXT NOT NULL,
-    publish_s REAL NOT NULL,         -- until every replica had it and passed its probe
-    probe_gap REAL NOT NULL          -- mean |difference of logprobs| between trainer and engine
+    publish_s REAL NOT NULL,         -- seconds until every replica had it and passed its probe
+    probe_gap REAL NOT NULL          -- mean |difference of logprobs| of trainer and engine
 );
 
 CREATE TABLE metrics (
@@ -215,7 +222,7 @@ CREATE INDEX metrics_by_key ON metrics (key, stage, step, attempt);
 CREATE TABLE evaluations (
     -- one evaluation of one policy
     evaluation_id INTEGER PRIMARY KEY,
-    stage TEXT NOT NULL,             -- eval-0; grpo-3@5 for one within a stage
+    stage TEXT NOT NULL,             -- name of its stage: eval-0; grpo-3@5 for one within a stage
     stage_index INTEGER,             -- as in groups.stage
     step INTEGER NOT NULL,
     policy_version INTEGER NOT NULL,
@@ -223,21 +230,21 @@ CREATE TABLE evaluations (
     num_problems INTEGER NOT NULL,
     num_samples INTEGER NOT NULL,    -- sampled rollouts per problem
     max_turns INTEGER NOT NULL,
-    pass_at_1 REAL NOT NULL,         -- sampled first turns
+    pass_at_1 REAL NOT NULL,         -- share of correct sampled first turns
     ci_low REAL NOT NULL,            -- 95 % interval, clustered by problem
     ci_high REAL NOT NULL,
     pass_at_k TEXT NOT NULL,         -- JSON: k to unbiased estimate
     pass_at_1_greedy REAL,
     pass_at_1_multi REAL NOT NULL,   -- share of rollouts with a correct turn
     compile_rate REAL NOT NULL,
-    detail TEXT NOT NULL,            -- JSON: by_family, by_level, by_turn, pass_at_k_ci, num_masked
+    detail TEXT NOT NULL,            -- JSON: parts, intervals, best@N, problems not judged
     UNIQUE (stage, step, policy_version)
 );
 
 CREATE TABLE programs (
     -- each captured program once, found by its hash; turn_programs refers to its program_id
     program_id INTEGER PRIMARY KEY,
-    sha256 BLOB NOT NULL UNIQUE,     -- of body
+    sha256 BLOB NOT NULL UNIQUE,     -- hash of body
     body BLOB NOT NULL               -- zstd frame: "forge show RUN --turn ID" prints it
 );
 
@@ -282,17 +289,9 @@ CREATE TABLE turn_shapes (
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
     shape INTEGER NOT NULL,          -- from 0, in the order of judging
-    name TEXT NOT NULL,              -- N=4096, M=100
+    name TEXT NOT NULL,              -- name of the shape: N=4096, M=100
     status TEXT NOT NULL,            -- as in verdicts
-    speedup REAL,                    -- null if untimed, as all below; verdicts has geometric means
-    speedup_low REAL,
-    candidate_us REAL,
-    baseline_us REAL,
-    candidate_spread_us REAL,
-    baseline_spread_us REAL,
-    achieved_gbps REAL,
-    achieved_tflops REAL,
-    roofline_share REAL,
+    {_TIMES.strip()}
     PRIMARY KEY (group_id, rollout, turn, shape)
 ) WITHOUT ROWID;
 
@@ -314,26 +313,8 @@ CREATE TABLE verdicts_again (
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
     judged_at REAL NOT NULL,
-    status TEXT NOT NULL,
-    reason TEXT NOT NULL,
+    {_JUDGED.strip()}
     detail TEXT NOT NULL,
-    is_compiled INTEGER NOT NULL,
-    num_launches INTEGER NOT NULL,
-    speedup REAL,
-    speedup_low REAL,
-    candidate_us REAL,
-    baseline_us REAL,
-    candidate_spread_us REAL,
-    baseline_spread_us REAL,
-    achieved_gbps REAL,
-    achieved_tflops REAL,
-    roofline_share REAL,
-    torch_share REAL,
-    isolation TEXT NOT NULL,
-    caps TEXT NOT NULL,
-    device TEXT NOT NULL,
-    phase_s TEXT NOT NULL,
-    harness TEXT NOT NULL,
     PRIMARY KEY (judging, group_id, rollout, turn)
 ) WITHOUT ROWID;
 """

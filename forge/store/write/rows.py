@@ -15,8 +15,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 from forge.records import (
     Attempt,
@@ -44,33 +45,15 @@ from forge.store.codec import Body, Encoder, utf8
 if TYPE_CHECKING:
     from forge.records import Timing, Verdict
 
-Record = (
-    Attempt
-    | AttemptEnd
-    | Evaluation
-    | Event
-    | Group
-    | GroupStart
-    | JudgedAgain
-    | Judging
-    | Metrics
-    | PolicyVersion
-    | Problem
-    | ProcessEnd
-    | ProcessStart
-    | Rewind
-    | Sample
-    | SampleUse
-    | Trajectory
-    | Turn
-)
-
-RECORD_TYPES = frozenset(get_args(Record))
-
 _TURN_KEY = ("group_id", "rollout", "turn")
+_VERDICT_FIELDS = (
+    "status", "reason", "is_compiled", "num_launches", "torch_share", "isolation", "caps", "device",
+    "phase_s", "harness",
+)  # fmt: skip
 _STAGE = re.compile(r"^[a-z]+-(\d+)")
 """Name of an evaluation, with the index of its stage."""
 
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 Row = dict[str, Any]
 
 
@@ -106,30 +89,10 @@ class RowWriter:
         self._attempt: int = run.execute(
             "SELECT coalesce(max(attempt), 0) FROM attempts"
         ).fetchone()[0]
-        self._writers: Mapping[type, Callable[[Any], None]] = {
-            Attempt: self._attempt_start,
-            AttemptEnd: self._attempt_end,
-            Evaluation: self._evaluation,
-            Event: self._event,
-            Group: self._group,
-            GroupStart: self._group_start,
-            JudgedAgain: self._judged_again,
-            Judging: self._judging,
-            Metrics: self._metrics,
-            PolicyVersion: self._policy,
-            Problem: self._problem,
-            ProcessEnd: self._process,
-            ProcessStart: self._process,
-            Rewind: self._rewind,
-            Sample: self._sample,
-            SampleUse: self._sample_use,
-            Trajectory: self._trajectory,
-            Turn: self._turn,
-        }
 
     def write(self, record: Record) -> None:
         """Writes one record. Raises sqlite3.Error; the caller rolls the transaction back."""
-        self._writers[type(record)](record)
+        _WRITERS[type(record)](self, record)
 
     def _text(self, value: str, *, whole: str = "", whole_id: int | None = None) -> int | None:
         """The text_id of a text, inserted if it is new; None for an empty one. `whole`: a stored
@@ -154,19 +117,12 @@ class RowWriter:
     ) -> None:
         """Inserts a row, or rewrites the one with this key in place, which keeps its rowid."""
         statement = _upsert(table, key, tuple(row))
-        (db or self._run).execute(statement, tuple(row.values()))
+        (db or self._run).execute(statement, tuple(map(_value, row.values())))
 
     def _problem(self, record: Problem) -> None:
-        row = {
-            "problem_id": record.problem_id,
-            "family": record.family,
-            "level": record.level,
-            "split": str(record.split),
-            "entry_point": record.entry_point,
-            "precision": record.precision,
-            "source_id": self._text(record.source) or 0,
-        }
-        self._put("problems", ("problem_id",), row)
+        names = ("problem_id", "family", "level", "split", "entry_point", "precision")
+        row = {name: getattr(record, name) for name in names}
+        self._put("problems", ("problem_id",), row | {"source_id": self._text(record.source) or 0})
 
     def _group_start(self, record: GroupStart) -> None:
         self._group_row(record, is_flat=False, num_rollouts=0)
@@ -182,7 +138,6 @@ class RowWriter:
     def _group_row(self, record: Group | GroupStart, **more: int) -> None:
         row = _of_fields(record, without=("trajectories",)) | more
         row |= {
-            "purpose": str(record.purpose),
             "parents": json.dumps(record.parents),
             "attempt": self._attempt,
             "recorded_at": self._clock(),
@@ -195,7 +150,7 @@ class RowWriter:
             "group_id": record.group_id,
             "rollout": record.rollout,
             "problem_id": record.problem_id,
-            "ended": str(record.end),
+            "ended": record.end,
             "num_turns": len(record.turns),
             "is_correct": any(turn.verdict.is_correct for turn in record.turns),
         }
@@ -225,11 +180,11 @@ class RowWriter:
             "recorded_at": self._clock(),
             "num_prompt_tokens": len(record.prompt_ids),
             "num_completion_tokens": completion.num_tokens,
-            "finish": str(completion.finish),
+            "finish": completion.finish,
             "min_version": completion.min_version,
             "max_version": completion.max_version,
             "reward": record.reward,
-            "reward_terms": _json(record.reward_terms),
+            "reward_terms": record.reward_terms,
             "generate_s": record.generate_s,
             "judge_s": record.judge_s,
             "prompt_id": self._text(record.prompt_text),
@@ -240,27 +195,20 @@ class RowWriter:
         }
         self._put("turns", _TURN_KEY, row)
         detail_id = self._text(verdict.detail, whole=feedback, whole_id=feedback_id)
-        row = key | _of_verdict(verdict) | {"detail_id": detail_id}
-        self._put("verdicts", _TURN_KEY, row)
+        self._put("verdicts", _TURN_KEY, key | _of_verdict(verdict) | {"detail_id": detail_id})
         program = verdict.program
         if program is not None:
             row = key | {"program_id": self._programs.put(program, lambda: (program,))}
             self._put("turn_programs", _TURN_KEY, row)
         for number, call in enumerate(record.calls):
-            row = key | {
-                "call": number,
-                "tool": call.tool,
-                "arguments": _json(call.arguments),
-                "message_id": self._text(call.message),
-                "result_id": self._text(call.result),
-                "seconds": call.seconds,
-            }
+            row = key | {"call": number} | _of_fields(call, without=("message", "result"))
+            row |= {"message_id": self._text(call.message), "result_id": self._text(call.result)}
             self._put("turn_calls", (*_TURN_KEY, "call"), row)
         for name, other in verdict.also.items():
-            row = key | _of_fields(other) | {"protocol": name, "status": str(other.status)}
+            row = key | {"protocol": name} | _of_fields(other)
             self._put("turn_protocols", (*_TURN_KEY, "protocol"), row)
         for number, shape in enumerate(verdict.shapes):
-            row = key | {"shape": number, "name": shape.name, "status": str(shape.status)}
+            row = key | {"shape": number, "name": shape.name, "status": shape.status}
             self._put("turn_shapes", (*_TURN_KEY, "shape"), row | _of_timing(shape.timing))
         self._token_row(record, completion.token_ids, completion.logprobs)
 
@@ -294,25 +242,20 @@ class RowWriter:
     def _metrics(self, record: Metrics) -> None:
         place = {"stage": record.stage, "step": record.step, "attempt": self._attempt}
         for key, value in record.values.items():
-            row = place | {
-                "key": key,
-                "value": float(value) if math.isfinite(value) else None,
-                "at": record.at,
-            }
+            number = float(value) if math.isfinite(value) else None
+            row = place | {"key": key, "value": number, "at": record.at}
             self._put("metrics", ("stage", "step", "key", "attempt"), row)
 
     def _evaluation(self, record: Evaluation) -> None:
         match = _STAGE.match(record.stage)
         row = _of_fields(record) | {
             "stage_index": int(match[1]) if match else None,
-            "pass_at_k": _json({str(k): value for k, value in record.pass_at_k.items()}),
-            "detail": _json(record.detail),
+            "pass_at_k": {str(k): value for k, value in record.pass_at_k.items()},
         }
         self._put("evaluations", ("stage", "step", "policy_version"), row)
 
     def _judging(self, record: Judging) -> None:
-        row = _of_fields(record) | {"settings": _json(record.settings)}
-        self._put("judgings", ("judging",), row)
+        self._put("judgings", ("judging",), _of_fields(record))
 
     def _judged_again(self, record: JudgedAgain) -> None:
         verdict = record.verdict
@@ -321,11 +264,7 @@ class RowWriter:
 
     def _attempt_start(self, record: Attempt) -> None:
         self._attempt = record.attempt
-        row = _of_fields(record, without=("commit",)) | {
-            "code_commit": record.commit,
-            "versions": _json(record.versions),
-            "machine": _json(record.machine),
-        }
+        row = _of_fields(record, without=("commit",)) | {"code_commit": record.commit}
         self._put("attempts", ("attempt",), row)
 
     def _attempt_end(self, record: AttemptEnd) -> None:
@@ -341,9 +280,10 @@ class RowWriter:
         self._put("processes", ("attempt", "name", "pid"), row)
 
     def _event(self, record: Event) -> None:
-        row = _of_fields(record) | {"data": _json(record.data), "attempt": self._attempt}
+        row = _of_fields(record) | {"attempt": self._attempt}
         self._run.execute(
-            f"INSERT INTO events ({', '.join(row)}) VALUES (?, ?, ?, ?, ?)", tuple(row.values())
+            f"INSERT INTO events ({', '.join(row)}) VALUES (?, ?, ?, ?, ?)",
+            tuple(map(_value, row.values())),
         )
 
     def _rewind(self, record: Rewind) -> None:
@@ -360,6 +300,25 @@ class RowWriter:
         self._run.execute(
             "UPDATE sample_uses SET step = step WHERE stage = ? AND step > ? AND attempt < ?", place
         )
+
+
+Record = (
+    Attempt | AttemptEnd | Evaluation | Event | Group | GroupStart | JudgedAgain | Judging | Metrics
+    | PolicyVersion | Problem | ProcessEnd | ProcessStart | Rewind | Sample | SampleUse | Trajectory
+    | Turn
+)  # fmt: skip
+"""Objects that have a table."""
+_WRITERS: Mapping[type, Callable[[RowWriter, Any], None]] = {
+    each: getattr(RowWriter, name)
+    for each, name in {
+        Attempt: "_attempt_start", AttemptEnd: "_attempt_end", Evaluation: "_evaluation",
+        Event: "_event", Group: "_group", GroupStart: "_group_start", JudgedAgain: "_judged_again",
+        Judging: "_judging", Metrics: "_metrics", PolicyVersion: "_policy", Problem: "_problem",
+        ProcessEnd: "_process", ProcessStart: "_process", Rewind: "_rewind", Sample: "_sample",
+        SampleUse: "_sample_use", Trajectory: "_trajectory", Turn: "_turn",
+    }.items()
+}  # fmt: skip
+RECORD_TYPES = frozenset(_WRITERS)
 
 
 CACHE_SIZE = 4096
@@ -424,31 +383,24 @@ def _turn_key(record: Turn | Sample) -> Row:
 
 def _of_verdict(verdict: Verdict) -> Row:
     """Columns of `verdicts` but for the turn and the detail."""
-    return {
-        "status": str(verdict.status),
-        "reason": verdict.reason,
-        "is_compiled": verdict.is_compiled,
-        "num_launches": verdict.num_launches,
-        **_of_timing(verdict.timing),
-        "torch_share": verdict.torch_share,
-        "isolation": verdict.isolation,
-        "caps": verdict.caps,
-        "device": verdict.device,
-        "phase_s": _json(verdict.phase_s),
-        "harness": verdict.harness,
-    }
+    row = {name: getattr(verdict, name) for name in _VERDICT_FIELDS}
+    return row | _of_timing(verdict.timing)
 
 
 def _of_timing(timing: Timing | None) -> Row:
     return {name: getattr(timing, name, None) for name in TIMING_FIELDS}
 
 
-def _json(value: Mapping[str, Any]) -> str:
-    """Compact JSON; the search for numbers that are not finite runs only if there is one."""
+def _value(value: Any) -> Any:
+    """A field as SQLite takes it: a member of an enum as text, a mapping as compact JSON. The
+    search for numbers that are not finite runs only if there is one."""
+    if type(value) in _PLAIN or not isinstance(value, Mapping):
+        return value.value if isinstance(value, StrEnum) else value
+    form: Any = {"allow_nan": False, "separators": (",", ":"), "default": str}
     try:
-        return json.dumps(dict(value), allow_nan=False, separators=(",", ":"), default=str)
+        return json.dumps(dict(value), **form)
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), default=str)
+        return json.dumps(_finite(value), **form)
 
 
 def _finite(value: Any) -> Any:
