@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from forge.evalpool.pool import Pool
     from forge.evalpool.seating import Seat
     from forge.process.control import Health, Role
-    from forge.runner.live.progress import Progress
     from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import RunContext
     from forge.serve.remote.remote import RemoteServer
@@ -62,25 +61,6 @@ FULL = 0.9
 """Share of a memory above which the next long sample or large batch may not fit."""
 MODEL_MAKER = "init-model"
 """The child of `prepare` that makes a tiny model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """Length and bound of the queue in front of a component."""
-
-    length: int
-    bound: int
-    what: str = "queue"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fill:
-    """Fill level of a memory that a component may exhaust."""
-
-    share: float
-    """0..1"""
-    of: str
-    """Name of the memory: `80 GB`, `the KV cache`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +85,8 @@ class Component:
     silent_s: float | None = None
     """Seconds of silence, where its owner measures them; else they follow from the marks."""
     failure: str = ""
-    queue: Queue | None = None
-    fills: tuple[Fill, ...] = ()
+    strain: str = ""
+    """A queue at its bound or a full cache: `queue 256 of 256`; empty for neither."""
     fills_cards: bool = False
     """True if it allocates GPU memory while it works, and may run out of it."""
     seen: Seen | None = None
@@ -121,33 +101,26 @@ class Component:
         return self.seen.node if self.seen is not None else ""
 
     @property
-    def uuids(self) -> list[str]:
-        """Cards of its process on this machine."""
-        if self.seen is None or self.seen.node or self.seen.devices == "cpu":
+    def devices(self) -> list[str]:
+        """UUIDs of the cards of its process, on any machine."""
+        if self.seen is None or self.seen.devices == "cpu":
             return []
         return [part.strip() for part in self.seen.devices.split(",") if part.strip()]
 
     @property
-    def living(self) -> Seen | None:
+    def uuids(self) -> list[str]:
+        """Those of this machine."""
+        return [] if self.node else self.devices
+
+    @property
+    def pid(self) -> int | None:
         """Its process, unless it has ended or is another machine's."""
-        if self.seen is None or self.seen.node or self.seen.ended_at is not None:
-            return None
-        return self.seen
+        is_here = self.seen is not None and not self.node and self.seen.ended_at is None
+        return self.seen.pid if is_here else None
 
 
-def observe_supervisor(
-    progress: Progress, *, pid: int, log_path: Path, queue: Queue | None
-) -> Component:
-    """The supervisor itself."""
-    return Component(
-        name="supervisor",
-        role="supervisor",
-        owner=progress,
-        phase=progress.label,
-        marks=(progress.label, progress.done, progress.tokens.total, progress.judged.total),
-        queue=queue,
-        seen=Seen(pid=pid, devices="cpu", log_path=log_path, started_at=progress.started_at),
-    )
+def _queue(length: int, bound: int, what: str = "queue") -> str:
+    return f"{what} {length} of {bound}" if length >= bound else ""
 
 
 def observe_trainer(
@@ -222,11 +195,9 @@ def _observe_replica(
     replica: Replica, experiment: Experiment, limit_s: float, seen: Seen | None
 ) -> Component:
     health = replica.health
-    engine = health.get("engine", "")
-    fills = ()
+    engine, use = health.get("engine", ""), health.get("kv_use", 0.0)
     # A full KV cache is a problem only while samples wait for room in it.
-    if engine == "vllm" and health.get("waiting", 0) and health.get("kv_use", 0.0) > FULL:
-        fills = (Fill(share=health["kv_use"], of="the KV cache"),)
+    is_full = engine == "vllm" and health.get("waiting", 0) and use > FULL
     return Component(
         name=replica.name,
         role="serve",
@@ -237,7 +208,7 @@ def _observe_replica(
         marks=(replica.generated_tokens, health.get("generated_tokens"), health.get("step_s")),
         is_asked=replica.load > 0 and replica.is_up,
         limit_s=limit_s,
-        fills=fills,
+        strain=_memory(use, "the KV cache") if is_full else "",
         fills_cards=engine == "hf",  # other engines allocate all memory at the start
         seen=seen,
     )
@@ -280,12 +251,12 @@ def observe_judges(
         return
     seats = pool.seating.seats
     num_pending = pool.seating.num_waiting + sum(seat.num_running for seat in seats)
-    queue = Queue(length=min(num_pending, MAX_QUEUED), bound=MAX_QUEUED)
+    strain = _queue(min(num_pending, MAX_QUEUED), MAX_QUEUED)
     for seat in seats:
-        yield _observe_seat(seat, experiment, queue, seen.get(seat.name))
+        yield _observe_seat(seat, experiment, strain, seen.get(seat.name))
 
 
-def _observe_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen | None) -> Component:
+def _observe_seat(seat: Seat, experiment: Experiment, strain: str, seen: Seen | None) -> Component:
     return Component(
         name=seat.name,
         role="judge",
@@ -298,7 +269,7 @@ def _observe_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen |
         is_asked=seat.num_running > 0,
         limit_s=request_timeout_s(experiment.judge, is_timed=seat.is_timed),
         failure=f"quarantined: {seat.why}" if seat.state is State.QUARANTINED else "",
-        queue=queue,
+        strain=strain,
         fills_cards=True,
         seen=seen,
         # `pool-1` is the second entry of `judge.url`.
@@ -309,11 +280,8 @@ def _observe_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen |
 def _seat_phase(seat: Seat) -> str:
     if seat.state is State.UP and seat.num_running:
         return f"judging {seat.num_running} of {seat.capacity}"
-    return {
-        State.UP: "idle",
-        State.DOWN: "restarting",
-        State.QUARANTINED: "quarantined",
-    }[seat.state]
+    phases = {State.UP: "idle", State.DOWN: "restarting", State.QUARANTINED: "quarantined"}
+    return phases[seat.state]
 
 
 PROC = Path("/proc")
@@ -351,8 +319,6 @@ class Vitals:
     """Cores used by each process tree since the sample before, by its root."""
     trees: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
     """Pids of each process tree, by its root."""
-    ours: frozenset[int] = frozenset()
-    """Pids of all trees."""
     memory: HostMemory | None = None
     cards: Mapping[str, Card] = field(default_factory=dict[str, Card])
     """By UUID; a card that cannot be read is absent."""
@@ -385,7 +351,6 @@ class VitalsSampler:
             },
             cpu_cores=self._cpu_cores(trees, ticks, alone=alone),
             trees=trees,
-            ours=frozenset[int]().union(*trees.values()),
             memory=read_memory(),
             cards=self._cards(uuids),
         )
@@ -416,8 +381,8 @@ class VitalsSampler:
     def _cards(self, uuids: Sequence[str]) -> dict[str, Card]:
         if not uuids or self._nvml is None:
             return {}
-        found = {uuid: _card(self._nvml, uuid) for uuid in uuids}
-        return {uuid: card for uuid, card in found.items() if card is not None}
+        found = ((uuid, _card(self._nvml, uuid)) for uuid in uuids)
+        return {uuid: card for uuid, card in found if card is not None}
 
     @cached_property
     def _nvml(self) -> Any:
@@ -548,10 +513,8 @@ class _History:
             self.was_up, self.num_restarts_up = True, component.num_restarts
 
     def silent_s(self, component: Component, now: float) -> float | None:
-        if component.silent_s is not None:
+        if component.silent_s is not None or self.asked_at is None:
             return component.silent_s
-        if self.asked_at is None:
-            return None
         return now - max(self.asked_at, self.moved_at or 0.0)
 
 
@@ -592,15 +555,21 @@ class Components:
 
     def _observe(self, now: float) -> list[Component]:
         run = self.run
-        seen, experiment = run.observer.seen, run.experiment
-        length, bound = run.writer.backlog
-        return [
-            observe_supervisor(
-                run.progress,
-                pid=os.getpid(),
-                log_path=self.log_path,
-                queue=Queue(length=length, bound=bound, what="records for the store"),
+        seen, experiment, progress = run.observer.seen, run.experiment, run.progress
+        supervisor = Component(
+            name="supervisor",
+            role="supervisor",
+            owner=progress,
+            phase=progress.label,
+            marks=(progress.label, progress.done, progress.tokens.total, progress.judged.total),
+            strain=_queue(*run.writer.backlog, "records for the store"),
+            seen=Seen(
+                pid=os.getpid(), devices="cpu", log_path=self.log_path,
+                started_at=progress.started_at,
             ),
+        )  # fmt: skip
+        return [
+            supervisor,
             *observe_trainer(run.desk, seen, experiment, now=now),
             *observe_serving(run.replicas, experiment, seen=seen),
             *observe_judges(run.pool, experiment, seen=seen),
@@ -612,7 +581,7 @@ class Components:
         if num_looks % VITALS_EVERY:
             return
         own = os.getpid()
-        pids = {each.living.pid for each in components if each.living} - {own}
+        pids = {each.pid for each in components if each.pid is not None} - {own}
         uuids = [gpu.uuid for gpu in self.run.placement.gpus]
         self._vitals = self._sampler.sample(pids, alone=[own], uuids=uuids)
 
@@ -631,33 +600,30 @@ class Components:
     def _status(
         self, component: Component, sole_users: Mapping[str, str], now: float
     ) -> ComponentStatus:
-        history = self._histories[component.name]
-        seen, living, known = component.seen, component.living, self._vitals.cards
-        cards = {uuid: known[uuid] for uuid in component.uuids if uuid in known}
+        history, vitals, pid = self._histories[component.name], self._vitals, component.pid
+        cards = {uuid: vitals.cards[uuid] for uuid in component.uuids if uuid in vitals.cards}
         is_ending = component.is_gone and component.role in self.run.ending
         health, why = self._health(component, history, cards, now)
         uses = [card.use for card in cards.values() if card.use is not None]
+        cores = vitals.cpu_cores.get(pid) if pid is not None else None
+        log_path = component.seen.log_path if component.seen else None
         return ComponentStatus(
             name=component.name,
             role=component.role,
-            device=component.address or _on_node(component) or self._device(component.uuids),
+            device=component.address or self._device(component),
             phase="ending" if is_ending else component.phase,
             health=health,
             why=why,
-            memory_bytes=self._vitals.resident.get(living.pid) if living else None,
+            memory_bytes=vitals.resident.get(pid) if pid is not None else None,
             gpu_memory_bytes=self._gpu_memory_bytes(component, cards, sole_users),
             gpu_use=sum(uses) / len(uses) if uses else None,
             progress_age_s=None if history.moved_at is None else round(now - history.moved_at, 1),
             num_restarts=component.num_restarts,
-            last_words=self._last_lines.get(seen.log_path, "") if seen else "",
-            cpu_cores=self._cpu_cores(living.pid) if living else None,
+            last_words=self._last_lines.get(log_path, "") if log_path else "",
+            cpu_cores=None if cores is None else round(cores, 2),
             node=component.node,
             num_judged=component.num_judged,
         )
-
-    def _cpu_cores(self, pid: int) -> float | None:
-        cores = self._vitals.cpu_cores.get(pid)
-        return None if cores is None else round(cores, 2)
 
     def _health(
         self, component: Component, history: _History, cards: Mapping[str, Card], now: float
@@ -682,16 +648,15 @@ class Components:
         self, component: Component, history: _History, cards: Mapping[str, Card], now: float
     ) -> str:
         """The figure that makes a working component yellow; empty for none."""
-        queue = component.queue
-        if queue is not None and queue.length >= queue.bound:
-            return f"{queue.what} {queue.length} of {queue.bound}"
+        if component.strain:
+            return component.strain
         memories: list[Card | HostMemory] = [*cards.values()] if component.fills_cards else []
         if component.role == "supervisor" and self._vitals.memory is not None:
             memories = [self._vitals.memory]
-        fills = (*component.fills, *map(_fill, memories))
-        fullest = max(fills, key=lambda fill: fill.share, default=None)
-        if fullest is not None and fullest.share > FULL:
-            return f"memory {100 * fullest.share:.0f} % of {fullest.of}"
+        fills = [(each.used_bytes / each.total_bytes, each.total_bytes) for each in memories]
+        share, total = max(fills, default=(0.0, 0))
+        if share > FULL:
+            return _memory(share, numbers.gigabytes(total, places=0))
         if history.restarted_at is not None and now - history.restarted_at < RESTARTED_S:
             return f"restarted {now - history.restarted_at:.0f} s ago"
         return ""
@@ -703,18 +668,23 @@ class Components:
         a container, all memory in use counts for the card's sole user."""
         if component.seen is None:
             return None
-        tree = self._vitals.trees.get(component.seen.pid, frozenset())
+        trees = self._vitals.trees
+        tree = trees.get(component.seen.pid, frozenset())
         held: list[int] = []
         for uuid, card in cards.items():
-            if any(pid in self._vitals.ours for pid in card.by_pid):
+            if any(pid in ours for pid in card.by_pid for ours in trees.values()):
                 held.append(sum(card.by_pid.get(pid, 0) for pid in tree))
             elif sole_users.get(uuid) == component.name:
                 held.append(card.used_bytes)
         return sum(held) if held else None
 
-    def _device(self, uuids: Sequence[str]) -> str:
+    def _device(self, component: Component) -> str:
+        """`cpu`, `GPU 0,1`; on another machine `gpu-7 10.0.0.7: GPU-1a2b3c4d`."""
+        devices = component.devices
+        if component.node:
+            return f"{component.node}: {', '.join(each[:12] for each in devices) or 'cpu'}"
         index = {gpu.uuid: str(gpu.index) for gpu in self.run.placement.gpus}
-        return "GPU " + ",".join(index.get(uuid, uuid) for uuid in uuids) if uuids else "cpu"
+        return "GPU " + ",".join(index.get(each, each) for each in devices) if devices else "cpu"
 
 
 def _sole_users(components: Sequence[Component]) -> dict[str, str]:
@@ -724,14 +694,5 @@ def _sole_users(components: Sequence[Component]) -> dict[str, str]:
     return {uuid: name for uuid, name in users if counts[uuid] == 1}
 
 
-def _on_node(component: Component) -> str:
-    """`gpu-7 10.0.0.7: GPU-1a2b3c4d`; empty for a process of this machine."""
-    if component.seen is None or not component.node:
-        return ""
-    cards = [part.strip()[:12] for part in component.seen.devices.split(",")]
-    return f"{component.node}: {', '.join(cards)}"
-
-
-def _fill(memory: Card | HostMemory) -> Fill:
-    total = memory.total_bytes
-    return Fill(share=memory.used_bytes / total, of=numbers.gigabytes(total, places=0))
+def _memory(share: float, of: str) -> str:
+    return f"memory {100 * share:.0f} % of {of}"
