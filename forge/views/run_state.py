@@ -22,6 +22,7 @@ import tomli
 from forge.records import stage_label
 from forge.store.layout import is_owned, read_status
 from forge.views.text.numbers import number, percent
+from forge.views.text.secrets import hide_secrets
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -199,10 +200,12 @@ def open_client(paths: RunPaths, *, timeout_s: float | None = None) -> ControlCl
     return ControlClient(Path(str(socket_path)), timeout_s=timeout_s or TIMEOUT_S)
 
 
-def load_experiment(reader: RunReader) -> dict[str, Any]:
-    """The resolved experiment; empty for a run made by hand, the rest of which can be shown."""
+def load_experiment(reader: RunReader, *, is_public: bool = False) -> dict[str, Any]:
+    """The resolved experiment, without its secrets if it is for the public; empty for a run made by
+    hand, the rest of which can be shown."""
+    text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
     try:
-        return tomli.loads(reader.value("SELECT experiment FROM runs LIMIT 1") or "")
+        return tomli.loads(hide_secrets(text) if is_public else text)
     except tomli.TOMLDecodeError:
         return {}
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from forge.views.run_state import (
     is_judged_in_part,
     judged_label,
     judged_share,
+    load_experiment,
     load_idle_by_stage,
     load_ladder,
     load_run_state,
@@ -137,10 +137,7 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
 def load_by_protocol(reader: RunReader) -> dict[tuple[int, int], list[dict[str, Any]]]:
     """Figures of first answers of each evaluation, by stage index and step: for the protocol that
     counts, then for further ones."""
-    try:
-        judge = tomllib.loads(reader.value("SELECT experiment FROM runs") or "").get("judge", {})
-    except tomllib.TOMLDecodeError:  # a row made by hand
-        judge = {}
+    judge = load_experiment(reader).get("judge", {})
     own = join_rules(judge.get("protocol", "forge"), judge.get("policy", "own"))
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in reader.rows(BY_PROTOCOL):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from typing import TYPE_CHECKING, Any
 
 from forge.store.read_only import RowTable
+from forge.views.run_state import load_experiment
 from forge.views.show import load_evaluations
 from forge.views.text.numbers import NONE, percent, without_empty
 
@@ -76,7 +76,7 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
     if not found:
         return None
     row = found[-1]
-    experiment = tomllib.loads(reader.value("SELECT experiment FROM runs"))
+    experiment = load_experiment(reader)
     place = {"stage": row["stage_index"]}
     return {
         "schema": SCHEMA,

@@ -1,6 +1,5 @@
 """Charts as data and as SVG, and the gains, bands and answers of a run."""
 
-import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -9,13 +8,11 @@ import pytest
 from forge.records import Metrics, Purpose, Status
 from forge.store.reader import open_run
 from forge.views.report.charts import (
-    MOST_POINTS,
     MOST_TABLE_ROWS,
     Chart,
     Line,
     draw_svg,
     label,
-    make_line,
 )
 from forge.views.report.contents import Contents
 from forge.views.statistics import evaluate_groups
@@ -27,22 +24,6 @@ from tests.store.storefactory import attempt, evaluation, group, problem, small_
 def chart(*lines: Line, **keys: object) -> Chart:
     given = {"name": "c", "title": "T", "x_label": "step", "y_label": "y", "lines": lines}
     return Chart(**{**given, **keys})
-
-
-def test_a_long_line_keeps_its_mean_its_end_and_its_gaps() -> None:
-    points = [(float(i), None if i < 500 else float(i)) for i in range(10_000)]
-    line = make_line("a", points)
-    assert len(line.x) <= MOST_POINTS
-    assert line.x[-1] == 9_999
-    assert line.y[0] is None
-    assert "A point stands for 25 steps" in chart(line).caption
-    kept = [y for y in line.y if y is not None]
-    assert math.fsum(kept) / len(kept) == pytest.approx((500 + 9_999) / 2, rel=0.001)
-
-
-def test_a_line_of_the_best_keeps_its_peak() -> None:
-    points = [(float(i), 7.0 if i == 4_321 else 1.0) for i in range(10_000)]
-    assert max(y for _, y in make_line("best", points, reduce=max).points) == 7.0
 
 
 def test_a_long_table_leaves_rows_out_evenly_and_counts_them() -> None:

@@ -16,15 +16,12 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import tomli
+from typing import TYPE_CHECKING, Any
 
 from forge.process.lease import hold_lease
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
-from forge.views.run_state import load_stages
-from forge.views.text.secrets import hide_secrets
+from forge.views.run_state import load_experiment, load_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -69,7 +66,7 @@ def follow(config: dict[str, Any]) -> None:
             config["sink"],
             run=paths.name,
             folder=paths.root / "sinks" / config["sink"],
-            config=_experiment(reader),
+            config=load_experiment(reader, is_public=True),
             settings=config,
         )
         follower = Follower(reader, attempt=config["attempt"], since=config["since"])
@@ -92,15 +89,6 @@ def _wait_or_stop(stop_file: Path) -> bool:
     while not (is_end := stop_file.exists()) and time.monotonic() < due:
         time.sleep(STOP_EVERY_S)
     return is_end
-
-
-def _experiment(reader: RunReader) -> dict[str, Any]:
-    """The resolved experiment without its secrets, since a tracker may publish it."""
-    text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
-    try:
-        return tomli.loads(hide_secrets(text))
-    except tomli.TOMLDecodeError:  # a run made by hand
-        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,25 +154,9 @@ class Follower:
         return f"{known.get('kind', 'stage')}-{stage}"
 
 
-class Tracker(Protocol):
-    """A destination of points."""
-
-    def log(self, point: Point) -> None:
-        """Adds a point."""
-        ...
-
-    def flush(self) -> None:
-        """Sends the points so far."""
-        ...
-
-    def close(self) -> None:
-        """Sends the rest and ends."""
-        ...
-
-
 def open_tracker(
     name: str, *, run: str, folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Tracker:
+) -> TensorBoard | Service:
     """Opens the tracker of this name. Errors of its package are passed on.
 
     Args:
@@ -196,11 +168,16 @@ def open_tracker(
     folder.mkdir(parents=True, exist_ok=True)
     if name == "tensorboard":
         return TensorBoard(folder)
+    about = {"project": settings["project"], "name": run, "config": dict(config), "resume": "allow"}
     if name == "trackio":
-        return Trackio(settings["project"], run=run, config=config)
-    return WandB(
-        settings["project"], run=run, folder=folder, config=config, mode=settings["wandb_mode"]
-    )
+        import trackio  # pyright: ignore[reportMissingImports]
+
+        return Service(trackio.init(**about, embed=False))
+    import wandb  # pyright: ignore[reportMissingImports]
+
+    own = wandb.Settings(console="off", disable_git=True)
+    mode = settings["wandb_mode"]
+    return Service(wandb.init(**about, id=run, dir=str(folder), mode=mode, settings=own))
 
 
 class TensorBoard:
@@ -210,6 +187,7 @@ class TensorBoard:
         from tensorboard.summary import Writer
 
         self._writer = Writer(str(folder))
+        self.flush, self.close = self._writer.flush, self._writer.close
 
     def log(self, point: Point) -> None:
         """Writes the scalars of a point."""
@@ -217,63 +195,27 @@ class TensorBoard:
             tag = f"{point.group}/{name}"
             self._writer.add_scalar(tag, value, point.step, wall_time=point.at)
 
-    def flush(self) -> None:
-        """Writes buffered events to the file."""
-        self._writer.flush()
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._writer.close()
+class Service:
+    """A run of trackio (a database in TRACKIO_DIR or its default folder, which `trackio show`
+    reads) or wandb (of the same name and id, which later attempts continue); both send in the
+    background."""
 
-
-class _Service:
-    """A package with a run object that sends in the background."""
-
-    _run: Any
+    def __init__(self, run: Any) -> None:
+        self._run, self._groups = run, set[str]()
+        self.close = run.finish
 
     def log(self, point: Point) -> None:
+        """Sends the values of a point, in wandb on the axis of its group."""
+        if point.group not in self._groups and hasattr(self._run, "define_metric"):
+            self._groups.add(point.group)
+            self._run.define_metric(f"{point.group}/step")
+            self._run.define_metric(f"{point.group}/*", step_metric=f"{point.group}/step")
         values = {f"{point.group}/{name}": value for name, value in point.values.items()}
         self._run.log({f"{point.group}/step": point.step, **values})
 
     def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class Trackio(_Service):
-    """A database in TRACKIO_DIR or trackio's default folder, which `trackio show` reads."""
-
-    def __init__(self, project: str, *, run: str, config: Mapping[str, Any]) -> None:
-        import trackio  # pyright: ignore[reportMissingImports]
-
-        self._run = trackio.init(
-            project=project, name=run, config=dict(config), resume="allow", embed=False
-        )
-
-
-class WandB(_Service):
-    """A wandb run of the same name, which later attempts continue."""
-
-    def __init__(
-        self, project: str, *, run: str, folder: Path, config: Mapping[str, Any], mode: Any
-    ) -> None:
-        import wandb  # pyright: ignore[reportMissingImports]
-
-        self._groups: set[str] = set()
-        self._run = wandb.init(
-            project=project, name=run, id=run, resume="allow", dir=str(folder), mode=mode,
-            config=dict(config), settings=wandb.Settings(console="off", disable_git=True),
-        )  # fmt: skip
-
-    def log(self, point: Point) -> None:
-        """Sends the values of a point, on the axis of its group."""
-        if point.group not in self._groups:
-            self._groups.add(point.group)
-            self._run.define_metric(f"{point.group}/step")
-            self._run.define_metric(f"{point.group}/*", step_metric=f"{point.group}/step")
-        super().log(point)
+        """Nothing: it sends in the background."""
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ never a formula. Imported only when a report is made: matplotlib takes 0.3 s.
 from __future__ import annotations
 
 import io
-import math
 import warnings
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import matplotlib
@@ -30,7 +28,7 @@ from forge.views.text.numbers import NONE, finite, grouped, percent
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from matplotlib.axes import Axes
 
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 
-MOST_POINTS = 400
-"""Points of a line: more than the picture has pixels for."""
 MOST_TABLE_ROWS = 60
 """Rows of the table beside a picture; a longer one drops rows evenly and says so."""
 LONGEST_LABEL = 48
@@ -81,17 +77,10 @@ class Line:
     high: Sequence[float | None] = ()
     is_points: bool = False
     """True for single measurements, each with its interval."""
-    num_together: int = 1
-    """Neighbouring points that were merged into one."""
 
     @property
-    def points(self) -> list[tuple[float, float]]:
-        """Points with a number."""
-        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if y is not None]
-
-    @property
-    def bounded(self) -> list[tuple[float, float, float, float]]:
-        """The same with their intervals: (x, y, low, high); a missing end is the number itself."""
+    def points(self) -> list[tuple[float, float, float, float]]:
+        """(x, y, low, high) of each number; a missing end is the number itself."""
         rows = zip(self.x, self.y, self.low or self.y, self.high or self.y, strict=True)
         return [
             (x, y, y if low is None else min(low, y), y if high is None else max(high, y))
@@ -121,13 +110,6 @@ class Chart:
     def is_empty(self) -> bool:
         """True if no line has a number."""
         return not any(line.points for line in self.lines)
-
-    @property
-    def caption(self) -> str:
-        """The note, and how many steps a point merges."""
-        size = max(line.num_together for line in self.lines)
-        coarse = f"A point stands for {size} steps: their mean, or the highest." if size > 1 else ""
-        return " ".join(filter(None, (self.note, coarse)))
 
     @property
     def num_rows(self) -> int:
@@ -166,22 +148,11 @@ def spread(rows: list[Row], most: int) -> list[Row]:
     return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
-def make_line(
-    label: str,
-    points: Sequence[tuple[float, float | None]],
-    *,
-    reduce: Callable[[Sequence[float]], float] = fmean,
-) -> Line:
-    """A line through the points, which are in order. Beyond MOST_POINTS, neighbours are merged by
-    `reduce` (default: the mean) at the x of the last one.
-    """
-    size = max(1, math.ceil(len(points) / MOST_POINTS))
-    bins = [points[i : i + size] for i in range(0, len(points), size)]
-    kept = [[y for _, each in part if (y := finite(each)) is not None] for part in bins]
+def make_line(text: str, points: Sequence[tuple[float, float | None]], **more: Any) -> Line:
+    """A line through the points, which are in order."""
     return Line(
-        label=label, x=[part[-1][0] for part in bins],
-        y=[reduce(ys) if ys else None for ys in kept], num_together=size,
-    )  # fmt: skip
+        label=label(text), x=[x for x, _ in points], y=[finite(y) for _, y in points], **more
+    )
 
 
 def label(text: object) -> str:
@@ -242,7 +213,7 @@ def _draw(axes: Axes, line: Line, index: int, shift: float) -> None:
     """A line with a band for its intervals, or points with an error bar each."""
     if not line.points:
         return
-    xs, ys, lows, highs = (list(each) for each in zip(*line.bounded, strict=True))
+    xs, ys, lows, highs = (list(each) for each in zip(*line.points, strict=True))
     color, mark = SERIES[index % len(SERIES)], MARKS[index % len(MARKS)]
     if line.is_points:
         below = [y - low for y, low in zip(ys, lows, strict=True)]
@@ -370,8 +341,6 @@ class Plot:
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     """Column to the label of its line, empty for the stage's name; none: all of the source."""
     is_share: bool = False
-    highest: Sequence[str] = ()
-    """Columns of which merged points keep the highest."""
     kind: str = ""
     """Kind of the stages; empty for all."""
     note: str = ""
@@ -384,7 +353,7 @@ MAIN = (
          columns={"pass_rate": "first turn", "pass_rate_multi": "any turn",
                   "compile_rate": "first turn compiles"}),
     Plot(name="speedup", title="Speed-up of correct kernels", y_label="times as fast",
-         columns={"speedup": "mean", "best_speedup": "highest"}, highest=("best_speedup",),
+         columns={"speedup": "mean", "best_speedup": "highest"},
          note="As measured; kernels are ranked by the lower end of the interval."),
     Plot(name="sft-loss", title="SFT loss", y_label="loss", source="metrics", kind="sft",
          columns={"train/loss/mean": ""}),
@@ -404,7 +373,6 @@ MORE = (
     Plot(name="entropy", title="Entropy", y_label="nats per token", source="metrics",
          columns={"train/entropy/mean": "mean"}),
     Plot(name="staleness", title="Staleness", y_label="steps", source="staleness",
-         highest=("oldest",),
          note="Steps between the weights that made a sample and those it trained."),
     Plot(name="loss", title="Loss", y_label="loss", source="metrics", kind="grpo",
          columns={"train/loss/mean": ""}),
@@ -465,10 +433,10 @@ class Training:
             if plot.kind in ("", self._name(stage).partition("-")[0])
         })  # fmt: skip
         lines = [
-            self._banded(plot, stage, make_line(
+            make_line(
                 self._label(stages, stage, words), found[name][stage],
-                reduce=max if name in plot.highest else fmean,
-            ))
+                **(self._band(stage, found[name][stage]) if plot.name == "reward" else {}),
+            )
             for stage in stages for name, words in columns.items()
             if stage in found.get(name, ())
         ]  # fmt: skip
@@ -477,16 +445,16 @@ class Training:
             lines=tuple(line for line in lines if line.points), note=plot.note,
         )  # fmt: skip
 
-    def _banded(self, plot: Plot, stage: int, line: Line) -> Line:
-        """The reward with its interval, if no points were merged."""
-        errors = [self._errors.get((stage, int(step))) for step in line.x]
-        if plot.name != "reward" or line.num_together > 1 or not any(errors):
-            return line
+    def _band(self, stage: int, points: Sequence[tuple[int, float | None]]) -> dict[str, Any]:
+        """Ends of the interval of the mean reward."""
+        errors = [self._errors.get((stage, step)) for step, _ in points]
+        if not any(errors):
+            return {}
         ends = [
             (None, None) if y is None or error is None else (y - error, y + error)
-            for y, error in zip(line.y, errors, strict=True)
+            for (_, y), error in zip(points, errors, strict=True)
         ]
-        return replace(line, low=[low for low, _ in ends], high=[high for _, high in ends])
+        return {"low": [low for low, _ in ends], "high": [high for _, high in ends]}
 
     def _with_held_out(self, chart: Chart) -> Chart:
         """The pass rate with a point for each evaluation within, before and after its stages."""
@@ -496,11 +464,10 @@ class Training:
         points = {stage: self._around(stage) for stage in stages}
         trained = [trained_label(row) for found in points.values() for _, row in found]
         kind = "evaluated" if any(trained) else "held-out"
-        lines = [
-            replace(_measured(found), label=self._label(stages, stage, f"{kind} problems"))
-            for stage, found in points.items() if found
-        ]  # fmt: skip
+        lines = list[Line]()
         for stage, found in points.items():
+            if found:
+                lines.append(_measured(found, self._label(stages, stage, f"{kind} problems")))
             lines += _source_lines(found, prefix=f"{self._label(stages, stage, kind)}: ")
         if not lines:
             return chart
@@ -522,9 +489,7 @@ class Training:
 
     def _label(self, stages: Sequence[int], stage: int, words: str) -> str:
         """`mean`; with several stages `grpo-3 mean`; without words the stage."""
-        if not words:
-            return label(self._name(stage))
-        return label(words if len(stages) == 1 else f"{self._name(stage)} {words}")
+        return words if words and len(stages) == 1 else f"{self._name(stage)} {words}".strip()
 
 
 def ask(reader: RunReader, sql: str, params: Params = ()) -> list[dict[str, Any]]:
@@ -601,15 +566,9 @@ def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
     rates = {
         "greedy": "pass_at_1_greedy", "any turn": "pass_at_1_multi", "compiles": "compile_rate",
     }  # fmt: skip
-    lines = [
-        _measured(points),
-        *_source_lines(points),
-        *(
-            Line(label=name, x=[x for x, _ in points], y=[row[key] for _, row in points],
-                 is_points=True)
-            for name, key in rates.items()
-        ),
-    ]  # fmt: skip
+    lines = [_measured(points, "pass@1"), *_source_lines(points)]
+    for name, key in rates.items():
+        lines.append(make_line(name, [(x, row[key]) for x, row in points], is_points=True))
     return Chart(
         name="evaluations", title="Evaluations", x_label="evaluation",
         y_label="share of judged problems",
@@ -621,24 +580,20 @@ def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
     )  # fmt: skip
 
 
-def _measured(points: Sequence[tuple[int, dict[str, Any]]]) -> Line:
+def _measured(points: Sequence[tuple[int, dict[str, Any]]], name: str) -> Line:
     """pass@1 of evaluations with its interval."""
-    return Line(
-        label="pass@1", x=[x for x, _ in points], y=[row["pass_at_1"] for _, row in points],
-        low=[row["ci_low"] for _, row in points], high=[row["ci_high"] for _, row in points],
-        is_points=True,
-    )  # fmt: skip
+    ends = {end: [row[f"ci_{end}"] for _, row in points] for end in ("low", "high")}
+    return make_line(name, [(x, row["pass_at_1"]) for x, row in points], is_points=True, **ends)
 
 
 def _source_lines(points: Sequence[tuple[int, dict[str, Any]]], prefix: str = "") -> list[Line]:
     """pass@1 of each of several sources, by evaluation."""
-    found = [(x, parts_of(row)) for x, row in points]
-    names = dict.fromkeys(name for _, parts in found for name in parts if name)
-    of = {name: [(x, parts[name][""]) for x, parts in found if name in parts] for name in names}
-    return [
-        replace(make_line(label(f"{prefix}{name}"), each), is_points=True)
-        for name, each in of.items()
-    ]
+    by_source: dict[str, list[tuple[float, float | None]]] = defaultdict(list)
+    for x, row in points:
+        for name, part in parts_of(row).items():
+            by_source[name].append((x, part.get("")))
+    by_source.pop("", None)
+    return [make_line(f"{prefix}{name}", of, is_points=True) for name, of in by_source.items()]
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> tuple[Line, ...]:
@@ -646,14 +601,11 @@ def _curves(rows: Sequence[dict[str, Any]]) -> tuple[Line, ...]:
     by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_name[row["stage"]].append(row)
-    return tuple(
-        Line(
-            label=label(name), x=[row["x"] for row in of], y=[row["y"] for row in of],
-            low=[row["low"] for row in of if has_ends],
-            high=[row["high"] for row in of if has_ends],
-        )
-        for name in spread(list(by_name), MOST_CURVES)
-        for of in [by_name[name]]
-        for has_ends in [all(row["low"] is not None for row in of)]
-        if len(of) > 1
-    )  # fmt: skip
+    lines = list[Line]()
+    for name in spread(list(by_name), MOST_CURVES):
+        of = by_name[name]
+        has_ends = all(row["low"] is not None for row in of)
+        ends = {end: [row[end] for row in of] for end in ("low", "high") if has_ends}
+        if len(of) > 1:
+            lines.append(make_line(name, [(row["x"], row["y"]) for row in of], **ends))
+    return tuple(lines)

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import tomli
-
 from forge.views.gains import load_before_after, load_gains
 from forge.views.report.charts import (
     FAILURES,
@@ -34,7 +32,7 @@ from forge.views.run_state import (
     LAST_ROW,
     judged_label,
     judged_share,
-    load_stages,
+    load_experiment,
     parts_label,
     run_state,
     stage_name,
@@ -168,8 +166,8 @@ class Contents:
         self.state = run_state(reader)
         self.version = run.get("forge_version", "?")
         self.config = hide_secrets(run.get("experiment") or "")
-        self.settings = _settings(self.config)
-        self.stages = [each for each in load_stages(reader) if isinstance(each, dict)]
+        self.settings = load_experiment(reader)
+        self.stages = self.settings.get("stage", [])
         self.attempts = ask(reader, ATTEMPTS)
         self.diff = hide_in_diff(self.attempts[-1]["code_diff"] or "") if self.attempts else ""
         self.seconds = total_seconds(self.attempts, (reader.one(LAST_ROW) or {}).get("at"))
@@ -235,9 +233,8 @@ class Contents:
     @property
     def missing(self) -> list[str]:
         """Parts that the report lacks, each with the reason."""
-        kinds, speeds = {each.get("kind") for each in self.stages}, [
-            row["at least ×"] for row in self.kernels
-        ]  # fmt: skip
+        kinds = {each.get("kind") for each in self.stages}
+        speeds = [row["at least ×"] for row in self.kernels]
 
         def without(kind: str) -> str:
             return f"; it has no {kind} stage" if kinds and kind not in kinds else " yet"
@@ -393,14 +390,6 @@ class Contents:
 
 def _head(name: str) -> str:
     return name[:-2] if name[-2:] in FORMATS else name
-
-
-def _settings(config: str) -> dict[str, Any]:
-    """Tables of the resolved experiment; empty if it is not TOML."""
-    try:
-        return tomli.loads(config)
-    except tomli.TOMLDecodeError:  # a run made by hand
-        return {}
 
 
 def _pairs(table: Mapping[str, Any], names: str) -> str:
