@@ -136,7 +136,6 @@ def _export_model(
 def _export_tables(paths: RunPaths, *, out: Path | None, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from forge.store.read_only import RowTable
     from forge.store.reader import open_run
     from forge.views.sql import export as view
     from forge.views.text.fitting import Fitting
@@ -147,8 +146,8 @@ def _export_tables(paths: RunPaths, *, out: Path | None, as_json: bool) -> None:
         found = view.export(reader, out=out)
     if as_json:
         return print_json([asdict(each) for each in found])
-    rows = tuple((each.path, each.num_rows, each.num_bytes) for each in found)
-    print_rich(Fitting(RowTable(columns=("file", "rows", "bytes"), rows=rows)))
+    rows = [(each.path, each.num_rows, each.num_bytes) for each in found]
+    print_rich(Fitting(("file", "rows", "bytes"), rows))
 
 
 @kernels_app.command("export")

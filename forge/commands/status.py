@@ -17,7 +17,6 @@ from rich.text import Text
 
 from forge.errors import ConfigError, ForgeError, Stalled
 from forge.store.layout import is_owned, list_runs, read_status
-from forge.store.read_only import RowTable
 from forge.store.reader import open_run
 from forge.views.gains import load_gains
 from forge.views.run_state import (
@@ -254,8 +253,7 @@ def render_running(rows: list[dict[str, Any]]) -> Fitting:
     from forge.views.text.fitting import Fitting
 
     columns = ("run", "stage", "progress", "ETA", "CPU", "memory", "processes", "pid")
-    table = RowTable(columns=columns, rows=tuple(map(_running_cells, rows)))
-    return Fitting(table, expendable=("processes", "CPU"))
+    return Fitting(columns, map(_running_cells, rows), expendable=("processes", "CPU"))
 
 
 def _running_cells(row: dict[str, Any]) -> tuple[Any, ...]:

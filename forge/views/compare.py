@@ -19,7 +19,6 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from forge.store.read_only import RowTable
 from forge.views.gains import FIRST_ANSWERS
 from forge.views.run_state import load_experiment, run_state, trained_label
 from forge.views.statistics import Tally, compare_paired, estimate_difference
@@ -198,8 +197,7 @@ def render_comparison(found: Comparison) -> RichGroup:
     parts += [Text(printable(f"note: {note}"), style="yellow") for note in found.notes]
     for title, columns, rows in _tables(found):
         if rows:
-            table = RowTable(columns=tuple(columns), rows=tuple(rows))
-            parts += [Text(""), Text(title, style="bold"), Fitting(table)]
+            parts += [Text(""), Text(title, style="bold"), Fitting(columns, rows)]
     return RichGroup(*parts)
 
 

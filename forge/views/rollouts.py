@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
-from forge.store.read_only import RowTable
 from forge.views.run_state import load_stages, stage_name
 from forge.views.sql.sql import LARGEST
 from forge.views.text.numbers import at_least
@@ -208,7 +207,7 @@ def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
         for each in rollouts
     )
     columns = ("rollout", "stage", "step", "purpose", "problem", "turns", "best reward", "ended")
-    return Fitting(RowTable(columns=columns, rows=rows))
+    return Fitting(columns, rows)
 
 
 def _outcome(turn: dict[str, Any]) -> str:

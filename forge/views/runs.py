@@ -24,7 +24,6 @@ from forge.store.archive import (
     write_archive,
 )
 from forge.store.layout import ARCHIVE_SUFFIX, RunPaths, list_runs
-from forge.store.read_only import RowTable
 from forge.store.reader import RunReader
 from forge.views.run_state import (
     EVALUATIONS,
@@ -153,9 +152,6 @@ def render_runs(runs: list[dict[str, Any]]) -> RichGroup:
     columns = ("run", "state", "started (UTC)", "took", "stages", "turns", "best pass@1")
     bad = [run for run in runs if run["state"].startswith(UNREADABLE)]
     return RichGroup(
-        Fitting(
-            RowTable(columns=columns, rows=tuple(rows)),
-            expendable=("stages", "turns", "started (UTC)"),
-        ),
+        Fitting(columns, rows, expendable=("stages", "turns", "started (UTC)")),
         *(Text(printable(f"{run['name']} is {run['state']}"), style="yellow") for run in bad),
     )

@@ -226,14 +226,11 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     from rich.console import Group as RichGroup
     from rich.text import Text
 
-    from forge.store.read_only import RowTable
     from forge.views.text.fitting import Fitting
 
     rows = [_evaluation(row) for row in evaluations]
-    columns, cells = without_empty(
-        list(rows[0]) if rows else [], [list(row.values()) for row in rows]
-    )
-    table = RowTable(columns=columns, rows=cells)
+    heads = list(rows[0]) if rows else []
+    table = Fitting(*without_empty(heads, [list(row.values()) for row in rows]))
     named = [row for row in evaluations[:-1] if is_judged_in_part(row)] + evaluations[-1:]
     lines = [
         Text(printable(f"{row['stage']}: pass@1 of {parts}"))
@@ -250,7 +247,7 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
             for each in row["by_protocol"]
             if len(row["by_protocol"]) > 1
         ]
-    return RichGroup(Text("evaluations", style="italic"), Fitting(table), *lines)
+    return RichGroup(Text("evaluations", style="italic"), table, *lines)
 
 
 def _evaluation(row: dict[str, Any]) -> dict[str, str]:

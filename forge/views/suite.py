@@ -11,7 +11,6 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from forge.store.read_only import RowTable
 from forge.views.run_state import load_experiment
 from forge.views.show import load_evaluations
 from forge.views.text.numbers import NONE, percent, without_empty
@@ -230,7 +229,7 @@ def render_result(result: dict[str, Any]) -> RichGroup:
     from forge.views.text.fitting import Fitting
 
     known = tuple((name, cell) for name, cell in _cells(result).items() if cell != NONE)
-    figures = RowTable(columns=("figure", "value"), rows=known)
+    figures = Fitting(("figure", "value"), known)
     head = ("p", *(f"{kind} {turn}" for kind, turn, _ in _columns(result)))
     of = [figures_of for _, _, figures_of in _columns(result)]
     ps = [p for p, first in of[0]["fast_p"].items() if first is not None]
@@ -242,14 +241,13 @@ def render_result(result: dict[str, Any]) -> RichGroup:
     lines = [head, *shown]
     if len(shown) < len(of):  # without times there is one figure: a line for each turn is narrower
         lines = list(zip(*lines, strict=True))
-    by_turn = RowTable(columns=lines[0], rows=tuple(lines[1:]))
-    parts = [Fitting(figures), Fitting(by_turn)]
+    parts: list[Any] = [figures, Fitting(lines[0], lines[1:])]
     if result["sampling"]["samples"] > 1 and result["best_at"]:
-        parts.append(Fitting(_best_at(result["best_at"])))
+        parts.append(Fitting(*_best_at(result["best_at"])))
     return RichGroup(*parts, Text(_notes(result)))
 
 
-def _best_at(rows: Sequence[dict[str, Any]]) -> RowTable:
+def _best_at(rows: Sequence[dict[str, Any]]) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
     """best@N by turns and rollouts, with the tokens of a problem, and the share solved as a bar."""
     head = ["best@", "turns x rollouts", "tokens", "solved", "", "fast_1", "fast_1.2", "of all"]
     cells = [
@@ -260,8 +258,7 @@ def _best_at(rows: Sequence[dict[str, Any]]) -> RowTable:
         ]
         for row in rows
     ]  # fmt: skip
-    columns, cells = without_empty(head, cells)
-    return RowTable(columns=columns, rows=cells)
+    return without_empty(head, cells)
 
 
 def _columns(result: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

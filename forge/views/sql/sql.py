@@ -13,7 +13,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
-from forge.store.read_only import RowStream, RowTable
 from forge.views.sql.named_queries import QUERIES, NamedQuery
 from forge.views.text.numbers import finite
 from forge.views.text.terminal import json_text
@@ -21,6 +20,7 @@ from forge.views.text.terminal import json_text
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
 
+    from forge.store.read_only import RowStream, RowTable
     from forge.views.text.fitting import Fitting
 
 PLACE = "forge sql"
@@ -66,7 +66,7 @@ def render_named() -> Fitting:
         (name, each.question, "\n".join(f"{param}: {what}" for param, what in each.params.items()))
         for name, each in QUERIES.items()
     )
-    return Fitting(RowTable(columns=("name", "question", "parameters"), rows=rows))
+    return Fitting(("name", "question", "parameters"), rows)
 
 
 def list_relations(ask: Callable[[str], Iterable[tuple[Any, ...]]]) -> list[Relation]:
@@ -124,7 +124,7 @@ def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichG
     from forge.views.text.fitting import Fitting
 
     rows = iter(found.rows)
-    table = Fitting(RowTable(columns=found.columns, rows=tuple(islice(rows, most))))
+    table = Fitting(found.columns, islice(rows, most))
     if next(rows, None) is None:
         return RichGroup(table)
     note = f"the first {most:,} rows; --json prints all"
@@ -135,8 +135,7 @@ def render_relations(relations: list[Relation]) -> Fitting:
     """The list shown by `forge sql RUN`."""
     from forge.views.text.fitting import Fitting
 
-    rows = tuple((each.name, each.comment) for each in relations)
-    return Fitting(RowTable(columns=("name", "content"), rows=rows))
+    return Fitting(("name", "content"), ((each.name, each.comment) for each in relations))
 
 
 def _json_value(value: Any) -> Any:

@@ -17,11 +17,9 @@ from rich.text import Text
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType
-
-    from forge.store.read_only import RowTable
 
 SHORT, LONG = 14, 40
 """Minimum width of a folded cell: for a name, and for a text of several lines."""
@@ -32,16 +30,21 @@ WIDE_GAP, NARROW_GAP = 3, 2
 class Fitting:
     """A table's rows, laid out for the available width."""
 
-    def __init__(self, table: RowTable, *, expendable: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        columns: Iterable[str],
+        rows: Iterable[Sequence[Any]],
+        *,
+        expendable: Sequence[str] = (),
+    ) -> None:
         """`expendable` columns are left out, one after the other, where not all have room."""
-        self._columns = [printable(column) for column in table.columns]
-        self._table = table
+        self._columns, self._rows = [printable(column) for column in columns], list(rows)
         self._expendable = expendable
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        rows = [[cell(value) for value in row] for row in self._table.rows]
+        rows = [[cell(value) for value in row] for row in self._rows]
         for num in range(len(self._expendable) + 1):
             kept = [i for i, name in enumerate(self._columns) if name not in self._expendable[:num]]
             columns, *cells = ([row[i] for i in kept] for row in (self._columns, *rows))
@@ -49,7 +52,7 @@ class Fitting:
             if sum(widths) + WIDE_GAP * (len(widths) - 1) + 2 <= options.max_width:
                 yield _fill(RichTable(show_edge=False, header_style="bold"), columns, cells)
                 return
-        shorter = [[_shorter(value) for value in row] for row in self._table.rows]
+        shorter = [[_shorter(value) for value in row] for row in self._rows]
         least = [_readable(*column) for column in zip(self._columns, *shorter, strict=True)]
         if sum(least) + NARROW_GAP * (len(least) - 1) > options.max_width:
             yield from self._blocks(rows)
