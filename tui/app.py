@@ -24,7 +24,7 @@ from textual.screen import Screen
 from textual.theme import ThemeProvider
 
 from forge.errors import ForgeError
-from forge.tui.frame.asking import FORGE, Confirm, Help, Palette, TopLine
+from forge.tui.frame.asking import FORGE, Confirm, Help, Palette, TopLine, ask
 from forge.tui.frame.watched import Watched
 from forge.views.text.terminal import printable
 
@@ -157,10 +157,7 @@ class WatchApp(App[None]):
         if not self.watched.is_open:
             self._fail(f"{name} is not running")
             return
-        self.push_screen(
-            Confirm(f"{title}: {name}?", words),
-            lambda is_confirmed: is_confirmed and self._act(action),
-        )
+        ask(self, Confirm(f"{title}: {name}?", words), lambda _: self._act(action))
 
     async def on_log_wanted(self, event: LogWanted) -> None:
         """From the Run screen to the log of one process."""

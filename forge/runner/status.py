@@ -115,8 +115,9 @@ class Component:
     @property
     def pid(self) -> int | None:
         """Its process, unless it has ended or is another machine's."""
-        is_here = self.seen is not None and not self.node and self.seen.ended_at is None
-        return self.seen.pid if is_here else None
+        if self.seen is None or self.node or self.seen.ended_at is not None:
+            return None
+        return self.seen.pid
 
 
 def _queue(length: int, bound: int, what: str = "queue") -> str:

@@ -36,7 +36,18 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from forge.records import End, Evaluation, Group, Problem, Reason, Status, Trajectory, Turn, Verdict
+from forge.records import (
+    End,
+    Evaluation,
+    Group,
+    Problem,
+    Reason,
+    Status,
+    Timing,
+    Trajectory,
+    Turn,
+    Verdict,
+)  # fmt: skip
 
 Rollouts = Sequence[tuple[str, Trajectory]]
 """Rollouts, each with the id of its problem."""
@@ -137,15 +148,19 @@ def _is_compiled(answer: Answer) -> bool:
     return answer is not None and answer.is_compiled
 
 
+def _timing(answer: Answer) -> Timing | None:
+    return answer.timing if answer is not None and answer.is_correct else None
+
+
 def _speedup(answer: Answer) -> float:
     """0 for a wrong answer, and for one without a time."""
-    is_timed = answer is not None and answer.is_correct and answer.timing is not None
-    return answer.timing.speedup if is_timed else 0.0
+    timing = _timing(answer)
+    return 0.0 if timing is None else timing.speedup
 
 
 def _are_timed(answers: Iterable[Answer]) -> bool:
     """True if every correct one has a time."""
-    return not any(_is_correct(each) and each.timing is None for each in answers)
+    return not any(_is_correct(each) and _timing(each) is None for each in answers)
 
 
 def _in_turn(rollouts: Rollouts, number: int) -> dict[str, list[Answer]]:
@@ -262,8 +277,9 @@ def _solved_in_any_turn(rollouts: Rollouts) -> dict[str, float]:
 
     def solved(cut_short: bool | None = None) -> Estimate:
         found = {name: list(map(_is_correct, of)) for name, of in counted.items()}
-        for name in () if cut_short is None else cut:
-            found.setdefault(name, []).append(cut_short)
+        if cut_short is not None:
+            for name in cut:
+                found.setdefault(name, []).append(cut_short)
         return _mean_by_problem(dict(sorted(found.items()))) or UNKNOWN
 
     if not counted:
@@ -531,8 +547,8 @@ def _values(answers: Answers, value: Callable[[Answer], float | None]) -> dict[s
 
 
 def _roofline(answer: Answer) -> float | None:
-    is_timed = answer is not None and answer.is_correct and answer.timing is not None
-    return answer.timing.roofline_share if is_timed else None
+    timing = _timing(answer)
+    return None if timing is None else timing.roofline_share
 
 
 def _fast_p(answers: Answers, p: float) -> Estimate | None:

@@ -110,10 +110,9 @@ def _public(table: Any) -> Any:
 
 def _model(experiment: dict[str, Any]) -> dict[str, Any]:
     model, serve, label = experiment["model"], experiment["serve"], experiment["eval"].get("label")
-    names = ("path", "revision", "adapter", "init")
     return {
         "label": label or serve.get("model_name") or model.get("path") or experiment["name"],
-        **{name: model[name] for name in names if name in model},
+        **{name: model[name] for name in ("path", "revision", "adapter", "init") if name in model},
         "url": serve.get("url") or None,
         "model_name": serve.get("model_name"),
     }
@@ -228,20 +227,20 @@ def render_result(result: dict[str, Any]) -> RichGroup:
 
     from forge.views.text.fitting import Fitting
 
-    known = tuple((name, cell) for name, cell in _cells(result).items() if cell != NONE)
-    figures = Fitting(("figure", "value"), known)
-    head = ("p", *(f"{kind} {turn}" for kind, turn, _ in _columns(result)))
-    of = [figures_of for _, _, figures_of in _columns(result)]
-    ps = [p for p, first in of[0]["fast_p"].items() if first is not None]
-    rows = [(f"fast_{p}", *(_percent(each["fast_p"][p]) for each in of)) for p in ps]
-    rows.append(("geomean", *(_times(each["geomean_correct"]) for each in of)))
-    rows.append((f"all, floor {result['metrics']['geomean_floor']:g}x",
-                 *(_times(each["geomean_all"]) for each in of)))  # fmt: skip
-    shown = tuple(row for row in rows if any(cell != NONE for cell in row[1:]))
-    lines = [head, *shown]
-    if len(shown) < len(of):  # without times there is one figure: a line for each turn is narrower
+    known = [(name, cell) for name, cell in _cells(result).items() if cell != NONE]
+    columns = _columns(result)
+    floor = f"all, floor {result['metrics']['geomean_floor']:g}x"
+    lines = [["p", *columns]]
+    lines += [
+        [f"fast_{p}", *(_percent(each["fast_p"][p]) for each in columns.values())]
+        for p in result["metrics"]["fast_p"]
+    ]
+    for head, name in (("geomean", "geomean_correct"), (floor, "geomean_all")):
+        lines.append([head, *(_times(each[name]) for each in columns.values())])
+    lines = [line for line in lines if any(cell != NONE for cell in line[1:])]
+    if len(lines) <= len(columns):  # without times there is one figure: a line a turn is narrower
         lines = list(zip(*lines, strict=True))
-    parts: list[Any] = [figures, Fitting(lines[0], lines[1:])]
+    parts: list[Any] = [Fitting(("figure", "value"), known), Fitting(lines[0], lines[1:])]
     if result["sampling"]["samples"] > 1 and result["best_at"]:
         parts.append(Fitting(*_best_at(result["best_at"])))
     return RichGroup(*parts, Text(_notes(result)))
@@ -261,11 +260,15 @@ def _best_at(rows: Sequence[dict[str, Any]]) -> tuple[Sequence[str], Sequence[Se
     return without_empty(head, cells)
 
 
-def _columns(result: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    found = [("turn", number, of) for number, of in result["by_turn"].items()]
-    if len(found) > 1:
-        found += [("best by", number, of) for number, of in result["best_by_turn"].items()]
-    return [(kind, str(int(number) + 1), of) for kind, number, of in found]
+def _columns(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Figures by `turn 1` and, with several turns, `best by 1`."""
+    kinds = {"turn": result["by_turn"], "best by": result["best_by_turn"]}
+    return {
+        f"{kind} {int(number) + 1}": of
+        for kind, found in kinds.items()
+        for number, of in found.items()
+        if kind == "turn" or len(found) > 1
+    }
 
 
 def _cells(result: dict[str, Any]) -> dict[str, str]:

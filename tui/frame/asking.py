@@ -29,9 +29,9 @@ from textual.worker import Worker, WorkerState
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from textual.app import ComposeResult
+    from textual.app import App, ComposeResult
     from textual.binding import ActiveBinding, BindingType
     from textual.events import Resize, ScreenResume
 
@@ -53,6 +53,16 @@ class Dialog(ModalScreen[Answer], Generic[Answer]):
         padding: 0 1; background: $surface;
     }
     """
+
+
+def ask(app: App[Any], dialog: Dialog[Answer], act: Callable[[Answer], object]) -> None:
+    """Shows a dialog, and acts on its answer unless that is no or nothing."""
+
+    def answered(answer: Answer | None) -> None:
+        if answer:
+            act(answer)
+
+    app.push_screen(dialog, answered)
 
 
 class Confirm(Dialog[bool]):
@@ -87,10 +97,10 @@ class Confirm(Dialog[bool]):
         self.dismiss(event.button.id == "yes")
 
 
-class AskLine(Dialog[str | None]):
-    """One line of text, such as a rollout to show; None for Escape and for an empty line."""
+class AskLine(Dialog[str]):
+    """One line of text, such as a rollout to show; empty for Escape."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss('')", "Cancel")]
     DEFAULT_CSS = "AskLine > Vertical { width: 76; }"
 
     def __init__(self, question: str, *, value: str = "") -> None:
@@ -103,7 +113,7 @@ class AskLine(Dialog[str | None]):
             yield Input(self._value, select_on_focus=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value.strip() or None)
+        self.dismiss(event.value.strip())
 
 
 class FilterLine(Input):

@@ -14,7 +14,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from forge.errors import ConfigError
-from forge.tui.frame.asking import AskLine, Confirm, FilterLine, PacedScreen, TableScreen
+from forge.tui.frame.asking import AskLine, Confirm, FilterLine, PacedScreen, TableScreen, ask
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import copy_code, kernel_facts, shown_code
@@ -140,12 +140,9 @@ class KernelsScreen(TableScreen[Shown], PacedScreen[Shown]):
     def action_save(self) -> None:
         """Asks for a file name and writes the code; overwrites only after confirmation."""
         if kernel := self._kernel:
-            self.app.push_screen(
-                AskLine(
-                    f"File to write, in {_here()}:", value=file_name(kernel.turn["problem_id"])
-                ),
-                lambda name: name and self._write(kernel, Path(name), may_replace=False),
-            )
+            name = file_name(kernel.turn["problem_id"])
+            line = AskLine(f"File to write, in {_here()}:", value=name)
+            ask(self.app, line, lambda name: self._write(kernel, Path(name), may_replace=False))
 
     @property
     def _kernel(self) -> Kernel | None:
@@ -167,10 +164,8 @@ class KernelsScreen(TableScreen[Shown], PacedScreen[Shown]):
 
     def _ask_to_replace(self, kernel: Kernel, path: Path) -> None:
         words = f"{printable(str(path))} exists; its content will be lost."
-        self.app.push_screen(
-            Confirm("Replace the file?", words),
-            lambda is_confirmed: is_confirmed and self._write(kernel, path, may_replace=True),
-        )
+        dialog = Confirm("Replace the file?", words)
+        ask(self.app, dialog, lambda _: self._write(kernel, path, may_replace=True))
 
 
 def _here() -> str:

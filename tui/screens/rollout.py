@@ -16,7 +16,7 @@ from textual.binding import Binding
 from textual.containers import Horizontal, HorizontalScroll, Vertical, VerticalScroll
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
-from forge.tui.frame.asking import AskLine, PacedScreen
+from forge.tui.frame.asking import AskLine, PacedScreen, ask
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import (
     MAX_SHOWN,
@@ -97,6 +97,7 @@ def answer_of(found: Conversation, turn: dict[str, Any], *, is_folded: bool = Fa
         is_folded: only the first lines of long thinking.
     """
     before = _before(found, turn)
+    parts: list[RenderableType]
     if before is not None:
         parts = [_heading("feedback"), shown_text(before["feedback"] or "nothing")]
     else:
@@ -421,15 +422,14 @@ class RolloutScreen(PacedScreen[Found]):
     def action_go_to(self) -> None:
         """Asks for the name of a rollout and shows it."""
 
-        def answered(words: str | None) -> None:
-            place = None if words is None else parse_address(words)
-            if place is not None:
+        def answered(words: str) -> None:
+            if place := parse_address(words):
                 self._go(place.group_id, place.rollout, turn=place.turn)
-            elif words is not None:
+            else:
                 line = f"{words}: not the name of a rollout; write g12, g12.r3 or g12.r3.t1"
                 self.notify(printable(line), severity="error", markup=False)
 
-        self.app.push_screen(AskLine("Go to (g12, g12.r3 or g12.r3.t1):"), answered)
+        ask(self.app, AskLine("Go to (g12, g12.r3 or g12.r3.t1):"), answered)
 
     def action_copy(self) -> None:
         """Copies the turn's code to the clipboard."""
@@ -446,12 +446,11 @@ class RolloutScreen(PacedScreen[Found]):
     def action_search(self) -> None:
         """Asks for words, marks them in every text, and goes to the first match."""
 
-        def answered(words: str | None) -> None:
-            if words is not None:
-                self._search(words)
-                self.action_match()
+        def answered(words: str) -> None:
+            self._search(words)
+            self.action_match()
 
-        self.app.push_screen(AskLine("Search in the text:", value=self._words), answered)
+        ask(self.app, AskLine("Search in the text:", value=self._words), answered)
 
     def _search(self, words: str) -> None:
         self._words, self._match = words, -1

@@ -398,7 +398,7 @@ def _value(value: Any) -> Any:
         return value.value if isinstance(value, StrEnum) else value
     form: Any = {"allow_nan": False, "separators": (",", ":"), "default": str}
     try:
-        return json.dumps(dict(value), **form)
+        return json.dumps(dict(cast("Mapping[str, Any]", value)), **form)
     except ValueError:
         return json.dumps(_finite(value), **form)
 
