@@ -288,16 +288,10 @@ def logs(
     store: Store = RUNS,
 ) -> None:
     """Show the last lines of the logs of a run's processes."""
-    from forge.views.logs import log_files, parse_filter, read_logs
+    from forge.views.logs import parse_filter, read_logs
 
-    wanted, paths = parse_filter(level, pattern), find(run, store)
-    files = log_files(paths, process=process)
-    print_lines(
-        read_logs(
-            paths, files, process=process, num_lines=num_lines, wanted=wanted,
-            is_followed=is_followed,
-        )
-    )  # fmt: skip
+    wanted = parse_filter(process, level, pattern)
+    print_lines(read_logs(find(run, store), wanted, num_lines=num_lines, is_followed=is_followed))
 
 
 def _client(paths: RunPaths) -> ControlClient:

@@ -157,15 +157,18 @@ class LogBook:
     """Last lines of every process of the latest attempt."""
 
     paths: RunPaths
+    keeps_date: bool = False
     lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     _tails: dict[Path, LogTail] = field(default_factory=dict)
 
     def read(self) -> list[LogLine]:
-        """New lines of all processes, oldest first; `lines` receives them too."""
+        """New lines of all processes, oldest first; `lines` receives them too. Includes logs of
+        processes that started since, such as the next stage's trainer."""
         folder = self.paths.root / "logs" / "latest"
         new: list[LogLine] = []
         for path in sorted(folder.resolve().glob("*.log")):
-            new += self._tails.setdefault(path, LogTail(path)).read()
+            tail = self._tails.setdefault(path, LogTail(path, keeps_date=self.keeps_date))
+            new += tail.read()
         new.sort(key=lambda line: line.at)
         self.lines.extend(new)
         return new
@@ -178,69 +181,42 @@ class LogBook:
 POLL_S = 0.25
 
 
-def log_files(paths: RunPaths, *, process: str | None = None) -> list[Path]:
-    """Log files of the latest attempt, or the file of one process.
-
-    Raises:
-        ConfigError: there is no such log; the message lists the logs.
-    """
-    files = sorted((paths.root / "logs" / "latest").glob("*.log"))
-    chosen = [file for file in files if process in (None, file.stem)]
-    if not chosen:
-        names = ", ".join(file.stem for file in files) or "none"
-        raise ConfigError(f"{paths.name}: no log of {process or 'any process'}; found {names}")
-    return chosen
-
-
-def parse_filter(level: str | None, pattern: str | None) -> LogFilter | None:
-    """The filter for `--level` and `--grep`; None for all lines. Raises ConfigError."""
-    if level is None and not pattern:
-        return None
+def parse_filter(process: str | None, level: str | None, pattern: str | None) -> LogFilter:
+    """The filter for a process, `--level` and `--grep`. Raises ConfigError."""
     known = [each.name.lower() for each in Level]
     if level is not None and level.lower() not in known:
         raise ConfigError(f"--level: found {level!r}; allowed are {', '.join(known)}")
     least = Level.DEBUG if level is None else Level[level.upper()]
-    return LogFilter(level=least, pattern=compile_pattern(pattern or ""))
+    return LogFilter(process=process, level=least, pattern=compile_pattern(pattern or ""))
 
 
 def read_logs(
-    paths: RunPaths,
-    files: list[Path],
-    *,
-    process: str | None = None,
-    num_lines: int,
-    wanted: LogFilter | None = None,
-    is_followed: bool = False,
+    paths: RunPaths, wanted: LogFilter, *, num_lines: int, is_followed: bool = False
 ) -> Iterator[str]:
-    """The last lines of each file, then, if followed, new lines until the run ends.
+    """The last lines of each process, then, if followed, new lines until the run ends.
 
-    Each line has the name of its file if there are several. Logs of processes that start later are
-    included. A truncated file is read again from its start. Of each file the last 256 kB are read.
+    Each line has the name of its process if there are several. A truncated file is read again from
+    its start. Of each file the last 256 kB are read. Raises ConfigError if there is no such log;
+    the message lists the logs.
     """
-    files, chosen = list(files), wanted or LogFilter()
-    tails = {file: LogTail(file, keeps_date=True) for file in files}
-    for file, tail in tails.items():
-        kept = chosen.choose(tail.read())
-        yield from (_named(file, line.text, files) for line in kept[-num_lines:])
+    book = LogBook(paths, keeps_date=True)
+    first, names = wanted.choose(book.read()), book.processes()
+    if not names or wanted.process not in (None, *names):
+        listed = ", ".join(names) or "none"
+        what = wanted.process or "any process"
+        raise ConfigError(f"{paths.name}: no log of {what}; found {listed}")
+    for name in names:
+        yield from _shown(
+            [line for line in first if line.process == name][-num_lines:], book, wanted
+        )
     alive = is_followed
     while alive:
         alive = is_owned(paths)
-        for file, tail in tails.items():
-            new = chosen.choose(tail.read())
-            yield from (_named(file, line.text, files) for line in new)
+        yield from _shown(wanted.choose(book.read()), book, wanted)
         time.sleep(POLL_S)
-        for file in _new_files(files, process=process):
-            files.append(file)
-            tails[file] = LogTail(file, keeps_date=True)
 
 
-def _new_files(files: list[Path], *, process: str | None) -> list[Path]:
-    """Logs of processes that started since, such as the next stage's trainer; none if one process
-    was requested."""
-    if process is not None or not files:
-        return []
-    return sorted(set(files[0].parent.glob("*.log")) - set(files))
-
-
-def _named(file: Path, line: str, files: list[Path]) -> str:
-    return line if len(files) == 1 else f"{printable(file.stem):12} {line}"
+def _shown(lines: Iterable[LogLine], book: LogBook, wanted: LogFilter) -> Iterator[str]:
+    is_one = wanted.process is not None or len(book.processes()) == 1
+    for line in lines:
+        yield line.text if is_one else f"{printable(line.process):12} {line.text}"

@@ -20,7 +20,7 @@ from forge.process import control
 from forge.process.sockets import open_socket_dir
 from forge.store.layout import RunPaths, create_run, open_run_lock, read_status, write_status
 from forge.views import logs
-from forge.views.logs import log_files, parse_filter, read_logs
+from forge.views.logs import parse_filter, read_logs
 
 
 @pytest.fixture
@@ -198,8 +198,7 @@ def shown(
     level: str | None = None,
     pattern: str | None = None,
 ) -> list[str]:
-    files = log_files(paths, process=process)
-    return list(read_logs(paths, files, num_lines=num, wanted=parse_filter(level, pattern)))
+    return list(read_logs(paths, parse_filter(process, level, pattern), num_lines=num))
 
 
 def test_lines_are_chosen_by_level_with_their_continuation_lines(paths: RunPaths) -> None:
@@ -225,7 +224,7 @@ def test_a_pattern_that_takes_too_long_is_refused(paths: RunPaths) -> None:
 )
 def test_an_invalid_filter_is_refused(wanted: tuple[str | None, str | None], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        parse_filter(*wanted)
+        parse_filter(None, *wanted)
 
 
 @pytest.mark.parametrize("level", [None, "info"])
@@ -241,12 +240,8 @@ def test_new_lines_are_followed_until_the_run_ends(
             file.write("2026-11-21 18:08:42,000 INFO forge.serve: again\n")
 
     monkeypatch.setattr(logs.time, "sleep", write)
-    found = list(
-        read_logs(
-            paths, [log], process="serve-0", num_lines=1, wanted=parse_filter(level, None),
-            is_followed=True,
-        )
-    )  # fmt: skip
+    wanted = parse_filter("serve-0", level, None)
+    found = list(read_logs(paths, wanted, num_lines=1, is_followed=True))
     assert [line.rpartition(" ")[2] for line in found] == ["died", "again", "again"]
 
 
@@ -263,7 +258,7 @@ def test_a_log_that_appears_later_is_followed_and_a_deleted_one_is_skipped(
         (paths.logs(1) / "trainer.log").write_text("INFO trainer: cut off\n")
 
     monkeypatch.setattr(logs.time, "sleep", begin)
-    files, wanted = log_files(paths), parse_filter(level, None)
-    found = list(read_logs(paths, files, num_lines=1, wanted=wanted, is_followed=True))
-    assert [line.split()[0] for line in found] == ["serve-0", "trainer", "trainer", "judge-0"]
-    assert found[2].endswith("cut off")
+    wanted = parse_filter(None, level, None)
+    found = list(read_logs(paths, wanted, num_lines=1, is_followed=True))
+    assert [line.split()[0] for line in found] == ["serve-0", "trainer", "judge-0", "trainer"]
+    assert found[3].endswith("cut off")
