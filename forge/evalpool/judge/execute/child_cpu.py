@@ -12,7 +12,7 @@ but plans of kernels, which depend on their text alone: Python refuses to unmap 
 array still refers to, and the child ends where it does. What only refers to itself is collected
 behind a few candidates; nothing can reach it. Freed memory keeps its bytes: an allocation
 of a program is poisoned before anything can read it, and the judge keeps no child that ran torch's
-computations (`trial/evaluations.py`).
+computations (`trial/cpu_device.py`).
 
 Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`, `sets`, `slots`),
 `wide_tensors` and `kinds` where the draw has a wide layout, and optionally `has_tf32`, and what a

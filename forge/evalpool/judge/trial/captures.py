@@ -149,9 +149,7 @@ class Captures:
                 return captured
         with phases.timed("sandbox"):
             child = self._spawner.spawn(role=CANDIDATE_ROLE)
-        run = Runner(
-            code=code, spawner=self._spawner, child=child, phases=phases, table=self._table
-        )
+        run = Runner(code=code, spawner=self._spawner, child=child, table=self._table)
         try:
             with phases.timed("capture"):
                 captured = self._captured(run, body, answers=answers, number=number)
@@ -169,13 +167,7 @@ class Captures:
         with phases.timed("sandbox"):
             one = kept.take()
         limit_s = self._table.compile_timeout_s
-        run = Runner(
-            code=body["code"],
-            spawner=self._spawner,
-            child=one.child,
-            phases=phases,
-            table=self._table,
-        )
+        run = Runner(code=body["code"], spawner=self._spawner, child=one.child, table=self._table)
         is_good = False
         allowed = Allowance(one.child.pid_here, limit_s, limit_s=limit_s)
         try:

@@ -1,32 +1,63 @@
 # pyright: strict
-"""Runs a candidate's programs on a CPU: an evaluator's child, and memory that both of us map."""
+"""Runs a candidate's programs on a CPU: in an evaluator's child, which maps memory of ours.
+
+A child (`execute.child_cpu`) is our own code, and what it runs is hostile text: it holds the
+inputs, parameters and slots of one judgement at a time and nothing else. It serves one judgement
+after the other, since to fork and end it takes longer than most programs. A fresh one takes its
+place once
+
+- it crashed, was silent, ran out of memory or failed for a reason of its own;
+- a program had torch operations that compute: a large library on hostile arguments;
+- its candidate had much memory, of which some stays with the allocator;
+- it has served `kept.MAX_SERVED`.
+
+A failure of the first kind in a child that had served others is no verdict: the call is repeated in
+a fresh one.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge.program.format import Origin
-from forge.evalpool.judge.program.walk import open_alternatives, returned_inputs, winners
+import numpy as np
+
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.shm import (
+    decode_part,
+    fill,
+    is_same,
+    shared_memory,
+    unwritten_byte,
+)
+from forge.evalpool.judge.channel.words import at_line
+from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.format import Op, Origin
+from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
+from forge.evalpool.judge.program.walk import open_alternatives, places, returned_inputs, winners
 from forge.evalpool.judge.trial.judgement import WIDE, Device, Narrowed
-from forge.evalpool.judge.trial.trial import Decided
+from forge.evalpool.judge.trial.results import Left
+from forge.evalpool.judge.trial.trial import Allowance, Decided, OpenSide, Runner
 from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    import mmap
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
+    from forge.evalpool.judge.channel.shm import Data
+    from forge.evalpool.judge.children.kept import Kept, KeptChildren
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.captures import Captured
-    from forge.evalpool.judge.trial.cpu_memory import CpuMemory
-    from forge.evalpool.judge.trial.draws.host import HostDraw
-    from forge.evalpool.judge.trial.evaluations import Evaluator
+    from forge.evalpool.judge.trial.draws.host import HostDraw, Layout
     from forge.evalpool.judge.trial.programs import Programs
-    from forge.evalpool.judge.trial.results import Left, Results
+    from forge.evalpool.judge.trial.results import Results
+    from forge.evalpool.judge.trial.trial import Finding
 
 MAX_TURNS = 128
 """Alternatives of a choice that are tried."""
@@ -36,6 +67,326 @@ FURTHER_BYTES = 32 << 20
 small program, whose calls load and store as many bytes together."""
 MAX_FURTHER_SHARE = 4.0
 """Most time for the alternatives that the sets' own calls leave, as a share of the latter's."""
+
+
+MAX_KEPT_BYTES = 64 << 20
+"""Memory of a candidate after which its child is kept."""
+NARROW = "narrow"
+"""A program that has no form in float64, by the child's name."""
+ENDS_WIDE = frozenset({NARROW, "unsupported", "misfit", "invalid", "internal", "memory"})
+"""Failures of a wide call behind which a program is run in its own types: float64 cannot go there.
+What fails in them too is a failure there."""
+SPENT = frozenset({"memory", "internal"})
+"""Failures, by the executor's name, after which a child serves no other candidate."""
+
+FAULTS: Mapping[str, Reason] = {
+    "race": Reason.RACE,
+    "lanes": Reason.RACE,
+    "barrier": Reason.RACE,
+    "order": Reason.RACE,
+    "uninitialised": Reason.UNINITIALISED,
+    "address": Reason.MISMATCH,
+    "unwritten": Reason.OUTPUT_NOT_WRITTEN,
+}
+"""Memory errors behind which a call went on, by the executor's name."""
+FAILURES: Mapping[str, tuple[Status, Reason]] = {
+    "out_of_bounds": (Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS),
+    "misaligned": (Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS),
+    "operation": (Status.RUNTIME_ERROR, Reason.EXCEPTION),
+    "memory": (Status.RUNTIME_ERROR, Reason.OUT_OF_MEMORY),
+    "value": (Status.WRONG, Reason.STATEFUL),
+    "unsupported": (Status.REJECTED, Reason.UNSUPPORTED),
+    "misfit": (Status.REJECTED, Reason.UNSUPPORTED),
+    "invalid": (Status.REJECTED, Reason.UNSUPPORTED),
+    "internal": (Status.INFRA_ERROR, Reason.JUDGE_BUG),
+}
+"""Ends of a call, by the executor's name."""
+
+
+@dataclass(slots=True)
+class CpuMemory:
+    """A draw's inputs, parameters and slots in the bytes that the evaluator maps, in one of the
+    draw's two layouts at a time: wide for the question whether an answer is the same function, real
+    for the question how much it loses."""
+
+    content: HostDraw
+    memory: mmap.mmap
+    is_wide: bool = False
+    """True while the memory has the wide layout."""
+    _copies: dict[int, memoryview[int]] = field(default_factory=dict[int, Any])
+    """Private copies of what the last call left, by place."""
+    _loaded: int | None = None
+    """The set that lies in the memory, as long as no call has run on it."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that the memory has."""
+        found = self.content.wide if self.is_wide else self.content.real
+        assert found is not None
+        return found
+
+    def lay(self, *, is_wide: bool) -> None:
+        """Takes the other layout for the sets to be loaded."""
+        if is_wide != self.is_wide:
+            self.is_wide = is_wide
+            self._loaded = None
+            self._copies.clear()
+
+    def load(self, number: int) -> None:
+        """Writes an input set and the parameters in place and poisons the output slots.
+
+        A program may write to the parameters that the reference writes to: no state may live there
+        from one call to the next.
+        """
+        if self._loaded == number:
+            return
+        draw, one = self.content.draw, self.content.draw.sets[number]
+        of_sets = {place for each in draw.sets for place in (*each.places, *each.slots)}
+        for place, index in enumerate(draw.contents):
+            if place not in of_sets:  # a parameter, or a tensor that the constructor takes
+                self._write(place, None if index is None else one.parameters.get(index, index))
+        for place, index in zip(one.places, one.inputs, strict=True):
+            self._write(place, index)
+        for place in one.slots:
+            self._write(place, None)
+        self._loaded = number
+
+    def restore(self, number: int) -> None:
+        """Writes everything as it is before the first call on an input set."""
+        for place, index in enumerate(self.content.draw.contents):
+            self._write(place, index)
+        self._loaded = None
+        self.load(number)
+
+    def left(self, number: int, *, returned: Collection[int]) -> Left:
+        """Copies of the tensors after a call, which hold until the next one.
+
+        Args:
+            returned: inputs that the program returns, which it may write to.
+        """
+        self._loaded = None
+        draw = self.content.draw
+        one, state = draw.sets[number], dict(draw.request["state"])
+        with memoryview(self.memory) as whole:
+            return Left(
+                number=number,
+                outputs=[
+                    self._copy(whole, place)
+                    for place in (*one.slots, *(one.places[position] for position in one.changed))
+                ],
+                parameters=[self._copy(whole, state[name]) for name in draw.changed_parameters],
+                is_kept=all(
+                    is_same(self.layout.part(whole, place), self._content(place, index))
+                    for position, (place, index) in enumerate(
+                        zip(one.places, one.inputs, strict=True)
+                    )
+                    if position not in one.changed and position not in returned
+                ),
+            )
+
+    def _copy(self, whole: memoryview[int], place: int) -> memoryview[int]:
+        with self.layout.part(whole, place) as part:
+            if place not in self._copies:
+                self._copies[place] = memoryview(bytearray(len(part)))
+            self._copies[place][:] = part
+        return self._copies[place]
+
+    def _content(self, place: int, index: int) -> Data:
+        """The bytes of a tensor in the layout."""
+        real, spec = self.content.real.specs[place], self.layout.specs[place]
+        if real == spec:
+            return self.content.parts[index]
+        found = bytearray(spec.num_bytes)
+        decode_part(real.dtype, self.content.parts[index], start=0, target=np.frombuffer(found))
+        return memoryview(found)
+
+    def _write(self, place: int, index: int | None) -> None:
+        """Writes a tensor to a place; None for an output that nothing has written."""
+        real, spec = self.content.real.specs[place], self.layout.specs[place]
+        start = self.layout.starts[place]
+        if index is None:
+            fill(self.memory, start=start, num_bytes=spec.num_bytes, byte=unwritten_byte(spec))
+        elif real == spec:
+            content = self.content.parts[index]
+            self.memory[start : start + len(content)] = content
+        else:
+            num = math.prod(spec.shape)
+            target = np.frombuffer(self.memory, count=num, offset=start)
+            decode_part(real.dtype, self.content.parts[index], start=0, target=target)
+
+
+def is_plain(program: Program) -> bool:
+    """True if torch computes nothing in a program: its operations fill, copy, cast and pad."""
+    return all(
+        KINDS.get(packet(placed.node.name)) in MOVES
+        for placed in places(program)
+        if isinstance(placed.node, Op)
+    )
+
+
+class EvaluatorRunner(Runner):
+    """A child with a candidate, whose failures are those of the program in it."""
+
+    is_spent: bool = False
+    """True if the child must serve no other candidate."""
+    is_wide: bool = False
+    """True if the last call was in float64."""
+
+    @contextmanager
+    def answering(
+        self, *, phase: str, limit_s: float, allowed: Allowance | None = None
+    ) -> Generator[None]:
+        """Within, any end but an answer is the candidate's and spends the child: raises Decided."""
+        before, self.is_spent = self.is_spent, True
+        with super().answering(phase=phase, limit_s=limit_s, allowed=allowed):
+            yield
+        self.is_spent = before
+
+    def failed(self, body: dict[str, Any]) -> Finding:
+        """The finding of a FAILED frame. Raises Narrowed for what only float64 may have caused."""
+        kind, message = str(body.get("type")), str(body.get("message"))
+        self.is_spent = kind in SPENT or kind not in (*FAILURES, NARROW)
+        if self.is_wide and kind in ENDS_WIDE:
+            raise Narrowed(message)
+        status, reason = FAILURES.get(kind, FAILURES["internal"])
+        return self.finding(status, reason, at_line(self.code, body.get("line") or None, message))
+
+
+@dataclass(slots=True, kw_only=True)
+class Evaluator:
+    """One judgement's part of a child; it takes one with the first program."""
+
+    programs: Programs
+    evaluators: KeptChildren
+    memory: CpuMemory
+    memory_fd: int
+    has_tf32: bool
+    open: tuple[OpenSide, ...] = ()
+    """Decisions that took one side alone so far."""
+    _left_s: float | None = None
+    """For all calls together, of the child's own time; None before the first."""
+    _kept: Kept | None = None
+    _run: EvaluatorRunner | None = None
+    _loaded: bytes = b""
+    """The program in the child."""
+    _parameters: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Other parameters of the last call's set."""
+    _is_plain: bool = True
+    """True if torch computed nothing in the child."""
+
+    def call(self, captured: Captured, *, number: int, turn: tuple[int, int]) -> int:
+        """Runs a program once on the input set that lies in the memory, and in its layout.
+
+        Args:
+            turn: number of the alternative of each open choice that runs, and the distance of those
+                of later choices (`CpuExecutor.forward`).
+
+        Returns:
+            The bytes that its launches load and store, as the child counted them.
+
+        Raises:
+            Decided: the program failed, accessed memory wrongly or did not end in time.
+            Narrowed: it cannot be run in float64.
+        """
+        one = self.programs.draw.sets[number]
+        body = {"set": number, "turn": list(turn), "slots": list(one.slots)}
+        # Where the last set had other parameters, what `init` made is stale.
+        body["reruns_init"] = one.parameters != self._parameters
+        self._parameters = one.parameters
+        answer = self._ask(captured.program, captured.data, body)
+        self.open = tuple(OpenSide.parse(one) for one in answer["open"])
+        return int(answer.get("num_bytes", 0))
+
+    @contextmanager
+    def allowing(self, share: float) -> Generator[None]:
+        """Gives all calls within together this share of the time for checked calls, and those
+        after them what was left before."""
+        before, self._left_s = self._left_s, share * self.programs.table.correct_timeout_s
+        try:
+            yield
+        finally:
+            self._left_s = before
+
+    def values(self, prefix: Program, *, number: int) -> list[Any]:
+        """The elements of a prefix's outputs on the set that lies in the memory. Raises as
+        `call`."""
+        body = {"set": number, "is_question": True}
+        return list(self._ask(prefix, wire.dumps(prefix), body)["values"])
+
+    def close(self) -> None:
+        """Gives the child back, or ends it."""
+        if self._run is None or self._kept is None:
+            return
+        with self.programs.phases.timed("end"):
+            is_small = self.memory.content.memory_bytes <= MAX_KEPT_BYTES
+            if self._is_plain and is_small and not self._run.is_spent:
+                self.evaluators.give_back(self._kept)
+            else:
+                self._run.end()
+
+    def _ask(self, program: Program, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a call. Raises Decided for memory that it accessed wrongly, too."""
+        answer = self._answered(program, data, {**body, "is_wide": self.memory.is_wide})
+        for fault in answer.get("faults", ()):
+            detail = self.programs.at_line(fault["line"], fault["message"])
+            report = self.programs.report(Status.WRONG, FAULTS[fault["kind"]], detail)
+            raise Decided(report)
+        return answer
+
+    def _answered(self, program: Program, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
+        if self._left_s is None:
+            self._left_s = self.programs.table.correct_timeout_s
+        if data != self._loaded:
+            self._is_plain = self._is_plain and is_plain(program)
+        if self._run is None:
+            self._start(self.evaluators.take)
+        elif self._run.is_ended:  # float64 was too much for it
+            self._start(self.evaluators.fresh)
+        try:
+            return self._sent(data, body)
+        except (Decided, Narrowed) as ended:
+            assert self._run is not None
+            assert self._kept is not None
+            is_late = isinstance(ended, Decided) and ended.finding.status is Status.TIMEOUT
+            if not self._run.is_spent or is_late or not self._kept.num_served:
+                raise
+            self._run.end()
+        self._start(self.evaluators.fresh)
+        self.memory.restore(body["set"])
+        return self._sent(data, body)
+
+    def _sent(self, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
+        assert self._run is not None
+        assert self._left_s is not None
+        self._run.is_wide = body["is_wide"]
+        left_s, before_s = max(0.05, self._left_s), self._run.spent_s
+        with ExitStack() as held:
+            kind, fds = Kind.CALL, list[int]()
+            if not self._loaded:
+                request = {**self.memory.content.request, "has_tf32": self.has_tf32}
+                kind, fds, body = Kind.CANDIDATE, [self.memory_fd], {**request, **body}
+            if data != self._loaded:
+                program_fd, memory = held.enter_context(shared_memory(len(data)))
+                memory[:] = data
+                fds.append(program_fd)
+                self._loaded = data
+            limit_s = self.programs.table.correct_timeout_s
+            answer = self._run.ask(
+                kind, body, phase="correct", left_s=left_s, limit_s=limit_s, fds=tuple(fds)
+            )
+        self._left_s -= self._run.spent_s - before_s
+        return answer.body
+
+    def _start(self, take: Callable[[], Kept]) -> None:
+        with self.programs.phases.timed("sandbox"):
+            self._kept = take()
+        self._loaded = b""
+        self._run = EvaluatorRunner(
+            code=self.programs.code,
+            spawner=self.evaluators.spawner,
+            child=self._kept.child,
+            table=self.programs.table,
+        )
 
 
 @dataclass(slots=True)
@@ -51,10 +402,6 @@ class _Tried:
         default_factory=dict[int, "tuple[Captured, int]"]
     )
     """Programs captured with a turn's alternatives as winners."""
-
-    def next_turn(self) -> int:
-        """The alternative of the next call."""
-        return self.turns[len(self.ran) % len(self.turns)]
 
     def left(self, *, most: int) -> list[tuple[int, int]]:
         """Alternatives with sets that they have not had: one for each that has had none; behind
@@ -86,7 +433,6 @@ class CpuDevice(Device):
 
     programs: Programs
     results: Results[HostDraw]
-    memory: CpuMemory
     evaluator: Evaluator
     _tried: dict[bytes, _Tried] = field(default_factory=dict[bytes, "_Tried"], init=False)
     """By the data of each program that ran."""
@@ -126,7 +472,7 @@ class CpuDevice(Device):
             self._lay(is_wide=False)
 
     def _lay(self, *, is_wide: bool) -> None:
-        self.memory.lay(is_wide=is_wide)
+        self.evaluator.memory.lay(is_wide=is_wide)
         self.results.is_wide = is_wide
 
     def is_repeated(self) -> bool:
@@ -163,13 +509,12 @@ class CpuDevice(Device):
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child. Nothing that the prefix wrote stays in the memory, for another
         question or for the program."""
-        self.memory.load(number)
+        self.evaluator.memory.load(number)
         try:
             with self._doubting(prefix):
-                is_wide = self.results.is_wide
-                return self.evaluator.values(prefix, number=number, is_wide=is_wide)
+                return self.evaluator.values(prefix, number=number)
         finally:
-            self.evaluator.restore(number)
+            self.evaluator.memory.restore(number)
 
     def call(self, number: int) -> Left:
         """Runs the program of an input set once. Raises Decided or Narrowed."""
@@ -179,7 +524,7 @@ class CpuDevice(Device):
             captured = self.programs.program(number, is_wide=self.results.is_wide)
             turns = _turns(captured.program)
             tried = self._tried.setdefault(captured.data, _Tried(captured, turns))
-            turn = tried.next_turn()
+            turn = tried.turns[len(tried.ran) % len(tried.turns)]
             tried.ran.append((turn, number))
         self._last = tried, turn, number, self.results.is_wide
         captured, turn = self._of_turn(tried, turn, number)
@@ -211,21 +556,14 @@ class CpuDevice(Device):
 
     def _evaluated(self, captured: Captured, turn: int, number: int) -> Left:
         """Runs a program once on a set. Raises Decided or Narrowed."""
-        self.memory.load(number)
-        parameters = self.programs.draw.sets[number].parameters
+        self.evaluator.memory.load(number)
         with self._doubting(captured.program):
-            self._num_bytes = self.evaluator.call(
-                captured,
-                parameters=parameters,
-                number=number,
-                turn=(turn, self._shift),
-                slots=self.programs.draw.sets[number].slots,
-                finding=self.programs.report,
-                is_wide=self.results.is_wide,
-            )
+            shifted = turn, self._shift
+            self._num_bytes = self.evaluator.call(captured, number=number, turn=shifted)
         if not self.results.is_wide:
             self.programs.phases.moved_bytes = self._num_bytes
-        return self.memory.left(number, returned=returned_inputs(captured.program))
+        returned = returned_inputs(captured.program)
+        return self.evaluator.memory.left(number, returned=returned)
 
     @contextmanager
     def _doubting(self, program: Program) -> Generator[None]:

@@ -18,10 +18,8 @@ from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
-from forge.evalpool.judge.trial.cpu_device import CpuDevice
-from forge.evalpool.judge.trial.cpu_memory import CpuMemory
+from forge.evalpool.judge.trial.cpu_device import CpuDevice, CpuMemory, Evaluator
 from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
-from forge.evalpool.judge.trial.evaluations import Evaluator
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.oracles import Oracles
@@ -177,22 +175,15 @@ class CpuTrials(Trials):
         draw = kept.draw
         has_tf32 = not (self.table.tf32 and draw.has_products)  # products lose what it lacks
         with shared_memory(kept.memory_bytes) as (fd, memory):
-            mapped = CpuMemory(kept, memory)
             evaluator = Evaluator(
-                code=candidate.code,
-                evaluators=self.evaluators,
-                phases=candidate.phases,
-                table=self.table,
-                request={**kept.request, "has_tf32": has_tf32},
-                memory_fd=fd,
-                restore=mapped.restore,
-            )
-            device = CpuDevice(
                 programs=found,
-                results=Results(content=kept, protocol=candidate.protocol),
-                memory=mapped,
-                evaluator=evaluator,
+                evaluators=self.evaluators,
+                memory=CpuMemory(kept, memory),
+                memory_fd=fd,
+                has_tf32=has_tf32,
             )
+            results = Results(content=kept, protocol=candidate.protocol)
+            device = CpuDevice(programs=found, results=results, evaluator=evaluator)
             try:
                 return Judgement(programs=found, device=device).finding()
             finally:

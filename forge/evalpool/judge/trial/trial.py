@@ -202,10 +202,7 @@ class Runner:
     code: str
     spawner: Spawner
     child: SandboxedChild
-    phases: Phases
     table: JudgeTable
-    is_compiled: bool = False
-    num_launches: int = 0
     is_ended: bool = False
     spent_s: float = 0.0
     """Time for answers that the child itself took."""
@@ -321,11 +318,5 @@ class Runner:
         return self.finding(Status.RUNTIME_ERROR, "crash", detail)
 
     def finding(self, status: Status, reason: str, detail: str = "") -> Finding:
-        """A finding with what the run knows of the candidate."""
-        return Finding(
-            status=status,
-            reason=reason,
-            detail=detail,
-            is_compiled=self.is_compiled,
-            num_launches=self.num_launches,
-        )
+        """A finding of which nothing else is known."""
+        return Finding(status=status, reason=reason, detail=detail)

@@ -7,7 +7,6 @@ written.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,10 @@ import numpy as np
 from forge.evalpool.judge.channel.shm import (
     FLOATING,
     TensorSpec,
-    decode_part,
-    fill,
     is_same,
     offsets,
     taken,
     unwritten,
-    unwritten_byte,
 )
 from forge.evalpool.judge.trial.draws.build import Builder, parse_specs, parse_starts
 from forge.evalpool.judge.trial.draws.draw import widened
@@ -31,8 +27,7 @@ from forge.evalpool.judge.wide.look import Values
 from forge.evalpool.judge.wide.patterns import mismatch_words
 
 if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from forge.evalpool.judge.channel.shm import Data
     from forge.evalpool.judge.trial.draws.draw import Draw
@@ -150,12 +145,6 @@ class HostDraw:
             "kinds": sorted(self.draw.kinds),
         }
 
-    def layout(self, *, is_wide: bool) -> Layout:
-        """One of the two layouts."""
-        found = self.wide if is_wide else self.real
-        assert found is not None
-        return found
-
     def mismatch(
         self, got: Data, index: int, question: Question | None, *, name: str, operands: Operands
     ) -> tuple[str, Mask | None] | None:
@@ -188,56 +177,6 @@ class HostDraw:
     def values_of(self, got: Data, index: int) -> Values:
         """The elements of what a call left in place of a tensor."""
         return Values.of_bytes(self.draw.specs[index], got)
-
-    def write(
-        self, memory: mmap.mmap, place: int, layout: Layout, *, number: int | None = None
-    ) -> None:
-        """One tensor of the memory as it is before the first call, or one on a set."""
-        index = self.draw.contents[place]
-        if number is not None and index is not None:
-            index = self.draw.sets[number].parameters.get(index, index)
-        self._write(memory, place, index, layout)
-
-    def load(self, memory: mmap.mmap, number: int, layout: Layout) -> None:
-        """One input set to where a candidate finds it; its outputs unwritten."""
-        one = self.draw.sets[number]
-        for place, index in zip(one.places, one.inputs, strict=True):
-            self._write(memory, place, index, layout)
-        for place in one.slots:
-            self._write(memory, place, None, layout)
-
-    def are_inputs_kept(
-        self, memory: memoryview[int], number: int, layout: Layout, *, but: Collection[int] = ()
-    ) -> bool:
-        """True if a call left alone what the reference leaves alone, but for these inputs."""
-        one = self.draw.sets[number]
-        pairs = enumerate(zip(one.places, one.inputs, strict=True))
-        return all(
-            is_same(layout.part(memory, place), self._content(place, index, layout))
-            for position, (place, index) in pairs
-            if position not in one.changed and position not in but
-        )
-
-    def _content(self, place: int, index: int, layout: Layout) -> Data:
-        """The bytes of a tensor in a layout."""
-        real, spec = self.real.specs[place], layout.specs[place]
-        if real == spec:
-            return self.parts[index]
-        found = bytearray(spec.num_bytes)
-        decode_part(real.dtype, self.parts[index], start=0, target=np.frombuffer(found))
-        return memoryview(found)
-
-    def _write(self, memory: mmap.mmap, place: int, index: int | None, layout: Layout) -> None:
-        real, spec, start = self.real.specs[place], layout.specs[place], layout.starts[place]
-        if index is None:
-            fill(memory, start=start, num_bytes=spec.num_bytes, byte=unwritten_byte(spec))
-            return
-        content = self.parts[index]
-        if real == spec:
-            memory[start : start + len(content)] = content
-        else:
-            target = np.frombuffer(memory, count=math.prod(spec.shape), offset=start)
-            decode_part(real.dtype, content, start=0, target=target)
 
 
 def _is_nan(wanted: Wanted, data: Data) -> bool:
