@@ -86,22 +86,18 @@ ROOMS: dict[str, set[str]] = {
         "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.capture", "evalpool.judge.ttir", "evalpool.judge.ttir.memory",
         "evalpool.judge.execute",
-        "evalpool.judge.trial.draws", "evalpool.judge.wide",
-    },
-    "evalpool.judge.trial.draws": {
-        "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.wide",
+        "evalpool.judge.wide",
     },
     "evalpool.judge.trial.gpu": {
         "config.schema", "process", "evalpool", "evalpool.judge.channel", "evalpool.judge.driver",
         "evalpool.judge.children", "evalpool.judge.program",
         "evalpool.judge.compiler", "evalpool.judge.numbers",
         "evalpool.judge.execute", "evalpool.judge.timing", "evalpool.judge.trial",
-        "evalpool.judge.trial.draws", "evalpool.judge.wide",
+        "evalpool.judge.wide",
     },
     "evalpool.judge.timing": {
         "config.schema", "evalpool", "evalpool.judge.channel", "evalpool.judge.children",
         "evalpool.judge.reference", "evalpool.judge.numbers", "evalpool.judge.trial",
-        "evalpool.judge.trial.draws",
     },
     "evalpool.judge.program": set(),
     "evalpool.judge.ttir": {

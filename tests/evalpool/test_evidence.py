@@ -15,7 +15,7 @@ from forge.config.schema import JudgeTable
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.reference import delivery
 from forge.evalpool.judge.reference.delivery import Delivery
-from forge.evalpool.judge.trial.draws.build import parse_starts
+from forge.evalpool.judge.trial.draws import parse_starts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.results import Left, Results
 from forge.evalpool.judge.trial.trial import Phases

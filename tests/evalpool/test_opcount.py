@@ -12,7 +12,7 @@ from forge.evalpool.judge.numbers.opcount import (
     has_products,
     rounding_of,
 )
-from forge.evalpool.judge.trial.draws.build import parse_rounding
+from forge.evalpool.judge.trial.draws import parse_rounding
 from tests.evalpool.numbers.drawn import Function
 
 

@@ -18,7 +18,7 @@ from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, Zygote
 from forge.evalpool.judge.numbers.called import Unjudgeable
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.sandbox.enter import Isolation
-from forge.evalpool.judge.trial.draws.build import parse_specs
+from forge.evalpool.judge.trial.draws import parse_specs
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory, is_contained
 from forge.records.examination import Flag
 from tests.evalpool.benches import RELU, make_problem

@@ -14,8 +14,7 @@ from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program.format import Kernel
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.draws.build import Builder
-from forge.evalpool.judge.trial.draws.host import HostDraw
+from forge.evalpool.judge.trial.draws import Builder, HostDraw
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, bytes_of, spec_of
 from forge.evalpool.judge.trial.judgement import Judgement

@@ -9,8 +9,7 @@ import pytest
 
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.trial.cpu_device import CpuMemory
-from forge.evalpool.judge.trial.draws.build import Builder
-from forge.evalpool.judge.trial.draws.host import HostDraw
+from forge.evalpool.judge.trial.draws import Builder, HostDraw
 from forge.evalpool.judge.trial.results import Left, Results
 from forge.evalpool.judge.wide.compare import agrees
 

@@ -13,17 +13,16 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import call
 from forge.evalpool.judge.reference import reports
 from forge.evalpool.judge.trial import references
-from forge.evalpool.judge.trial.draws.draw import MAX_USES
-from forge.evalpool.judge.trial.draws.failures import (
+from forge.evalpool.judge.trial.draws import MAX_USES, HostDraw
+from forge.evalpool.judge.trial.gpu.turns import Turn
+from forge.evalpool.judge.trial.references import (
     FAILED_S,
     MAX_FAILURES,
     KnownFailures,
     ProblemTooLarge,
     ReferenceFailed,
+    receive_answer,
 )
-from forge.evalpool.judge.trial.draws.host import HostDraw
-from forge.evalpool.judge.trial.gpu.turns import Turn
-from forge.evalpool.judge.trial.references import receive_answer
 from forge.records.problem import ReferenceModule
 from tests.evalpool.benches import RELU, Bench, make_problem
 

@@ -21,12 +21,12 @@ from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.driver.gpu_memory import Block
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.reference.delivery import Delivery
-from forge.evalpool.judge.trial.draws.build import Builder
-from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
+from forge.evalpool.judge.trial.draws import Builder
 from forge.evalpool.judge.trial.gpu import references as module
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, spec_of
 from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, CardReferences
 from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
+from forge.evalpool.judge.trial.references import ReferenceFailed
 from forge.evalpool.judge.trial.results import Left, Results
 from forge.records.problem import Problem, Split
 
@@ -75,7 +75,7 @@ def test_sets_share_one_place_for_the_candidate() -> None:
     assert made.request["state"] == [["w", 0]]
     assert made.request["tensors"] == [["float32", [2]], ["float32", [4]], ["float32", [4]]]
     assert (made.named, made.num_bytes) == ({"w": 5}, 40)
-    assert (made.input_bytes, made.output_bytes, made.flops) == (16, 16, 7)
+    assert (made.io_bytes, made.flops) == (32, 7)
     assert made.unseen == [1]
 
 

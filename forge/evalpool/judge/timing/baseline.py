@@ -33,7 +33,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.numbers.protocols import FORGE, Tf32
 from forge.evalpool.judge.timing.samples import Time, spread
-from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
+from forge.evalpool.judge.trial.references import ReferenceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

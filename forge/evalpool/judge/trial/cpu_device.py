@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.children.kept import Kept, KeptChildren
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.captures import Captured
-    from forge.evalpool.judge.trial.draws.host import HostDraw, Layout
+    from forge.evalpool.judge.trial.draws import HostDraw, Layout
     from forge.evalpool.judge.trial.programs import Programs
     from forge.evalpool.judge.trial.results import Results
     from forge.evalpool.judge.trial.trial import Finding

@@ -19,11 +19,15 @@ from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.cpu_device import CpuDevice, CpuMemory, Evaluator
-from forge.evalpool.judge.trial.draws.failures import ReferenceFailed
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.oracles import Oracles
-from forge.evalpool.judge.trial.references import MAX_SHOWN_BYTES, HostReferences, Sketches
+from forge.evalpool.judge.trial.references import (
+    MAX_SHOWN_BYTES,
+    HostReferences,
+    ReferenceFailed,
+    Sketches,
+)
 from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trial import Decided
 from forge.evalpool.judge.trial.trials import Trials
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.trial.draws.host import HostDraw
+    from forge.evalpool.judge.trial.draws import HostDraw
     from forge.evalpool.judge.trial.programs import Programs
     from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
 

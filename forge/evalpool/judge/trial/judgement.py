@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.trial.programs import Programs
     from forge.evalpool.judge.trial.results import Left, Results
 
@@ -243,7 +243,7 @@ class Judgement(Generic[D]):
         """Sets of question 2: given ones, NUM_REAL quiet ones, and a loud one for what overflows.
         (In another loud one a variance in one pass loses what no kernel need keep.)"""
         sets = self._draw.sets
-        asked = [number for number in numbers if sets[number].is_asked_real]
+        asked = [n for n in numbers if sets[n].asks_real or not sets[n].wide]
         planted = [number for number in asked if sets[number].is_planted]
         rough = [number for number in planted if sets[number].is_rough]
         quiet = [one for one in planted if not are_far(sets[one].plants)]

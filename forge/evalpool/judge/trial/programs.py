@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Kernel, Node, Program
     from forge.evalpool.judge.program.policy import ProblemFacts, Refusal
     from forge.evalpool.judge.trial.captures import Captured, Captures
-    from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.trial.judgement import Device
     from forge.evalpool.judge.trial.structure import Text
     from forge.evalpool.judge.trial.trial import Candidate, OpenSide, Phases

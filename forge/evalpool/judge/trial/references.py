@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -22,23 +22,16 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
-from forge.evalpool.judge.trial.draws.build import Builder, parse_specs
-from forge.evalpool.judge.trial.draws.failures import (
-    FAILED_S,
-    KnownFailures,
-    ProblemTooLarge,
-    ReferenceFailed,
-)
-from forge.evalpool.judge.trial.draws.host import Delivered, HostDraw
+from forge.evalpool.judge.trial.draws import Builder, Delivered, HostDraw, parse_specs
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
-    from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.trial.results import Content
     from forge.records.problem import ReferenceModule
 
@@ -52,6 +45,48 @@ MAX_SKETCHES = 256
 """Of 1 to 100 kB each."""
 SKETCH_S = 2.0
 """Time for a sketch, of 5 to 50 ms: torch runs some layers on `meta` step by step."""
+FAILED_S = 120.0
+"""Time for which a failure of a reference stands for the next candidates."""
+MAX_FAILURES = 256
+
+
+class ReferenceFailed(Exception):
+    """The problem's own reference cannot be run. Infra: no candidate is to blame."""
+
+
+class ProblemTooLarge(ReferenceFailed):
+    """The problem's tensors are more than this judge has memory for."""
+
+
+class KnownFailures:
+    """References that failed twice in a row lately. Each candidate of such a problem would wait for
+    the same failure, up to a judge's deadline. Not for ever: a machine may have been full."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: OrderedDict[str, list[tuple[float, ReferenceFailed]]] = OrderedDict()
+        """Failures since the last success, by problem."""
+
+    def require_unknown(self, key: str) -> None:
+        """Raises the failure of a problem that failed twice, for FAILED_S."""
+        found = self._found.get(key, [])
+        if len(found) > 1 and self._clock() - found[-1][0] < FAILED_S:
+            error = found[-1][1]
+            raise type(error)(*error.args)
+
+    @contextmanager
+    def noted(self, key: str) -> Generator[None]:
+        """Within, a ReferenceFailed counts as a failure of this problem, and the end as a
+        success."""
+        before = self._found.pop(key, [])
+        try:
+            yield
+        except ReferenceFailed as error:
+            found = type(error)(*error.args)  # without the frames that the other one came through
+            self._found[key] = [*before[-1:], (self._clock(), found)]
+            while len(self._found) > MAX_FAILURES:
+                self._found.popitem(last=False)
+            raise
 
 
 C = TypeVar("C", bound="Content")
@@ -274,7 +309,7 @@ class Sketches:
             return None
         specs = parse_specs(answer.body.get("tensors"))
         draw = Builder(specs, precision=problem.precision).build(answer.body)
-        is_small = draw.least_bytes <= self._max_bytes
+        is_small = draw.num_bytes + draw.io_bytes <= self._max_bytes  # parameters, and two sets
         return draw if is_small and draw.has_elements(0) else None
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
-    from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.wide.compare import Mask
     from forge.evalpool.judge.wide.look import Operands, Part, Values
 

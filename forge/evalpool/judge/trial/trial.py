@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
-    from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.draws import Draw
     from forge.records.problem import ReferenceModule
     from forge.records.rules import PolicyName
 

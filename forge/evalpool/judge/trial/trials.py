@@ -20,9 +20,9 @@ from forge.evalpool.judge.children.spawner import ZygoteGone
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
-from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.host_code import TRAINING_WORDS, host_code
 from forge.evalpool.judge.trial.programs import Programs, ValuesAsked
+from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.trial.structure import launch_facts
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Candidate, Decided, Finding, Phases
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.compiler.compile import Compiler
     from forge.evalpool.judge.program.policy import ProblemFacts
     from forge.evalpool.judge.trial.captures import Captures
-    from forge.evalpool.judge.trial.draws.draw import Draw
+    from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.trial.facts import Facts
     from forge.evalpool.judge.trial.references import References, Sketches
     from forge.evalpool.judge.trial.trial import Stamp

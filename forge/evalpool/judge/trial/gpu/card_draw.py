@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.evalpool.judge.driver.gpu_memory import Block
-    from forge.evalpool.judge.trial.draws.draw import Draw
-    from forge.evalpool.judge.trial.draws.host import HostDraw
+    from forge.evalpool.judge.trial.draws import Draw, HostDraw
     from forge.evalpool.judge.wide.compare import Mask, Question
     from forge.evalpool.judge.wide.look import Operands, Values
 

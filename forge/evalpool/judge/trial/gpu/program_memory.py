@@ -19,7 +19,7 @@ from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
 from forge.evalpool.judge.numbers.blocks import CHUNK
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
 from forge.evalpool.judge.program.walk import returned_inputs
-from forge.evalpool.judge.trial.draws.draw import widened
+from forge.evalpool.judge.trial.draws import widened
 from forge.evalpool.judge.trial.gpu.card_draw import spec_of, view
 from forge.evalpool.judge.trial.results import may_stay
 

@@ -19,12 +19,15 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, offsets
 from forge.evalpool.judge.driver.gpu_memory import create_block
 from forge.evalpool.judge.numbers.protocols import Tf32
-from forge.evalpool.judge.trial.draws.build import Builder, parse_specs
-from forge.evalpool.judge.trial.draws.failures import ProblemTooLarge, ReferenceFailed
-from forge.evalpool.judge.trial.draws.host import Delivered, HostDraw
+from forge.evalpool.judge.trial.draws import Builder, Delivered, HostDraw, parse_specs
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, view
 from forge.evalpool.judge.trial.gpu.small import SmallDraws
-from forge.evalpool.judge.trial.references import References, failed
+from forge.evalpool.judge.trial.references import (
+    ProblemTooLarge,
+    ReferenceFailed,
+    References,
+    failed,
+)
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import SandboxedChild

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
-from forge.evalpool.judge.trial.draws.host import Delivered
+from forge.evalpool.judge.trial.draws import Delivered
 from forge.evalpool.judge.trial.oracles import OutOfMemory
 
 if TYPE_CHECKING:

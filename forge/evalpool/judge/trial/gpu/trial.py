@@ -40,7 +40,7 @@ from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, basel
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.timing.samples import speedup
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
-from forge.evalpool.judge.trial.draws.draw import NUM_TIMED_SETS
+from forge.evalpool.judge.trial.draws import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
 from forge.evalpool.judge.trial.gpu.references import DRAW_SHARE, CardReferences

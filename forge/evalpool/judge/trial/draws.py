@@ -1,0 +1,625 @@
+"""A draw of a problem: what a candidate gets and what it must give, by numbers of tensors.
+
+It is built from an oracle's layout, which is not trusted: each part of it is checked. Contents are
+in the host's memory (`HostDraw`), in two layouts with the same numbers: in their real types, and
+wide, where those of `kinds` are float64; or on a card (`trial.gpu.card_draw`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from forge.evalpool.judge.channel.frames import count
+from forge.evalpool.judge.channel.nesting import mapped, parse_form
+from forge.evalpool.judge.channel.shm import (
+    ALIGNMENT_BYTES,
+    FLOATING,
+    LayoutError,
+    TensorSpec,
+    is_same,
+    offsets,
+    taken,
+    unwritten,
+)
+from forge.evalpool.judge.channel.words import clean
+from forge.evalpool.judge.wide.compare import (
+    DOUBLE_FUNCTION,
+    SAME_FUNCTION,
+    Wanted,
+    differing,
+    parts,
+    real_question,
+)
+from forge.evalpool.judge.wide.look import Plant, Values, are_far
+from forge.evalpool.judge.wide.patterns import mismatch_words
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from forge.evalpool.judge.channel.shm import Data
+    from forge.evalpool.judge.wide.compare import Mask, Question
+    from forge.evalpool.judge.wide.look import Operands
+    from forge.records.problem import ReferenceModule
+
+MAX_USES = 32
+"""Candidates judged on one draw of inputs and parameters: a group of 8 with 3 turns on 2 judges
+needs it once."""
+NUM_TIMED_SETS = 2
+"""Sets that no candidate has seen before it is timed."""
+WIDE = "float64"
+MAX_WORDS = 300
+"""Length of what differs between two sets, in words."""
+MAX_TENSORS = 20_000
+MAX_PLANTS = 64
+MAX_NAME = 64
+"""Length of a word from an oracle."""
+ROUGH = 0.1
+"""Least tolerance beside loud plants, of which what overflows or is bounded is off by all."""
+
+Tree = list[Any]
+
+
+class Asked(NamedTuple):
+    """How a result is compared."""
+
+    question: Question
+    exact: int | None = None
+    """Number of the same result by float64: eager's own roundings are no demand, and what is as
+    near to this one, or the same integer, is right, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSet:
+    """Arguments of one call and what must come of it. Sets of the same form share their places."""
+
+    tree: Tree
+    """Its tensors are places."""
+    places: tuple[int, ...]
+    """Places of its input tensors."""
+    slots: tuple[int, ...]
+    """Places for its outputs."""
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    changed: dict[int, int]
+    """Inputs that the reference changes, by position, as it leaves them."""
+    state: dict[str, int]
+    """Parameters that the reference changes, by name, as it leaves them."""
+    parameters: dict[int, int] = field(default_factory=dict[int, int])
+    """Parameters that are others in this set, by those that they stand for."""
+    wide: tuple[int, ...] = ()
+    """Outputs, then changed inputs, in float64; empty where there are none."""
+    plants: tuple[Plant, ...] = ()
+    """Some of the elements that it replaces, for messages."""
+    is_planted: bool = False
+    """True if elements of its inputs are replaced."""
+    asks_real: bool = True
+    """True if the question in the problem's own types is asked on it."""
+    is_rough: bool = False
+    """True if it is asked on loud plants, for results that overflow."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if it is compared in the problem's types, and has no loud plants nor other
+        parameters."""
+        is_quiet = (self.asks_real and not are_far(self.plants)) or not self.wide
+        return is_quiet and not self.parameters
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Outputs, then changed inputs, in the problem's types."""
+        return (*self.outputs, *self.changed.values())
+
+
+@dataclass(slots=True, kw_only=True)
+class Draw:
+    """`request` and what lies at `contents` go to a candidate; the rest never does."""
+
+    request: dict[str, Any]
+    """Body of the CANDIDATE frame, but for the code."""
+    precision: str
+    specs: Sequence[TensorSpec]
+    """Types and shapes of the oracle's tensors."""
+    contents: Sequence[int | None]
+    """By place, the tensor that lies there before the first call; None of an output's slot."""
+    sets: Sequence[InputSet]
+    named: dict[str, int]
+    """Tensors of parameters by name, `init.<k>` for those among the constructor's arguments."""
+    asked: dict[int, Asked]
+    """How each result is compared, by its number."""
+    is_sequence: bool
+    """True if forward returns a list or tuple."""
+    nesting: str = ""
+    """As of `Program`."""
+    names: frozenset[str] = frozenset()
+    """Names of torch's operations of one call that read or write data."""
+    flops: int = 0
+    """FLOPs of its matrix products, convolutions and attention."""
+    has_products: bool = True
+    """True if a call has products that TF32 may make inexact, or its operations are unknown."""
+    kinds: frozenset[str] = frozenset()
+    """Types that are float64 in the wide results."""
+    why_narrow: str = ""
+    """Why there are none."""
+    insensitive: tuple[str, ...] = ()
+    """Inputs and parameters on which no output was seen to depend."""
+    is_constant: bool = False
+    """True if no output depends on any input."""
+    reads_training: bool = True
+    """True if the reference may do something else after `eval()`."""
+    num_uses: int = 0
+    num_holders: int = 0
+    """Judgements that read it now: its memory is freed when none does."""
+    is_retired: bool = False
+
+    @property
+    def is_used_up(self) -> bool:
+        """True if it has served its candidates: as many as its outputs have numbers, up to
+        MAX_USES. A kernel that knows the answers to all input sets need not compute, and feedback
+        tells up to three numbers: one that is expected, one that the kernel had, the largest
+        error."""
+        num_expected = sum(math.prod(self.specs[one].shape) for one in self.sets[0].outputs)
+        return self.num_uses >= max(1, min(num_expected, MAX_USES))
+
+    @property
+    def changed_parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that forward changes on any set."""
+        return tuple(dict.fromkeys(name for one in self.sets for name in one.state))
+
+    @property
+    def io_bytes(self) -> int:
+        """Bytes of the inputs and outputs of one call."""
+        return self._bytes([*self.sets[0].inputs, *self.sets[0].outputs])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the inputs, parameters and outputs of one call."""
+        return self.io_bytes + self._bytes(self.named.values())
+
+    def parameter(self, name: str, number: int) -> int:
+        """The tensor of a parameter before a call on an input set."""
+        own = self.named[name]
+        return self.sets[number].parameters.get(own, own)
+
+    def differences(self, number: int) -> str:
+        """The arguments and parameters of an input set that are not those of the first, in words;
+        but for tensors' values."""
+        first, own = (dict(_arguments(self.request["sets"][one])) for one in (0, number))
+        found = [f"{name}={text}" for name, text in own.items() if first.get(name) != text]
+        words = f"where forward gets {', '.join(found)}" if found else ""
+        others = self.sets[number].parameters
+        if names := [name for name, index in self.named.items() if index in others]:
+            words += f"\nwhere parameters are as Model makes them, or 0: {', '.join(names)}"
+        return words.strip()[:MAX_WORDS]
+
+    def forms(self, number: int) -> list[tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of each expected output of a set."""
+        specs = [self.specs[index] for index in self.sets[number].outputs]
+        return [(spec.dtype, spec.shape) for spec in specs]
+
+    def is_sketched_by(self, sketch: Draw) -> bool:
+        """True if a sketch, of its first set alone, asks for the same program."""
+        own, other = ({**one.request, "sets": one.request["sets"][:1]} for one in (self, sketch))
+        own["tensors"] = own["tensors"][: len(other["tensors"])]  # those of further sets follow
+        answers = [(one.is_sequence, one.nesting, one.forms(0)) for one in (self, sketch)]
+        return own == other and answers[0] == answers[1]
+
+    def has_elements(self, number: int) -> bool:
+        """True if a call on an input set has something to compute."""
+        return any(math.prod(self.specs[index].shape) for index in self.sets[number].results)
+
+    def is_like_first(self, number: int) -> bool:
+        """True if the program of set 0 serves a set, unless its host reads values."""
+        trees = self.request["sets"]
+        return bool(trees[number] == trees[0])
+
+    @property
+    def timed(self) -> list[int]:
+        """Sets of timed calls, which one program serves."""
+        able = [number for number, one in enumerate(self.sets) if one.is_quiet]
+        return [number for number in able if self.is_like_first(number)]
+
+    @property
+    def unseen(self) -> list[int]:
+        """Sets that no candidate has had in its checked calls: they are first seen when timed, in
+        the problem's types. Without planted ones, given ones; one set of each kind stays."""
+        able = [number for number in self.timed if number]
+        planted = [number for number in able if self.sets[number].is_planted]
+        able = planted[1:] or ([] if planted else able)
+        return able[max(0, len(able) - NUM_TIMED_SETS) :]
+
+    def _bytes(self, indices: Collection[int]) -> int:
+        return sum(self.specs[index].num_bytes for index in indices)
+
+
+def _arguments(tree: Tree, name: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of the arguments in a tree."""
+    kind, value = tree
+    if kind in ("list", "tuple", "dict", "keywords"):
+        is_named = kind in ("dict", "keywords")
+        for key, part in value if is_named else enumerate(value):
+            within = f"{name}[{key!r}]" if name else f"argument {key}"
+            yield from _arguments(part, str(key) if kind == "keywords" else within)
+    else:
+        yield name, repr(value) if kind == "value" else "a tensor"
+
+
+def widened(spec: TensorSpec, kinds: Collection[str]) -> TensorSpec:
+    """A tensor as a program in float64 has it."""
+    return replace(spec, dtype=WIDE) if spec.dtype in kinds else spec
+
+
+class Builder:
+    """Numbers an oracle's tensors for a candidate: inputs, parameters, slots."""
+
+    def __init__(self, specs: Sequence[TensorSpec], *, precision: str) -> None:
+        """
+        Args:
+            specs: of the oracle's tensors.
+            precision: the problem's.
+        """
+        self._specs = specs
+        self._precision = precision
+        self._rounding = precision
+        self._kinds = frozenset[str]()
+        self._named: dict[str, int] = {}
+        self._contents: list[int | None] = []
+        self._chosen: list[TensorSpec] = []
+        self._places: dict[str, tuple[int, ...]] = {}
+        self._asked: dict[int, Asked] = {}
+
+    def build(self, layout: dict[str, Any]) -> Draw:
+        """The draw. Raises LayoutError."""
+        try:
+            return self._build(layout)
+        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+            raise LayoutError(f"{type(error).__name__}: {error}") from error
+
+    def _build(self, layout: dict[str, Any]) -> Draw:
+        if not layout["sets"]:
+            raise LayoutError("no input set")
+        init_parts: list[int] = []
+        init = self._tree(layout["init"], init_parts)
+        init = mapped(init, self._take("init", init_parts).__getitem__)
+        self._kinds = frozenset(layout.get("kinds", ()))
+        if not self._kinds <= {*FLOATING}:
+            raise LayoutError(f"no types {str(layout['kinds'])[:40]}")
+        self._rounding = parse_rounding(layout.get("rounding"), self._precision)
+        state = self._state(layout["state"])
+        self._named = {**state, **{f"init.{k}": index for k, index in enumerate(init_parts)}}
+        places = self._take("state", list(state.values()))
+        sets, drawn = [self._set(one) for one in layout["sets"]], layout.get("drawn")
+        request = {
+            "init": init,
+            "state": [list(pair) for pair in zip(state, places, strict=True)],
+            "order": [str(name) for name in layout["order"]],
+            "held": [str(name) for name in layout["held"]],
+            "drawn": None if drawn is None else {str(n): str(one)[:64] for n, one in drawn.items()},
+            "sets": [one.tree for one in sets],
+            "tensors": [[spec.dtype, list(spec.shape)] for spec in self._chosen],
+        }
+        is_sequence, nesting = parse_form(layout["form"])
+        return Draw(
+            request=request,
+            precision=self._precision,
+            specs=self._specs,
+            contents=self._contents,
+            sets=sets,
+            named=self._named,
+            asked=self._asked,
+            is_sequence=is_sequence,
+            nesting=nesting,
+            names=frozenset(str(name) for name in layout["names"]),
+            flops=count(layout["flops"]),
+            has_products=layout.get("products") is not False,
+            kinds=self._kinds,
+            why_narrow=parse_words(layout.get("narrow") or ""),
+            insensitive=tuple(parse_words(one) for one in layout.get("insensitive", ())),
+            is_constant=layout.get("constant") is True,
+            reads_training=layout.get("training") is not False,
+        )
+
+    def _set(self, one: dict[str, Any]) -> InputSet:
+        parts: list[int] = []
+        form = self._tree(one["inputs"], parts)
+        specs = [self._specs[part] for part in parts]
+        places = self._take(f"inputs {form} {specs}", parts)
+        outputs = self._indices(one["outputs"])
+        changed = {_within(n, len(parts)): index for n, index, *_ in one["changed"]}
+        made = InputSet(
+            tree=mapped(form, places.__getitem__),
+            places=places,
+            slots=self._slots([self._specs[index] for index in outputs]),
+            inputs=tuple(parts),
+            outputs=outputs,
+            changed=dict(zip(changed, self._indices(changed.values()), strict=True)),
+            state=self._state(one["state"]),
+            parameters={
+                self._named[name]: index
+                for name, index in self._state(one.get("parameters", ())).items()
+            },
+            wide=self._indices(one.get("wide", ())),
+            plants=parse_plants(one.get("plants", ()), [math.prod(one.shape) for one in specs]),
+            is_planted=bool(one.get("plants")),
+            asks_real=one.get("asks_real", True) is True,
+            is_rough=one.get("rough") is True,
+        )
+        self._ask(made, one)
+        return made
+
+    def _ask(self, made: InputSet, one: dict[str, Any]) -> None:
+        """Puts the results of a set under their questions."""
+        same = DOUBLE_FUNCTION if self._kinds == {WIDE} else SAME_FUNCTION
+        self._asked |= {index: Asked(same) for index in made.wide}
+        exact = made.wide or self._indices(one.get("exact", ())) or (None,) * len(made.results)
+        for index, other in zip(made.results, exact, strict=True):
+            form = widened(self._specs[index], self._kinds)
+            if other is not None and self._specs[other] != form:
+                raise LayoutError(f"{self._specs[other]} in place of {form}")
+            self._asked[index] = Asked(self._question(index, made, one), other)
+        for own, index in made.parameters.items():
+            if self._specs[index] != self._specs[own]:
+                raise LayoutError("a parameter has another shape in a set")
+        for name, index in made.state.items():
+            own = self._named[name]
+            if self._specs[index] != self._specs[own]:
+                raise LayoutError(f"parameter {name[:40]} has another shape after a call")
+            for each in (index, own, made.parameters.get(own, own)):
+                asked = [Asked(self._question(each, made, one)), self._asked.get(each)]
+                self._asked[each] = min(filter(None, asked), key=lambda it: it.question.tolerance)
+
+    def _question(self, index: int, made: InputSet, one: dict[str, Any]) -> Question:
+        """The question of a result in its own type."""
+        dtype = self._specs[index].dtype
+        if dtype not in FLOATING and made.wide and one.get("is_open") is False:
+            return SAME_FUNCTION  # no integer of it is left to a rounding
+        question = real_question(dtype, self._rounding)
+        tolerance = question.tolerance * max(1.0, float(one.get("slack", 1.0)))
+        least = ROUGH if made.is_rough and made.wide else 0.0
+        return replace(question, tolerance=max(tolerance, least), is_alone=not self._kinds)
+
+    def _state(self, pairs: Any) -> dict[str, int]:
+        found = {str(name): index for name, index in pairs}
+        self._indices(found.values())
+        if self._named and not found.keys() <= self._named.keys():
+            raise LayoutError(f"no parameters {sorted(found)[:4]}")
+        return found
+
+    def _indices(self, data: Iterable[Any]) -> tuple[int, ...]:
+        return tuple(_within(index, len(self._specs)) for index in data)
+
+    def _tree(self, tree: Any, parts: list[int]) -> Tree:
+        """The same tree with tensors numbered as they come; the oracle's indices go to `parts`.
+        Refuses one that is not well-formed."""
+        kind, value = tree
+        if kind == "tensor":
+            parts.append(_within(value, len(self._specs)))
+            return ["tensor", len(parts) - 1]
+        if kind == "permuted":
+            tensor, axes = self._tree(value[0], parts), value[1]
+            num_axes = len(self._specs[parts[-1]].shape)
+            if not isinstance(axes, list) or sorted(axes) != list(range(num_axes)):
+                raise LayoutError(f"no axes {str(axes)[:40]}")
+            return [kind, [tensor, axes]]
+        if kind in ("list", "tuple"):
+            return [kind, [self._tree(item, parts) for item in value]]
+        if kind in ("dict", "keywords"):
+            return [kind, [[str(key), self._tree(item, parts)] for key, item in value]]
+        if kind in ("value", "dtype", "config"):
+            return [kind, value]
+        raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
+
+    def _take(self, key: str, parts: Sequence[int]) -> tuple[int, ...]:
+        """Places for these, the same ones for the same key."""
+        if key not in self._places:
+            taken = [self._append(self._specs[part], part) for part in parts]
+            self._places[key] = tuple(taken)
+        return self._places[key]
+
+    def _slots(self, specs: Sequence[TensorSpec]) -> tuple[int, ...]:
+        key = f"slots {specs}"
+        if key not in self._places:
+            self._places[key] = tuple(self._append(spec, None) for spec in specs)
+        return self._places[key]
+
+    def _append(self, spec: TensorSpec, content: int | None) -> int:
+        self._chosen.append(spec)
+        self._contents.append(content)
+        return len(self._contents) - 1
+
+
+def _within(value: Any, num: int) -> int:
+    """A number from a layout. Raises LayoutError."""
+    if type(value) is not int or not 0 <= value < num:
+        raise LayoutError(f"no tensor {str(value)[:40]}")
+    return value
+
+
+def parse_words(data: Any) -> str:
+    """A word from an oracle's layout."""
+    return clean(str(data), limit=MAX_NAME)
+
+
+def parse_rounding(data: Any, precision: str) -> str:
+    """The coarsest precision that an oracle says its reference rounds to, if it is one."""
+    return data if data in ("fp16", "bf16") and precision == "fp32" else precision
+
+
+def parse_plants(data: Sequence[Any], sizes: Sequence[int]) -> tuple[Plant, ...]:
+    """Reads the places that a set says it planted, where tensors of these sizes have such places.
+    Raises LayoutError."""
+    found: list[Plant] = []
+    for position, index, kind in data[:MAX_PLANTS]:
+        size = sizes[_within(position, len(sizes))]
+        found.append(Plant(position, _within(index, size), parse_words(kind)))
+    return tuple(found)
+
+
+def parse_specs(data: Any) -> list[TensorSpec]:
+    """Types and shapes from an oracle's layout. Raises LayoutError."""
+    if not isinstance(data, list) or len(data) > MAX_TENSORS:
+        raise LayoutError("no list of tensors")
+    return [TensorSpec.parse(item) for item in data]
+
+
+def parse_starts(data: Any, specs: list[TensorSpec], *, max_bytes: int) -> list[int]:
+    """The first byte of each tensor from an oracle's layout, within `max_bytes`. Raises
+    LayoutError."""
+    if not isinstance(data, list) or len(data) != len(specs):
+        raise LayoutError("no list of places")
+    for start, spec in zip(data, specs, strict=True):
+        if type(start) is not int or start % ALIGNMENT_BYTES:
+            raise LayoutError(f"no place {str(start)[:40]}")
+        if not 0 <= start <= max_bytes - spec.num_bytes:
+            raise LayoutError(f"{spec.num_bytes} bytes at {start} are not within {max_bytes}")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Places of a draw's tensors in a memory, by their numbers."""
+
+    specs: Sequence[TensorSpec]
+    starts: Sequence[int]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, specs: Sequence[TensorSpec]) -> Layout:
+        """The tensors side by side."""
+        starts, num_bytes = offsets(specs)
+        return cls(specs, starts, num_bytes)
+
+    def rows(self) -> list[list[Any]]:
+        """Type, shape and first byte of each tensor, as a child gets them."""
+        pairs = zip(self.specs, self.starts, strict=True)
+        return [[spec.dtype, list(spec.shape), start] for spec, start in pairs]
+
+    def part(self, memory: memoryview[int], place: int) -> memoryview[int]:
+        """Bytes of a tensor in the memory."""
+        start = self.starts[place]
+        return memory[start : start + self.specs[place].num_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Tensors that an oracle has laid out in host memory."""
+
+    layout: dict[str, Any]
+    specs: Sequence[TensorSpec]
+    starts: Sequence[int]
+    data: Data
+
+    @classmethod
+    def taken(cls, layout: dict[str, Any], fd: int, *, max_bytes: int) -> Delivered:
+        """From memory that was handed over. Raises LayoutError."""
+        specs = parse_specs(layout.get("tensors"))
+        starts = parse_starts(layout.get("starts"), specs, max_bytes=max_bytes)
+        ends = [start + spec.num_bytes for start, spec in zip(starts, specs, strict=True)]
+        return cls(layout, specs, starts, taken(fd, max(ends, default=0)))
+
+    @property
+    def parts(self) -> list[Data]:
+        """Bytes of each tensor."""
+        pairs = zip(self.starts, self.specs, strict=True)
+        return [self.data[start : start + spec.num_bytes] for start, spec in pairs]
+
+    def draw(self, problem: ReferenceModule) -> Draw:
+        """The draw that it is. Raises LayoutError."""
+        return Builder(self.specs, precision=problem.precision).build(self.layout)
+
+
+@dataclass(slots=True)
+class HostDraw:
+    """A draw, and the bytes of its tensors."""
+
+    draw: Draw
+    parts: Sequence[Data]
+    real: Layout = field(init=False)
+    """Places in their types as the problem has them."""
+    wide: Layout | None = field(init=False, default=None)
+    """None where the reference has no float64 results."""
+    wanted: dict[int, Wanted] = field(init=False)
+    """Results, by number."""
+
+    def __post_init__(self) -> None:
+        rows = self.draw.request["tensors"]
+        specs = [TensorSpec(dtype, tuple(shape)) for dtype, shape in rows]
+        self.real = Layout.of(specs)
+        if any(one.wide for one in self.draw.sets):
+            self.wide = Layout.of([widened(one, self.draw.kinds) for one in specs])
+        self.wanted = {
+            index: self._wanted(index, *asked) for index, asked in self.draw.asked.items()
+        }
+
+    def _wanted(self, index: int, question: Question, exact: int | None = None) -> Wanted:
+        other = None if exact is None else self._wanted(exact, question)
+        spec, data = self.draw.specs[index], self.parts[index]
+        return Wanted(spec=spec, data=data, question=question, exact=other)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes up, about."""
+        return 4 * self.memory_bytes
+
+    def free(self) -> None:
+        """Nobody reads it any more."""
+        self.parts = ()
+        self.wanted.clear()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Length of the shared memory."""
+        return max(one.num_bytes for one in (self.real, self.wide) if one is not None)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The draw as an evaluator knows it: both layouts."""
+        wide = {} if self.wide is None else {"wide_tensors": self.wide.rows()}
+        return {
+            **self.draw.request,
+            **wide,
+            "tensors": self.real.rows(),
+            "slots": list(self.draw.sets[0].slots),
+            "num_bytes": self.memory_bytes,
+            "kinds": sorted(self.draw.kinds),
+        }
+
+    def mismatch(
+        self, got: Data, index: int, question: Question | None, *, name: str, operands: Operands
+    ) -> tuple[str, Mask | None] | None:
+        """None where a tensor is right under a question, that of the draw by default; else what
+        differs in words, and where it does."""
+        wanted = self.wanted[index]
+        if question is not None:
+            wanted = self._wanted(index, question, self.draw.asked[index].exact)
+        differs = differing(wanted, got)
+        if differs is None:
+            return None
+        return mismatch_words(wanted, got, differs, name=name, operands=operands), differs
+
+    def is_unwritten(self, got: Data, index: int) -> bool:
+        """True if an output has nothing but what an unwritten one has, and the reference has
+        more."""
+        wanted = self.wanted[index]
+        if wanted.size == 0 or wanted.spec.dtype not in FLOATING:
+            return wanted.size > 0 and is_same(got, unwritten(wanted.spec))
+        return _is_nan(wanted, got) and not _is_nan(wanted, wanted.data)
+
+    def is_same(self, got: Data, index: int) -> bool:
+        """True if a tensor equals one of the draw to the last bit."""
+        return is_same(got, self.parts[index])
+
+    def values(self, index: int, *, name: str) -> Values:
+        """The elements of a tensor."""
+        return Values.of_bytes(self.draw.specs[index], self.parts[index], name=name)
+
+    def values_of(self, got: Data, index: int) -> Values:
+        """The elements of what a call left in place of a tensor."""
+        return Values.of_bytes(self.draw.specs[index], got)
+
+
+def _is_nan(wanted: Wanted, data: Data) -> bool:
+    return all(bool(np.isnan(part).all()) for _, part in parts(wanted, data))

@@ -1,1 +1,0 @@
-"""A problem's draw as the judge keeps it: built from an oracle's answer, or why there is none."""
