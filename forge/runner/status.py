@@ -109,7 +109,7 @@ class Component:
 
     @property
     def uuids(self) -> list[str]:
-        """Those of this machine."""
+        """UUIDs of its cards on this machine."""
         return [] if self.node else self.devices
 
     @property
