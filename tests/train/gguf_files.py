@@ -46,7 +46,8 @@ def write_whole(path: Path, model_dir: Path, *, pre: str = "smollm") -> Path:
         for key, value in found.layout.metadata.items():
             _add(writer, f"{writer.arch}.{key}", value)
         add_vocabulary(writer, pre=pre)
-        for name, array in checkpoint.arrays(found, checkpoint.Precision.FAST):
+        for name, tensor in found.tensors.items():
+            array = tensor.read(checkpoint.Precision.FAST)
             if array.dtype == np.uint16:
                 kind = gguf.GGMLQuantizationType.BF16
                 writer.add_tensor(name, array.view(np.uint8), raw_dtype=kind)

@@ -1,9 +1,8 @@
 """The machine that a plan is made for: cores, memory, disk, GPUs, engines.
 
-`this_machine` asks the kernel, NVML or amdsmi, and the list of installed packages, and imports none
-of those. `assume` makes the machine of `forge plan --assume "8xH100-80GB"`, which need not exist:
-its other resources follow from its cards, as is usual for such machines; every engine is installed,
-and no other process uses a card. "4x8xH100-80GB" are four of them.
+`assume` makes the machine of `forge plan --assume "8xH100-80GB"`, which need not exist: its other
+resources follow from its cards, as is usual for such machines; every engine is installed, and no
+other process uses a card. "4x8xH100-80GB" are four of them.
 
 `open_claimed` claims the cards of a command before their free memory is checked:
 
@@ -21,7 +20,7 @@ import time
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, GpuUser, Vendor, hidden_gpus, inventory, occupancies
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import ServeTable
+    from forge.runner.plan.placement import Placement
+    from forge.runner.plan.plan import Plan
 
 ASSUMED_FORM = re.compile(
     r"(?:(?P<nodes>\d{1,3})x)?(?P<num>\d{1,3})x(?P<name>[A-Za-z][\w .]*?)-(?P<size>\d{1,4})GB"
@@ -79,7 +80,7 @@ class Machine:
     others: tuple[str, ...] = ()
     """Live runs without GPUs on the cores of this process."""
     is_here: bool = False
-    """True for the machine that this process runs on, whose interpreters can be asked."""
+    """True for this machine, whose interpreters can be asked."""
     assumed: str = ""
     """Argument of `forge plan --assume`; empty for a real machine."""
     num_nodes: int = 0
@@ -87,16 +88,12 @@ class Machine:
 
     @property
     def title(self) -> str:
-        """The machine's name in a message."""
         return "the assumed machine" if self.assumed else "this machine"
 
 
 def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine:
-    """Reads this machine. Takes a millisecond without GPUs.
-
-    Args:
-        serve: the table that names the interpreter with the engines; absent means this one.
-    """
+    """Reads this machine. Takes a millisecond without GPUs. `serve` names the interpreter with the
+    engines; absent means this one."""
     present = inventory()
     found = occupancies(present)
     users = {uuid: each.users for uuid, each in found.items() if each.users}
@@ -119,7 +116,7 @@ def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine
 
 
 def count_cores() -> int:
-    """Cores that this process may run on; all cores on a system without affinity (macOS)."""
+    """Cores that this process may run on; all on a system without affinity (macOS)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -132,19 +129,18 @@ def assume(text: str, *, here: Machine) -> Machine:
     Raises ConfigError if `text` is not [NODESx]NUMBERxNAME-SIZEGB, or names no card or too many.
     """
     match = ASSUMED_FORM.fullmatch(text.strip())
-    num = int(match["num"]) if match else 0
-    num_nodes = int(match["nodes"] or 1) if match else 0
-    if match is None or not num or not num_nodes or not int(match["size"]):
+    num, num_nodes, size = (
+        (int(match["num"]), int(match["nodes"] or 1), int(match["size"])) if match else (0, 0, 0)
+    )
+    if match is None or not (num and num_nodes and size):
         raise ConfigError(
             f'--assume: found "{text}"; NUMBERxNAME-SIZEGB is allowed, such as "8xH100-80GB", '
             '"1xMI300X-192GB" or "2xRTX4090-24GB", and "4x8xH100-80GB" for four machines'
         )
     if num_nodes * num > MAX_ASSUMED_CARDS:
-        raise ConfigError(
-            f'--assume: found "{text}", {num_nodes * num} GPUs; up to {MAX_ASSUMED_CARDS} are '
-            "allowed"
-        )
-    memory_bytes = int(match["size"]) << 30
+        found = f'"{text}", {num_nodes * num} GPUs'
+        raise ConfigError(f"--assume: found {found}; up to {MAX_ASSUMED_CARDS} are allowed")
+    memory_bytes = size << 30
     return replace(
         here,
         cores=max(here.cores, num * CORES_PER_CARD),
@@ -176,16 +172,7 @@ def _card(index: int, name: str, memory_bytes: int) -> Gpu:
     )
 
 
-class HasCards(Protocol):
-    """A plan or a placement."""
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that are claimed."""
-        ...
-
-
-T = TypeVar("T", bound=HasCards)
+T = TypeVar("T", bound="Plan | Placement")
 
 
 @contextmanager

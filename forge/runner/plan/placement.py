@@ -1,11 +1,10 @@
 """Placement of the roles of a run on GPUs, from `[devices]` and the machine.
 
-Pure. `plan` shows the placement, `run` hands the cards out. Four steps: the roles that the stages
-need, the number of cards of each (`_counts`), which cards (`_lay_out`), and whether their memory
-suffices (`fit`), by the sums of `memory`. A role alone on a card gets all it asks for. On a shared
-card an engine that takes a share of the memory (vllm) is limited first. If even its minimum does
-not fit beside a step of the trainer, it sleeps while the trainer steps. Activations are kept
-instead of recomputed where that costs the other roles nothing.
+Pure. Four steps: the roles that the stages need, the number of cards of each (`_counts`), which
+cards (`_lay_out`), and whether their memory suffices (`fit`), by the sums of `memory`. A role alone
+on a card gets all it asks for. On a shared card an engine that takes a share of the memory (vllm)
+is limited first. If even its minimum does not fit beside a step of the trainer, it sleeps while the
+trainer steps. Activations are kept instead of recomputed where that costs the other roles nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import GrpoStage, LoraTable, QuantizeTable, SftStage, TrainStage
 from forge.errors import MachineError
-from forge.process.devices import Vendor, matching
+from forge.process.devices import Gpu, Vendor, matching
 from forge.runner.plan.machine import CardBusy
 from forge.runner.plan.memory import (
     ASLEEP_BYTES,
@@ -40,13 +39,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import Experiment, ModelTable, ServeTable
-    from forge.process.devices import Gpu, GpuUser
+    from forge.process.devices import GpuUser
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.shape import ModelShape
 
     Users = Mapping[str, tuple[GpuUser, ...]]
     _Change = tuple[str, Experiment, "Placement"]
-    """Its name, and the experiment and the cards that it gives."""
 
 ROLES = ("serve", "judge", "train")
 """Roles, in the order of taking cards."""
@@ -97,12 +95,22 @@ def makes_pairs(experiment: Experiment) -> bool:
 
 
 def needs_judges(experiment: Experiment) -> bool:
-    """True if anything is judged: completions of a stage, or broken answers of generated pairs."""
+    """True if anything is judged: completions, or broken answers of generated pairs."""
     return needs_serving(experiment) or makes_pairs(experiment)
 
 
+def serves_here(experiment: Experiment) -> bool:
+    """True if engines of the run are on this machine."""
+    return needs_serving(experiment) and not (experiment.serve.url or experiment.cluster.serve)
+
+
+def judges_here(experiment: Experiment) -> bool:
+    """True if judges of the run are on this machine."""
+    return needs_judges(experiment) and not (experiment.judge.url or experiment.cluster.judges)
+
+
 def num_ranks(experiment: Experiment, cards: Sequence[Gpu]) -> int:
-    """Ranks of the trainer, with those on nodes. `cards`: those of the ranks on this machine."""
+    """Ranks of the trainer, nodes included; `cards` are those on this machine."""
     return max(1, len(cards)) * (1 + experiment.cluster.train_nodes)
 
 
@@ -142,7 +150,7 @@ class Placement:
     bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(
         default_factory=dict[str, Mapping[str, int]]
     )
-    """UUID to role (`serve`, `judge`, `train`) to maximum bytes."""
+    """Role to maximum bytes, by UUID."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -157,12 +165,10 @@ class Placement:
 
     @property
     def serve_uuids(self) -> tuple[tuple[str, ...], ...]:
-        """UUIDs by replica."""
         return tuple(tuple(gpu.uuid for gpu in replica) for replica in self.serve)
 
     @property
     def train_uuids(self) -> tuple[str, ...]:
-        """UUIDs by rank."""
         return tuple(gpu.uuid for gpu in self.train)
 
     def on(self, gpus: Mapping[str, Gpu]) -> Placement:
@@ -175,33 +181,21 @@ class Placement:
         )
 
     def roles_of(self, uuid: str) -> tuple[str, ...]:
-        """Roles on a card."""
-        return tuple(
-            role for role, gpus in self.by_role().items() if uuid in {gpu.uuid for gpu in gpus}
-        )
+        return tuple(r for r, gpus in self.by_role().items() if uuid in {g.uuid for g in gpus})
 
     def settled(self, table: ServeTable) -> ServeTable:
         """The table with the planned engine and its share of a card."""
-        found: dict[str, object] = {"engine": self.engine}
-        if self.memory_share is not None:
-            found["memory_share"] = self.memory_share
-        return table.model_copy(update=found)
+        share = table.memory_share if self.memory_share is None else self.memory_share
+        return table.model_copy(update={"engine": self.engine, "memory_share": share})
 
     def by_role(self) -> dict[str, tuple[Gpu, ...]]:
-        """Cards of each role."""
         serve = tuple(gpu for replica in self.serve for gpu in replica)
         return {"serve": serve, "judge": self.judge, "train": self.train}
 
 
 def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") -> Placement:
-    """Places the roles of an experiment on the cards of a machine.
-
-    Args:
-        engine: the engine that serves, on which the memory depends.
-
-    Raises:
-        MachineError: too few cards, or too little memory on them; the message has the sums.
-    """
+    """Places the roles of an experiment on the cards of a machine, with this engine. Raises
+    MachineError: too few cards, or too little memory on them; the message has the sums."""
     cards = _allowed(experiment, machine)
     counts, reasons = _counts(experiment, num_cards=len(cards))
     if experiment.devices.gpus == "auto" and cards != list(machine.gpus):
@@ -234,11 +228,8 @@ def _unpacked(experiment: Experiment, gpus: Sequence[Gpu]) -> Iterator[str]:
 
 def judge_cards(experiment: Experiment, machine: Machine) -> tuple[Gpu, ...]:
     """The cards that judges would have, whatever fits on them: all cards, if the roles need more
-    than there are. Empty for judges on the CPU or elsewhere.
-
-    Raises:
-        MachineError: judges need a card, and the machine or `devices.gpus` has none.
-    """
+    than there are. Empty for judges on the CPU or elsewhere. Raises MachineError if judges need a
+    card and there is none."""
     cards = _allowed(experiment, machine)
     counts, _ = _counts(experiment, num_cards=len(cards))
     if not counts["judge"]:
@@ -257,12 +248,13 @@ def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
         return []
     if names == "auto":
         return sorted(machine.gpus, key=lambda gpu: gpu.uuid in machine.busy)
-    found = [_find(name, machine) for name in names]
-    for number, gpu in enumerate(found):
-        if gpu in found[:number]:
+    found = list[Gpu]()
+    for name in names:
+        if (gpu := _find(name, machine)) in found:
             raise MachineError(
-                f"devices.gpus: {names[number]} is GPU {gpu.index} again; each GPU is allowed once"
+                f"devices.gpus: {name} is GPU {gpu.index} again; each GPU is allowed once"
             )
+        found.append(gpu)
     return found
 
 
@@ -282,9 +274,8 @@ def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], 
     """Number of cards by role, and the reasons for those left open. Unneeded roles get none."""
     devices, serve = experiment.devices, experiment.serve
     needed = {
-        "serve": needs_serving(experiment) and not (serve.url or experiment.cluster.serve),
-        "judge": needs_judges(experiment)
-        and not (experiment.judge.url or experiment.cluster.judges),
+        "serve": serves_here(experiment),
+        "judge": judges_here(experiment),
         "train": needs_training(experiment),
     }
     least = {"serve": serve.replicas * serve.tensor_parallel, "judge": 1, "train": 1}
@@ -437,204 +428,190 @@ def fit(experiment: Experiment, placed: Placement, *, users: Users) -> Placement
     if shape is None:
         reason = f"{experiment.model.path}: unknown size, so GPU memory is not checked"
         return replace(placed, reasons=(*placed.reasons, reason))
-    placed = _with_parallel(experiment, placed, shape)
-    found = _fitted(experiment, placed, shape, users=users)
-    return _keeping_activations(experiment, found, placed, shape, users=users)
+    sums = _Fit(experiment, shape, users)
+    placed = sums.with_parallel(placed)
+    return sums.keeping_activations(sums.fitted(placed), placed)
 
 
-def _fitted(
-    experiment: Experiment, placed: Placement, shape: ModelShape, *, users: Users
-) -> Placement:
-    """`fit` with the placement's own choice of recomputation."""
-    loads = _loads(experiment, placed, shape, users=users)
-    serving = [load for load in loads if load.num_replicas]
-    takes_share = placed.engine in TAKES_SHARE
-    is_tight = any(load.need(sleeps=False) > load.room for load in serving)
-    # Sleep helps only where the trainer is on the engine's card.
-    may_sleep = placed.engine in CAN_SLEEP and any(load.train.peak for load in serving)
-    sleeps = may_sleep and is_tight
-    for load in loads:
-        if load.need(sleeps=sleeps) > load.room:
-            raise _refusal(experiment, placed, shape, load, sleeps=sleeps)
-    asked = share = experiment.serve.memory_share
-    for load in serving if takes_share else ():
-        memory = load.gpu.memory_bytes
-        if asked * memory < load.serve.least:
-            least = math.ceil(100 * load.serve.least / memory) / 100
-            raise MachineError(
-                f"{experiment.name}: GPU {load.gpu.index} ({load.gpu.name}): the engine needs "
-                f"{gigabytes(load.serve.least)}; serve.memory_share = {asked:g} of the GPU is "
-                f"{gigabytes(int(asked * memory))}; {least:g} would fit"
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """The memory that an experiment's roles need on their cards."""
+
+    experiment: Experiment
+    shape: ModelShape
+    users: Users
+
+    def fitted(self, placed: Placement) -> Placement:
+        """`fit` with the placement's own choice of recomputation."""
+        loads, takes_share = self.loads(placed), placed.engine in TAKES_SHARE
+        serving = [load for load in loads if load.num_replicas]
+        is_tight = any(load.need(sleeps=False) > load.room for load in serving)
+        # Sleep helps only where the trainer is on the engine's card.
+        may_sleep = placed.engine in CAN_SLEEP and any(load.train.peak for load in serving)
+        sleeps = may_sleep and is_tight
+        for load in loads:
+            if load.need(sleeps=sleeps) > load.room:
+                raise self.refusal(placed, load, sleeps=sleeps)
+        asked = share = self.experiment.serve.memory_share
+        for load in serving if takes_share else ():
+            memory = load.gpu.memory_bytes
+            if asked * memory < load.serve.least:
+                least = math.ceil(100 * load.serve.least / memory) / 100
+                raise MachineError(
+                    f"{self.experiment.name}: GPU {load.gpu.index} ({load.gpu.name}): the engine "
+                    f"needs {gigabytes(load.serve.least)}; serve.memory_share = {asked:g} of the "
+                    f"GPU is {gigabytes(int(asked * memory))}; {least:g} would fit"
+                )
+            room = load.room - load.judge - (load.train.resident if sleeps else load.train.peak)
+            share = min(share, math.floor(100 * room / memory) / 100)
+        sizes = dict[str, Mapping[str, int]]()
+        for load in loads:
+            takes = int(share * load.gpu.memory_bytes) if takes_share else load.serve.full
+            parts = {"serve": takes * bool(load.num_replicas), "judge": load.judge}
+            parts["train"] = load.train.peak
+            sizes[load.gpu.uuid] = {role: part for role, part in parts.items() if part}
+        reasons = list(placed.reasons)
+        if share < asked:
+            reasons.append(
+                f"the engine takes {share:.0%} of its GPU instead of serve.memory_share = "
+                f"{asked:.0%}: more does not fit beside the other roles"
             )
-        room = load.room - load.judge - (load.train.resident if sleeps else load.train.peak)
-        share = min(share, math.floor(100 * room / memory) / 100)
-    sizes = dict[str, Mapping[str, int]]()
-    for load in loads:
-        takes = int(share * load.gpu.memory_bytes) if takes_share else load.serve.full
-        parts = {"serve": takes * bool(load.num_replicas), "judge": load.judge}
-        parts["train"] = load.train.peak
-        sizes[load.gpu.uuid] = {role: part for role, part in parts.items() if part}
-    reasons = list(placed.reasons)
-    if share < asked:
-        reasons.append(
-            f"the engine takes {share:.0%} of its GPU instead of serve.memory_share = {asked:.0%}: "
-            "more does not fit beside the other roles"
-        )
-    if sleeps:
-        reasons.append("the engine sleeps while the trainer steps: both do not fit the GPU")
-    most = max((load.num_replicas for load in serving), default=0)
-    return replace(
-        placed, sleeps=sleeps, memory_share=share / most if takes_share and most else None,
-        bytes_by_gpu=sizes, reasons=tuple(reasons),
-    )  # fmt: skip
-
-
-def _keeping_activations(
-    experiment: Experiment,
-    found: Placement,
-    placed: Placement,
-    shape: ModelShape,
-    *,
-    users: Users,
-) -> Placement:
-    """The placement with as few recomputed blocks as leave all else as it is, if a stage leaves
-    them open: a step without any is shorter by a forward pass, a quarter of its work."""
-    is_open = any(stage.gradient_checkpointing is None for stage in _trained(experiment))
-    # No peak of a mixture that keeps activations was measured yet.
-    if not found.train or not is_open or shape.is_mixture:
-        return found
-    smallest = min(gpu.memory_bytes for gpu in found.train)
-    for part in KEPT_PARTS:
-        num = round(part * shape.layers)
-        try:
-            kept = _fitted(
-                experiment, replace(placed, recomputes=num or False), shape, users=users
-            )  # fmt: skip
-        except MachineError:
-            continue
-        peak = max(kept.bytes_by_gpu[gpu.uuid]["train"] for gpu in kept.train)
-        same = (kept.sleeps, kept.memory_share) == (found.sleeps, found.memory_share)
-        if same and peak <= KEPT_SHARE * smallest:
-            which = f"of all but {num} blocks" if num else "of all blocks"
-            reason = (
-                f"gradient_checkpointing absent: activations {which} are kept, {gigabytes(peak)} "
-                f"of {gigabytes(smallest)} at the peak"
-            )
-            return replace(kept, reasons=(*found.reasons, reason))
-    return found
-
-
-def _trained(experiment: Experiment) -> list[SftStage | GrpoStage]:
-    return [stage for stage in experiment.stage if isinstance(stage, TrainStage)]
-
-
-def _with_parallel(experiment: Experiment, placed: Placement, shape: ModelShape) -> Placement:
-    """ddp if a whole trainer fits a card, else fsdp2, unless a stage sets it; and the reason."""
-    stages = _trained(experiment)
-    demanded = {"fsdp2" if stage.offload else stage.parallel for stage in stages} - {"auto"}
-    num = num_ranks(experiment, placed.train)
-    if not placed.train or num < 2 or demanded:
-        return replace(placed, parallel="fsdp2" if demanded == {"fsdp2"} else "ddp")
-    smallest = min(gpu.memory_bytes for gpu in placed.train)
-    need = _train_bytes(experiment, placed, shape).peak
-    if need <= smallest * (1 - DRIVER_SHARE) or experiment.model.quantize is not None:
-        parallel, why = "ddp", f"ddp, {gigabytes(need)} on each"
-    else:
-        parallel, why = "fsdp2", f"fsdp2, since ddp needs {gigabytes(need)} on each"
-    reasons = (*placed.reasons, f"trainer on {num} GPUs: {why}")
-    return replace(placed, parallel=parallel, reasons=reasons)
-
-
-def _train_bytes(experiment: Experiment, placed: Placement, shape: ModelShape) -> TrainBytes:
-    """GPU memory of a rank in the stage that needs the most."""
-    if not placed.train:
-        return TrainBytes()
-    rollout, num = experiment.rollout, num_ranks(experiment, placed.train)
-    samples = rollout.groups_per_step * rollout.group_size * rollout.max_turns
-    ranks = list[TrainBytes]()
-    for stage in _trained(experiment):
-        tokens, is_whole = micro_batch(
-            stage, num_gpus=num, context_tokens=experiment.serve.context_tokens,
-            num_samples=samples,
+        if sleeps:
+            reasons.append("the engine sleeps while the trainer steps: both do not fit the GPU")
+        most = max((load.num_replicas for load in serving), default=0)
+        return replace(
+            placed, sleeps=sleeps, memory_share=share / most if takes_share and most else None,
+            bytes_by_gpu=sizes, reasons=tuple(reasons),
         )  # fmt: skip
-        packing = is_packed(stage, experiment.model, gpus=placed.train)
-        ranks.append(
-            train_bytes(
-                stage.model_copy(update={"packing": packing}), experiment.model, shape,
+
+    def keeping_activations(self, found: Placement, placed: Placement) -> Placement:
+        """The placement with as few recomputed blocks as leave all else as it is, if a stage leaves
+        them open: a step without any is shorter by a forward pass, a quarter of its work."""
+        is_open = any(stage.gradient_checkpointing is None for stage in self._trained)
+        # No peak of a mixture that keeps activations was measured yet.
+        if not found.train or not is_open or self.shape.is_mixture:
+            return found
+        smallest = min(gpu.memory_bytes for gpu in found.train)
+        for part in KEPT_PARTS:
+            num = round(part * self.shape.layers)
+            try:
+                kept = self.fitted(replace(placed, recomputes=num or False))
+            except MachineError:
+                continue
+            peak = max(kept.bytes_by_gpu[gpu.uuid]["train"] for gpu in kept.train)
+            same = (kept.sleeps, kept.memory_share) == (found.sleeps, found.memory_share)
+            if same and peak <= KEPT_SHARE * smallest:
+                which = f"of all but {num} blocks" if num else "of all blocks"
+                reason = (
+                    f"gradient_checkpointing absent: activations {which} are kept, "
+                    f"{gigabytes(peak)} of {gigabytes(smallest)} at the peak"
+                )
+                return replace(kept, reasons=(*found.reasons, reason))
+        return found
+
+    @property
+    def _trained(self) -> list[SftStage | GrpoStage]:
+        return [stage for stage in self.experiment.stage if isinstance(stage, TrainStage)]
+
+    def with_parallel(self, placed: Placement) -> Placement:
+        """ddp if a whole trainer fits a card, else fsdp2, unless a stage sets it."""
+        parallels = {"fsdp2" if stage.offload else stage.parallel for stage in self._trained}
+        demanded, num = parallels - {"auto"}, num_ranks(self.experiment, placed.train)
+        if not placed.train or num < 2 or demanded:
+            return replace(placed, parallel="fsdp2" if demanded == {"fsdp2"} else "ddp")
+        smallest = min(gpu.memory_bytes for gpu in placed.train)
+        need = self._train_bytes(placed).peak
+        parallel, why = "fsdp2", f"fsdp2, since ddp needs {gigabytes(need)} on each"
+        if need <= smallest * (1 - DRIVER_SHARE) or self.experiment.model.quantize is not None:
+            parallel, why = "ddp", f"ddp, {gigabytes(need)} on each"
+        reasons = (*placed.reasons, f"trainer on {num} GPUs: {why}")
+        return replace(placed, parallel=parallel, reasons=reasons)
+
+    def _train_bytes(self, placed: Placement) -> TrainBytes:
+        """GPU memory of a rank in the stage that needs the most."""
+        if not placed.train:
+            return TrainBytes()
+        rollout, serve, model = (
+            self.experiment.rollout, self.experiment.serve, self.experiment.model
+        )  # fmt: skip
+        num = num_ranks(self.experiment, placed.train)
+        samples = rollout.groups_per_step * rollout.group_size * rollout.max_turns
+        ranks = list[TrainBytes]()
+        for stage in self._trained:
+            tokens, is_whole = micro_batch(
+                stage, num_gpus=num, context_tokens=serve.context_tokens, num_samples=samples
+            )
+            packing = is_packed(stage, model, gpus=placed.train)
+            rank = train_bytes(
+                stage.model_copy(update={"packing": packing}), model, self.shape,
                 num_gpus=num, parallel=placed.parallel, tokens=tokens, is_whole=is_whole,
                 recomputes=placed.recomputes,
-            )
-        )  # fmt: skip
-        if stage.kind == "grpo" and experiment.serve.weights == "ipc":
-            width = 4 if experiment.serve.precision == "exact" else 2
-            ranks[-1] = ranks[-1].with_copy(
-                width * shape.params, is_beside_a_step=rollout.max_staleness > 0,
-                readers=sum(gpu != placed.train[0] for each in placed.serve for gpu in each),
             )  # fmt: skip
-    return max(ranks, key=lambda rank: rank.peak)
+            if stage.kind == "grpo" and serve.weights == "ipc":
+                rank = rank.with_copy(
+                    (4 if serve.precision == "exact" else 2) * self.shape.params,
+                    is_beside_a_step=rollout.max_staleness > 0,
+                    readers=sum(gpu != placed.train[0] for each in placed.serve for gpu in each),
+                )
+            ranks.append(rank)
+        return max(ranks, key=lambda rank: rank.peak)
 
+    def loads(self, placed: Placement) -> list[_CardLoad]:
+        """The need on each card."""
+        serve, takes_share = self.experiment.serve, placed.engine in TAKES_SHARE
+        each = serve_bytes(serve, self.experiment.model, self.shape, engine=placed.engine)
+        train, found = self._train_bytes(placed), list[_CardLoad]()
+        for gpu in placed.gpus:
+            num = sum(gpu in replica for replica in placed.serve)
+            full = num * each.full
+            if takes_share and num:
+                full = int(serve.memory_share * gpu.memory_bytes)
+            judge = judge_bytes(self.experiment.problems, memory_bytes=gpu.memory_bytes)
+            found.append(
+                _CardLoad(
+                    gpu=gpu, serve=ServeBytes(least=num * each.least, full=full), num_replicas=num,
+                    judge=judge if gpu in placed.judge else 0, users=self.users.get(gpu.uuid, ()),
+                    train=train if gpu in placed.train else TrainBytes(), takes_share=takes_share,
+                )
+            )  # fmt: skip
+        return found
 
-def _loads(
-    experiment: Experiment, placed: Placement, shape: ModelShape, *, users: Users
-) -> list[_CardLoad]:
-    each = serve_bytes(experiment.serve, experiment.model, shape, engine=placed.engine)
-    takes_share = placed.engine in TAKES_SHARE
-    train = _train_bytes(experiment, placed, shape)
-    found = list[_CardLoad]()
-    for gpu in placed.gpus:
-        num = sum(gpu in replica for replica in placed.serve)
-        full = num * each.full
-        if takes_share and num:
-            full = int(experiment.serve.memory_share * gpu.memory_bytes)
-        judge = judge_bytes(experiment.problems, memory_bytes=gpu.memory_bytes)
-        found.append(
-            _CardLoad(
-                gpu=gpu, serve=ServeBytes(least=num * each.least, full=full), num_replicas=num,
-                judge=judge if gpu in placed.judge else 0, users=users.get(gpu.uuid, ()),
-                train=train if gpu in placed.train else TrainBytes(), takes_share=takes_share,
+    def refusal(self, placed: Placement, load: _CardLoad, *, sleeps: bool) -> MachineError:
+        """The error for a card with too little memory: the sums, and what would fit."""
+        sums = {"serve": load.least_serve, "judge": load.judge, "train": load.train.peak}
+        listed = ", ".join(f"{role} {gigabytes(part)}" for role, part in sums.items() if part)
+        asleep = ", the engine asleep while the trainer steps" if sleeps else ""
+        memory, need = gigabytes(load.gpu.memory_bytes), gigabytes(load.need(sleeps=sleeps))
+        words = f"{self.experiment.name}: GPU {load.gpu.index} ({load.gpu.name}) needs {need} "
+        words += f"({listed}{asleep}); "
+        if load.users:
+            others = ", ".join(map(str, load.users))
+            return CardBusy(
+                f"{words}{gigabytes(load.gpu.free_bytes)} of {memory} are free: {others}. "
+                "Wait for them to end, or name other GPUs in devices.gpus"
             )
-        )  # fmt: skip
-    return found
-
-
-def _refusal(
-    experiment: Experiment, placed: Placement, shape: ModelShape, load: _CardLoad, *, sleeps: bool
-) -> MachineError:
-    """The error for a card with too little memory: the sums, and what would fit."""
-    sums = {"serve": load.least_serve, "judge": load.judge, "train": load.train.peak}
-    listed = ", ".join(f"{role} {gigabytes(part)}" for role, part in sums.items() if part)
-    asleep = ", the engine asleep while the trainer steps" if sleeps else ""
-    memory, need = gigabytes(load.gpu.memory_bytes), gigabytes(load.need(sleeps=sleeps))
-    words = f"{experiment.name}: GPU {load.gpu.index} ({load.gpu.name}) needs {need} "
-    words += f"({listed}{asleep}); "
-    if load.users:
-        others = ", ".join(map(str, load.users))
-        return CardBusy(
-            f"{words}{gigabytes(load.gpu.free_bytes)} of {memory} are free: {others}. "
-            "Wait for them to end, or name other GPUs in devices.gpus"
-        )
-    may_sleep = placed.engine in CAN_SLEEP
-    fits = [
-        name
-        for name, changed, there in _changes(experiment, placed)
-        if all(
-            each.need(sleeps=may_sleep and each.train.peak > 0) <= each.room
-            and each.serve.full >= each.least_serve
-            for each in _loads(changed, there, shape, users={})
-        )
-    ]
-    if LESS in fits or not load.train.peak:  # no single row is too long
-        fits = [name for name in fits if not name.startswith(ROWS)]
-    kinds = {re.sub(r"\d+", "", name): name for name in reversed(fits)}  # the mildest of a kind
-    would = "; ".join(name for name in fits if name in kinds.values())
-    why = f" ({WHOLE})" if ROWS in would else ""
-    return MachineError(f"{words}it has {memory}. Would fit: {would}{why}")
+        may_sleep = placed.engine in CAN_SLEEP
+        fits = [
+            name
+            for name, changed, there in _changes(self.experiment, placed)
+            if all(
+                each.need(sleeps=may_sleep and each.train.peak > 0) <= each.room
+                and each.serve.full >= each.least_serve
+                for each in _Fit(changed, self.shape, {}).loads(there)
+            )
+        ]
+        if LESS in fits or not load.train.peak:  # no single row is too long
+            fits = [name for name in fits if not name.startswith(ROWS)]
+        kinds = {re.sub(r"\d+", "", name): name for name in reversed(fits)}  # the mildest of a kind
+        would = "; ".join(name for name in fits if name in kinds.values())
+        why = f" ({WHOLE})" if ROWS in would else ""
+        return MachineError(f"{words}it has {memory}. Would fit: {would}{why}")
 
 
 def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
     """Changes that take less memory, the mildest first, then cards of any size. One that changes
     nothing here fits as little as before."""
-    model, sharded = experiment.model, replace(placed, parallel="fsdp2")
+    model, serve, sharded = experiment.model, experiment.serve, replace(placed, parallel="fsdp2")
 
     def put(table: str, **keys: Any) -> Experiment:
         new = getattr(experiment, table).model_copy(update=keys)
@@ -648,14 +625,15 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
         return experiment.model_copy(update={"stage": stages})
 
     def with_rows(num: int) -> Experiment:
-        context = min(experiment.serve.context_tokens, num)
-        stages = [
+        stages = staged(micro_batch_tokens=LESS_TOKENS).stage
+        cut = [
             stage.model_copy(update={"max_length": min(stage.max_length, num)})
             if isinstance(stage, SftStage)
             else stage
-            for stage in staged(micro_batch_tokens=LESS_TOKENS).stage
+            for stage in stages
         ]
-        return put("serve", context_tokens=context).model_copy(update={"stage": stages})
+        context = min(serve.context_tokens, num)
+        return put("serve", context_tokens=context).model_copy(update={"stage": cut})
 
     if placed.shared:
         judges, ranks = (
@@ -665,9 +643,9 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
         yield "a GPU for each role", experiment, replace(placed, judge=judges, train=ranks)
     yield 'serve.precision = "fast"', put("serve", precision="fast"), placed
     for num in MORE_GPUS if placed.engine == "vllm" and not placed.shared else ():
-        if num > experiment.serve.tensor_parallel:
+        if num > serve.tensor_parallel:
             yield f"serve.tensor_parallel = {num}", put("serve", tensor_parallel=num), placed
-    if experiment.serve.slots > LESS_SLOTS and placed.engine not in TAKES_SHARE:
+    if serve.slots > LESS_SLOTS and placed.engine not in TAKES_SHARE:
         yield f"serve.slots = {LESS_SLOTS}", put("serve", slots=LESS_SLOTS), placed
     yield 'problems.sizes = "small"', put("problems", sizes="small"), placed
     yield LESS, staged(micro_batch_tokens=LESS_TOKENS), placed
@@ -694,12 +672,9 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
 
 
 def is_packed(
-    stage: SftStage | GrpoStage,
-    model: ModelTable,
-    *,
-    gpus: Sequence[Gpu],
+    stage: SftStage | GrpoStage, model: ModelTable, *, gpus: Sequence[Gpu],
     model_dir: Path | None = None,
-) -> bool:
+) -> bool:  # fmt: skip
     """`packing` of a stage: "auto" is true wherever packing is known to work."""
     if stage.packing != "auto":
         return stage.packing
@@ -707,12 +682,8 @@ def is_packed(
 
 
 def why_not_packed(model: ModelTable, *, gpus: Sequence[Gpu], model_dir: Path | None = None) -> str:
-    """Why this model's sequences are not packed on these cards; empty if they are.
-
-    Args:
-        gpus: cards of the trainer; empty for the CPU.
-        model_dir: the model to train, once it is on this machine.
-    """
+    """Why this model's sequences are not packed on these cards of the trainer; empty if they are.
+    `model_dir`: the model to train, once it is on this machine."""
     if any(gpu.vendor is not Vendor.NVIDIA for gpu in gpus):
         return "not tested on AMD"
     if any(gpu.capability is not None and gpu.capability < MIN_CAPABILITY for gpu in gpus):

@@ -17,10 +17,12 @@ from forge.runner.plan.machine import CORES_PER_CARD
 from forge.runner.plan.placement import (
     Placement,
     fit,
+    judges_here,
     makes_pairs,
     needs_judges,
     needs_serving,
     needs_training,
+    serves_here,
 )
 from forge.runner.plan.shape import model_shape
 from forge.views.text.numbers import count
@@ -64,10 +66,6 @@ class ProcessPlan:
     """Memory of its smallest card; None on the CPU."""
 
 
-def _cards(gpus: Sequence[int]) -> str:
-    return f"GPU {spans(gpus)}" if gpus else "cpu"
-
-
 def spans(numbers: Sequence[int]) -> str:
     """Ascending numbers as ranges: `0-3, 6`."""
     found: list[list[int]] = []
@@ -91,7 +89,7 @@ def stages_of(experiment: Experiment) -> dict[str, str]:
 def processes_here(
     experiment: Experiment, *, placement: Placement, params: int | None
 ) -> Iterator[ProcessPlan]:
-    """Processes on this machine, or on the head of a cluster."""
+    """Processes on this machine."""
     serve, judge, stages = experiment.serve, experiment.judge, stages_of(experiment)
 
     def process(name: str, role: str, gpus: tuple[Gpu, ...], memory: int | None) -> ProcessPlan:
@@ -99,18 +97,18 @@ def processes_here(
         sharing = sum(gpus == each for each in placement.serve) if role == "serve" else 1
         return ProcessPlan(
             name=name, stages=stages[role], memory_bytes=memory,
-            device=_cards([gpu.index for gpu in gpus]),
+            device=f"GPU {spans([gpu.index for gpu in gpus])}" if gpus else "cpu",
             gpu_bytes=max(sizes, default=0) // max(sharing, 1) or None,
             card_bytes=min((gpu.memory_bytes for gpu in gpus), default=None),
         )  # fmt: skip
 
     yield ProcessPlan(name="supervisor", device="cpu", stages="all", memory_bytes=SUPERVISOR_BYTES)
-    if needs_serving(experiment) and not (serve.url or experiment.cluster.serve):
+    if serves_here(experiment):
         on_cpu = params and replica_bytes(serve, experiment.model, params=params)
         for index in range(serve.replicas):
             gpus = placement.serve[index] if placement.serve else ()
             yield process(f"serve-{index}", "serve", gpus, GPU_PROCESS_BYTES if gpus else on_cpu)
-    if needs_judges(experiment) and not (judge.url or experiment.cluster.judges):
+    if judges_here(experiment):
         for index in range(len(placement.judge) or judge.workers):
             gpus = placement.judge[index : index + 1]
             yield process(f"judge-{index}", "judge", gpus, JUDGE_BYTES)
@@ -160,12 +158,8 @@ class _Demand:
 def processes_elsewhere(
     experiment: Experiment, machine: Machine, placement: Placement
 ) -> tuple[list[ProcessPlan], list[str]]:
-    """A row for each role on nodes of a Ray cluster, and notes. Where Ray puts them is its choice:
-    of assumed nodes the number is checked, and the memory of a card.
-
-    Raises:
-        MachineError: ranks, engines or all judges find no room, or do not fit the memory of a card.
-    """
+    """A row for each role on nodes of a Ray cluster, and notes. Raises MachineError if ranks,
+    engines or all judges find no room on assumed nodes, or do not fit the memory of a card."""
     demands, notes, sizes = list(_demands(experiment, placement)), list[str](), dict[str, int]()
     if machine.num_nodes:
         notes += _room(experiment, machine, demands)

@@ -1,9 +1,10 @@
 # pyright: strict
+# pyright: strict
 """The HTTP endpoints of an engine child, around any EnginePort, and serving them until SIGTERM.
 
-Called by the `__main__` modules of the engine packages. Promises: no request ends the process
-(`forge.process.server.door`); sequences of a client that hangs up are aborted; refused weights
-leave the old ones serving; while the engine sleeps, requests that need it are answered with 503.
+Promises: no request ends the process (`forge.process.server.door`); sequences of a client that
+hangs up are aborted; refused weights leave the old ones serving; while the engine sleeps, requests
+that need it are answered with 503.
 
     POST /v1/completions        token ids in; token ids and logprobs out: JSON, `wire`, or a stream
     POST /v1/chat/completions   messages in, text out
@@ -72,15 +73,12 @@ class Endpoints:
     def __init__(
         self, engine: EnginePort, *, texts: Texts, stop: Sequence[int], context_tokens: int
     ) -> None:
-        self._engine = engine
-        self._texts = texts
-        self._stop = tuple(stop)
+        self._engine, self._texts, self._stop = engine, texts, tuple(stop)
         self._context_tokens = context_tokens
         self._busy = BusyClock()
         self._is_asleep = False
 
     def app(self) -> Starlette:
-        """The application with all routes."""
         awake = {
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
@@ -96,7 +94,6 @@ class Endpoints:
         )
 
     async def completions(self, http: HttpRequest, body: dict[str, Any]) -> Response:
-        """Continue token ids."""
         request = request_from(body, prompt=token_ids(body, "prompt"), stop=self._stop)
         if body.get("stream", False) is True:
             return await self._stream(request, self._completion_event(request))
@@ -107,7 +104,6 @@ class Endpoints:
         return JSONResponse(answer(request))
 
     async def chat(self, http: HttpRequest, body: dict[str, Any]) -> Response:
-        """Answer messages."""
         request = chat_request(body, self._texts, context_tokens=self._context_tokens)
         if body.get("stream", False) is True:
             return await self._stream(request, self._chat_event())
@@ -115,7 +111,6 @@ class Endpoints:
         return JSONResponse(chat_answer(request, self._texts))
 
     async def weights(self, _http: HttpRequest, body: dict[str, Any]) -> Response:
-        """Load published weights."""
         path, version = body.get("path"), body.get("version")
         if not isinstance(path, str) or type(version) is not int or version < 0:
             raise ConfigError("allowed is {path: a directory, version: an integer from 0}")
@@ -126,7 +121,6 @@ class Endpoints:
         return JSONResponse({"version": version, "seconds": seconds})
 
     async def score(self, _http: HttpRequest, body: dict[str, Any]) -> Response:
-        """Log probabilities of given tokens."""
         prompt, tokens = token_ids(body, "prompt_ids"), token_ids(body, "completion_ids")
         with self._busy.running():
             logprobs = await self._engine.score(prompt, tokens)
@@ -142,8 +136,7 @@ class Endpoints:
         if held := self._num_unfinished():
             raise MachineError(f"{held} samples are unfinished; an engine sleeps when it is idle")
         if not self._is_asleep:
-            # First, so that requests are refused while the engine goes to sleep.
-            self._is_asleep = True
+            self._is_asleep = True  # first: requests are refused while it goes to sleep
             await self._engine.sleep()
         return JSONResponse({})
 
@@ -152,14 +145,12 @@ class Endpoints:
         return status.running + status.waiting
 
     async def wake(self, _http: HttpRequest, _body: dict[str, Any]) -> Response:
-        """Take GPU memory back."""
         if self._is_asleep:
             await self._engine.wake()
             self._is_asleep = False
         return JSONResponse({})
 
     async def health(self, _http: HttpRequest) -> Response:
-        """Numbers and features of the engine."""
         return JSONResponse(
             {
                 **asdict(self._engine.status()),
@@ -180,16 +171,13 @@ class Endpoints:
         return answered
 
     async def _generate(self, http: HttpRequest, request: Request) -> None:
-        """Generate the answer. Raises ClientDisconnect if the client hangs up first."""
         with self._busy.running():
             await unless_hung_up(http, partial(self._engine.generate, request))
 
     async def _stream(self, request: Request, event: Callable[[Chunk], dict[str, Any]]) -> Response:
         """Stream the answer. A request that cannot be served is refused before the first event."""
         await self._engine.check(request)
-        return EventStream(
-            self._engine, request, event=event, last=lambda: {"usage": usage(request)}
-        )
+        return EventStream(self._engine, request, event)
 
     def _completion_event(self, request: Request) -> Callable[[Chunk], dict[str, Any]]:
         deltas = self._texts.deltas()
@@ -233,21 +221,13 @@ def _answered(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
 
 
 class EventStream(Response):
-    """Generates a request and sends `event(chunk)` for each chunk, then `last()`, then [DONE]."""
+    """Generates a request and sends `event(chunk)` for each chunk, then the usage, then [DONE]."""
 
     def __init__(
-        self,
-        engine: EnginePort,
-        request: Request,
-        *,
-        event: Callable[[Chunk], dict[str, Any]],
-        last: Callable[[], dict[str, Any]],
+        self, engine: EnginePort, request: Request, event: Callable[[Chunk], dict[str, Any]]
     ) -> None:
         super().__init__()
-        self._engine = engine
-        self._request = request
-        self._event = event
-        self._last = last
+        self._engine, self._request, self._event = engine, request, event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events as they come, until the client hangs up."""
@@ -275,7 +255,7 @@ class EventStream(Response):
             group.start_soon(generate)
             async for chunk in chunks:
                 await _send_line(send, json.dumps(self._event(chunk)))
-        last = {"error": {"message": str(error[0])}} if error else self._last()
+        last = {"error": {"message": str(error[0])}} if error else {"usage": usage(self._request)}
         await _send_line(send, json.dumps(last))
         await _send_line(send, "[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -288,9 +268,8 @@ async def _send_line(send: Send, data: str) -> None:
 
 def log_to_stderr() -> None:
     """Log to stderr, which the supervisor writes into the child's log file."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form)
 
 
 def make_endpoints(engine: EnginePort, config: Mapping[str, Any]) -> Endpoints:

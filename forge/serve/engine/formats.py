@@ -1,9 +1,9 @@
 """The formats of `/v1/completions`, `/v1/chat/completions` and `/score`: JSON to requests, finished
 requests to JSON.
 
-Called by `endpoints`. Promises: any JSON gives a Request, or a ConfigError with the field, the
-value found and the values allowed; a chat is rendered by the own template of the checkpoint, so
-that it gets the same tokens as training.
+Promises: any JSON gives a Request, or a ConfigError with the field, the value found and the values
+allowed; a chat is rendered by the own template of the checkpoint, so that it gets the same tokens
+as training.
 """
 
 from __future__ import annotations
@@ -64,11 +64,8 @@ def token_ids(body: Mapping[str, Any], name: str) -> np.ndarray:
 
 def answer(request: Request) -> dict[str, Any]:
     """The answer of `/v1/completions` for a finished request."""
-    return {
-        "object": "text_completion",
-        "choices": [choice(sample) for sample in request.samples],
-        "usage": usage(request),
-    }
+    choices = [choice(sample) for sample in request.samples]
+    return {"object": "text_completion", "choices": choices, "usage": usage(request)}
 
 
 def completion(sample: EngineSample) -> Completion:
@@ -84,7 +81,6 @@ def completion(sample: EngineSample) -> Completion:
 
 
 def choice(sample: EngineSample) -> dict[str, Any]:
-    """A finished sample as JSON."""
     done = completion(sample)
     return {
         "index": sample.index,
@@ -97,13 +93,8 @@ def choice(sample: EngineSample) -> dict[str, Any]:
 
 
 def usage(request: Request) -> dict[str, int]:
-    """Token counts in OpenAI's format."""
-    completion = sum(sample.tokens.size for sample in request.samples)
-    return {
-        "prompt_tokens": int(request.prompt.size),
-        "completion_tokens": completion,
-        "total_tokens": int(request.prompt.size) + completion,
-    }
+    num, new = int(request.prompt.size), sum(sample.tokens.size for sample in request.samples)
+    return {"prompt_tokens": num, "completion_tokens": new, "total_tokens": num + new}
 
 
 def _rounded(logprobs: np.ndarray) -> list[float]:
@@ -135,17 +126,14 @@ def _shown(value: Any) -> str:
 
 
 class Texts:
-    """The tokenizer of the served checkpoint, loaded on first use."""
+    """The tokenizer of the served checkpoint, loaded on first use; `thinking` as in
+    `ChatTemplate.load`."""
 
     def __init__(self, model_dir: Path, *, thinking: str | None = None) -> None:
-        """`thinking`: as in `ChatTemplate.load`."""
-        self._model_dir = model_dir
-        self._thinking = thinking
+        self._model_dir, self._thinking = model_dir, thinking
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The chat template. Raises ConfigError if the checkpoint has no tokenizer or no
-        template."""
         from forge.data.chat import ChatTemplate
 
         return ChatTemplate.load(self._model_dir, thinking=self._thinking)

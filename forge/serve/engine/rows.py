@@ -1,10 +1,9 @@
 """Running samples of a stepped engine: the tokens of each so far, what a draw needs of it, its
 random number and its next token.
 
-Used by llama and hf, and for vLLM's seeds. Promises: every token has its log probabilities and its
-policy version; a sample whose logits are not finite is given up; the random number of a token
-depends only on (seed, sample, position), neither on the rest of the batch nor on the engine.
-Shapes: R rows.
+Promises: every token has its log probabilities and its policy version; a sample whose logits are
+not finite is given up; the random number of a token depends only on (seed, sample, position),
+neither on the rest of the batch nor on the engine. Shapes: R rows.
 """
 
 from __future__ import annotations
@@ -87,16 +86,11 @@ class Row:
 
     @classmethod
     def of(cls, sample: EngineSample) -> Row:
-        """A row that continues the sample's tokens."""
         return cls(
-            sample,
-            tokens=sample.tokens.tolist(),
-            logprobs=sample.logprobs.tolist(),
-            versions=sample.versions.tolist(),
+            sample, sample.tokens.tolist(), sample.logprobs.tolist(), sample.versions.tolist()
         )
 
     def leave(self) -> EngineSample:
-        """Store the tokens in the sample and return it."""
         self.sample.tokens = np.array(self.tokens, np.int32)
         self.sample.logprobs = np.array(self.logprobs, np.float32)
         self.sample.versions = np.array(self.versions, np.int64)

@@ -4,10 +4,10 @@ from the event loop between two steps.
     event loop ── call(fn), generate(request) ──▶ queue ──▶ engine thread: commands, then a step
         ▲──────────────── futures, chunks ────────────────────────┘
 
-An EnginePort. Promises: one thread touches the engine; a request that is cancelled while it waits
-(its client hung up) has its sequences aborted; if a step fails, all waiting requests get the error
-and the process ends with 70, since the engine's state is then unknown; all work on a shared GPU
-happens inside `turns`.
+Promises: one thread touches the engine; a request that is cancelled while it waits (its client hung
+up) has its sequences aborted; if a step fails, all waiting requests get the error and the process
+ends with 70, since the engine's state is then unknown; all work on a shared GPU happens inside
+`turns`.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ FAULT_GRACE_S = 0.3
 
 
 class StepEngine(Protocol):
-    """An engine that is idle between two steps. Called from one thread only."""
+    """An engine that is idle between two steps. Called from one thread only. What is not described
+    here is as in EnginePort."""
 
-    features: frozenset[str]
+    features: frozenset[str] = frozenset()
 
-    def check(self, request: Request) -> None:
-        """Raise ConfigError for a request that cannot be served."""
+    def check(self, request: Request) -> None: ...
 
     def add(self, request: Request) -> None:
         """Check a request and queue it."""
@@ -72,18 +72,13 @@ class StepEngine(Protocol):
         ...
 
     def load_weights(self, path: Path, *, version: int) -> None:
-        """See EnginePort. Running samples are evaluated again under the new weights."""
-        ...
+        """Running samples are evaluated again under the new weights."""
 
-    def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
-        """See EnginePort. [T]"""
-        ...
+    def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray: ...
 
-    def sleep(self) -> None:
-        """See EnginePort."""
+    def sleep(self) -> None: ...
 
-    def wake(self) -> None:
-        """See EnginePort."""
+    def wake(self) -> None: ...
 
     def status(self) -> EngineStatus:
         """Numbers of the engine; the worker adds `step_s`."""
@@ -139,11 +134,9 @@ class Worker:
     # -- the event loop's side -------------------------------------------------------------------
 
     def status(self) -> EngineStatus:
-        """Numbers after the last step."""
         return self._status
 
     async def check(self, request: Request) -> None:
-        """Raise ConfigError for a request that cannot be served."""
         await self.call(lambda engine: engine.check(request))
 
     async def load_weights(self, path: Path, *, version: int) -> None:
@@ -151,16 +144,13 @@ class Worker:
         await self._call_on_card(lambda engine: engine.load_weights(path, version=version))
 
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
-        """Score between two steps."""
         scored = await self._call_on_card(lambda engine: engine.score(prompt, completion))
         return scored.tolist()
 
     async def sleep(self) -> None:
-        """Release GPU memory between two steps."""
         await self._call_on_card(lambda engine: engine.sleep())
 
     async def wake(self) -> None:
-        """Take GPU memory back between two steps."""
         await self._call_on_card(lambda engine: engine.wake())
 
     async def call(self, function: Callable[[StepEngine], T]) -> T:

@@ -1,14 +1,9 @@
-"""`python -m forge.serve.hf CONFIG.json`: the process of a transformers replica.
-
-Started by `forge.serve.replicas`. It serves on the first visible GPU, or else on the CPU.
-"""
+"""`python -m forge.serve.hf CONFIG.json`: a transformers replica, on the first GPU or the CPU."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from forge.process.lease import collector_paused, hold_lease
 from forge.serve.engine.endpoints import log_to_stderr, serve_stepped
@@ -19,24 +14,19 @@ with collector_paused():
     from forge.serve.hf.engine import HfEngine, HfSettings
 
 
-def settings_from(config: Mapping[str, Any], *, has_gpu: bool) -> HfSettings:
-    """Read the supervisor's config."""
-    return HfSettings(
-        model_dir=Path(config["model_dir"]),
-        context_tokens=config["context_tokens"],
-        num_slots=config["slots"],
-        is_exact=config["precision"] == "exact",
-        device="cuda" if has_gpu else "cpu",
-        version=config.get("version", 0),
-    )
-
-
 def main() -> int:
     """Serve until SIGTERM."""
     config = hold_lease()
     log_to_stderr()
     torch.set_num_threads(config["threads"])
-    settings = settings_from(config, has_gpu=torch.cuda.is_available())
+    settings = HfSettings(
+        model_dir=Path(config["model_dir"]),
+        context_tokens=config["context_tokens"],
+        num_slots=config["slots"],
+        is_exact=config["precision"] == "exact",
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        version=config.get("version", 0),
+    )
     return serve_stepped(lambda: HfEngine(settings), config, name="hf")
 
 

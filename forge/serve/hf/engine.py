@@ -1,8 +1,8 @@
 """Continuous batching over a transformers model: one forward pass in each step for all running
 samples, and one draw on the device of its logits.
 
-A StepEngine, driven by `forge.serve.engine.worker`. Waiting samples start in order while there are
-free slots. Samples of one request that start together share the evaluation of their prompt.
+Waiting samples start in order while there are free slots. Samples of one request that start
+together share the evaluation of their prompt.
 
     add ─▶ waiting ─▶ prefill ─▶ rows ─▶ finished
               ▲                    │
@@ -35,6 +35,7 @@ from forge.serve.engine.rows import (
     tokens_from,
     uniforms,
 )
+from forge.serve.engine.worker import StepEngine
 from forge.serve.hf.model import HfModel, RowCache
 from forge.serve.port import (
     SLEEP,
@@ -62,8 +63,8 @@ class HfSettings:
     version: int = 0
 
 
-class HfEngine:
-    """A served model. Called from one thread only."""
+class HfEngine(StepEngine):
+    """A served model."""
 
     def __init__(self, settings: HfSettings) -> None:
         self._settings = settings
@@ -79,17 +80,14 @@ class HfEngine:
         self.features = frozenset({SLEEP} if settings.device != "cpu" else ())
 
     def check(self, request: Request) -> None:
-        """Raise ConfigError for a request that cannot be served."""
         request.check(num_vocab=self._model.num_vocab, context_tokens=self._settings.context_tokens)
 
     def add(self, request: Request) -> None:
-        """Check a request and queue it."""
         self.check(request)
         request.samples = [EngineSample(request, index) for index in range(request.n)]
         self._waiting.extend(request.samples)
 
     def abort(self, request: Request) -> None:
-        """End the unfinished samples of a request; they keep their tokens."""
         self._waiting = deque(s for s in self._waiting if s.request is not request)
         self._drop([row for row in self._rows if row.sample.request is request])
         for sample in request.samples:
@@ -97,22 +95,18 @@ class HfEngine:
 
     @property
     def is_active(self) -> bool:
-        """True if there is something to step."""
         return bool(self._rows or self._waiting)
 
     def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
-        """Tokens of a sample from an index on, running or not."""
         return tokens_from(self._rows, sample, start)
 
     def load_weights(self, path: Path, *, version: int) -> None:
-        """See EnginePort. Running samples are evaluated again under the new weights."""
         self._model.load_weights(path)
         self._version = version
         self._waiting.extendleft(row.leave() for row in reversed(self._rows))
         self._rows, self._memory = [], None
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
-        """See EnginePort. [T]"""
         num_vocab, context_tokens = self._model.num_vocab, self._settings.context_tokens
         check_score(prompt, completion, num_vocab=num_vocab, context_tokens=context_tokens)
         logits, memory = self._model.prefill(prompt.tolist())
@@ -127,18 +121,14 @@ class HfEngine:
         return np.concatenate(logprobs)
 
     def sleep(self) -> None:
-        """Move the weights to host memory."""
         self._model.move(torch.device("cpu"))
         torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Move the weights back to the GPU."""
         self._model.move(self._device)
 
     @torch.inference_mode()
     def step(self) -> list[EngineSample]:
-        """Generate one token for every running and starting sample. Returns the finished
-        samples."""
         logits: list[torch.Tensor] = []
         if self._memory is not None:
             logits.append(self._model.decode([row.tokens[-1] for row in self._rows], self._memory))
@@ -187,7 +177,7 @@ class HfEngine:
         return [row.leave() for row in rows]
 
     def status(self) -> EngineStatus:
-        """Numbers of the engine. KV use is the share of slots in use."""
+        """KV use is the share of slots in use."""
         return EngineStatus(
             version=self._version,
             running=len(self._rows),
@@ -198,7 +188,6 @@ class HfEngine:
         )
 
     def close(self) -> None:
-        """Drop all samples; the process is about to end."""
         self._waiting.clear()
         self._rows, self._memory = [], None
 

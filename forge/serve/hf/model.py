@@ -1,10 +1,10 @@
 """A transformers model on one device: its weights, a separate adapter, the forward pass, and the KV
 and recurrent states of all running sequences as one batch.
 
-Owned by `engine`. Promises: refused weights leave the old ones in place; an adapter is never merged
-(in bf16 that would lose most of a small one); a row's KV never depends on other rows; rows keep
-their order. Sequences of different lengths share a batch by padding on the left, so that their
-newest tokens are in one column.
+Promises: refused weights leave the old ones in place; an adapter is never merged (in bf16 that
+would lose most of a small one); a row's KV never depends on other rows; rows keep their order.
+Sequences of different lengths share a batch by padding on the left, so that their newest tokens are
+in one column.
 
 Shapes: R rows, N new tokens of each row, V vocabulary, T columns, H heads, D size of a head.
 """
@@ -143,7 +143,6 @@ class HfModel:
         return out.logits
 
     def move(self, device: torch.device) -> None:
-        """Move all weights to another device."""
         (self._base if self._adapted is None else self._adapted).to(device)
 
 
@@ -218,7 +217,6 @@ class RowCache:
 
     @property
     def num_columns(self) -> int:
-        """Width of the cache: T."""
         return self.cache.get_seq_length()
 
     def mask(self, *, num_new: int) -> torch.Tensor:

@@ -1,5 +1,1 @@
-"""The embedded engine: llama.cpp with our own batched loop.
-
-A child process, started as `forge.serve.llama` by `forge.serve.replicas`. Imports neither
-torch nor another engine.
-"""
+"""The embedded engine: llama.cpp with a batched loop of forge. Imports no torch."""

@@ -1,7 +1,4 @@
-"""`python -m forge.serve.llama CONFIG.json`: the process of a llama.cpp replica.
-
-Started by `forge.serve.replicas`.
-"""
+"""`python -m forge.serve.llama CONFIG.json`: the process of a llama.cpp replica."""
 
 from __future__ import annotations
 

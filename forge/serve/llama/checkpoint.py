@@ -1,12 +1,12 @@
 """Weights of a trainer for llama.cpp: a Hugging Face checkpoint or a PEFT LoRA adapter, checked and
 converted.
 
-Called by `model` at start and for every publish. Promises: the weights that `open_weights` returns
-are complete and have the right shapes, and a model that llama.cpp would compute differently from
-transformers is refused; anything else is a ConfigError of one line with the file. Converted
-matrices are f32 (`exact`) or bf16 (`fast`), vectors, biases and routers always f32, all finite.
-LoRA scaling is folded into B, so that rsLoRA and alpha_pattern are exact. The engine's GGUF files
-hold no vocabulary, since forge tokenises itself; `vocabulary` adds one to an exported file.
+Promises: the weights that `open_weights` returns are complete and have the right shapes, and a
+model that llama.cpp would compute differently from transformers is refused; anything else is a
+ConfigError of one line with the file. Converted matrices are f32 (`exact`) or bf16 (`fast`),
+vectors, biases and routers always f32, all finite. LoRA scaling is folded into B, so that rsLoRA
+and alpha_pattern are exact. The engine's GGUF files hold no vocabulary, since forge tokenises
+itself; `vocabulary` adds one to an exported file.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ EXPERT = re.compile(r"^(?P<before>.+\.experts)\.(?P<index>\d+)(?P<rest>\..+)$")
 """A tensor of one expert; GGUF files hold those of all experts as one."""
 FUSED = re.compile(r"^(?P<before>.+\.experts\.)gate_up_proj(?P<rest>.*)$")
 """Gates and inputs of all experts in one tensor; GGUF files hold two."""
+NO_OTHER_ADAPTERS = (
+    "use_dora", "modules_to_save", "fan_in_fan_out", "lora_bias", "alora_invocation_tokens",
+)  # fmt: skip
+"""Keys that an adapter's config must not have."""
 OF_IMAGES = re.compile(r"(?:^|\.)(?:vision_tower|multi_modal_projector)\.")
 """Weights that no text needs."""
 
@@ -93,7 +97,6 @@ class Tensor:
         return precision if is_matrix and "_inp" not in self.name else Precision.EXACT
 
     def num_bytes(self, precision: Precision) -> int:
-        """Bytes in a file of this precision."""
         width = 4 if self.precision_in(precision) is Precision.EXACT else 2
         return int(np.prod(self.shape)) * width
 
@@ -151,7 +154,6 @@ def open_weights(path: Path, *, served: Layout | None) -> Checkpoint | Adapter:
 
 
 def layout_of(path: Path) -> Layout:
-    """The layout of a checkpoint's model."""
     config = read_json(path / "config.json")
     return read_layout(config, kinds=_kinds(), where=f"{path}/config.json")
 
@@ -284,13 +286,7 @@ def _tensor(path: Path, name: str, layout: Layout, found: Mapping[int, Source]) 
 def _open_adapter(path: Path, layout: Layout) -> Adapter:
     where = path / ADAPTER_CONFIG
     config = read_lora_config(path)
-    for key in (
-        "use_dora",
-        "modules_to_save",
-        "fan_in_fan_out",
-        "lora_bias",
-        "alora_invocation_tokens",
-    ):
+    for key in NO_OTHER_ADAPTERS:
         if config.get(key):
             raise ConfigError(f"{where}: {key} is {config[key]!r}; the llama engine needs it off")
     if config.get("bias", "none") != "none":
@@ -340,12 +336,6 @@ def _scale(config: dict[str, Any], module: str, rank: int) -> float:
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def arrays(checkpoint: Checkpoint, precision: Precision) -> Iterator[tuple[str, np.ndarray]]:
-    """Pairs of GGUF name and array of every tensor: float32, or the bits of bfloat16 as uint16."""
-    for name, tensor in checkpoint.tensors.items():
-        yield name, tensor.read(precision)
-
-
 def write_model(
     checkpoint: Checkpoint,
     path: Path,
@@ -359,8 +349,8 @@ def write_model(
         for key, value in layout.metadata.items():
             _add_value(writer, f"{writer.arch}.{key}", value)
         describe(writer)
-        for name, array in arrays(checkpoint, precision):
-            _add_tensor(writer, name, array)
+        for name, tensor in checkpoint.tensors.items():
+            _add_tensor(writer, name, tensor.read(precision))
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:

@@ -1,8 +1,8 @@
 """Continuous batching over llama.cpp: one `llama_decode` in each step for all running samples.
 
-A StepEngine, driven by `forge.serve.engine.worker`. A step carries one token of every running
-sequence plus a chunk of waiting prompts. A group's prompt is evaluated once; its KV is saved and
-restored into each sample's own sequence, and kept while samples wait for a slot.
+A step carries one token of every running sequence plus a chunk of waiting prompts. A group's prompt
+is evaluated once; its KV is saved and restored into each sample's own sequence, and kept while
+samples wait for a slot.
 
 Why a loop of our own: llama-cpp-python's `Llama` generates one sequence at a time, and its server
 puts one lock around it, takes text prompts only, ignores `n` and loads adapters at start only.
@@ -28,6 +28,7 @@ import numpy as np
 from forge.errors import ConfigError
 from forge.records import Finish
 from forge.serve.engine.rows import Row, counters_of, knobs_of, record, tokens_from, uniforms
+from forge.serve.engine.worker import StepEngine
 from forge.serve.llama.model import (
     BATCH_TOKENS,
     MAX_SEQUENCES,
@@ -55,20 +56,16 @@ class Slots:
 
     @property
     def running(self) -> list[int]:
-        """Ids that run a sample, ascending."""
         return sorted(self.rows)
 
     @property
     def num_free(self) -> int:
-        """Number of free ids."""
         return len(self._free)
 
     def hold(self) -> int:
-        """Reserve the lowest free id."""
         return self._free.pop(0)
 
     def release(self, slot: int) -> None:
-        """Make an id free."""
         bisect.insort(self._free, slot)
 
     def enter(self, slot: int, sample: EngineSample) -> None:
@@ -124,10 +121,8 @@ MAX_SLOTS = MAX_SEQUENCES - 1
 """One sequence id is reserved for scoring."""
 
 
-class LlamaEngine:
-    """A served model. Called from one thread only."""
-
-    features: frozenset[str] = frozenset()
+class LlamaEngine(StepEngine):
+    """A served model."""
 
     def __init__(self, settings: ModelSettings, *, num_slots: int, version: int = 0) -> None:
         if not 1 <= num_slots <= MAX_SLOTS:
@@ -145,18 +140,15 @@ class LlamaEngine:
         self._forks: deque[Fork] = deque()
 
     def check(self, request: Request) -> None:
-        """Raise ConfigError for a request that cannot be served."""
         request.check(num_vocab=self.model.num_vocab, context_tokens=self.context_tokens)
 
     def add(self, request: Request) -> None:
-        """Check a request and queue it."""
         self.check(request)
         request.prompt = request.prompt.astype(np.int32)
         request.samples = [EngineSample(request, index) for index in range(request.n)]
         self._prefills.append(Prefill(tokens=request.prompt, samples=list(request.samples)))
 
     def abort(self, request: Request) -> None:
-        """End the unfinished samples of a request; they keep their tokens."""
         for slot in self._slots.running:
             if self._slots.rows[slot].sample.request is request:
                 self._end(slot)
@@ -171,15 +163,12 @@ class LlamaEngine:
 
     @property
     def is_active(self) -> bool:
-        """True if there is something to step."""
         return bool(self._slots.rows or self._prefills or self._forks)
 
     def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
-        """Tokens of a sample from an index on, running or not."""
         return tokens_from(self._slots.rows.values(), sample, start)
 
     def load_weights(self, path: Path, *, version: int) -> None:
-        """See EnginePort. Running samples are evaluated again under the new weights."""
         self.model.load_weights(path)
         self.version = version
         # All KV is lost: samples that held some return to the front of the queue, oldest first.
@@ -198,12 +187,10 @@ class LlamaEngine:
         return Prefill(tokens=tokens, samples=[sample], slot=slot)
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
-        """See EnginePort. [T]"""
         sequence = self.model.settings.num_sequences - 1
         return score(self.model, self._batch, prompt, completion, sequence=sequence)
 
     def step(self) -> list[EngineSample]:
-        """One decode. Returns the samples that it finished."""
         starts = Starts()
         self._start_forks(starts)
         if not self._prefills and not self._forks:
@@ -300,15 +287,8 @@ class LlamaEngine:
         self.model.drop(slot)
         self._slots.release(slot)
 
-    def sleep(self) -> None:
-        """Refused: llama.cpp cannot release its memory and keep its context."""
-        raise ConfigError("the llama engine has no sleep")
-
-    def wake(self) -> None:
-        """No effect: the engine never sleeps."""
-
     def status(self) -> EngineStatus:
-        """Numbers of the engine. KV use is the share of held slots."""
+        """KV use is the share of held slots."""
         waiting = [*self._prefills, *(fork.prefill for fork in self._forks)]
         return EngineStatus(
             version=self.version,
@@ -320,5 +300,4 @@ class LlamaEngine:
         )
 
     def close(self) -> None:
-        """Free all memory. The engine cannot be used afterwards."""
         self.model.close()

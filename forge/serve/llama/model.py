@@ -1,12 +1,11 @@
 """A llama.cpp model with its context: weights, KV memory by sequence, one decode at a time; and the
 C functions of llama.cpp.
 
-Owned by `engine`; the only file that calls llama.cpp. Promises: every argument on which llama.cpp
-would abort() is checked before the call (never more tokens in a batch than the context holds, nor
-more rows of logits than it reserves); refused weights leave the old ones in place; llama.cpp's
-output goes to our logger, and its warnings and errors are kept for the next error message; no
-backend is loaded before `load_binding`, so never by a process that only converts. Called from one
-thread only.
+The only file that calls llama.cpp, from one thread only. Promises: every argument on which
+llama.cpp would abort() is checked before the call (never more tokens in a batch than the context
+holds, nor more rows of logits than it reserves); refused weights leave the old ones in place;
+llama.cpp's output goes to our logger, and its warnings and errors are kept for the next error
+message; no backend is loaded before `load_binding`, so never by a process that only converts.
 
 KV is per sequence, not unified: attention then scans only a sequence's own cells (up to 1.9×
 faster, measured), and every sequence has its room from the start. Sequences are copied by saved
@@ -37,7 +36,6 @@ from forge.serve.llama.checkpoint import (
     Adapter,
     Checkpoint,
     Precision,
-    arrays,
     open_weights,
     write_adapter,
     write_model,
@@ -91,8 +89,7 @@ class LlamaModel:
         assert isinstance(checkpoint, Checkpoint)
         where = str(checkpoint.path)
         checkpoint.layout.check_context(settings.context_tokens, where=where)
-        self.settings = settings
-        self.layout = checkpoint.layout
+        self.settings, self.layout = settings, checkpoint.layout
         self.num_vocab = checkpoint.layout.vocab_size
         self.binding = load_binding()
         self._c = self.binding.c
@@ -117,7 +114,6 @@ class LlamaModel:
 
     @property
     def can_update_in_place(self) -> bool:
-        """True if new weights are written over the old."""
         return bool(self._tensors)
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -176,7 +172,8 @@ class LlamaModel:
 
     def _update_in_place(self, checkpoint: Checkpoint) -> None:
         # Everything is read and checked before the first byte is written.
-        new = dict(arrays(checkpoint, self.settings.precision))
+        precision = self.settings.precision
+        new = {name: tensor.read(precision) for name, tensor in checkpoint.tensors.items()}
         for name, array in new.items():
             for address in self._tensors[name]:
                 self.binding.base.ggml_backend_tensor_set(
@@ -226,7 +223,6 @@ class LlamaModel:
         return self._rows
 
     def clear(self) -> None:
-        """Drop the KV of all sequences."""
         self._c.llama_memory_clear(self._memory, False)
 
     def drop(self, sequence: int) -> None:
@@ -256,7 +252,6 @@ class LlamaModel:
         assert 0 <= sequence < self.settings.num_sequences
 
     def close(self) -> None:
-        """Free context, adapter and weights."""
         if self._context is None:
             return
         self._c.llama_free(self._context)
@@ -294,11 +289,9 @@ class DecodeBatch:
 
     @property
     def room(self) -> int:
-        """Number of tokens that still fit."""
         return self.capacity - self.size
 
     def clear(self) -> None:
-        """Remove all tokens."""
         self.size = 0
         self.num_outputs = 0
 
@@ -324,7 +317,6 @@ class DecodeBatch:
         self.size = end
 
     def want_last(self, count: int = 1) -> None:
-        """Request logits of the last `count` tokens."""
         self.output[self.size - count : self.size] = 1
         self.num_outputs += count
 

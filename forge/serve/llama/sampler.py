@@ -1,8 +1,8 @@
 """Drawing one token for each row of logits in numpy, all rows at once: Python code for each row
 would cost more than a small model.
 
-Called by `engine`. Promise: temperature, then top-k, then top-p, the order of transformers and
-vLLM. llama.cpp's own samplers use another order, so their log probabilities match no trainer's.
+Promise: temperature, then top-k, then top-p, the order of transformers and vLLM. llama.cpp's own
+samplers use another order, so their log probabilities match no trainer's.
 Shapes: R rows, V vocabulary.
 """
 

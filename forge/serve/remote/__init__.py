@@ -1,5 +1,1 @@
-"""Engines that forge did not start: servers behind a URL (`[serve] url`), for evaluations and
-searches.
-
-Called by the runner and by commands. Never starts a process.
-"""
+"""Servers behind a URL (`[serve] url`), which forge did not start. Never starts a process."""

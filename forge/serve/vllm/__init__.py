@@ -1,5 +1,1 @@
-"""The vLLM engine, for GPUs. Written for vLLM 0.24.
-
-A child process, often with its own interpreter (`serve.python`), started as `forge.serve.vllm`
-by `forge.serve.replicas`. Imports no other engine.
-"""
+"""The vLLM engine, for GPUs. Written for vLLM 0.24, often with its own interpreter."""
