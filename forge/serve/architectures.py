@@ -1,7 +1,6 @@
 """The architectures that llama.cpp computes as transformers does: facts about each `model_type`,
 and the layout of a model in a GGUF file, from its config.json.
 
-Read by `checkpoint`, and by `forge.serve.engines` for the names alone: nothing is imported here.
 Names of tensors come from `gguf`'s maps; this table holds what they do not: shapes, biases, order
 of rows, and settings that llama.cpp has compiled in. Promise: a setting that llama.cpp would
 compute differently is a ConfigError of one line, or limits the context (`Layout.exact_tokens`).
@@ -69,7 +68,7 @@ class Architecture:
     """True if llama.cpp rotates neighbours where transformers rotates halves of a head, so that the
     rows of queries and keys are reordered."""
     is_interleaved: bool = False
-    """True if the experts are transposed, with gates and inputs in alternate rows."""
+    """True if experts are transposed, with gates and inputs in alternate rows."""
     adds_one: bool = False
     """True if transformers multiplies by 1 + the weight of a norm."""
     rope: str = "default linear yarn"
@@ -223,12 +222,10 @@ class Layout:
 
     @property
     def num_layers(self) -> int:
-        """Number of blocks."""
         return self.metadata["block_count"]
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
         return self.metadata["vocab_size"]
 
     def check_context(self, context_tokens: int, *, where: str) -> None:
@@ -269,7 +266,7 @@ def read_layout(
 
 
 def no_llama(model_type: str) -> str | None:
-    """The reason why the llama engine serves no model of a type, or None if it does."""
+    """The reason why the llama engine serves no model of a type; None if it does."""
     served = sorted({*ARCHITECTURES, *WITH_IMAGES})
     if model_type in served:
         return None
@@ -277,8 +274,7 @@ def no_llama(model_type: str) -> str | None:
 
 
 def why_not_llama(config: Facts, *, context_tokens: int) -> str | None:
-    """The reason why the llama engine does not serve a model, from its config.json, or None if it
-    does."""
+    """The reason why the llama engine does not serve a model; None if it does."""
     try:
         read_layout(config, where="config.json").check_context(context_tokens, where="config.json")
     except ConfigError as error:
@@ -306,13 +302,10 @@ class _ConfigReader:
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError(f"{self.where}: not a usable config: {error!r}") from error
         return Layout(
-            architecture=self.architecture,
-            metadata=metadata,
-            shapes=shapes,
-            constants=self.constants,
-            is_tied=self.is_tied,
+            architecture=self.architecture, metadata=metadata, shapes=shapes,
+            constants=self.constants, is_tied=self.is_tied,
             exact_tokens=min(self.limits, default=None),
-        )
+        )  # fmt: skip
 
     def _check_compiled(self) -> None:
         """Compare with what llama.cpp has compiled in."""
@@ -406,10 +399,7 @@ class _ConfigReader:
         size = int(sizes["head"] * part)
         if size < 2 or size % 2:
             raise ValueError(f"{size} values of a head are rotated")
-        found: dict[str, Any] = {
-            "rope.dimension_count": size,
-            "rope.freq_base": theta,
-        }
+        found: dict[str, Any] = {"rope.dimension_count": size, "rope.freq_base": theta}
         if local := local or config.get("rope_local_base_freq"):
             found["rope.freq_base_swa"] = float(local)
         if kind == "llama3":
@@ -470,10 +460,7 @@ class _ConfigReader:
         if not every:
             self.limits.append(window)
             return {}
-        return {
-            "attention.sliding_window": window,
-            "attention.sliding_window_pattern": pattern,
-        }
+        return {"attention.sliding_window": window, "attention.sliding_window_pattern": pattern}
 
     def _shapes(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors, blocks in order."""
@@ -481,7 +468,9 @@ class _ConfigReader:
         if self.is_tied and not self.architecture.needs_head:
             lacks = {*lacks, "output"}
         shapes = {**SHAPES, **dict.fromkeys(lacks), **self.architecture.shapes}
-        biased = self._biased()
+        biases = self.architecture.biases.items()
+        biased = {k for key, kinds in biases if not key or self.config.get(key)
+                  for k in kinds.split()}  # fmt: skip
         found: dict[str, tuple[int, ...]] = {}
         whole = [name for name in names if "{bid}" not in name]
         blocks = [
@@ -499,12 +488,6 @@ class _ConfigReader:
             if kind in biased:
                 found[f"{name}.bias"] = numbers[:-1] or numbers
         return found
-
-    def _biased(self) -> set[str]:
-        biases = self.architecture.biases.items()
-        return {
-            k for key, kinds in biases if not key or self.config.get(key) for k in kinds.split()
-        }
 
 
 def _llama3_factors(rope: Facts, *, theta: float, head: int) -> tuple[float, ...]:

@@ -1,8 +1,7 @@
 """The weights of a checkpoint or an adapter on disk: their files, their tensors without torch, and
 the checks that every engine makes before it loads a published directory.
 
-Called by the weight loading of llama, hf and vllm. Promise: a truncated or malformed file is a
-ConfigError before any tensor is read.
+Promise: a truncated or malformed file is a ConfigError before any tensor is read.
 
 The safetensors library is not used here. Its numpy side fails on bfloat16, and it maps the file, so
 that a file rewritten while it is read kills the process with SIGBUS. The format: 8 bytes of header
@@ -121,7 +120,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Weight files of a checkpoint, sharded or not. Raises ConfigError."""
+    """Weight files of a checkpoint, sharded or not."""
     index = path / "model.safetensors.index.json"
     if not index.exists():
         return [path / "model.safetensors"]

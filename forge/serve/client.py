@@ -1,9 +1,9 @@
 # pyright: strict
+# pyright: strict
 """The client of one engine: token ids in, completions out, over its Unix socket or a URL.
 
-Used by `replica` and by tests. Promise: every call has a deadline and ends with an
-answer or with an error that names the engine (ChildDied: it hung up; Stalled: it was silent;
-ConfigError: it refused; MachineError: it failed).
+Promise: every call has a deadline and ends with an answer or with an error that names the engine
+(ChildDied: it hung up; Stalled: it was silent; ConfigError: it refused; MachineError: it failed).
 """
 
 from __future__ import annotations
@@ -62,20 +62,13 @@ class ReplicaClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(SHORT_TIMEOUT_S):
             await self._http.aclose()
 
     async def complete(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        n: int = 1,
-        max_tokens: int,
-        temperature: float = 1.0,
-        seed: int = 0,
-        stop_token_ids: Sequence[int] = (),
-    ) -> list[Completion]:
+        self, prompt_ids: Sequence[int], *, n: int = 1, max_tokens: int, temperature: float = 1.0,
+        seed: int = 0, stop_token_ids: Sequence[int] = (),
+    ) -> list[Completion]:  # fmt: skip
         """Sample `n` continuations of a prompt, in the order of their index."""
         settings = {"n": n, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         body = {"prompt": list(prompt_ids), "stop_token_ids": list(stop_token_ids), **settings}
@@ -95,7 +88,6 @@ class ReplicaClient:
         return await self._ask("/score", body, parse=_logprobs)
 
     async def health(self) -> dict[str, Any]:
-        """The answer to GET /health."""
         answer = await send(
             self._http, "GET", "/health", server=self.name, timeout_s=SHORT_TIMEOUT_S
         )
@@ -114,28 +106,20 @@ class ReplicaClient:
         await self._ask("/wake", {})
 
     async def _ask(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        parse: Callable[[bytes], T] = parse_json,
+        self, path: str, body: Mapping[str, Any], *, parse: Callable[[bytes], T] = parse_json,
         headers: Mapping[str, str] | None = None,
-    ) -> T:
+    ) -> T:  # fmt: skip
         response = await send(
             self._http, "POST", path, body,
             server=self.name, timeout_s=self.timeout_s, headers=headers,
         )  # fmt: skip
         if response.status != 200:
-            raise _refused(self.name, response.status, response.content)
+            kind = ConfigError if 400 <= response.status < 500 else MachineError
+            raise kind(f"{self.name}: {error_message(response.content)}")
         try:
             return await parse_content(response.content, parse)
         except MALFORMED as error:
             raise _unreadable(self.name, error) from error
-
-
-def _refused(name: str, status: int, content: bytes) -> ConfigError | MachineError:
-    kind = ConfigError if 400 <= status < 500 else MachineError
-    return kind(f"{name}: {error_message(content)}")
 
 
 def _unreadable(name: str, error: Exception) -> MachineError:

@@ -1,10 +1,11 @@
 # pyright: strict
+# pyright: strict
 """The engines: the module of each child, the modules and versions of their interpreter, and the
 checks whether this machine can run one.
 
-Called by `replicas`, `forge plan` and `forge doctor` before anything starts. Imports nothing heavy
-and no engine; another interpreter runs `interpreter.py`, once per process. A new engine needs an
-entry here and a module that serves the same endpoints (see `forge.serve.engine.endpoints`).
+Imports nothing heavy and no engine; another interpreter runs `interpreter.py`, once per process. A
+new engine needs an entry here and a module that serves the same endpoints
+(`forge.serve.engine.endpoints`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from forge.config.schema import ServeTable
 
 HTTP = ("anyio", "starlette", "uvicorn", "numpy", "tokenizers", "jinja2")
-"""Modules that the endpoints of every engine need."""
 TESTED_VLLM = "0.24"
 """Minor version that `forge.serve.vllm` was tested with; pyproject.toml requires it."""
 GET_VLLM = (
@@ -38,7 +38,6 @@ GET_VLLM = (
 PYTHON_AT_LEAST = (3, 11)
 """The same as in pyproject.toml and in forge.install, which must load under older versions."""
 ASK_TIMEOUT_S = 60.0
-"""Maximum wait for another interpreter's answer."""
 GPU_BACKENDS = {
     Vendor.NVIDIA: frozenset({"cuda", "vulkan"}),
     Vendor.AMD: frozenset({"hip", "vulkan"}),
@@ -51,11 +50,8 @@ class EngineKind:
     """An engine for `serve.engine`."""
 
     module: str
-    """Module for `python -m`."""
     requires: tuple[str, ...]
-    """Modules that its interpreter needs."""
     advice: str
-    """Instructions to install them."""
     start_timeout_s: float
     """Default of serve.start_timeout_s: seconds until /health answers."""
     needs_gpu: bool = False
@@ -86,12 +82,10 @@ ENGINES: dict[str, EngineKind] = {
 
 
 def engine_argv(table: ServeTable) -> tuple[str, ...]:
-    """The command of an engine's child, without the path of its config."""
     return (str(table.python or sys.executable), "-m", kind_of(table).module)
 
 
 def start_timeout_s(table: ServeTable) -> float:
-    """Seconds until /health must answer."""
     return table.start_timeout_s or kind_of(table).start_timeout_s
 
 
@@ -115,11 +109,7 @@ def choose_engine(
     no_llama: str | None = None,
 ) -> tuple[str, str]:
     """Name of the engine and the reason for people. For "auto": the fastest one that is `installed`
-    and serves the model on these devices.
-
-    Args:
-        no_llama: reason why llama does not serve the model; None if it does, or if it is unknown.
-    """
+    and serves the model on these devices. `no_llama`: reason why llama does not serve it."""
     if table.engine != "auto":
         return table.engine, "as serve.engine says"
     if gpus and "vllm" in installed:
@@ -140,15 +130,13 @@ def resolve(table: ServeTable, *, gpus: Sequence[object]) -> ServeTable:
     """The table with an engine in place of "auto". Raises MachineError like `installed_engines`."""
     if table.engine != "auto":
         return table
-    installed = installed_engines(table)
-    name, _ = choose_engine(table, gpus=gpus, installed=installed)
+    name, _ = choose_engine(table, gpus=gpus, installed=installed_engines(table))
     return table.model_copy(update={"engine": name})
 
 
 def check_engine(table: ServeTable, *, gpus: Sequence[object] = ()) -> None:
-    """Raise MachineError, in one line, if the engine cannot run here: it is not installed, it was
-    built for another torch, or for other devices. `gpus`: those of all replicas; empty is the CPU.
-    """
+    """Raise MachineError, in one line, if the engine cannot run here: it is not installed, or built
+    for another torch or other devices. `gpus`: those of all replicas; empty is the CPU."""
     table = resolve(table, gpus=gpus)
     fault = find_fault(table.engine, read_interpreter(table), num_gpus=len(gpus))
     if fault is not None:
@@ -165,7 +153,6 @@ def check_adapters(table: ServeTable, *, max_lora_rank: int) -> None:
 
 
 def find_fault(engine: str, found: Interpreter, *, num_gpus: int) -> str | None:
-    """The reason why an engine cannot run in an interpreter on `num_gpus` GPUs, or None."""
     kind = ENGINES[engine]
     if missing := _missing(kind, found):
         return f"{missing[0]} is not installed{found.where}; {kind.advice}"
@@ -191,15 +178,12 @@ def _missing(kind: EngineKind, found: Interpreter) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """Modules and versions of an interpreter."""
-
     python: str
     """Its path for messages; empty for this process's interpreter."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     modules: frozenset[str] = frozenset()
     """Installed modules among those that engines need."""
     vllm_requires: Sequence[str] = ()
-    """vLLM's requirements, as `torch==2.11.0`."""
     llama_backends: frozenset[str] = frozenset()
     """cpu, cuda, hip, vulkan, and libraries that are no devices."""
 
@@ -263,13 +247,12 @@ def _checked(found: Mapping[str, Any], *, python: str) -> Mapping[str, Any]:
 
 
 def find_mismatch(found: Interpreter) -> str | None:
-    """The error line if torch is not the version that vLLM was compiled against, or None.
-
-    vLLM's libraries are linked against one torch: with another they do not load, or crash.
-    """
+    """The error line if torch is not the version that vLLM was compiled against, or None: with
+    another its libraries do not load, or crash."""
     wanted = _pinned("torch", found.vllm_requires)
     torch, vllm = found.versions.get("torch"), found.versions.get("vllm")
-    if wanted is None or vllm is None or torch is None or _public(torch) == _public(wanted):
+    # Without the local part, as in 2.11.0+cu130.
+    if not (wanted and vllm and torch) or torch.split("+")[0] == wanted.split("+")[0]:
         return None
     return (
         f"vllm {vllm}{found.where} needs torch {wanted}; found torch {torch}. Give vLLM an"
@@ -278,7 +261,6 @@ def find_mismatch(found: Interpreter) -> str | None:
 
 
 def is_tested_vllm(version: str) -> bool:
-    """True for the minor version of vLLM that forge was tested with."""
     return re.match(re.escape(TESTED_VLLM) + r"(\.|$)", version) is not None
 
 
@@ -289,8 +271,3 @@ def _pinned(name: str, requirements: Sequence[str]) -> str | None:
         if found and "extra" not in line:
             return found.group(1)
     return None
-
-
-def _public(version: str) -> str:
-    """`2.11.0` of `2.11.0+cu130`."""
-    return version.partition("+")[0]

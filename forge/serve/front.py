@@ -1,9 +1,8 @@
 """One address in front of replicas: `forge serve`. Passes requests through the router to the
 engines, and answers and streams back, all unchanged.
 
-Called by `commands.serve`; `[serve] url` and clients of OpenAI's API connect, through the door
-(`forge.process.server.door`). Promises: if a client hangs up, its samples are aborted; if a replica
-dies, a request whose answer has not begun is sent to another one. Its weights do not change.
+Promises: if a client hangs up, its samples are aborted; if a replica dies, a request whose answer
+has not begun is sent to another one. Its weights do not change.
 
     POST /v1/completions, /v1/chat/completions, /score   as the engines answer them
     GET  /v1/models    GET /health
@@ -37,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 FORWARDED = ("/v1/completions", "/v1/chat/completions", "/score")
 ATTEMPTS = 3
-"""Maximum attempts at one request, over replicas."""
 CLOSE_S = 2.0
 """Maximum time to close the connection to an engine whose client has hung up."""
 
@@ -51,22 +49,17 @@ class Front:
     ) -> None:  # fmt: skip
         """Connect to the engines. `timeout_s`: their maximum silence; the door's settings as in
         `Door`."""
-        self._replicas = replicas
-        self._model = model
-        self._token = token
-        self._is_local = is_local
-        self._timeout_s = timeout_s
+        self._replicas, self._model = replicas, model
+        self._token, self._is_local, self._timeout_s = token, is_local, timeout_s
         self._clients = {
             each.name: open_client(each.socket_path, timeout_s=timeout_s) for each in replicas.all
         }
 
     async def close(self) -> None:
-        """Close the connections to the engines."""
         for client in self._clients.values():
             await client.aclose()
 
     def app(self) -> Starlette:
-        """The routes behind the door."""
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.responses import JSONResponse

@@ -1,8 +1,9 @@
 # pyright: strict
+# pyright: strict
 """Lists the modules of an engine's interpreter and their versions, without importing them.
 
-`versions` runs this file in that interpreter, which need not have forge: so it imports the standard
-library only, and is no part of `versions`. It is called directly for this process's interpreter.
+`engines` runs this file in that interpreter, which need not have forge: so it imports the standard
+library only. It is called directly for this process's interpreter.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # pyright: strict
+# pyright: strict
 """The contract of an engine, as the endpoints around it use it: requests, samples, status.
 
-Implemented by `forge.serve.engine.worker.Worker` (llama and hf, stepped by a thread of forge) and
-by `forge.serve.vllm.engine.VllmEngine`; requests are made by `engine.formats`. Promise: a request
-that passes `check` cannot make an engine abort its process.
+Promise: a request that passes `check` cannot make an engine abort its process.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ SLEEP = "sleep"
 MAX_SAMPLES = 4096
 """Maximum samples of one request: bounds the work that one line of JSON can queue."""
 MAX_STOP_IDS = 16
-"""Maximum stop tokens of one request."""
 SEED_MASK = (1 << 64) - 1
 
 
@@ -52,13 +50,11 @@ class EngineStatus:
     """Policy version for a request that arrives now."""
     running: int = 0
     waiting: int = 0
-    """Samples without a slot."""
     kv_use: float = 0.0
     """Share of the KV memory in use, 0 to 1."""
     generated_tokens: int = 0
     prompt_tokens: int = 0
     step_s: float = 0.0
-    """Total seconds in steps."""
 
 
 class EnginePort(Protocol):
@@ -75,16 +71,9 @@ class EnginePort(Protocol):
     async def generate(
         self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
     ) -> None:
-        """Return when every sample of the request is finished and has its outputs. Cancellation
-        aborts the samples.
-
-        Args:
-            on_chunk: called in the event loop after each step.
-
-        Raises:
-            ConfigError: the request cannot be served.
-            MachineError: the request was given up.
-        """
+        """Return when every sample of the request is finished and has its outputs; `on_chunk` is
+        called in the event loop after each step. Cancellation aborts the samples. Raises
+        ConfigError for a request that cannot be served, MachineError for one that failed."""
         ...
 
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
@@ -94,23 +83,16 @@ class EnginePort(Protocol):
 
     async def load_weights(self, path: Path, *, version: int) -> None:
         """Serve a complete directory as `version`: a checkpoint, or a PEFT adapter on the last
-        checkpoint.
-
-        Raises ConfigError if that is not possible; the old weights are still served.
-        """
+        checkpoint. Raises ConfigError if that is not possible; the old weights are still served."""
         ...
 
     async def sleep(self) -> None:
         """Release GPU memory; `version` and weights stay. Raises ConfigError without SLEEP."""
         ...
 
-    async def wake(self) -> None:
-        """Take GPU memory back. Nothing if it is awake."""
-        ...
+    async def wake(self) -> None: ...
 
-    def status(self) -> EngineStatus:
-        """Numbers as of the last step."""
-        ...
+    def status(self) -> EngineStatus: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -123,14 +105,11 @@ class EngineSample:
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     versions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Policy version of each token."""
     finish: Finish | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """A prompt and the settings of its continuations."""
-
     prompt: np.ndarray
     """Token ids as int64; the engine narrows them after the check. [P]"""
     n: int
@@ -142,15 +121,12 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     samples: list[EngineSample] = field(init=False, default_factory=list[EngineSample])
     error: str = ""
-    """Reason if its samples were given up."""
 
     @property
     def is_done(self) -> bool:
-        """True once all samples are finished."""
         return all(sample.finish is not None for sample in self.samples)
 
     def check(self, *, num_vocab: int, context_tokens: int) -> None:
-        """Raise ConfigError, with found and allowed, for a request that cannot be served."""
         check_tokens("prompt", self.prompt, num_vocab=num_vocab)
         _check_range("n", self.n, 1, MAX_SAMPLES)
         _check_range("max_tokens", self.max_tokens, 1, context_tokens)
@@ -165,7 +141,6 @@ class Request:
 
 
 def check_tokens(name: str, tokens: np.ndarray, *, num_vocab: int) -> None:
-    """Raise ConfigError unless there are tokens and all are in the vocabulary."""
     if tokens.size == 0:
         raise ConfigError(f"{name}: found no token; at least one is needed")
     low, high = int(tokens.min()), int(tokens.max())
@@ -178,14 +153,12 @@ def check_tokens(name: str, tokens: np.ndarray, *, num_vocab: int) -> None:
 def check_score(
     prompt: np.ndarray, completion: np.ndarray, *, num_vocab: int, context_tokens: int
 ) -> None:
-    """Raise ConfigError for tokens that cannot be scored."""
     check_tokens("prompt_ids", prompt, num_vocab=num_vocab)
     check_tokens("completion_ids", completion, num_vocab=num_vocab)
     check_length(prompt.size, completion.size, context_tokens=context_tokens)
 
 
 def check_length(prompt: int, completion: int, *, context_tokens: int) -> None:
-    """Raise ConfigError unless both fit into one sequence."""
     if prompt + completion > context_tokens:
         raise ConfigError(
             f"found {prompt} prompt + {completion} completion tokens = {prompt + completion};"

@@ -1,10 +1,11 @@
 # pyright: strict
+# pyright: strict
 """The supervisor's side of one replica: keeps the engine's child alive with the current weights.
 
-Owned by `replicas`. Promises: a restarted child has the current weights before it answers a
-request; a child that dies asleep is restarted at `wake` only, since others use its GPU until then;
-a child whose /health is silent for `HUNG_S` is killed and restarted; the first start is not
-repeated, since its failure has a lasting cause.
+Promises: a restarted child has the current weights before it answers a request; a child that dies
+asleep is restarted at `wake` only, since others use its GPU until then; a child whose /health is
+silent for `HUNG_S` is killed and restarted; the first start is not repeated, since its failure has
+a lasting cause.
 
     start ─▶ push weights ─▶ up ──died──▶ back-off ─▶ start ...   too many deaths: ChildDied
               up ──draining──▶ idle ─▶ push weights, or asleep ─▶ up
@@ -46,7 +47,6 @@ RETRY_PAUSE_S = 0.1
 NO_ROOM_PAUSE_S = 5.0
 """Pause before another attempt to find a machine with room."""
 HEALTH_EVERY_S = 0.5
-"""Interval of /health requests."""
 HUNG_S = 60.0
 """Maximum silence of /health. Longer than a full garbage collection or the load of a large
 checkpoint blocks the child's event loop."""
@@ -57,7 +57,6 @@ class Restarts:
     """Back-off of restarts: the delay doubles with each death in the window. No clock inside."""
 
     limit: int = 5
-    """Maximum deaths in the window."""
     window_s: float = 600.0
     first_delay_s: float = 0.2
     longest_delay_s: float = 10.0
@@ -82,25 +81,15 @@ class EngineElsewhere(Protocol):
         ...
 
     @property
-    def is_alive(self) -> bool:
-        """True until its end is known."""
-        ...
+    def is_alive(self) -> bool: ...
 
-    async def wait(self) -> str:
-        """Wait for its end and return the reason."""
-        ...
+    async def wait(self) -> str: ...
 
-    async def kill(self) -> None:
-        """End it."""
-        ...
+    async def kill(self) -> None: ...
 
-    def dump_stacks(self) -> None:
-        """Make it write its stacks to its log."""
-        ...
+    def dump_stacks(self) -> None: ...
 
-    def died(self, *, doing: str = "") -> ChildDied:
-        """The error for an engine that ended unasked."""
-        ...
+    def died(self, *, doing: str = "") -> ChildDied: ...
 
     async def bring(self, path: Path) -> Path:
         """Copy a directory of weights to its machine; returns the path there. Raises ChildDied,
@@ -116,16 +105,10 @@ class Replica:
     """An engine's child, its client and its counters."""
 
     def __init__(
-        self,
-        spec: ChildSpec,
-        *,
-        weights: Weights,
-        request_timeout_s: float,
-        observer: ProcessObserver | None,
-        on_up: Callable[[], None],
-        on_death: Callable[[str], None],
-        elsewhere: OpenEngineElsewhere | None = None,
-    ) -> None:
+        self, spec: ChildSpec, *, weights: Weights, request_timeout_s: float,
+        observer: ProcessObserver | None, on_up: Callable[[], None],
+        on_death: Callable[[str], None], elsewhere: OpenEngineElsewhere | None = None,
+    ) -> None:  # fmt: skip
         """`on_up` is called when the replica accepts requests, `on_death` with its name.
         `elsewhere` starts the engine on another machine."""
         assert spec.socket_path is not None
@@ -140,13 +123,10 @@ class Replica:
         self.num_deaths = 0
         self.load = 0
         """Samples requested and not yet answered."""
-        self._spec = spec
-        self._observer = observer
-        self._on_up = on_up
-        self._on_death = on_death
+        self._spec, self._observer, self._elsewhere = spec, observer, elsewhere
+        self._on_up, self._on_death = on_up, on_death
         self._restarts = Restarts()
         self._client = ReplicaClient(spec.socket_path, name=spec.name, timeout_s=request_timeout_s)
-        self._elsewhere = elsewhere
         self._child: Child | EngineElsewhere | None = None
         self.is_absent = False
         """True while no other machine has room for it: publishes do not wait for it."""
@@ -228,7 +208,6 @@ class Replica:
 
     @asynccontextmanager
     async def _open(self, spec: ChildSpec) -> AsyncGenerator[Child | EngineElsewhere]:
-        """A started engine, here or on another machine."""
         if self._elsewhere is None:
             async with open_child(spec, observer=self._observer) as child:
                 yield child
@@ -236,11 +215,6 @@ class Replica:
         async with self._elsewhere(spec) as engine:
             self.is_absent, self.is_unreached, self._client = False, False, engine.client
             yield engine
-
-    def _note_reached(self) -> None:
-        if self.is_unreached:
-            self.is_unreached = False
-            self._on_up()
 
     async def _pause(self, death: ChildDied) -> None:
         self.num_deaths += 1
@@ -262,16 +236,17 @@ class Replica:
             if child is None or not self.health:
                 answered_at = time.monotonic()
                 continue
-            if (
-                self._elsewhere is None and not self.socket_path.exists()
-            ):  # open connections work on, new ones fail
+            # Open connections work on, new ones fail.
+            if self._elsewhere is None and not self.socket_path.exists():
                 logger.error("%s: %s was removed; it is restarted", self.name, self.socket_path)
                 await child.kill()
                 continue
             try:
                 self.health = await self._client.health()
                 answered_at = time.monotonic()
-                self._note_reached()
+                if self.is_unreached:
+                    self.is_unreached = False
+                    self._on_up()
             except ChildDied:
                 continue
             except (Stalled, MachineError):
@@ -320,7 +295,6 @@ class Replica:
             await anyio.sleep(RETRY_PAUSE_S)
 
     async def wake(self) -> None:
-        """Take GPU memory back."""
         if not self._is_asleep:
             return
         self._is_asleep = False
@@ -336,10 +310,8 @@ class Replica:
     # -- weights ---------------------------------------------------------------------------------
 
     async def serve(self, weights: Weights, *, timeout_s: float) -> None:
-        """Return once the child serves these weights, through restarts.
-
-        Raises ConfigError if it refuses them, Stalled if it is silent.
-        """
+        """Return once the child serves these weights, through restarts. Raises ConfigError if it
+        refuses them, Stalled if it is silent."""
         self.wanted = weights
         with anyio.move_on_after(timeout_s):
             while not self._serves_wanted and not self.is_absent:
@@ -375,7 +347,6 @@ class Replica:
         self._on_up()
 
     async def _bring(self, path: Path) -> Path:
-        """The path of a directory of weights where the engine runs."""
         if self._elsewhere is None:
             return path
         child = self._child
@@ -390,13 +361,10 @@ class Replica:
         try:
             with self.busy.running():
                 return await self._client.complete(
-                    request.prompt.ids,
-                    n=request.n,
-                    max_tokens=request.max_tokens,
-                    temperature=request.temperature,
-                    seed=request.seed,
+                    request.prompt.ids, n=request.n, max_tokens=request.max_tokens,
+                    temperature=request.temperature, seed=request.seed,
                     stop_token_ids=request.stop_token_ids,
-                )
+                )  # fmt: skip
         except ChildDied:
             self.is_unreached = self._elsewhere is not None
             raise

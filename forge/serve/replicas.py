@@ -1,10 +1,10 @@
 # pyright: strict
+# pyright: strict
 """All replicas of a stage: kept alive, asked through a router, given new weights together; and the
 child of a replica, here or on another machine (`forge.cluster.roles` starts it there).
 
-Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`). Promise:
-`publish` returns when every engine has acknowledged the version, and changes nothing if one refuses
-it.
+Promise: `publish` returns when every engine has acknowledged the version, and changes nothing if
+one refuses it.
 """
 
 from __future__ import annotations
@@ -52,26 +52,20 @@ class Replicas(Served):
         stop_token_ids: Sequence[int], observer: ProcessObserver | None = None,
         elsewhere: OpenEngineElsewhere | None = None,
     ) -> None:  # fmt: skip
-        """Prepare one replica per spec; none is started yet. `elsewhere` starts their engines on
-        other machines."""
+        """Prepare one replica per spec; none is started yet."""
         through_restart_s = start_timeout_s(table) + table.request_timeout_s
         replicas = [
             Replica(
-                spec,
-                weights=weights,
-                request_timeout_s=table.request_timeout_s,
-                observer=observer,
-                on_up=self.note_up,
+                spec, weights=weights, request_timeout_s=table.request_timeout_s,
+                observer=observer, on_up=self.note_up, elsewhere=elsewhere,
                 on_death=lambda name: self.router.forget(name),
-                elsewhere=elsewhere,
             )
             for spec in specs
-        ]
+        ]  # fmt: skip
         super().__init__(
             replicas, stop_token_ids=stop_token_ids, slots=table.slots, wait_s=through_restart_s
         )
-        self.all = tuple(replicas)
-        self._weights = weights
+        self.all, self._weights = tuple(replicas), weights
         self._request_timeout_s = table.request_timeout_s
         self._through_restart_s = through_restart_s
         """Maximum wait for an answer of an engine that has to be started for it."""
@@ -79,21 +73,17 @@ class Replicas(Served):
 
     @property
     def weights(self) -> Weights:
-        """The weights that all servers have, or are getting."""
         return self._weights
 
     @property
     def version(self) -> int:
-        """Policy version that all servers have."""
         return self._weights.version
 
     @property
     def features(self) -> frozenset[str]:
-        """Features that all engines have."""
         return frozenset[str].intersection(*(each.features for each in self.all))
 
     def load(self) -> EngineLoad | None:
-        """Numbers of the engines that are up; None if none is."""
         known = [each.health for each in self.all if each.health]
         if not known:
             return None
@@ -106,11 +96,8 @@ class Replicas(Served):
 
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
         """Serve the weights of a directory everywhere, as `version`. Wakes sleeping engines, and
-        loads weights again that are already served.
-
-        Args:
-            rolling: load one server after the other, each when its requests have ended, while the
-                others serve the old weights. Otherwise load all at once, during requests.
+        loads weights again that are already served. `rolling`: one server after the other, each
+        when its requests have ended; else all at once, during requests.
 
         Raises:
             ConfigError: a server refused the weights; all serve the old ones again.
@@ -137,7 +124,6 @@ class Replicas(Served):
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
-        """Log probabilities of the completion's tokens from each engine."""
         answers: dict[str, list[list[float]]] = {}
 
         async def ask(server: Replica) -> None:
@@ -161,7 +147,6 @@ class Replicas(Served):
             raise
 
     async def wake(self) -> None:
-        """Take GPU memory back and continue with requests."""
         await self.for_each(lambda each: each.wake())
         self.release()
 
@@ -179,13 +164,9 @@ class Replicas(Served):
                 await server.drain(timeout_s=self._request_timeout_s)
                 await ask(server)
             finally:
-                self._undrain(server)
-
-    def _undrain(self, server: Replica) -> None:
-        """Let a server accept requests again."""
-        server.is_draining = False
-        if server.is_up:
-            self.note_up()
+                server.is_draining = False
+                if server.is_up:
+                    self.note_up()
 
     async def for_each(self, ask: Callable[[Replica], Awaitable[None]]) -> None:
         """Call `ask` for all at once. Raises the first ForgeError, without an exception group."""
@@ -204,7 +185,6 @@ class Replicas(Served):
             raise failures[0]
 
     def note_up(self) -> None:
-        """Wake requests that wait for a server. Call it when one is up (again)."""
         self.router.has_prefix_cache = PREFIX_CACHE in self.features
         super().note_up()
 
@@ -281,14 +261,9 @@ async def open_replicas(
 
 
 def engine_spec(
-    table: ServeTable,
-    *,
-    index: int,
-    socket_dir: Path,
-    log_dir: Path,
-    gpus: Sequence[str],
+    table: ServeTable, *, index: int, socket_dir: Path, log_dir: Path, gpus: Sequence[str],
     config: dict[str, Any],
-) -> ChildSpec:
+) -> ChildSpec:  # fmt: skip
     """The child of a replica; `config` has what the engines of a stage have in common."""
     name = f"serve-{index}"
     socket_path = socket_dir / f"{name}.sock"
@@ -329,15 +304,9 @@ def spec_elsewhere(
     settings: Mapping[str, Any], *, index: int, model_dir: str, folder: Path, work: Path,
     gpus: Sequence[str], shares_gpu: bool,
 ) -> ChildSpec:  # fmt: skip
-    """The engine of a replica on this machine, with its own installation and cards.
-
-    Raises MachineError if the engine is not installed here.
-
-    Args:
-        settings: from `settings_elsewhere`.
-        folder: for its socket and its log. `work` is for its own files.
-        shares_gpu: its card may have another child of the run.
-    """
+    """The engine of a replica on this machine, with its own installation and cards. `settings` are
+    from `settings_elsewhere`; `folder` is for its socket and log, `work` for its own files. Raises
+    MachineError if the engine is not installed here."""
     table = resolve(ServeTable.model_validate(settings["table"]), gpus=gpus)
     check_engine(table, gpus=gpus)
     own: dict[str, Any] = {

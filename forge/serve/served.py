@@ -1,12 +1,11 @@
 # pyright: strict
+# pyright: strict
 """One `generate` over several servers of one model, and the choice of the server for each request.
 
-`Served` is the base of `replicas.Replicas` (engines of this run) and of `remote.Remote` (servers
-behind URLs); `Server` is what it needs of each. A prompt goes to the server that evaluated its
-longest prefix, unless that one is much busier; otherwise to the first of the least loaded. A slow
-one answers later, so its load stays and it gets fewer requests. Promise: a request that is lost
-with its server, or that a server does not answer in time, is sent to another one; one answer is
-returned and counted.
+A prompt goes to the server that evaluated its longest prefix, unless that one is much busier;
+otherwise to the first of the least loaded. A slow one answers later, so its load stays and it gets
+fewer requests. Promise: a request that is lost with its server, or that a server does not answer in
+time, is sent to another one; one answer is returned and counted.
 
     choose ─▶ send ──answered──▶ counted
                 └─ hung up, failed or timed out ─▶ choose again, another server where one is up
@@ -19,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -41,37 +40,32 @@ SPILL_SLOTS = 8
 """...and by more than 1 / SPILL_SLOTS of its slots: below that a step takes as long."""
 
 
-class ReplicaLoad(NamedTuple):
-    """One replica that is up. Made for each replica at each request, in half of the time of a
-    frozen dataclass."""
-
-    name: str
-    samples: int
-    """Samples requested and not answered."""
-    slots: int
-    """Samples that it decodes together."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Router:
-    """Chooses among the replicas of a stage, which it knows by name only."""
-
+    slots: int
     has_prefix_cache: bool = False
     """True if the engine reuses evaluated prefixes for later prompts."""
     _blocks: OrderedDict[int, set[str]] = field(default_factory=OrderedDict[int, set[str]])
     """Replicas that evaluated a prefix, by the hash of its blocks. Least recently used first."""
 
-    def choose(self, up: Sequence[ReplicaLoad], prompt_ids: Sequence[int]) -> int:
-        """Index in `up` of the replica to ask. It counts as having evaluated the prompt."""
-        least = min(range(len(up)), key=lambda index: up[index].samples)
+    def choose(self, up: Sequence[Server], prompt_ids: Sequence[int]) -> Server:
+        """The server to ask. It counts as having evaluated the prompt."""
+        least = min(up, key=lambda each: each.load)
         if not self.has_prefix_cache:
             return least
         blocks = _hash_blocks(prompt_ids)
-        near = [index for index in range(len(up)) if not _is_spilling(up[index], up[least])]
-        known = {index: self._num_known(up[index].name, blocks) for index in near}
-        chosen = max(near, key=lambda index: (known[index], -up[index].samples))
-        self._remember(up[chosen].name, blocks)
+        near = [each for each in up if not self._is_spilling(each.load, least.load)]
+        chosen = max(near, key=lambda each: (self._num_known(each.name, blocks), -each.load))
+        for block in blocks:
+            self._blocks.setdefault(block, set()).add(chosen.name)
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > MAX_BLOCKS:
+            self._blocks.popitem(last=False)
         return chosen
+
+    def _is_spilling(self, load: int, least: int) -> bool:
+        """True if a server is too busy for what its cache would save."""
+        return load + 1 > SPILL * (least + 1) and load - least > self.slots / SPILL_SLOTS
 
     def forget(self, name: str) -> None:
         """Forget what a replica evaluated: it serves other weights now, or is another process. A
@@ -87,19 +81,6 @@ class Router:
             if name not in self._blocks.get(block, ()):
                 return count
         return len(blocks)
-
-    def _remember(self, name: str, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self._blocks.setdefault(block, set()).add(name)
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > MAX_BLOCKS:
-            self._blocks.popitem(last=False)
-
-
-def _is_spilling(load: ReplicaLoad, least: ReplicaLoad) -> bool:
-    """True if it is too busy for what its cache would save."""
-    excess = load.samples - least.samples
-    return load.samples + 1 > SPILL * (least.samples + 1) and excess > load.slots / SPILL_SLOTS
 
 
 def _hash_blocks(prompt_ids: Sequence[int]) -> list[int]:
@@ -122,23 +103,15 @@ RETRY_PAUSE_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeStats:
-    """Sums over the servers since they were opened. Only `running` and `waiting` can fall."""
-
     generated_tokens: int
     busy_s: float
     """Seconds with a request in progress, summed: divide by num_replicas for a share."""
-    running: int
-    """Samples in slots."""
-    waiting: int
-    """Samples without a slot."""
     num_replicas: int
     num_restarts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """One request for samples."""
-
     prompt: Prompt
     n: int
     max_tokens: int
@@ -159,9 +132,7 @@ class Server(Protocol):
     busy: BusyClock
 
     @property
-    def is_up(self) -> bool:
-        """True if it accepts requests."""
-        ...
+    def is_up(self) -> bool: ...
 
     async def complete(self, request: SampleRequest) -> list[Completion]:
         """Sample. Cancellation aborts them on the server. Raises ForgeError."""
@@ -169,34 +140,27 @@ class Server(Protocol):
 
 
 class Served:
-    """Servers that answer for one model."""
-
     def __init__(
         self, servers: Sequence[Server], *, stop_token_ids: Sequence[int], slots: int, wait_s: float
     ) -> None:
         """No server needs to be up yet. `slots`: samples that each decodes together; `wait_s`:
         maximum wait for any to be up."""
-        self._servers = list(servers)
-        self._stop_token_ids = tuple(stop_token_ids)
-        self._slots = slots
-        self._wait_s = wait_s
+        self._servers, self._stop_token_ids = list(servers), tuple(stop_token_ids)
+        self._slots, self._wait_s = slots, wait_s
         self._came_up = anyio.Event()
         self._released = anyio.Event()
         self._released.set()
-        self.router = Router()
+        self.router = Router(slots=slots)
 
     def load(self) -> EngineLoad | None:
         """The engines' own numbers; None if they report none."""
         return None
 
     def stats(self) -> ServeStats:
-        """Counters as of now."""
-        servers, slots = self._servers, self._slots
+        servers = self._servers
         return ServeStats(
             generated_tokens=sum(each.generated_tokens for each in servers),
             busy_s=sum(each.busy.busy_s for each in servers),
-            running=sum(min(each.load, slots) for each in servers),
-            waiting=sum(max(each.load - slots, 0) for each in servers),
             num_replicas=len(servers),
             num_restarts=sum(each.num_deaths for each in servers),
         )
@@ -254,7 +218,6 @@ class Served:
             self._released = anyio.Event()
 
     def release(self) -> None:
-        """Let requests continue."""
         self._released.set()
 
     async def _choose(self, prompt_ids: Sequence[int], *, avoided: Sequence[Server] = ()) -> Server:
@@ -263,16 +226,10 @@ class Served:
         with anyio.move_on_after(self._wait_s):
             while not (up := [each for each in self._servers if each.is_up]):
                 await self._came_up.wait()
-            others = [each for each in up if each not in avoided]
-            return self._route(others or up, prompt_ids)
+            near = [each for each in up if each not in avoided] or up
+            return near[0] if len(self._servers) == 1 else self.router.choose(near, prompt_ids)
         names = ", ".join(each.name for each in self._servers)
         raise Stalled(f"no replica came up within {self._wait_s:.0f} s; waited for: {names}")
-
-    def _route(self, up: Sequence[Server], prompt_ids: Sequence[int]) -> Server:
-        if len(self._servers) == 1:
-            return up[0]
-        loads = [ReplicaLoad(name=each.name, samples=each.load, slots=self._slots) for each in up]
-        return up[self.router.choose(loads, prompt_ids)]
 
 
 @contextmanager

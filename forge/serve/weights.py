@@ -1,9 +1,7 @@
 # pyright: strict
-"""Weights of a replica: directories, and the policy version that they are.
-
-`Weights` is passed by the runner from stage to stage, and published by `replicas.Replicas`.
-Promise: an adapter always comes with the checkpoint it was trained on.
-"""
+# pyright: strict
+"""Weights of a replica: directories, and the policy version that they are. Promise: an adapter
+always comes with the checkpoint it was trained on."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ class Weights:
     """One policy version, as directories."""
 
     full: Path
-    """Directory of a whole checkpoint."""
     adapter: Path | None = None
-    """Directory of a PEFT adapter on it."""
     version: int = 0
     """Policy version of both together."""
     full_version: int = 0
@@ -48,7 +44,6 @@ class Weights:
 
     @property
     def base(self) -> Weights:
-        """The checkpoint alone, which an engine starts with."""
         return Weights(full=self.full, version=self.full_version, full_version=self.full_version)
 
     def paths_from(self, served: Weights | None) -> list[Path]:

@@ -1,15 +1,14 @@
 # pyright: strict
+# pyright: strict
 """Formats that engines and `forge serve` send: completions in binary, and errors as clients of
 OpenAI read them.
 
-A token takes 8 bytes, where JSON takes 70 and blocks the event loop. Packed by `engine.endpoints`
-for requests with `Accept: COMPACT`, unpacked by `client`. Promises: a round trip changes nothing
-but the precision of log probabilities (float32); invalid bytes raise MachineError and nothing else.
+A token takes 8 bytes, where JSON takes 70 and blocks the event loop. Promises: a round trip changes
+nothing but the precision of log probabilities (float32); invalid bytes raise MachineError and
+nothing else. All little endian:
 
     b"FS1\\0" │ u32: bytes of header │ header │ u32 ids of all │ f32 logprobs of all
     header: JSON, [{n, finish, min_version, max_version}], one entry per completion
-
-All little endian.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 COMPACT = "application/x-forge-samples"
-"""Media type for Accept and Content-Type."""
 MAGIC = b"FS1\0"
+WRONG = (TypeError, ValueError, struct.error)
 _PREFIX = struct.Struct("<4sI")
 _ID, _LOGPROB = np.dtype("<u4"), np.dtype("<f4")
 MAX_BODY_BYTES = 64 << 20
@@ -41,17 +40,14 @@ MAX_BODY_BYTES = 64 << 20
 
 def pack(completions: Sequence[Completion]) -> bytes:
     """The bytes of an answer with these completions."""
-    header = json.dumps(
-        [
-            {
-                "n": len(one.token_ids),
-                "finish": str(one.finish),
-                "min_version": one.min_version,
-                "max_version": one.max_version,
-            }
-            for one in completions
-        ]
-    ).encode()
+    entries = [
+        {
+            "n": len(one.token_ids), "finish": str(one.finish),
+            "min_version": one.min_version, "max_version": one.max_version,
+        }
+        for one in completions
+    ]  # fmt: skip
+    header = json.dumps(entries).encode()
     ids = [np.asarray(one.token_ids, _ID).tobytes() for one in completions]
     logprobs = [np.asarray(one.logprobs, _LOGPROB).tobytes() for one in completions]
     return b"".join([_PREFIX.pack(MAGIC, len(header)), header, *ids, *logprobs])
@@ -79,14 +75,7 @@ def unpack(content: bytes) -> list[Completion]:
             )
             for entry, end in zip(entries, accumulate(counts), strict=True)
         ]
-    except (
-        LookupError,
-        OverflowError,
-        RecursionError,
-        TypeError,
-        ValueError,
-        struct.error,
-    ) as error:
+    except (LookupError, OverflowError, RecursionError, *WRONG) as error:
         raise MachineError(f"an answer in {COMPACT} is damaged: {error}") from error
 
 

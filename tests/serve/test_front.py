@@ -26,8 +26,7 @@ from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
 from forge.serve.front import Front
-from forge.serve.remote.dialects import Dialect
-from forge.serve.remote.remote import open_remote
+from forge.serve.remote.remote import Dialect, open_remote
 from tests.listening import ROOT, listening, start
 from tests.serve.fronted import fronting
 
@@ -121,7 +120,7 @@ def test_served_engines_answer_openai_clients_and_evaluations_and_end_with_the_s
 async def evaluate(url: str, model_dir: Path) -> list[Any]:
     table = ServeTable(url=[f"{url}/v1"])
     async with open_remote(table, chat=ChatTemplate.load(model_dir), say=pytest.fail) as remote:
-        assert remote.all[0].found.dialect is Dialect.FORGE
+        assert remote.all[0].dialect is Dialect.FORGE
         return await remote.generate(
             Prompt(ids=(1, 2, 3)), n=2, max_tokens=9, temperature=1.0, seed=0
         )
@@ -237,7 +236,7 @@ async def test_an_evaluation_of_another_model_than_the_served_one_is_refused(
         for name in ("ours", None):
             table = ServeTable(url=[url], model_name=name)
             async with open_remote(table, chat=Ids(), say=pytest.fail) as remote:
-                found = remote.all[0].found
+                found = remote.all[0]
                 assert (found.dialect, found.model) == (Dialect.FORGE, "ours")
         said = f'serve.model_name: found "theirs"; {url} has: ours'
         table = ServeTable(url=[url], model_name="theirs")

@@ -103,7 +103,6 @@ async def test_a_publish_reaches_all_replicas_and_those_that_restart(
         assert answers == [300] * 16
         stats = replicas.stats()
         assert stats.generated_tokens == 16 * 300, "what was lost is not counted"
-        assert stats.running == stats.waiting == 0
         await until(lambda: all(replica.is_up for replica in replicas.all))
         assert replicas.stats().num_restarts == 1
         again = (await replicas.probe(PROMPT, completion))[1]

@@ -19,8 +19,6 @@ from forge.serve.port import SEED_MASK, EngineSample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """Sampling parameters of each row. All [R]."""
-
     temperature: np.ndarray
     """0 is greedy."""
     top_k: np.ndarray
@@ -36,8 +34,6 @@ class Knobs:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The drawn tokens. All [R]."""
-
     token: np.ndarray
     logprob: np.ndarray
     """Under the sampled distribution; for greedy rows at temperature 1."""
@@ -77,8 +73,6 @@ def _finalised(x: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A running sample."""
-
     sample: EngineSample
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -98,7 +92,6 @@ class Row:
 
 
 def knobs_of(rows: Sequence[Row]) -> Knobs:
-    """Sampling parameters of the rows. [R]"""
     requests = [row.sample.request for row in rows]
     return Knobs(
         temperature=np.array([request.temperature for request in requests]),
@@ -140,7 +133,6 @@ def record(rows: Sequence[Row], draw: Draw, *, version: int) -> list[int]:
 
 
 def tokens_from(rows: Iterable[Row], sample: EngineSample, start: int) -> list[int]:
-    """Tokens of a sample from an index on, running or not."""
     for row in rows:
         if row.sample is sample:
             return row.tokens[start:]

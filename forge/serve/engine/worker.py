@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FAULT_EXIT = 70
-"""Exit code after a failed step."""
 FAULT_GRACE_S = 0.3
 """Time for the last answers to be sent before the process ends."""
 
@@ -76,9 +75,11 @@ class StepEngine(Protocol):
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray: ...
 
-    def sleep(self) -> None: ...
+    def sleep(self) -> None:
+        """Asked of engines with SLEEP alone, as `wake`."""
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """See `sleep`."""
 
     def status(self) -> EngineStatus:
         """Numbers of the engine; the worker adds `step_s`."""
@@ -90,12 +91,9 @@ class StepEngine(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request in progress."""
-
     done: Future[None]
     on_chunk: Callable[[Chunk], object] | None
     sent: Counter[int] = field(default_factory=Counter)
-    """Number of streamed tokens by sample index."""
 
 
 class Worker:
@@ -120,7 +118,6 @@ class Worker:
         self._status = EngineStatus(version=0)
 
     def start(self) -> None:
-        """Make the engine; returns when it can serve. Raises the error of `make_engine`."""
         self._thread.start()
         engine = self._started.result()
         self.features = engine.features
@@ -140,7 +137,6 @@ class Worker:
         await self.call(lambda engine: engine.check(request))
 
     async def load_weights(self, path: Path, *, version: int) -> None:
-        """Load between two steps; running samples continue under the new weights."""
         await self._call_on_card(lambda engine: engine.load_weights(path, version=version))
 
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
@@ -177,9 +173,6 @@ class Worker:
     async def generate(
         self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
     ) -> None:
-        """Return when every sample of the request is finished. `on_chunk` is called for each step,
-        in the event loop. Raises ConfigError for a request that cannot be served, MachineError for
-        one that failed."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
         in_loop = asyncio.get_running_loop().call_soon_threadsafe

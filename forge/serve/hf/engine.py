@@ -51,14 +51,10 @@ SCORE_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfSettings:
-    """Settings of a model and its memory."""
-
     model_dir: Path
     context_tokens: int
-    """Maximum tokens of one sequence."""
     num_slots: int
     is_exact: bool = True
-    """f32 if true, else bf16."""
     device: str = "cpu"
     version: int = 0
 
@@ -145,13 +141,10 @@ class HfEngine(StepEngine):
         first = self._waiting.popleft()
         starting = [first]
         free = self._settings.num_slots - len(self._rows)
-        while (
-            len(starting) < free
-            and self._waiting
-            and self._waiting[0].request is first.request
-            and not self._waiting[0].tokens.size
-            and not first.tokens.size
-        ):
+        while len(starting) < free and self._waiting and not first.tokens.size:
+            following = self._waiting[0]
+            if following.request is not first.request or following.tokens.size:
+                break
             starting.append(self._waiting.popleft())
         tokens = np.concatenate([first.request.prompt, first.tokens])
         logits, memory = self._model.prefill(tokens.tolist())
@@ -179,13 +172,10 @@ class HfEngine(StepEngine):
     def status(self) -> EngineStatus:
         """KV use is the share of slots in use."""
         return EngineStatus(
-            version=self._version,
-            running=len(self._rows),
-            waiting=len(self._waiting),
+            version=self._version, running=len(self._rows), waiting=len(self._waiting),
             kv_use=len(self._rows) / self._settings.num_slots,
-            generated_tokens=self._generated_tokens,
-            prompt_tokens=self._prompt_tokens,
-        )
+            generated_tokens=self._generated_tokens, prompt_tokens=self._prompt_tokens,
+        )  # fmt: skip
 
     def close(self) -> None:
         self._waiting.clear()

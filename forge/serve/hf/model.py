@@ -41,7 +41,6 @@ NOT_LOADED = (
 )  # fmt: skip
 """Errors of transformers and PEFT for a directory that they cannot load."""
 KV = ("keys", "values")
-"""Attributes of a cache's attention layer."""
 
 
 class HfModel:
@@ -102,7 +101,6 @@ class HfModel:
         self._adapted = adapted.eval()
 
     def _forget(self, adapted: PeftModel | None, name: str) -> None:
-        """Remove the parts of a refused adapter."""
         if adapted is None:
             return
         if self._adapted is None:
@@ -225,7 +223,6 @@ class RowCache:
         return (columns >= self.num_columns - self.lengths[:, None]).long()
 
     def repeat(self, times: int) -> None:
-        """Repeat the only row `times` times."""
         for held, name in self._tensors():
             held[name] = held[name].repeat_interleave(times, dim=0)
         self.lengths = self.lengths.repeat_interleave(times)
@@ -240,7 +237,6 @@ class RowCache:
             held[name] = kept[:, :, unused:] if name in KV else kept
 
     def join(self, other: RowCache) -> None:
-        """Append the rows of another cache."""
         columns = max(self.num_columns, other.num_columns)
         mine, theirs = columns - self.num_columns, columns - other.num_columns
         pairs = zip(self._tensors(), other._tensors(), strict=True)

@@ -71,7 +71,6 @@ class Source:
     pick: Pick | None = None
 
     def read(self, precision: Precision) -> np.ndarray:
-        """float32, or the bits of bfloat16 as uint16, all finite."""
         values = self.stored.read_f32()
         # A float64 sum of float32 is finite exactly when every element is: one pass, no mask.
         if not np.isfinite(values.sum(dtype=np.float64)):
@@ -101,7 +100,6 @@ class Tensor:
         return int(np.prod(self.shape)) * width
 
     def read(self, precision: Precision) -> np.ndarray:
-        """float32, or the bits of bfloat16 as uint16."""
         if self.constant:
             return np.array(self.constant, np.float32)
         parts = [source.read(self.precision_in(precision)) for source in self.sources]
@@ -111,12 +109,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """All weights of a model."""
-
     path: Path
     layout: Layout
     tensors: Mapping[str, Tensor]
-    """By GGUF name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +130,8 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A PEFT LoRA adapter."""
-
     path: Path
     architecture: str
-    """llama.cpp's name of the model's."""
     pairs: tuple[LoraPair, ...]
 
 
@@ -190,7 +182,6 @@ def _open_checkpoint(path: Path, served: Layout | None) -> Checkpoint:
 
 
 def _changes(layout: Layout, served: Layout) -> str:
-    """The differences of two layouts, for an error message."""
     new, old = ({"architecture": each.architecture.name, **each.metadata, "tied": each.is_tied}
                 for each in (layout, served))  # fmt: skip
     changed = [key for key in {**old, **new} if new.get(key) != old.get(key)]
@@ -337,12 +328,9 @@ def _scale(config: dict[str, Any], module: str, rank: int) -> float:
 
 
 def write_model(
-    checkpoint: Checkpoint,
-    path: Path,
-    precision: Precision,
-    *,
+    checkpoint: Checkpoint, path: Path, precision: Precision, *,
     describe: Callable[[gguf.GGUFWriter], None] = lambda w: w.add_tokenizer_model("none"),
-) -> None:
+) -> None:  # fmt: skip
     """Write a whole model. `describe` adds its name and vocabulary; by default it has none."""
     layout = checkpoint.layout
     with written(path, gguf.GGUFType.MODEL, layout.architecture.name) as writer:

@@ -91,8 +91,6 @@ class Slots:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Prefill:
-    """Tokens to evaluate before samples can start."""
-
     tokens: np.ndarray
     samples: list[EngineSample]
     done: int = 0
@@ -291,13 +289,11 @@ class LlamaEngine(StepEngine):
         """KV use is the share of held slots."""
         waiting = [*self._prefills, *(fork.prefill for fork in self._forks)]
         return EngineStatus(
-            version=self.version,
-            running=len(self._slots.rows),
+            version=self.version, running=len(self._slots.rows),
             waiting=sum(len(prefill.samples) for prefill in waiting),
             kv_use=1.0 - self._slots.num_free / self.num_slots,
-            generated_tokens=self._generated_tokens,
-            prompt_tokens=self._prompt_tokens,
-        )
+            generated_tokens=self._generated_tokens, prompt_tokens=self._prompt_tokens,
+        )  # fmt: skip
 
     def close(self) -> None:
         self.model.close()

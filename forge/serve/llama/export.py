@@ -30,7 +30,6 @@ KV_F32 = 0
 
 
 def main() -> None:
-    """Export the model of the config."""
     config = hold_lease()
     logging.getLogger("gguf").setLevel(logging.WARNING)
     Path(config["result_path"]).write_text(json.dumps(export(config)))
@@ -130,7 +129,6 @@ def _differences(config: Mapping[str, Any], model: llama_cpp.Llama, ids: list[in
 
 
 def _asked(model: llama_cpp.Llama, messages: Any) -> list[int]:
-    """The tokens that llama-cpp-python makes of a conversation."""
     bos, eos = (
         model._model.token_get_text(each) for each in (model.token_bos(), model.token_eos())
     )

@@ -63,14 +63,10 @@ LOG_WARNING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """Settings of a model and its memory."""
-
     model_dir: Path
-    """Full checkpoint to start from."""
     work_dir: Path
     """Directory of GGUF files, which exist only while they are loaded."""
     context_tokens: int
-    """Maximum tokens of one sequence."""
     num_sequences: int = 1
     precision: Precision = Precision.EXACT
     threads: int = 1
@@ -78,8 +74,6 @@ class ModelSettings:
 
 
 class LlamaModel:
-    """Weights, context and KV memory of a model."""
-
     def __init__(self, settings: ModelSettings) -> None:
         if not 1 <= settings.num_sequences <= MAX_SEQUENCES:
             raise ConfigError(
@@ -242,7 +236,6 @@ class LlamaModel:
         return ctypes.string_at(self._state, written)
 
     def restore(self, sequence: int, state: bytes) -> None:
-        """Load saved KV into an empty sequence."""
         self._check(sequence)
         buffer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
         if self._c.llama_state_seq_set_data(self._context, buffer, len(state), sequence) == 0:
@@ -266,9 +259,7 @@ class DecodeBatch:
     outputs."""
 
     def __init__(self, binding: Binding, *, capacity: int) -> None:
-        self.capacity = capacity
-        self.size = 0
-        self.num_outputs = 0
+        self.capacity, self.size, self.num_outputs = capacity, 0, 0
         self.token = np.zeros(capacity, np.int32)
         self.position = np.zeros(capacity, np.int32)
         self.sequence = np.zeros(capacity, np.int32)
@@ -292,8 +283,7 @@ class DecodeBatch:
         return self.capacity - self.size
 
     def clear(self) -> None:
-        self.size = 0
-        self.num_outputs = 0
+        self.size = self.num_outputs = 0
 
     def add_step(self, sequences: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> None:
         """Add one token of each sequence, with logits. The batch must be empty. All [R]."""
@@ -322,13 +312,9 @@ class DecodeBatch:
 
 
 def score(
-    model: LlamaModel,
-    batch: DecodeBatch,
-    prompt: np.ndarray,
-    completion: np.ndarray,
-    *,
+    model: LlamaModel, batch: DecodeBatch, prompt: np.ndarray, completion: np.ndarray, *,
     sequence: int,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Log probability at temperature 1 of each completion token after all before it. [T]"""
     context_tokens = model.settings.context_tokens
     check_score(prompt, completion, num_vocab=model.num_vocab, context_tokens=context_tokens)
@@ -420,7 +406,6 @@ class Binding:
 
 
 def failure(what: str) -> MachineError:
-    """An error with llama.cpp's last warnings and errors."""
     said = "; ".join(_recent)
     _recent.clear()
     return MachineError(f"{what}{': ' + said if said else ''}")
@@ -428,5 +413,4 @@ def failure(what: str) -> MachineError:
 
 @cache
 def load_binding() -> Binding:
-    """Load the library once in this process. Raises MachineError if it cannot be loaded."""
     return Binding()

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Rules = Mapping[str, str | bool]
-"""Keys of the GGUF file that say how a text is split."""
 MODEL, PRE = gguf.Keys.Tokenizer.MODEL, gguf.Keys.Tokenizer.PRE
 SPACE = gguf.Keys.Tokenizer.ADD_PREFIX
 SPLITS = (
@@ -59,7 +58,6 @@ PROBES = (
     "🙂🚀 👩‍💻 ∑∫√ → ≤ ½ ②",
     "$100 50% a@b.com https://example.org/?q=1&r=2 'quoted' \"double\"",
 )
-"""Texts in which the sets of rules differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +69,12 @@ class Vocabulary:
     scores: tuple[float, ...]
     """Order of merges by the token that they make; empty for byte-level tokens."""
     special: gguf.SpecialVocab
-    """Merges, special tokens and the chat template."""
 
     @property
     def rules(self) -> tuple[Rules, ...]:
-        """The sets of rules that can be right."""
         return PIECES if self.scores else BYTE_LEVEL
 
     def add_to(self, writer: gguf.GGUFWriter, rules: Rules) -> None:
-        """Write the vocabulary with a set of rules."""
         for key, value in rules.items():
             if isinstance(value, bool):
                 writer.add_bool(key, value)

@@ -1,41 +1,44 @@
 # pyright: strict
-"""Running servers in place of replicas: `[serve] url`.
+"""Running servers in place of replicas: `[serve] url`, for evaluations and searches.
 
-Opened by the runner for evaluations and searches. Promises: a server's dialect is found before
-anything is sampled, and reported; a server that hung up or was silent gets no request until it
-answers again. Not promised: that it serves the model of `[model]`.
+A server speaks one of two dialects, which is found before anything is sampled:
+
+    FORGE    /v1/completions of our own engines (`forge serve`): ids and log probabilities, packed
+    CHAT     /v1/chat/completions: messages in, text out; ids are our tokenizer's, no logprobs;
+             thinking that a server sends apart from the text gets its tag back
+
+A server's name proves nothing: one with the /health of our engines speaks FORGE. Promises: any
+answer becomes completions or a MachineError of one line; a server that hung up or was silent gets
+no request until it answers again. Not promised: that it serves the model of `[model]`.
+
+The openai package is not used: our packed format is outside its types, its errors would need the
+same mapping, and its import takes 0.35 s.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import anyio
 
 from forge.errors import ChildDied, ForgeError, MachineError, Stalled
 from forge.process.ask import parse_content
 from forge.process.busy import BusyClock
-from forge.serve.remote.dialects import (
-    PATHS,
-    Dialect,
-    RemoteModel,
-    discover,
-    read_answer,
-    request_body,
-)
-from forge.serve.remote.url_client import UrlClient, open_server
+from forge.process.strict_json import parse_json
+from forge.records import Completion, Finish
+from forge.serve.remote.url_client import UrlClient, choose_model, open_server
 from forge.serve.served import SampleRequest, Served
-from forge.serve.wire import COMPACT
+from forge.serve.wire import COMPACT, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 
     from forge.config.schema import ServeTable
-    from forge.records import Completion
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,18 @@ FIRST_PAUSE_S = 1.0
 """Pause before the second attempt. It doubles: 31 s of pauses over all attempts."""
 WAIT_S = 120.0
 """Maximum wait for any server to be up."""
+SEED_LIMIT = 1 << 31
+"""Seeds are taken modulo this: some servers accept signed 32 bits only."""
+MAX_COUNTED = 1 << 31
+"""A server's count of an answer's tokens is believed below this."""
+REASONING = ("reasoning_content", "reasoning")
+"""Fields of a chat message with the thinking: DeepSeek, SGLang and older vLLM; OpenRouter and newer
+vLLM. The first that is not empty counts."""
+
+
+class Dialect(StrEnum):
+    FORGE = "forge"
+    CHAT = "chat"
 
 
 class ChatPort(Protocol):
@@ -62,33 +77,60 @@ class ChatPort(Protocol):
         ...
 
 
+async def discover(
+    client: UrlClient, *, model_name: str | None, by_messages: bool
+) -> tuple[Dialect, str]:
+    """A server's dialect, and the name of its model in requests; empty if it needs none. Raises
+    ConfigError if the model or a key is missing, MachineError if no server answers."""
+    try:
+        answer = await client.json("GET", "/health")
+        health = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+        named: list[str] | None = None
+        if not (is_ours := "features" in health):
+            named = [entry["id"] for entry in await client.models()]
+        elif isinstance(health.get("model"), str):
+            named = [health["model"]]
+    except (ChildDied, Stalled) as error:
+        raise MachineError(f"serve.url: no engine answers: {error}") from error
+    model = ""  # an engine alone reports none
+    if named is not None:
+        model = choose_model(client.url, named, model_name, setting="serve.model_name")
+    dialect = Dialect.FORGE if is_ours and not by_messages else Dialect.CHAT
+    logger.info("%s serves %s, asked by %s", client.url, model or "forge's engine", dialect)
+    return dialect, model
+
+
 class RemoteServer:
     """One URL, as a server of `Served`."""
 
     def __init__(
-        self, client: UrlClient, found: RemoteModel, *, chat: ChatPort, thinking: str = "think"
-    ) -> None:
-        self.name = client.url
-        self.load = 0
-        self.generated_tokens = 0
-        self.num_deaths = 0
-        self.found = found
-        self.client = client
-        self._chat = chat
-        self._thinking = thinking
+        self, client: UrlClient, dialect: Dialect, model: str, *, chat: ChatPort,
+        thinking: str = "think",
+    ) -> None:  # fmt: skip
+        """`thinking`: tag around thinking that a chat server sends apart; empty leaves it out."""
+        self.name, self.client = client.url, client
+        self.dialect, self.model = dialect, model
+        self.load = self.generated_tokens = self.num_deaths = 0
         self.busy = BusyClock()
+        self._chat, self._thinking = chat, thinking
 
     @property
     def is_up(self) -> bool:
-        """True if it answered the last request."""
         return self.client.is_up
 
     async def complete(self, request: SampleRequest) -> list[Completion]:
         """Sample. CHAT sends n requests, since few such servers accept n."""
         with self.busy.running():
-            if self.found.dialect is Dialect.CHAT:
+            if self.dialect is Dialect.CHAT:
                 return await self._ask_singly(request)
-            return await self._ask(request)
+            body = {
+                "prompt": list(request.prompt.ids), "n": request.n, "seed": request.seed,
+                "max_tokens": request.max_tokens, "temperature": request.temperature,
+                "stop_token_ids": list(request.stop_token_ids),
+            }  # fmt: skip
+            content = await self.client.post_limited("/v1/completions", body, accept=COMPACT)
+            with self._named():
+                return await parse_content(content, partial(read_packed, n=request.n))
 
     async def _ask_singly(self, request: SampleRequest) -> list[Completion]:
         answers: dict[int, Completion] = {}
@@ -96,8 +138,7 @@ class RemoteServer:
 
         async def one(index: int) -> None:
             try:
-                single = replace(request, n=1, seed=request.seed + index)
-                (answers[index],) = await self._ask_again(single)
+                answers[index] = await self._ask_again(request, request.seed + index)
             except ForgeError as error:
                 failures.append(error)
                 group.cancel_scope.cancel()
@@ -109,38 +150,36 @@ class RemoteServer:
             raise failures[0]
         return [answers[index] for index in range(request.n)]
 
-    async def _ask_again(self, request: SampleRequest) -> list[Completion]:
+    async def _ask_again(self, request: SampleRequest, seed: int) -> Completion:
         """Ask a server that chats up to ATTEMPTS times: a hosted one fails now and then, and
         answers what cannot be read."""
         pause_s = FIRST_PAUSE_S
         for _ in range(ATTEMPTS - 1):
             try:
-                return await self._ask(request)
+                return await self._chat_once(request, seed)
             except MachineError as error:
                 logger.warning("%s; sending it again in %g s", error, pause_s)
             await anyio.sleep(pause_s)
             pause_s *= 2
-        return await self._ask(request)
+        return await self._chat_once(request, seed)
 
-    async def _ask(self, request: SampleRequest) -> list[Completion]:
+    async def _chat_once(self, request: SampleRequest, seed: int) -> Completion:
         """Raises ConfigError if it refuses, MachineError if it fails, ChildDied, Stalled."""
-        dialect = self.found.dialect
-        content = await self.client.post_limited(
-            PATHS[dialect],
-            request_body(request, dialect, model=self.found.model),
-            accept=COMPACT if dialect is Dialect.FORGE else "",
-        )
-        parse = partial(
-            read_answer,
-            dialect=dialect,
-            n=request.n,
-            encode=self._encode_answer,
-            thinking=self._thinking,
-        )
+        body = {
+            "model": self.model,
+            "messages": [{"role": m.role, "content": m.content} for m in request.prompt.messages],
+            "max_tokens": request.max_tokens, "seed": seed % SEED_LIMIT,
+            # Set, so that an evaluation does not sample with the server's defaults.
+            "temperature": request.temperature, "top_p": 1.0,
+        }  # fmt: skip
+        content = await self.client.post_limited("/v1/chat/completions", body)
+        with self._named():  # here: a tokenizer belongs to the loop's thread
+            return read_chat(content, encode=self._encode_answer, thinking=self._thinking)
+
+    @contextmanager
+    def _named(self) -> Generator[None]:
         try:
-            if dialect is Dialect.CHAT:
-                return parse(content)  # a tokenizer belongs to the loop's thread
-            return await parse_content(content, parse)
+            yield
         except MachineError as error:
             raise MachineError(f"{self.name}: {error}") from error
 
@@ -149,24 +188,68 @@ class RemoteServer:
         return [*self._chat.encode_plain(text), *end]
 
 
+def read_packed(content: bytes, *, n: int) -> list[Completion]:
+    """The completions of FORGE. Versions of its weights are not this run's, and become 0. Raises
+    MachineError, without the server's name, as `read_chat`."""
+    found = unpack(content)
+    if len(found) != n:
+        raise MachineError(f"it gave {len(found)} samples; requested were {n}")
+    return [replace(one, min_version=0, max_version=0) for one in found]
+
+
+def read_chat(
+    content: bytes, *, encode: Callable[[str, bool], list[int]], thinking: str = "think"
+) -> Completion:
+    """The completion of CHAT. `encode` makes ids from a text, with the stop token if the flag says
+    that the model ended it."""
+    try:
+        answer = parse_json(content)
+        (choice,) = answer["choices"]
+        finish = choice.get("finish_reason")
+        text = _with_thinking(choice["message"], thinking, is_cut=finish == Finish.LENGTH)
+        return Completion(
+            token_ids=tuple(encode(text, finish != Finish.LENGTH)),
+            logprobs=(),
+            # STOP for other reasons too (`content_filter`, `eos`, none): the model ended the text.
+            finish=Finish(finish) if finish in (Finish.LENGTH, Finish.ABORT) else Finish.STOP,
+            min_version=0,
+            max_version=0,
+            counted=_counted(answer.get("usage")),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        shown = content[:200].decode("utf-8", "replace")
+        raise MachineError(f"its answer is not in the chat format: {error!r}: {shown}") from error
+
+
+def _counted(usage: Any) -> int | None:
+    """Tokens by the server's count; None if it has no count that can be."""
+    known = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+    counted = known.get("completion_tokens")
+    return counted if isinstance(counted, int) and 0 <= counted < MAX_COUNTED else None
+
+
+def _with_thinking(message: Mapping[str, Any], tag: str, *, is_cut: bool) -> str:
+    """The text as the model wrote it: thinking in its tag, which a cut one never closed."""
+    text = message.get("content") or ""
+    reasoning = next((message[name] for name in REASONING if message.get(name)), "")
+    if not tag or not reasoning:
+        return text
+    if is_cut and not text:
+        return f"<{tag}>\n{reasoning}"
+    return f"<{tag}>\n{reasoning.strip()}\n</{tag}>\n\n{text}"
+
+
 class Remote(Served):
     """Servers that forge did not start: no weights, no versions. Made by `open_remote`."""
+
+    version = 0
+    features: frozenset[str] = frozenset()
 
     def __init__(
         self, servers: Sequence[RemoteServer], *, table: ServeTable, stop_token_ids: Sequence[int]
     ) -> None:
         super().__init__(servers, stop_token_ids=stop_token_ids, slots=table.slots, wait_s=WAIT_S)
         self.all = tuple(servers)
-
-    @property
-    def version(self) -> int:
-        """Always 0: the server's weights do not change."""
-        return 0
-
-    @property
-    def features(self) -> frozenset[str]:
-        """None."""
-        return frozenset()
 
     async def watch(self) -> None:
         """Probe servers that hung up or were silent, and mark them up when they answer."""
@@ -196,25 +279,19 @@ async def open_remote(
 ) -> AsyncGenerator[Remote]:
     """Connect to every URL of the table. `chat` and `thinking`, the tag of `prompt.thinking`, are
     for servers that only chat; `say` gets notes that affect the evaluation. `by_messages`: ask all
-    servers by messages, since `chat` has no tokenizer.
-
-    Raises ConfigError if a model or a key is missing or a server has another model, MachineError if
-    no server answers.
-    """
+    servers by messages, since `chat` has no tokenizer. Raises as `discover`."""
     async with AsyncExitStack() as opened:
         servers: list[RemoteServer] = []
         for url in table.url:
             client = await opened.enter_async_context(
                 open_server(url, timeout_s=table.request_timeout_s, key_env=table.api_key_env)
             )
-            found = await discover(
-                client,
-                model_name=table.model_name,
-                by_messages=by_messages,
+            dialect, model = await discover(
+                client, model_name=table.model_name, by_messages=by_messages
             )
-            if found.dialect is Dialect.CHAT:
+            if dialect is Dialect.CHAT:
                 say(f"{url} is asked by messages: its own template, no log probabilities")
-            servers.append(RemoteServer(client, found, chat=chat, thinking=thinking))
+            servers.append(RemoteServer(client, dialect, model, chat=chat, thinking=thinking))
         remote = Remote(servers, table=table, stop_token_ids=chat.stop_token_ids)
         tasks = await opened.enter_async_context(anyio.create_task_group())
         tasks.start_soon(remote.watch)

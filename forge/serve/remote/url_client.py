@@ -1,9 +1,9 @@
 # pyright: strict
+# pyright: strict
 """The HTTP client of one URL: retries while the server is busy, and errors for its refusals.
 
-Used for `[serve] url`, one per URL, and to ask a server for its models. Promise: every call ends
-with an answer or with an error that names the URL (ChildDied: it hung up; Stalled: it was silent;
-ConfigError: it refused; MachineError: it failed).
+Promise: every call ends with an answer or with an error that names the URL (ChildDied: it hung up;
+Stalled: it was silent; ConfigError: it refused; MachineError: it failed).
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"
 """Names of the maximum of tokens, in OpenAI's older and newer models."""
 SHORT_TIMEOUT_S = 20.0
-"""Maximum wait for answers without samples."""
 BUSY = frozenset({429, 503})
 BUSY_ATTEMPTS = 8
-"""Maximum attempts while the server is busy."""
 BUSY_PAUSE_S = 1.0
 """First pause before another attempt without Retry-After. Doubles up to LONGEST_PAUSE_S."""
 LONGEST_PAUSE_S = 30.0
@@ -39,7 +37,6 @@ KEY_REFUSED = frozenset({401, 403})
 CONTENT_REFUSED = frozenset({400, 413, 422})
 """Refusals of one request, mostly as too long: the server may answer others."""
 MAX_NAMES = 8
-"""Models that a message lists."""
 
 
 class RefusedRequest(ConfigError):
@@ -68,15 +65,16 @@ class UrlClient:
         refuses."""
         headers = {"Accept": accept} if accept else {}
         pause_s = BUSY_PAUSE_S
-        for attempt in range(BUSY_ATTEMPTS):
-            response = await self._send("POST", path, body, self._timeout_s, headers)
-            if response.status == 200:
-                return response.content
-            if response.status not in BUSY or attempt == BUSY_ATTEMPTS - 1:
-                raise self.refusal(response)
+        response = await self._send("POST", path, body, self._timeout_s, headers)
+        for _ in range(BUSY_ATTEMPTS - 1):
+            if response.status not in BUSY:
+                break
             await anyio.sleep(retry_pause_s(response, default_s=pause_s, longest_s=LONGEST_PAUSE_S))
             pause_s *= 2
-        raise AssertionError("the loop returns or raises")
+            response = await self._send("POST", path, body, self._timeout_s, headers)
+        if response.status != 200:
+            raise self.refusal(response)
+        return response.content
 
     async def post_limited(self, path: str, body: Mapping[str, Any], *, accept: str = "") -> bytes:
         """`post` with `max_tokens`, or with its newer name once the server asked for that."""

@@ -1,8 +1,8 @@
 """`python -m forge.serve.vllm CONFIG.json`: the process of a vLLM replica.
 
-Started by `forge.serve.replicas`. AsyncLLM must be made inside the event loop that uses it, and by
-the main thread: EngineCore ends with the thread that started it. So the engine starts with the
-server, and /health answers once it can serve.
+AsyncLLM must be made inside the event loop that uses it, and by the main thread: EngineCore ends
+with the thread that started it. So the engine starts with the server, and /health answers once it
+can serve.
 
     this process: HTTP, AsyncLLM ── zmq ──▶ EngineCore: scheduler, GPU ──▶ more ranks, if configured
 """

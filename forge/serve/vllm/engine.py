@@ -1,6 +1,6 @@
 """An EnginePort over vLLM's AsyncLLM: samples, adapters, weights, sleep.
 
-Made by `app`. AsyncLLM passes requests to its own process (EngineCore), which owns the GPU.
+AsyncLLM passes requests to its own process (EngineCore), which owns the GPU.
 
     generate ─▶ one vLLM request for each sample, with the adapter of its start ─▶ EngineCore
     load_weights ─▶ adapter: for new samples; running samples end on the old one
@@ -60,14 +60,12 @@ class Flight:
     version: int
     """Policy version of its newest tokens."""
     queue: Any = None
-    """vLLM's queue of outputs."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     marks: list[tuple[int, int]] = field(default_factory=list)
     """Pairs of (number of tokens until a change of weights, version before it), in order."""
 
     def versions(self) -> np.ndarray:
-        """Policy version of each token. [T]"""
         out = np.full(len(self.tokens), self.version, np.int64)
         for end, version in reversed(self.marks):
             out[:end] = version
@@ -103,7 +101,6 @@ class VllmEngine:
         await self._llm.collective_rpc("forge_start", args=(list(self._settings.shared_gpus),))
 
     async def check(self, request: Request) -> None:
-        """Raise ConfigError for a request that cannot be served."""
         request.check(num_vocab=self._vllm.num_vocab, context_tokens=self._settings.context_tokens)
 
     async def generate(
@@ -278,12 +275,10 @@ class VllmEngine:
         return state.detokenizer.num_output_tokens()
 
     async def sleep(self) -> None:
-        """Move the weights to host memory and drop the KV."""
         with self._dying():
             await self._llm.sleep(level=1)
 
     async def wake(self) -> None:
-        """Move the weights back to the GPU."""
         with self._dying():
             await self._llm.wake_up()
 
@@ -335,7 +330,6 @@ def checkpoint_shapes(path: Path) -> Shapes:
 
 
 def check_weights(path: Path, *, served: Mapping[str, tuple[int, ...]], max_lora_rank: int) -> None:
-    """Raise ConfigError, in one line, for weights that cannot be served."""
     if holds_adapter(path):
         return _check_adapter(path, max_lora_rank=max_lora_rank)
     found = checkpoint_shapes(path)

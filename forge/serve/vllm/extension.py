@@ -1,9 +1,9 @@
 """Methods that run inside vLLM's worker processes: loading a published checkpoint, taking turns on
 a shared GPU, ending with the parent process.
 
-vLLM adds them to its worker class (`worker_extension_cls`); `engine` calls them through
-`collective_rpc`. `self` is vLLM's GPU worker. Promises: CUDA graphs and compiled code stay valid,
-since weights are written in place; on a shared GPU no step overlaps a judge's timing.
+vLLM adds them to its worker class (`worker_extension_cls`); `self` is vLLM's GPU worker. Promises:
+CUDA graphs and compiled code stay valid, since weights are written in place; on a shared GPU no
+step overlaps a judge's timing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The parts of vLLM 0.24 that the engine uses, and starting it.
-
-Called by `forge.serve.vllm`'s process. AsyncLLM must be made inside the event loop that uses it,
-and by the main thread: EngineCore ends with the thread that started it.
-"""
+"""The parts of vLLM 0.24 that the engine uses, and starting it."""
 
 from __future__ import annotations
 
@@ -31,15 +27,11 @@ class Vllm:
     """The parts of the library that forge uses: an engine, and constructors of its arguments."""
 
     llm: Any
-    """AsyncLLM."""
     make_sampling: Callable[..., Any]
     """SamplingParams, with its output_kind by name."""
     make_lora: Callable[..., Any]
-    """LoRARequest."""
     make_prompt: Callable[[list[int]], Any]
-    """tokens_input."""
     dead_error: type[Exception]
-    """EngineDeadError."""
     num_vocab: int
     counters: Counters = field(default_factory=Counters)
 
@@ -127,7 +119,6 @@ def _listener(counters: Counters) -> type:
 
 
 def note_step(counters: Counters, scheduled: Any) -> None:
-    """Keep the numbers of a step: vLLM's SchedulerStats, or None."""
     if scheduled is not None:
         counters.running = scheduled.num_running_reqs
         counters.kv_use = scheduled.kv_cache_usage

@@ -1,8 +1,6 @@
 """Arguments for vLLM: the supervisor's config as engine arguments, a request as sampling
-parameters.
-
-Called by `app` and `engine`. Pure, and does not import vLLM. Names are those of `AsyncEngineArgs`
-and `SamplingParams` in vLLM 0.24.
+parameters. Pure, and does not import vLLM. Names are those of `AsyncEngineArgs` and
+`SamplingParams` in vLLM 0.24.
 """
 
 from __future__ import annotations
@@ -41,14 +39,10 @@ QUIET = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """The supervisor's config."""
-
     model_dir: Path
     context_tokens: int
-    """Maximum tokens of one sequence."""
     slots: int
     is_exact: bool
-    """f32 if true, else bf16."""
     memory_share: float
     tensor_parallel: int
     is_eager: bool
@@ -107,7 +101,6 @@ def environment(settings: VllmSettings) -> dict[str, str]:
 
 
 def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
-    """Keywords of `AsyncEngineArgs`."""
     arguments: dict[str, Any] = {
         "model": str(settings.model_dir),
         "dtype": "float32" if settings.is_exact else "bfloat16",

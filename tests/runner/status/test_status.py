@@ -28,7 +28,7 @@ from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
 from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.status import Card, Components, Vitals, observe_judges
-from forge.serve.remote.remote import Remote, RemoteServer
+from forge.serve.remote.remote import Dialect, Remote, RemoteServer
 from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
 from tests.runner.stages.desks import make_desk
@@ -256,7 +256,7 @@ async def test_remote_servers_and_pools_show_their_urls(watched: Watched) -> Non
     client: Any = SimpleNamespace(url="http://there/v1", is_up=True)
     table = watched.run.experiment.serve
     chat: Any = None
-    server = RemoteServer(client, chat, chat=chat)
+    server = RemoteServer(client, Dialect.CHAT, "", chat=chat)
     remote = Remote([server], table=table, stop_token_ids=(1,))
     watched.run.replicas = remote
     judge = watched.run.experiment.judge.model_copy(update={"url": ["http://j:1"]})
