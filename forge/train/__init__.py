@@ -1,4 +1,3 @@
-"""Training, on the host's side: starting trainers, sample files, refusals. `trainer/` has the child
-processes."""
+"""Training, on the host's side. `trainer/` has the child processes."""
 
 from __future__ import annotations

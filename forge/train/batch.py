@@ -2,8 +2,8 @@
 producer's state after the batch.
 
 Written by the supervisor, which names the file in its answer to `take`; read by the GRPO trainer;
-kept while a kept checkpoint may need it. Numpy only. A file is complete or absent, and reading
-returns what was written, with logprobs rounded to f32, or raises: each array has a checksum.
+kept while a kept checkpoint may need it. A file is complete or absent, and reading returns what was
+written, with logprobs rounded to f32, or raises: each array has a checksum.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class SampleHeader:
 
     @classmethod
     def of(cls, sample: Sample) -> SampleHeader:
-        """The header of a sample."""
         return cls(**{name: getattr(sample, name) for name in (*_INTS, *_FLOATS)})
 
 
@@ -96,18 +95,16 @@ def read_batch(path: Path) -> list[Sample]:
 def read_headers(path: Path) -> list[SampleHeader]:
     """The headers of a file's samples, in order. Checks the whole file. Raises BadBatch."""
     found = _read(path)
-    columns = {name: found[name].tolist() for name in (*_INTS, *_FLOATS)}
-    rows = zip(*columns.values(), strict=True)
-    return [SampleHeader(**dict(zip(columns, row, strict=True))) for row in rows]
+    names = (*_INTS, *_FLOATS)
+    rows = zip(*(found[name].tolist() for name in names), strict=True)
+    return [SampleHeader(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The producer's state after a batch. Raises BadBatch."""
     return json.loads(_read(path)["state"].tobytes())
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of a file, each compared with its checksum."""
     import numpy as np
 
     place = f"{path.parent.name}/{path.name}"

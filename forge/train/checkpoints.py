@@ -4,8 +4,6 @@ last. No torch.
     trainer ── files ── manifest.json ── rename ──▶ checkpoint-N      N is a step of the stage
     supervisor, trainer ── find_damage ──▶ "" or what is wrong        before anything is loaded
 
-Called by the trainer children, by the stages, which choose a checkpoint, and by `forge doctor RUN`.
-
 A directory (checkpoint, published weights, new model) is complete or absent: written under a
 temporary name, fsynced, renamed.
 """
@@ -41,7 +39,6 @@ class ResumePoint:
     """The checkpoint that a stage continues from."""
 
     path: Path | None = None
-    """None for the beginning of the stage."""
     step: int = 0
     damages: tuple[str, ...] = ()
     """Newer checkpoints that cannot be used, newest first: path and what is wrong."""
@@ -83,7 +80,6 @@ def find_damage(folder: Path) -> str:
 
 
 def require_whole(folder: Path) -> None:
-    """Raise MachineError if a checkpoint is damaged."""
     if damage := find_damage(folder):
         raise MachineError(f"{folder}: {damage}")
 
@@ -97,7 +93,6 @@ def checkpoints(work_dir: Path) -> dict[int, Path]:
 
 
 def checkpoint_dir(work_dir: Path, step: int) -> Path:
-    """The directory of a step's checkpoint."""
     return work_dir / f"checkpoint-{step}"
 
 
@@ -157,7 +152,6 @@ def whole_dir(path: Path, *, sync: bool = True) -> Generator[Path]:
 
 
 def put_in_place(partial: Path, path: Path, *, sync: bool = True) -> None:
-    """Move a finished directory to its name, replacing an existing one."""
     if sync:
         _sync_tree(partial)
     if path.exists():

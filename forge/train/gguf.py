@@ -1,10 +1,9 @@
 """A model in a GGUF file, from its header: sizes, vocabulary, types of tensors. No torch, and no
 tensor is read but the few numbers of `rope_freqs`.
 
-Called by the plan, which needs the shape, and by the child that makes a model directory of the file
-(`forge/train/trainer/model/from_gguf.py`). Promise: a file that `read_gguf` returns can be made
-into a model; any other is a ConfigError of one line: cut short, a part of a split model, an
-adapter, without a vocabulary, of an architecture or a quantization that is not read.
+Promise: a file that `read_gguf` returns can be made into a model; any other is a ConfigError of one
+line: cut short, a part of a split model, an adapter, without a vocabulary, of an architecture or a
+quantization that is not read. gguf's own reader takes seconds for a vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 FORMAT = 1
-"""Version of the directories that are made."""
 MODEL_TYPES = {
     "llama": "llama",  # also Mistral
     "qwen2": "qwen2",
@@ -38,7 +36,6 @@ MODEL_TYPES = {
     "phi3": "phi3",
     "smollm3": "smollm3",
 }
-"""Architectures that are read, with their `model_type` in transformers."""
 NEEDED = (
     "block_count", "context_length", "embedding_length", "feed_forward_length",
     "attention.head_count", "attention.layer_norm_rms_epsilon",
@@ -47,7 +44,6 @@ OTHER_KINDS = {"adapter": "an adapter", "mmproj": "a vision encoder", "imatrix":
 FORMATS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-"""Formats of struct of the fixed-size types of metadata."""
 FLOAT32, STRING, ARRAY = 6, 8, 9
 MAX_DIMENSIONS = 4
 MAX_VALUES = 1 << 22
@@ -58,14 +54,10 @@ MAX_NAMES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """A tensor of the file."""
-
     name: str
     shape: tuple[int, ...]
-    """As torch has it."""
     type_id: int
     offset: int
-    """From the beginning of the file."""
     num_bytes: int
 
 
@@ -80,12 +72,10 @@ class GgufModel:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture, one of MODEL_TYPES."""
         return self.metadata["general.architecture"]
 
     @property
     def num_params(self) -> int:
-        """Number of parameters."""
         return sum(math.prod(each.shape) for each in self.tensors.values())
 
     @property
@@ -99,8 +89,12 @@ class GgufModel:
         return gguf.GGMLQuantizationType(num.most_common(1)[0][0]).name
 
     @property
+    def head_dim(self) -> int:
+        width = self.value("embedding_length") // self.value("attention.head_count")
+        return self.value("attention.key_length", width)
+
+    @property
     def chat_template(self) -> str | None:
-        """The chat template."""
         return self.metadata.get("tokenizer.chat_template")
 
     @property
@@ -111,11 +105,9 @@ class GgufModel:
         return {name: texts[number] for name, number in numbers.items() if number is not None}
 
     def value(self, key: str, default: Any = None) -> Any:
-        """A value of metadata that belongs to the architecture."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def config(self) -> dict[str, Any]:
-        """The values of transformers' `config.json`."""
         heads, hidden = self.value("attention.head_count"), self.value("embedding_length")
         return {
             "model_type": MODEL_TYPES[self.architecture],
@@ -124,7 +116,7 @@ class GgufModel:
             "intermediate_size": self.value("feed_forward_length"),
             "num_attention_heads": heads,
             "num_key_value_heads": self.value("attention.head_count_kv", heads),
-            "head_dim": self.value("attention.key_length", hidden // heads),
+            "head_dim": self.head_dim,
             "vocab_size": self.tensors["token_embd.weight"].shape[0],
             "max_position_embeddings": self.value("context_length"),
             "rms_norm_eps": self.value("attention.layer_norm_rms_epsilon"),
@@ -138,7 +130,6 @@ class GgufModel:
         return self.metadata.get(f"tokenizer.ggml.{TOKENS[name]}")
 
     def _own_values(self) -> dict[str, Any]:
-        """Values of some architectures alone."""
         window = self.value("attention.sliding_window")
         match self.architecture:
             case "llama" | "smollm3":
@@ -154,14 +145,11 @@ class GgufModel:
                 }
             case "gemma2" | "gemma3":
                 # As llama.cpp: the largest model of each generation scales by another width.
-                heads, layers = self.value("attention.head_count"), self.value("block_count")
-                is_largest = layers == {"gemma2": 46, "gemma3": 62}[self.architecture]
-                hidden = self.value("embedding_length")
-                head_dim = self.value("attention.key_length", hidden // heads)
-                found = {
-                    "sliding_window": window,
-                    "query_pre_attn_scalar": hidden // heads if is_largest else head_dim,
-                }
+                layers = {"gemma2": 46, "gemma3": 62}[self.architecture]
+                scalar = self.head_dim
+                if self.value("block_count") == layers:
+                    scalar = self.value("embedding_length") // self.value("attention.head_count")
+                found = {"sliding_window": window, "query_pre_attn_scalar": scalar}
                 if self.architecture == "gemma2":
                     found["attn_logit_softcapping"] = self.value("attn_logit_softcapping", 50.0)
                     found["final_logit_softcapping"] = self.value("final_logit_softcapping", 30.0)
@@ -170,7 +158,6 @@ class GgufModel:
                 return {}
 
     def _positions(self) -> dict[str, Any]:
-        """`rope_parameters`."""
         theta = float(self.value("rope.freq_base", 10000.0))
         scaled = {"rope_theta": theta, **self._scaling(theta)}
         if self.architecture != "gemma3":
@@ -205,11 +192,9 @@ class GgufModel:
         raise self._refused(f'rope.scaling.type = "{kind}"; "none", "linear" or "yarn"')
 
     def _partial(self) -> dict[str, float]:
-        """The share of a head that is rotated, if it is not all."""
-        hidden, heads = self.value("embedding_length"), self.value("attention.head_count")
-        head_dim = self.value("attention.key_length", hidden // heads)
-        rotated = self.value("rope.dimension_count", head_dim)
-        return {} if rotated == head_dim else {"partial_rotary_factor": rotated / head_dim}
+        rotated = self.value("rope.dimension_count", self.head_dim)
+        share = rotated / self.head_dim
+        return {} if share == 1 else {"partial_rotary_factor": share}
 
     def _llama3(self, theta: float) -> dict[str, Any]:
         """The scaling of Llama 3.1 and later, of which the file has only the resulting numbers."""
@@ -227,7 +212,6 @@ class GgufModel:
         }  # fmt: skip
 
     def _floats(self, name: str) -> np.ndarray:
-        """The values of a small tensor of float32."""
         import numpy as np
 
         tensor = self.tensors[name]
@@ -262,12 +246,8 @@ def made_models() -> Path:
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """The header of a file, checked. Takes up to a second, the first time.
-
-    Raises:
-        ConfigError: not a whole file of a model that is read.
-        MachineError: the package gguf is missing, or the disk failed.
-    """
+    """The header of a file, checked. Takes up to a second, the first time. Raises ConfigError for
+    anything but a whole file of a model that is read; MachineError without gguf."""
     try:
         found = path.stat()
         if not S_ISREG(found.st_mode):  # opening a pipe waits for its other end
@@ -287,15 +267,13 @@ def _read(path: Path, changed: int, num_bytes: int) -> GgufModel:
             model = _Header(path, data).read()
         _require_model(model)
         model.config()  # raises what it cannot say
-    except (struct.error, ValueError, TypeError, ArithmeticError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, ArithmeticError) as error:
         text = f"cut short or damaged: no header of a model within {num_bytes} bytes"
         raise ConfigError(f"model.path: {path}: {text}; a whole GGUF file") from error
     return model
 
 
 class _Header:
-    """Reads the header from its beginning."""
-
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
 
@@ -362,7 +340,6 @@ class _Header:
         return math.prod(shape) // block * size
 
     def _tensor(self) -> tuple[tuple[int, ...], int, int]:
-        """Shape, type and offset."""
         (num,) = self._unpack("I")
         if not 1 <= num <= MAX_DIMENSIONS:
             raise ValueError(num)
@@ -376,12 +353,12 @@ class _Header:
         if kind == FLOAT32:
             return float(f"{self._unpack('f')[0]:.7g}")  # as it was written: 1e-6, not 9.9999999e-7
         if kind != ARRAY:
-            return self._unpack(_format(kind))[0]
+            return self._unpack(FORMATS[kind])[0]
         kind, num = self._unpack("IQ")
         _require_few(num, most=MAX_VALUES)
         if kind == STRING:
             return [self._string() for _ in range(num)]
-        return list(self._unpack(f"{num}{_format(kind)}"))
+        return list(self._unpack(f"{num}{FORMATS[kind]}"))
 
     def _string(self) -> str:
         (length,) = self._unpack("Q")
@@ -405,14 +382,7 @@ def _require_few(*numbers: int, most: int) -> None:
         raise ValueError(numbers)
 
 
-def _format(kind: int) -> str:
-    if kind not in FORMATS:
-        raise ValueError(kind)
-    return FORMATS[kind]
-
-
 def _require_kind(path: Path, metadata: Mapping[str, Any], num_tensors: int) -> None:
-    """Refuses files that are no whole model."""
     where, architecture = f"model.path: {path}", metadata.get("general.architecture")
     kind = OTHER_KINDS.get(str(metadata.get("general.type")))
     if architecture == "clip":

@@ -1,8 +1,7 @@
 """Starting trainer children and the children that make a model directory. No torch.
 
-`open_trainer` gives a Child that is a client of control.sock; the supervisor watches it and serves
-that socket. A child that ends with exit 0 has trained and published all its steps, or was asked to
-stop and has saved a checkpoint.
+`open_trainer` gives a Child that is a client of control.sock. A child that ends with exit 0 has
+trained and published all its steps, or was asked to stop and has saved a checkpoint.
 
 If the ranks of a trainer are on several machines, rank 0 and its neighbours stay on the
 supervisor's; `forge.cluster` brings the files of a job to the others and starts their child.
@@ -32,21 +31,16 @@ GRACE_S = 2.0
 """Time for ranks elsewhere to end: they have ended with rank 0, or wait for others that are lost.
 """
 FILES = ("model_dir", "adapter", "rows_path", "checkpoint")
-"""Paths of a job that every machine reads."""
 
 
 def files_of(job: TrainerJob) -> dict[str, Path]:
-    """The files of a job that every machine needs, by their key in its config."""
     paths = {name: getattr(job, name) for name in FILES}
     return {name: path for name, path in paths.items() if path is not None}
 
 
 def split_job(job: TrainerJob, num_others: int, *, address: str) -> list[TrainerJob]:
-    """The job of each machine, this one first, with equally many ranks each.
-
-    Args:
-        address: address of this machine, as the others reach it.
-    """
+    """The job of each machine, this one first, with equally many ranks each. `address`: of this
+    machine, as the others reach it."""
     num = job.ranks
     meeting = Rendezvous(
         address=address, port=free_port(address), host=address, first=0, num_here=num
@@ -74,14 +68,9 @@ def ranks_spec(
     name: str, config: Mapping[str, Any], *, files: Mapping[str, str], address: str, folder: Path,
     work: Path, gpus: Sequence[str],
 ) -> ChildSpec:  # fmt: skip
-    """Ranks that report nothing and write no file of the run: rank 0 is the supervisor's.
-
-    Args:
-        config: of this machine's part of the job.
-        files: where the files of the job were brought to.
-        address: of this machine.
-        folder: for the log. `work` is for the ranks' own files.
-    """
+    """Ranks that report nothing and write no file of the run: rank 0 is the supervisor's. `config`
+    and `address` are of this machine; `files`: where those of the job were brought to; `folder` is
+    for the log, `work` for the ranks' own files."""
     job: dict[str, Any] = {**config}
     for key, brought in files.items():
         # A step's number is in its checkpoint's name, and rows are one file.
@@ -118,18 +107,15 @@ class TrainerJob:
     model: ModelTable
     """Loading options of the model in `model_dir` and `adapter`."""
     model_dir: Path
-    """A complete local checkpoint."""
     adapter: Path | None = None
     """Adapter to train further; without one, `model.lora` makes a new one."""
     rows_path: Path | None = None
     """SFT only: JSON lines with `input_ids` and `completion_mask` of a `TrainingRow`."""
     rollout: RolloutTable = field(default_factory=RolloutTable)
-    """The loss depends on its temperature and max_completion_tokens."""
     seed: int
     work_dir: Path
     """Directory of this stage: `checkpoint-N` and their staging directories."""
     checkpoint: Path | None = None
-    """The checkpoint to continue; None trains the stage from its beginning."""
     weights_dir: Path
     """Parent of published directories, each owned by the supervisor once it is published."""
     control_socket: Path
@@ -156,13 +142,11 @@ class TrainerJob:
     """False for a replayed step of grpo, whose weights nothing serves."""
 
     def config(self) -> dict[str, Any]:
-        """JSON of the job, which `trainer.child.settings` reads."""
         values = {each.name: _to_json(getattr(self, each.name)) for each in fields(self)}
         return {**values, "num_ranks": self.ranks, "shared_gpus": sorted(self.shared_gpus)}
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
         return self.num_ranks or max(1, len(self.gpus))
 
 
@@ -210,14 +194,9 @@ def trainer_spec(
 
 
 async def run_init_model(
-    tiny: TinyModel,
-    *,
-    texts_path: Path,
-    out_dir: Path,
-    log_dir: Path,
-    seed: int,
+    tiny: TinyModel, *, texts_path: Path, out_dir: Path, log_dir: Path, seed: int,
     observer: ProcessObserver | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Make a random model in `out_dir`, and a tokenizer from `texts_path`, JSON lines of strings.
     Raises ChildDied with the last lines of its log."""
     given = {
@@ -230,13 +209,8 @@ async def run_init_model(
 
 
 async def run_from_gguf(path: Path, *, out_dir: Path, threads: int) -> None:
-    """Make the model directory `out_dir` of a GGUF file.
-
-    Raises:
-        ConfigError: the file cannot become the model that llama.cpp computes.
-        ChildDied: the child ended, with the last lines of its log.
-        MachineError: the disk is full.
-    """
+    """Make the model directory `out_dir` of a GGUF file. Raises ConfigError if the file cannot
+    become the model that llama.cpp computes, ChildDied, MachineError for a full disk."""
     timeout_s = INIT_TIMEOUT_S * (1 + path.stat().st_size / GGUF_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         result = await _make(
@@ -253,7 +227,6 @@ async def _make(
     name: str, module: str, given: Mapping[str, Any], *, out_dir: Path, log_dir: Path,
     timeout_s: float, threads: int = 1, observer: ProcessObserver | None = None,
 ) -> Mapping[str, Any]:  # fmt: skip
-    """The result of a child that makes a model directory."""
     result_path = log_dir / f"{name}.result.json"
     result_path.unlink(missing_ok=True)
     out_dir.parent.mkdir(parents=True, exist_ok=True)

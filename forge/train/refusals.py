@@ -1,7 +1,4 @@
-"""Combinations of stage and model that a trainer cannot train, found before it starts. No torch.
-
-Called by `handle.py`, and by `forge plan` once the model's directory is known.
-"""
+"""Combinations of stage and model that a trainer cannot train, found before it starts. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from typing import Any
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, SftStage
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Config keys with the number of experts of a mixture."""
 EXPERT_MODULES = frozenset({"gate", "router", "gate_proj", "up_proj", "down_proj"})
 """Module names that mean something else on a mixture than on a dense model: PEFT maps them to the
 fused experts (gate_proj and up_proj with twice the rank), or they are the router."""
@@ -30,13 +26,9 @@ STATEFUL = "a model with states (linear attention, Mamba, convolutions)"
 
 
 def refusals(
-    stage: SftStage | GrpoStage,
-    *,
-    model: ModelTable,
-    model_dir: Path,
-    num_gpus: int,
+    stage: SftStage | GrpoStage, *, model: ModelTable, model_dir: Path, num_gpus: int,
     has_experts: bool | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """One line per mistake: where, what was found, what is allowed. `has_experts` describes a model
     that is not on this machine; None reads config.json."""
     if has_experts is None:
@@ -67,7 +59,6 @@ def refusals(
 
 
 def missing_package(stage: SftStage | GrpoStage, *, model: ModelTable) -> str | None:
-    """Message about a required package that is not installed; None if nothing is missing."""
     if find_spec("bitsandbytes") is not None:
         return None
     key = 'optimizer = "adamw_8bit"' if stage.optimizer == "adamw_8bit" else None
@@ -77,14 +68,12 @@ def missing_package(stage: SftStage | GrpoStage, *, model: ModelTable) -> str | 
 
 
 def is_mixture(model_dir: Path) -> bool:
-    """True if config.json names experts."""
     config = text_config(model_dir)
     return any(config.get(key) for key in EXPERT_KEYS)
 
 
 def has_states(model_dir: Path) -> bool:
-    """True if config.json names layers that carry a state from token to token: linear attention,
-    Mamba, convolutions."""
+    """True if config.json names layers that carry a state from token to token."""
     config = text_config(model_dir)
     kinds = config.get("layer_types") or config.get("layers_block_type") or ()
     return any(key.startswith("mamba_") for key in config) or any(
@@ -112,7 +101,6 @@ def has_own_code(model_dir: Path) -> bool:
 
 
 def _quantized_by(model_dir: Path) -> str:
-    """The method that config.json names for quantized weights; empty for plain ones."""
     table: dict[str, Any] = _config(model_dir).get("quantization_config") or {}
     return str(table.get("quant_method") or "")
 
@@ -123,7 +111,6 @@ def _config(model_dir: Path) -> dict[str, Any]:
 
 
 def text_config(model_dir: Path) -> dict[str, Any]:
-    """The config with the keys of its language model."""
     config = _config(model_dir)
     return config | (config.get("text_config") or {})
 

@@ -29,7 +29,6 @@ FAILURE_LOG_S = 2.0
 
 
 def main() -> None:
-    """Train the stage of the config, or start the ranks that do."""
     config = hold_lease()
     if is_parent_of_ranks(config):
         run_ranks(config, config_path=sys.argv[1])
@@ -86,7 +85,6 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _end_as(code: int) -> None:
-    """End with the rank's exit code or signal, so that our owner can report it."""
     if code > 0:
         raise SystemExit(code)
     if -code not in (signal.SIGKILL, signal.SIGSTOP):

@@ -6,8 +6,8 @@ A step may have any number of samples: each token has its weight in the whole ba
 speaks to control.sock and reads the run's files. Sums of metrics stay on the device until the step
 ends: reading one would make the CPU wait for the GPU before it can queue the next micro-batch.
 
-Called by `__main__`. Ends when the last step is trained, when the supervisor answers `take` with
-`done` or `stop`, or after a SIGTERM; always with a checkpoint of the last step.
+Ends when the last step is trained, when the supervisor answers `take` with `done` or `stop`, or
+after a SIGTERM; always with a checkpoint of the last step.
 
 Shapes: M trained tokens of a micro-batch.
 """
@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 
 
 def train_turns(settings: TrainerSettings) -> None:
-    """Train the stage, from a checkpoint if there is one."""
     last = settings.checkpoint
     with open_stage(settings) as (client, stop):
         trainer = make_trainer(settings, client=client)
@@ -65,7 +64,6 @@ def train_turns(settings: TrainerSettings) -> None:
 
 
 def make_trainer(settings: TrainerSettings, *, client: SupervisorClient) -> TurnTrainer:
-    """The trainer of a stage, with its reference model if there is a KL term."""
     model, reference = load_model(settings), None
     if settings.stage["beta"] and not hasattr(model, "peft_config"):
         reference = load_base(settings)
@@ -74,13 +72,11 @@ def make_trainer(settings: TrainerSettings, *, client: SupervisorClient) -> Turn
     for module in model.modules():  # an adapter's: the engine that played the samples has none
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+    updates = settings.stage["updates_per_batch"]
     return TurnTrainer(
-        settings=settings,
-        client=client,
-        model=model,
-        reference=reference,
-        arguments=trainer_arguments(settings, updates_per_step=settings.stage["updates_per_batch"]),
-    )
+        settings=settings, client=client, model=model, reference=reference,
+        arguments=trainer_arguments(settings, updates_per_step=updates),
+    )  # fmt: skip
 
 
 def hold_reference(model: Any) -> None:
@@ -174,8 +170,7 @@ class TurnTrainer(StageTrainer):
         the model without its adapter."""
         super().__init__(settings=settings, **kwargs)
         stage = settings.stage
-        self.client = client
-        self.publisher = Publisher()
+        self.client, self.publisher = client, Publisher()
         self.loss_type: str = stage["loss"]
         self.beta: float = stage["beta"]
         self.clip: tuple[float, float] = 1 - stage["clip_low"], 1 + stage["clip_high"]
@@ -195,12 +190,10 @@ class TurnTrainer(StageTrainer):
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer updates on each batch."""
         return self.settings.stage["updates_per_batch"]
 
     @property
     def step(self) -> int:
-        """Batches trained. global_step counts optimizer updates."""
         return self.state.global_step // self.updates_per_step
 
     def next_batch(self) -> list[MicroBatch] | None:
@@ -212,7 +205,6 @@ class TurnTrainer(StageTrainer):
         return self._cut
 
     def _take(self) -> bool:
-        """Wait for a batch. False if there is none to come, or after SIGTERM."""
         batch, samples, version = self.world.from_main(self._ask)
         if batch is None:
             return False
@@ -226,7 +218,8 @@ class TurnTrainer(StageTrainer):
         version = newest if version is None else version
         self._cut = self.cut(self.sequences_of(samples, version=version))
         self._passes_left = self.updates_per_step
-        self.stats.start(batch, version=version)
+        waited = self.stats.publish_wait_s
+        self.stats = StepStats(version=version, wait_s=batch.wait_s, publish_wait_s=waited)
         return True
 
     def sequences_of(self, samples: Sequence[Sample], *, version: int) -> list[sequences.Sequence]:
@@ -374,18 +367,15 @@ class StepStats:
     loss: float = 0.0
     """Loss of the last update's whole batch, over all ranks."""
     grad_norm: float = 0.0
-    """Gradient norm of the last update, before clipping."""
     learning_rate: float = 0.0
-    """Learning rate of the last update."""
     version: int = -1
     """Policy version of the weights before the step."""
     wait_s: float = 0.0
-    """Time spent waiting for the batch."""
     publish_wait_s: float = 0.0
     """Time spent waiting for publishes since the last step began."""
     num_passes: int = 0
     """Passes over the batch that have begun."""
-    _started_at: float = 0.0
+    _started_at: float = field(default_factory=time.monotonic)
     _num_samples: int = 0
     _num_skipped: int = 0
     _num_micro_batches: int = 0
@@ -400,24 +390,10 @@ class StepStats:
         self._num_skipped += not ok
         return ok
 
-    def start(self, batch: TakenBatch, *, version: int) -> None:
-        """Start a step on the batch, from weights of this version."""
-        self.version, self.wait_s = version, batch.wait_s
-        self._started_at = time.monotonic()
-        self._num_samples = self._num_skipped = self.num_passes = 0
-        self._num_micro_batches = self._num_forwarded = self._num_real = 0
-        self._ratio_max = None
-        self._sums = {}
-
     def add(
-        self,
-        micro_batch: MicroBatch,
-        scores: Scores,
-        *,
-        ratio: torch.Tensor,
-        is_clipped: torch.Tensor,
-        is_left_out: torch.Tensor,
-    ) -> None:
+        self, micro_batch: MicroBatch, scores: Scores, *, ratio: torch.Tensor,
+        is_clipped: torch.Tensor, is_left_out: torch.Tensor,
+    ) -> None:  # fmt: skip
         """Add the tokens of one forward. The gap to the engine counts tokens of the current
         version's samples in the first pass, before any update.
 
@@ -433,26 +409,23 @@ class StepStats:
         values, logps, entropy = micro_batch.values, scores.logps.detach(), scores.entropy
         assert entropy is not None
         log_ratio = logps - values["played"]
-        self._add("tokens", torch.ones_like(ratio).sum())
-        self._add("ratio", ratio.sum())
-        self._add("clipped", is_clipped.sum())
-        self._add("left_out", is_left_out.sum())
         # Schulman's k3 estimator of KL(behaviour || policy): no sample of it is negative.
-        self._add("kl", (log_ratio.exp() - 1 - log_ratio).sum())
+        self._add(
+            tokens=torch.ones_like(ratio), ratio=ratio, clipped=is_clipped, left_out=is_left_out,
+            kl=log_ratio.exp() - 1 - log_ratio, entropy=entropy.detach(),
+        )  # fmt: skip
         if "reference" in values:
             gap = values["reference"] - logps
-            self._add("kl_reference", (gap.exp() - 1 - gap).sum())
-        self._add("entropy", entropy.detach().sum())
+            self._add(kl_reference=gap.exp() - 1 - gap)
         highest = ratio.max().double()
         self._ratio_max = (
             highest if self._ratio_max is None else torch.maximum(self._ratio_max, highest)
         )
-        if self.num_passes != 1:
-            return
-        self._num_samples += len(micro_batch.sequences)
-        self._num_real += micro_batch.num_tokens
-        self._add("gap", (log_ratio.abs() * values["current"]).sum())
-        self._add("gap_tokens", values["current"].sum())
+        if self.num_passes == 1:
+            self._num_samples += len(micro_batch.sequences)
+            self._num_real += micro_batch.num_tokens
+            current = values["current"]
+            self._add(gap=log_ratio.abs() * current, gap_tokens=current)
 
     def metrics(self, world: World) -> dict[str, float]:
         """Means over the step's tokens in all passes and ranks; the gap over the first pass.
@@ -499,6 +472,7 @@ class StepStats:
         zero = torch.zeros((), dtype=torch.float64, device=self._sums["tokens"].device)
         return torch.stack([self._sums.get(name, zero) for name in _SUMS]).tolist()
 
-    def _add(self, name: str, value: torch.Tensor) -> None:
-        now = self._sums.get(name)
-        self._sums[name] = value.double() if now is None else now + value
+    def _add(self, **values: torch.Tensor) -> None:
+        for name, value in values.items():
+            now, new = self._sums.get(name), value.sum()
+            self._sums[name] = new.double() if now is None else now + new

@@ -1,10 +1,8 @@
 """An SFT stage, on rows that the host has tokenised.
 
 What is trained is exactly what the host wrote: no template and no tokenizer runs here. Batches hold
-rows of similar length, in an order fixed by the seed, however many ranks share a batch.
-
-Called by `__main__`. After the last step the weights are published once. SIGTERM: finish the step,
-save, end.
+rows of similar length, in an order fixed by the seed, however many ranks share a batch. After the
+last step the weights are published once. SIGTERM: finish the step, save, end.
 """
 
 from __future__ import annotations
@@ -77,12 +75,8 @@ def _publish(trainer: AnswerTrainer, client: SupervisorClient, *, tokens: Tokens
 
 def make_trainer(settings: TrainerSettings, *, rows: Sequence[TokenRow]) -> AnswerTrainer:
     """The trainer for a stage's rows."""
-    return AnswerTrainer(
-        rows=rows,
-        settings=settings,
-        model=load_model(settings),
-        arguments=trainer_arguments(settings),
-    )
+    model, arguments = load_model(settings), trainer_arguments(settings)
+    return AnswerTrainer(rows=rows, settings=settings, model=model, arguments=arguments)
 
 
 def probe_tokens(rows: Sequence[TokenRow]) -> Tokens | None:
@@ -116,13 +110,9 @@ class SftReporter(Reporter):
         return time.monotonic() - self._reported_at >= PROGRESS_EVERY_S, self._stop.is_set
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+        logs: dict[str, float] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         """Report the metrics of the steps since the last report."""
         if logs is None or "loss" not in logs:
             return
@@ -177,25 +167,16 @@ def read_rows(path: Path) -> list[TokenRow]:
             row = json.loads(line)
             mask = np.array(row["completion_mask"])
             assert len(mask) == len(row["input_ids"])
-            found.append(
-                TokenRow(
-                    ids=np.array(row["input_ids"]),
-                    trained=np.flatnonzero(mask[1:]) + 1,
-                    source=row.get("source", 0),
-                    weight=row.get("weight"),
-                )
-            )
+            ids, trained = np.array(row["input_ids"]), np.flatnonzero(mask[1:]) + 1
+            source, weight = row.get("source", 0), row.get("weight")
+            found.append(TokenRow(ids=ids, trained=trained, source=source, weight=weight))
     return found
 
 
 def batches(
-    lengths: Sequence[int],
-    *,
-    batch_size: int,
-    seed: int,
-    sources: Sequence[int] = (),
+    lengths: Sequence[int], *, batch_size: int, seed: int, sources: Sequence[int] = (),
     weights: Mapping[int, float] | None = None,
-) -> Iterator[list[int]]:
+) -> Iterator[list[int]]:  # fmt: skip
     """Numbers of rows, batch after batch without end: every row once in a pass, or each source's
     share of rows; rows of similar length together. Rows that do not fill a batch at the end of a
     pass are skipped in it.
@@ -257,17 +238,11 @@ class AnswerTrainer(StageTrainer):
         """The micro-batches of the next step."""
         if self._batches is None:
             weights = {row.source: row.weight for row in self.rows if row.weight is not None}
-            self._batches = itertools.islice(
-                batches(
-                    [len(row.ids) for row in self.rows],
-                    batch_size=self.settings.stage["batch_size"],
-                    seed=self.settings.seed,
-                    sources=[row.source for row in self.rows],
-                    weights=weights,
-                ),
-                self.step,
-                None,
-            )
+            found = batches(
+                [len(row.ids) for row in self.rows], batch_size=self.settings.stage["batch_size"],
+                seed=self.settings.seed, sources=[row.source for row in self.rows], weights=weights,
+            )  # fmt: skip
+            self._batches = itertools.islice(found, self.step, None)
         chosen = [self.rows[index] for index in next(self._batches)]
         weight = 1 / max(sum(len(row.trained) for row in chosen), 1)
         return self.cut([

@@ -20,7 +20,6 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        """True while a call runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, call: Callable[[], object]) -> None:
@@ -37,7 +36,6 @@ class Background:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error of a call that has ended."""
         if not self.is_running:
             self.wait()
 

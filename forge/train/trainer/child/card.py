@@ -42,7 +42,6 @@ class SharedCard:
             self._hold = hold
 
     def give(self) -> None:
-        """Release the GPU when its queued work is done."""
         if self._hold is not None:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
@@ -51,7 +50,6 @@ class SharedCard:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Hold the GPU inside the context."""
         self.take()
         yield
         self.give()
@@ -87,21 +85,13 @@ def reported_when_full(
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        peak, free = _peak_and_free_bytes()
+        peak = free = 0
+        with suppress(RuntimeError):  # too full even for a CUDA context
+            if torch.cuda.is_available():
+                peak, free = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[0]
         logger.error("out of memory: peak %d bytes, free %d bytes: %s", peak, free, error)
         control.failed(
-            kind="oom",
-            micro_batch_tokens=micro_batch_tokens,
-            peak_bytes=peak,
-            free_bytes=free,
+            kind="oom", micro_batch_tokens=micro_batch_tokens, peak_bytes=peak, free_bytes=free,
             rank=rank,
-        )
+        )  # fmt: skip
         raise
-
-
-def _peak_and_free_bytes() -> tuple[int, int]:
-    """Zeros without a GPU, and if the GPU is too full even for a CUDA context."""
-    if torch.cuda.is_available():
-        with suppress(RuntimeError):
-            return torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[0]
-    return 0, 0

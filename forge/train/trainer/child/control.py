@@ -71,7 +71,6 @@ class StopFlag:
         self._is_waiting = False
 
     def install(self) -> None:
-        """Handle SIGTERM. Main thread only."""
         assert threading.current_thread() is threading.main_thread()
         signal.signal(signal.SIGTERM, self._on_signal)
 
@@ -92,12 +91,11 @@ class StopFlag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenBatch:
-    """A batch from the supervisor."""
+    """A batch from the supervisor, and the time since `take` was called."""
 
     step: int
     samples_path: Path
     wait_s: float
-    """Time since `take` was called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +103,8 @@ class StepOrders:
     """Orders of the supervisor for the end of a step, in addition to the settings."""
 
     save: bool = False
-    """Save a checkpoint."""
     evaluate: bool = False
     """Publish the weights, and begin no step before that is done: they will be evaluated."""
-
-    @classmethod
-    def read(cls, answer: Mapping[str, Any]) -> StepOrders:
-        """Read them from the answer to a report."""
-        return cls(save=bool(answer.get("save")), evaluate=bool(answer.get("evaluate")))
 
 
 class SupervisorClient:
@@ -153,17 +145,14 @@ class SupervisorClient:
         return self._post("/publish", body, timeout_s=self._publish_timeout_s)["version"]
 
     def trained(self, *, step: int, metrics: Mapping[str, float]) -> StepOrders:
-        """Report a batch as trained."""
-        return StepOrders.read(self._post("/trained", {"step": step, "metrics": _finite(metrics)}))
+        return StepOrders(**self._post("/trained", {"step": step, "metrics": _finite(metrics)}))
 
     def checkpoint(self, *, step: int, path: Path) -> None:
-        """Report a complete checkpoint."""
         self._post("/checkpoint", {"step": step, "path": str(path)})
 
     def failed(self, **numbers: Any) -> None:
-        """Report why this trainer is about to end. Best effort: it ends anyway. On a machine
-        without the supervisor, the report is a file, which the process that started us passes on.
-        """
+        """Report why this trainer is about to end, as far as that works. On a machine without the
+        supervisor, the report is a file, which the process that started us passes on."""
         if self._failure is not None:
             self._failure.write_text(json.dumps(numbers))
             return
@@ -177,7 +166,6 @@ class SupervisorClient:
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Report a ConfigError inside the context, which is the user's, and raise it again."""
         try:
             yield
         except ConfigError as error:
@@ -189,7 +177,7 @@ class SupervisorClient:
         """Report progress. Best effort: a busy supervisor costs a line in the log, nothing else."""
         try:
             body = {"step": step, "total": total, "metrics": _finite(metrics)}
-            return StepOrders.read(self._post("/progress", body, timeout_s=BEST_EFFORT_S))
+            return StepOrders(**self._post("/progress", body, timeout_s=BEST_EFFORT_S))
         except (Stalled, ChildDied, MachineError) as err:
             logger.warning("the supervisor did not take the progress of step %d: %s", step, err)
             return StepOrders()
@@ -219,5 +207,4 @@ class SupervisorClient:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The finite values: JSON has no NaN."""
     return {k: float(v) for k, v in metrics.items() if math.isfinite(v)}

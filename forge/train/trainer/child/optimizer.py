@@ -37,21 +37,14 @@ class RoundingAdamW(torch.optim.Optimizer):
     """AdamW (arXiv 1711.05101) whose weights and moments are bf16."""
 
     def __init__(
-        self,
-        params: Any,
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        )
+        self, params: Any, *, lr: float, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 0.0,
+    ) -> None:  # fmt: skip
+        rates = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, rates)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         groups = ((group, p) for group in self.param_groups for p in group["params"])
         for number, (group, p) in enumerate(groups):
             if p.grad is None:
@@ -84,17 +77,9 @@ def _factors(
 
 
 def _update(
-    p: torch.Tensor,
-    grad: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    *,
-    rate: float,
-    decay: float,
-    betas: tuple[float, float],
-    corrections: tuple[float, float],
-    eps: float,
-) -> None:
+    p: torch.Tensor, grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor, *, rate: float,
+    decay: float, betas: tuple[float, float], corrections: tuple[float, float], eps: float,
+) -> None:  # fmt: skip
     g = grad.float()
     m = first.float().lerp_(g, 1 - betas[0])
     v = second.float().mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])

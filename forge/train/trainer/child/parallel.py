@@ -64,12 +64,10 @@ class World:
 
     @property
     def spans_machines(self) -> bool:
-        """True if other machines have some of the ranks."""
         return int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) < self.size
 
     @property
     def is_main(self) -> bool:
-        """True for the rank that reports and writes for all."""
         return self.rank == 0
 
     def from_main(self, ask: Callable[[], T]) -> T:
@@ -89,15 +87,12 @@ class World:
         return found
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums over the ranks, element by element. Collective."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Sequence[float]) -> list[float]:
-        """Maxima over the ranks, element by element. Collective."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def wait(self) -> None:
-        """Wait until every rank has called this. Collective."""
         if self.size > 1:
             dist.barrier(group=self._group)
 

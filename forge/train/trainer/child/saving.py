@@ -46,17 +46,12 @@ logger = logging.getLogger(__name__)
 
 MOMENTS = "moments"
 COPY_SHARE = 0.5
-"""Largest share of the free host memory that copies may take."""
 WRAPPER = "_checkpoint_wrapped_module."
-"""Part of a name that accelerate's recomputation adds."""
 ALONE = "torch.distributed is disabled"
-"""Start of DCP's warning about a save or load by one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """All that a step changes."""
-
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
@@ -83,11 +78,8 @@ class Trained:
         state = self.state(with_moments=has_moments)
         if has_moments:  # an expert that has seen no token has none
             kept, known = {name.rpartition(".")[0] for name in found}, state[MOMENTS]["state"]
-            state[MOMENTS]["state"] = {
-                name: moments
-                for name, moments in known.items()
-                if f"{MOMENTS}.state.{name}" in kept
-            }
+            has = {name for name in known if f"{MOMENTS}.state.{name}" in kept}
+            state[MOMENTS]["state"] = {name: known[name] for name in known if name in has}
         warnings.filterwarnings("ignore", message=ALONE)
         state_dict_loader.load(state, checkpoint_id=path, no_dist=True)
         if has_moments:
@@ -124,20 +116,11 @@ class Checkpoints(Background):
         self._group = world.new_group() if is_sharded and not self._is_gathered else None
 
     def save(
-        self,
-        path: Path,
-        trained: Trained,
-        *,
-        with_moments: bool,
-        add_files: Callable[[Path], object],
-        announce: Callable[[], object],
-    ) -> None:
-        """Begin a checkpoint, once the last one is whole. Collective.
-
-        Args:
-            add_files: called on rank 0 with the directory that becomes `path`.
-            announce: called there, in a thread, when the checkpoint is whole.
-        """
+        self, path: Path, trained: Trained, *, with_moments: bool,
+        add_files: Callable[[Path], object], announce: Callable[[], object],
+    ) -> None:  # fmt: skip
+        """Begin a checkpoint, once the last one is whole. Collective. On rank 0 `add_files` is
+        called with the directory that becomes `path`, and `announce`, in a thread, at the end."""
         self.wait()
         written = path.parent / STAGING / path.name
         if self._world.is_main:
@@ -165,11 +148,7 @@ class Checkpoints(Background):
             self._finish(partial(state_dict_saver.save, state, **how), written, path, announce)
 
     def _finish(
-        self,
-        save: Callable[[], object],
-        written: Path,
-        path: Path,
-        announce: Callable[[], object],
+        self, save: Callable[[], object], written: Path, path: Path, announce: Callable[[], object]
     ) -> None:
         """Wait for this rank's save. That of rank 0 ends last, and its directory gets its name."""
         save()

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,27 +23,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}
+_PATHS = (
+    "model_dir", "adapter", "rows_path", "work_dir", "checkpoint", "weights_dir", "control_socket",
+)  # fmt: skip
 _DTYPES = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """A trainer child's config, as `forge.train.handle` writes it."""
+    """A trainer child's config, as `forge.train.handle.TrainerJob` describes it."""
 
     stage: Mapping[str, Any]
-    """The stage's table."""
     model: Mapping[str, Any]
-    """`[model]`."""
     rollout: Mapping[str, Any]
-    """`[rollout]`: temperature and max_completion_tokens enter the loss."""
     model_dir: Path
-    """The checkpoint to start from."""
     adapter: Path | None = None
-    """Put on the checkpoint, and trained further."""
     rows_path: Path | None
     work_dir: Path
     checkpoint: Path | None = None
-    """Continued; None trains the stage from its beginning."""
     weights_dir: Path
     control_socket: Path
     seed: int
@@ -51,19 +48,13 @@ class TrainerSettings:
     is_elsewhere: bool = False
     """True on a machine without the supervisor, whose ranks report nothing."""
     micro_batch_scale: float = 1.0
-    """Scale of the stage's micro-batches; less than 1 after one did not fit into GPU memory."""
     publish_dtype: torch.dtype | None = None
-    """Type of published weights; None keeps the trained one."""
     shares_weights: bool = False
-    """True if engines read weights in the memory of the first GPU."""
     shared_card: str | None = None
     """UUID of this rank's GPU if other processes use it too."""
     eval_every: int = 0
-    """Steps between evaluations of a grpo stage; 0 if there are none."""
     publish_timeout_s: float = 600.0
-    """Maximum time for all replicas to load new weights and pass their probe."""
     publishes: bool = True
-    """False if nothing serves the weights of this grpo stage."""
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -105,7 +96,6 @@ class TrainerSettings:
         return step % self.stage["publish_every"] == 0
 
     def is_kept(self, step: int) -> bool:
-        """True if the weights of a grpo step stay as files."""
         return is_kept(step, steps=self.stage["steps"], save_every=self.stage["save_every"])
 
     def is_published_in_background(self, step: int) -> bool:
@@ -118,45 +108,25 @@ class TrainerSettings:
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> TrainerSettings:
-        """Read the JSON that `hold_lease` returns."""
-        rows, adapter, begun = config["rows_path"], config["adapter"], config["checkpoint"]
-        return cls(
-            stage=config["stage"],
-            model=config["model"],
-            rollout=config["rollout"],
-            model_dir=Path(config["model_dir"]),
-            adapter=None if adapter is None else Path(adapter),
-            rows_path=None if rows is None else Path(rows),
-            work_dir=Path(config["work_dir"]),
-            checkpoint=None if begun is None else Path(begun),
-            weights_dir=Path(config["weights_dir"]),
-            control_socket=Path(config["control_socket"]),
-            seed=config["seed"],
-            num_ranks=config["num_ranks"],
-            is_elsewhere=bool(config["meeting"] and config["meeting"]["first"]),
-            micro_batch_scale=config["micro_batch_scale"],
-            publish_dtype=_DTYPES[config["publish_dtype"]],
-            shares_weights=config["shares_weights"],
-            shared_card=_own(config["gpus"], shared=config["shared_gpus"]),
-            eval_every=config["eval_every"],
-            publish_timeout_s=config["publish_timeout_s"],
-            publishes=config["publishes"],
-        )
+        own = {
+            "is_elsewhere": bool(config["meeting"] and config["meeting"]["first"]),
+            "publish_dtype": _DTYPES[config["publish_dtype"]],
+            "shared_card": _own(config["gpus"], shared=config["shared_gpus"]),
+        }
+        paths = {name: config[name] and Path(config[name]) for name in _PATHS}
+        given = {each.name for each in fields(cls)} - own.keys() - paths.keys()
+        return cls(**{name: config[name] for name in given}, **paths, **own)
 
 
 def start_logging() -> None:
-    """Log to stderr, which is the child's log file."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format=f"%(asctime)s {_rank()}%(name)s %(levelname)s %(message)s",
-    )
+    rank = f"rank {os.environ['RANK']} " if "RANK" in os.environ else ""  # in one log with others
+    form = f"%(asctime)s {rank}%(name)s %(levelname)s %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logger.info("imports took %.1f CPU seconds", time.process_time())
 
 
 def model_class(model_dir: Path, *, trust_remote_code: bool) -> Any:
-    """The class to load a model with, `class_of` its config."""
     from transformers import AutoConfig
 
     return class_of(AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code))
@@ -174,14 +144,8 @@ def class_of(config: PreTrainedConfig) -> Any:
 
 
 def _own(gpus: Sequence[str], *, shared: Sequence[str]) -> str | None:
-    """UUID of this rank's GPU if it is shared."""
     own = gpus[int(os.environ.get("LOCAL_RANK", "0"))] if gpus else None
     return own if own in shared else None
-
-
-def _rank() -> str:
-    """Prefix of log lines: several ranks write into one log."""
-    return f"rank {os.environ['RANK']} " if "RANK" in os.environ else ""
 
 
 def trainer_arguments(settings: TrainerSettings, *, updates_per_step: int = 1) -> dict[str, Any]:

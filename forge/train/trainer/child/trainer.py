@@ -1,6 +1,5 @@
 """The common part of both trainers on transformers' Trainer: a batch's micro-batches, checkpoints
-that are complete or absent, the ranks, the hold on a shared GPU. And their callback, to which each
-stage adds its own reports. The supervisor removes old checkpoints.
+that are complete or absent, the ranks, the hold on a shared GPU; and their callback.
 
     next batch ──▶ sequences ──▶ micro-batches ──▶ scores ──▶ loss of each ──▶ optimizer step
 
@@ -10,7 +9,7 @@ whole batch: so the sum over micro-batches and ranks does not depend on the cut.
 the host waits for the GPU only where a metric is read.
 
 Of a stock checkpoint only `trainer_state.json` and the random states are left: `saving` writes the
-rest beside the next steps.
+rest beside the next steps. The supervisor removes old checkpoints.
 """
 
 from __future__ import annotations
@@ -80,21 +79,16 @@ class StageTrainer(Trainer):
         self.checkpoints = Checkpoints(self.world, self.card, is_sharded=self.is_fsdp_enabled)
 
     def cut(self, batch: Sequence[sequences.Sequence]) -> list[MicroBatch]:
-        """This rank's micro-batches of a whole batch."""
         return cut_batch(
-            batch,
-            max_tokens=self.settings.micro_batch_tokens,
-            layout=self.settings.layout,
-            rank=self.world.rank,
-            num_ranks=self.world.size,
-        )
+            batch, max_tokens=self.settings.micro_batch_tokens, layout=self.settings.layout,
+            rank=self.world.rank, num_ranks=self.world.size,
+        )  # fmt: skip
 
     def next_batch(self) -> list[MicroBatch] | None:
         """The micro-batches of the next optimizer step; None if there are none to come."""
         raise NotImplementedError
 
     def prepared(self, micro_batch: MicroBatch) -> MicroBatch:
-        """The micro-batch with further values that its loss needs."""
         return micro_batch
 
     def loss_of(self, micro_batch: MicroBatch, scores: Scores) -> torch.Tensor:
@@ -120,7 +114,6 @@ class StageTrainer(Trainer):
 
     @property
     def is_unsaved(self) -> bool:
-        """True if steps were trained since the last checkpoint."""
         return self.step > 0 and self.saved != checkpoint_dir(self.settings.work_dir, self.step)
 
     def training_step(
@@ -152,7 +145,6 @@ class StageTrainer(Trainer):
 
     @property
     def step(self) -> int:
-        """Steps of the stage that are trained."""
         return self.state.global_step
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -160,7 +152,6 @@ class StageTrainer(Trainer):
         return 0
 
     def require_disk(self) -> None:
-        """Raise ConfigError if the disk cannot hold a checkpoint."""
         trained = [p for p in self.model.parameters() if p.requires_grad]  # type: ignore[union-attr]
         weights = sum(p.numel() * p.itemsize for p in trained)
         small = self.settings.stage["optimizer"] == "adamw_8bit"
@@ -213,12 +204,9 @@ class StageTrainer(Trainer):
                 (folder / name).write_bytes(random_state)
 
         self.checkpoints.save(
-            self.saved,
-            self._progress,
-            with_moments=self.settings.stage["save"] == "all",
-            add_files=add_files,
-            announce=partial(self.announce, step=self.step, path=self.saved),
-        )
+            self.saved, self._progress, with_moments=self.settings.stage["save"] == "all",
+            add_files=add_files, announce=partial(self.announce, step=self.step, path=self.saved),
+        )  # fmt: skip
         self._checkpoint_s += time.monotonic() - began
 
 
@@ -226,9 +214,7 @@ class Reporter(TrainerCallback):
     """Releases a shared GPU after the optimizer's step, and passes checkpoints on."""
 
     def __init__(self, trainer: StageTrainer, *, client: SupervisorClient, stop: StopFlag) -> None:
-        self._stage_trainer = trainer
-        self._client = client
-        self._stop = stop
+        self._stage_trainer, self._client, self._stop = trainer, client, stop
         self._is_save_ordered = False
 
     def save(self, control: TrainerControl) -> None:

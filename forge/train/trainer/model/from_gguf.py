@@ -146,12 +146,9 @@ def make_tokenizer(source: GgufModel) -> Any:
     if value("model") != "gpt2":
         return tokenizer
     if pre in DIGITS:
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        pieces = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pieces])
     tokenizer.model.ignore_merges = pre in WHOLE
     return tokenizer
 

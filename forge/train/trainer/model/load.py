@@ -1,8 +1,5 @@
 """Loading the model that a stage trains: all its weights, or an adapter on a base that may be
-quantized.
-
-Called by `sft.stage` and `grpo.stage`.
-"""
+quantized."""
 
 from __future__ import annotations
 

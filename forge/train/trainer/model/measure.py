@@ -2,7 +2,7 @@
 
 `python -m forge.train.trainer.model.measure` reads a `config.json` from stdin and writes JSON. It
 makes transformers' model on the meta device, where tensors have shapes and no values, and lets it
-read two tokens. Started by `forge.runner.plan.shape`.
+read two tokens.
 """
 
 from __future__ import annotations

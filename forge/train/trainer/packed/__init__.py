@@ -1,5 +1,1 @@
-"""The packed form of a batch: sequences with values for each trained token, cut into micro-batches,
-and the forward pass that scores them.
-
-Used by `model`, `child`, `sft` and `grpo`; imports none of them.
-"""
+"""The packed form of a batch, and the forward pass that scores it. Imports no other room."""

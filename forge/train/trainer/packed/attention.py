@@ -1,8 +1,8 @@
 """Causal attention of packed sequences, each to its own keys: torch's flash kernel on CUDA, SDPA of
 one sequence at a time elsewhere. Needs torch 2.10 or later, no other kernels.
 
-Called by transformers' models. `packed.sequences` makes the inputs: ends of each sequence's queries
-and keys, and the keys of all of them, if some are shared.
+`packed.sequences` makes the inputs: ends of each sequence's queries and keys, and the keys of all
+of them, if some are shared.
 
 Shapes: B batch, H heads, T tokens, D size of a head, N tokens of a row, K keys, S sequences.
 """
@@ -73,31 +73,16 @@ def _attention(
         k_KHD, v_KHD = (x.index_select(0, packed_keys) for x in (k_KHD, v_KHD))
     attend: Any = _by_kernel if query.is_cuda else _by_sequence
     out_NHD = attend(
-        q_NHD,
-        k_KHD,
-        v_KHD,
-        ends_q=packed_ends_q,
-        ends_k=packed_ends_k,
-        max_q=packed_max_q,
-        max_k=packed_max_k,
-        scale=scaling,
-        window=sliding_window,
-    )
+        q_NHD, k_KHD, v_KHD, ends_q=packed_ends_q, ends_k=packed_ends_k, max_q=packed_max_q,
+        max_k=packed_max_k, scale=scaling, window=sliding_window,
+    )  # fmt: skip
     return out_NHD[None], None
 
 
 def _by_kernel(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    ends_q: torch.Tensor,
-    ends_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    scale: float | None,
-    window: int | None,
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, ends_q: torch.Tensor,
+    ends_k: torch.Tensor, max_q: int, max_k: int, scale: float | None, window: int | None,
+) -> torch.Tensor:  # fmt: skip
     """Attention of each sequence's queries, which are its last tokens, to all its keys. [N, H, D]
 
     `ends_q` are the start of each sequence's queries and the end of the last, `max_q` the most
@@ -124,17 +109,9 @@ def _by_kernel(
 
 @torch.compiler.disable
 def _by_sequence(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    ends_q: torch.Tensor,
-    ends_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    scale: float | None,
-    window: int | None,
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, ends_q: torch.Tensor,
+    ends_k: torch.Tensor, max_q: int, max_k: int, scale: float | None, window: int | None,
+) -> torch.Tensor:  # fmt: skip
     """The same by SDPA."""
     found = []
     queries, keys = (itertools.pairwise(ends.tolist()) for ends in (ends_q, ends_k))

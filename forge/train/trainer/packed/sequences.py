@@ -62,7 +62,6 @@ class Sequence:
 
     @property
     def size(self) -> int:
-        """Number of tokens."""
         return len(self.ids)
 
 
@@ -86,7 +85,6 @@ class MicroBatch:
 
     @property
     def num_trained(self) -> int:
-        """Trained tokens."""
         return len(self.inputs["targets"])
 
     @property
@@ -116,13 +114,9 @@ class MicroBatch:
 
 
 def cut_batch(
-    sequences: Several[Sequence],
-    *,
-    max_tokens: int,
-    layout: RowLayout,
-    rank: int = 0,
+    sequences: Several[Sequence], *, max_tokens: int, layout: RowLayout, rank: int = 0,
     num_ranks: int = 1,
-) -> list[MicroBatch]:
+) -> list[MicroBatch]:  # fmt: skip
     """One rank's micro-batches.
 
     A sequence longer than `max_tokens` gets its own. If there are too few sequences to give every

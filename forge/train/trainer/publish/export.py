@@ -69,13 +69,9 @@ def export(config: Mapping[str, Any]) -> dict[str, Any]:
     if not gap <= MAX_GAP:
         sys.exit(f"exported log-probabilities differ by {gap:.3g} on average; at most {MAX_GAP}")
     found = exported.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=config["num_tokens"],
-        do_sample=False,
-        eos_token_id=config["stop_ids"],
-        pad_token_id=config["stop_ids"][0],
-    )
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=config["num_tokens"],
+        do_sample=False, eos_token_id=config["stop_ids"], pad_token_id=config["stop_ids"][0],
+    )  # fmt: skip
     ids = found[0, prompt.shape[1] :].tolist()
     return {"with": "transformers", "ids": ids, "num_tokens": len(ids), "logprob_gap": gap}
 

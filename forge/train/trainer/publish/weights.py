@@ -45,12 +45,9 @@ it is ten times as fast, but nothing else can use that memory."""
 
 
 def snapshot(
-    model: PreTrainedModel | PeftModel,
-    *,
-    dtype: torch.dtype | None = None,
-    keeps: bool = True,
+    model: PreTrainedModel | PeftModel, *, dtype: torch.dtype | None = None, keeps: bool = True,
     on_device: bool = False,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Copy what is trained to the CPU, or on its own device, so that the weights may change while
     the copy is written or read.
 
@@ -121,17 +118,11 @@ class _Copier:
 
 
 def save_weights(
-    model: PreTrainedModel | PeftModel,
-    path: Path,
-    *,
-    model_dir: Path,
-    sync: bool,
+    model: PreTrainedModel | PeftModel, path: Path, *, model_dir: Path, sync: bool,
     weights: Mapping[str, torch.Tensor] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write a directory: full weights with config and tokenizer, or only the trained adapter of a
-    PEFT model.
-
-    `weights` is an earlier `snapshot`; None for the current weights."""
+    PEFT model. `weights` is an earlier `snapshot`; None for the current weights."""
     state = dict(snapshot(model) if weights is None else weights)
     with whole_dir(path, sync=sync) as partial:
         if hasattr(model, "peft_config"):
@@ -254,10 +245,6 @@ def write_and_offer(
     collect_shared()
     logger.info(
         "step %d: version %d, copied in %.3f s, written in %.3f s, published in %.3f s",
-        step,
-        version,
-        copied_s,
-        saved_s,
-        time.monotonic() - started + copied_s,
-    )
+        step, version, copied_s, saved_s, time.monotonic() - started + copied_s,
+    )  # fmt: skip
     return version
