@@ -55,7 +55,6 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Number of open groups."""
         return self._due.total()
 
     @property
@@ -99,7 +98,6 @@ class Admission:
         )
 
     def close(self, taken: Iterable[int]) -> None:
-        """Put groups of these deadlines into the open step's batch, and open the next step."""
         for deadline in taken:
             self.leave(deadline)
         self.step += 1
@@ -121,7 +119,6 @@ class PublishedSteps:
         self._changed = anyio.Event()
 
     async def changed(self) -> None:
-        """Wait for the next publish."""
         await self._changed.wait()
 
     async def wait_for(self, step: int, *, timeout_s: float) -> None:
@@ -154,33 +151,22 @@ class Concurrency:
     """A limit between 1 and `ceiling` groups that starts at `start`."""
 
     def __init__(self, start: int, ceiling: int) -> None:
-        if not 1 <= start <= ceiling:
-            raise ValueError(f"1 <= start <= ceiling does not hold for {start}, {ceiling}")
-        self.limit = start
-        self._ceiling = ceiling
+        self.limit, self._ceiling = start, ceiling
         self._changed_at: float | None = None
 
     def update(
         self, load: EngineLoad | None, *, judge_queue: int, judge_capacity: int, now: float
     ) -> int:
-        """The new limit.
-
-        Args:
-            load: None if the engine does not report it; then the limit stays.
-            judge_queue: waiting candidates.
-            judge_capacity: candidates judged at once.
-            now: monotonic seconds.
-        """
+        """The new limit; without a load it stays. `judge_queue`: waiting candidates;
+        `judge_capacity`: candidates judged at once; `now`: monotonic seconds."""
         if self._changed_at is None:
             self._changed_at = now
         if load is None or now - self._changed_at < CHANGE_EVERY_S:
             return self.limit
         if load.kv_use > KV_HIGH and load.waiting > 0 and load.running < load.slots:
             self._change(math.floor(self.limit * FEWER), now)
-        elif (
-            load.kv_use < KV_LOW
-            and load.waiting == 0
-            and judge_queue <= QUEUE_PER_JUDGE * judge_capacity
+        elif (load.kv_use < KV_LOW and load.waiting == 0) and (
+            judge_queue <= QUEUE_PER_JUDGE * judge_capacity
         ):
             self._change(math.ceil(self.limit * MORE), now)
         return self.limit

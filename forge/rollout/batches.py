@@ -1,11 +1,10 @@
 """Batches of a training step, their samples, and the diagnosis of groups that give none.
 
-    played ──▶ put ──▶ choose: earliest deadline first ──▶ batch ──▶ kept for replay while young
+    played ──▶ fresh ──▶ choose: earliest deadline first ──▶ batch ──▶ kept for replay while young
 
-`producer.py` makes batches from the buffer of finished groups; the GRPO stage of the runner sends
-them to the trainer. The groups of a batch are chosen when it is handed out: the oldest ones in the
-buffer, and none that is too old. A group may be trained up to `replay` times: again only if the
-trainer would wait otherwise, and within the same deadline.
+The groups of a batch are chosen when it is handed out: the oldest ones in the buffer, and none that
+is too old. A group may be trained up to `replay` times: again only if the trainer would wait
+otherwise, and within the same deadline.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ steps do not help."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Groups and samples of one training step."""
-
     step: int
     groups: tuple[Group, ...]
     """Groups played for this batch: those that are trained for the first time, and the flat ones
@@ -48,14 +45,11 @@ class Batch:
 
     @property
     def num_flat(self) -> int:
-        """Groups without signal."""
         return sum(group.is_flat for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """Settings of making batches."""
-
     stage: int
     first_step: int
     """Steps count from 1."""
@@ -70,11 +64,8 @@ class BatchPlan:
     train_truncated: bool
     publish_timeout_s: float
     replay: int = 1
-    """Most times that a group is trained."""
     in_flight: int | None = None
-    """Groups played at once; None: as many as keep engine and judges busy."""
     judge_capacity: int = 1
-    """Candidates judged at once."""
 
     @property
     def budget(self) -> int:
@@ -92,80 +83,61 @@ def make_samples(
         if group.is_flat:
             continue
         advantages = group_advantages(
-            [t.returns for t in group.trajectories],
-            scale=plan.scale,
-            advantage=plan.advantage,
+            [t.returns for t in group.trajectories], scale=plan.scale, advantage=plan.advantage,
             leave_one_out=plan.leave_one_out,
-        )
+        )  # fmt: skip
         for trajectory, row in zip(group.trajectories, advantages, strict=True):
             for turn, advantage in zip(trajectory.turns, row, strict=True):
                 truncated = turn.completion.finish is not Finish.STOP
                 if advantage is None or (truncated and not plan.train_truncated):
                     continue
-                samples.append(
-                    Sample(
-                        sample_id=next(sample_ids),
-                        group_id=turn.group_id,
-                        rollout=turn.rollout,
-                        turn=turn.turn,
-                        prompt_ids=turn.prompt_ids,
-                        completion_ids=turn.completion.token_ids,
-                        logprobs=turn.completion.logprobs,
-                        advantage=advantage,
-                        policy_version=turn.completion.min_version,
-                    )
-                )
+                sample = Sample(
+                    sample_id=next(sample_ids), group_id=turn.group_id, rollout=turn.rollout,
+                    turn=turn.turn, prompt_ids=turn.prompt_ids, advantage=advantage,
+                    completion_ids=turn.completion.token_ids, logprobs=turn.completion.logprobs,
+                    policy_version=turn.completion.min_version,
+                )  # fmt: skip
+                samples.append(sample)
     return samples
 
 
 def oldest_step(group: Group, step_of: Callable[[int], int]) -> int | None:
     """Step of the oldest weights that sampled any of its tokens; None for a group without turns.
-
-    Args:
-        step_of: maps a policy version to the training step that made it.
-    """
+    `step_of` maps a policy version to the training step that made it."""
     versions = {t.completion.min_version for each in group.trajectories for t in each.turns}
     return min((step_of(v) for v in versions), default=None)
 
 
 def count_from(last: int) -> Iterator[int]:
-    """The ids after `last`."""
     return itertools.count(last + 1)
 
 
 def no_signal(step: int, groups: Sequence[Group]) -> Event:
-    """The event of a batch without signal."""
     message = f"step {step}: none of {len(groups)} groups gives a signal; {_why_flat(groups)}"
     return Event(at=time.time(), kind="no_signal", message=message, data={"step": step})
 
 
 def no_signal_error(step: int, groups: Sequence[Group]) -> str:
-    """Message of the error that ends a run after several batches without signal."""
-    return (
-        f"rollout: step {step}: {MAX_BATCHES_WITHOUT_SIGNAL} batches in a row without a signal: "
-        f"{_why_flat(groups)}"
-    )
+    num = f"{MAX_BATCHES_WITHOUT_SIGNAL} batches in a row"
+    return f"rollout: step {step}: {num} without a signal: {_why_flat(groups)}"
 
 
 def _why_flat(groups: Sequence[Group]) -> str:
     """Cause of the missing signal, and advice."""
     rollouts = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [turn for trajectory in rollouts for turn in trajectory.turns]
-    num_full = sum(trajectory.end is End.CONTEXT_FULL for trajectory in rollouts)
-    num_unjudgeable = sum(trajectory.end is End.UNJUDGEABLE for trajectory in rollouts)
-    num_failed = sum(trajectory.end is End.INFRA for trajectory in rollouts)
     room = "serve.context_tokens: raise it, or lower rollout.max_completion_tokens"
     if not turns:
         return f"no prompt fits {room}"
-    if 2 * num_full > len(rollouts):
-        return f"{num_full} of {len(rollouts)} rollouts do not fit {room}"
-    if 2 * num_failed > len(rollouts):
-        return f"the judge failed on {num_failed} of {len(rollouts)} rollouts: its log says why"
-    if 2 * num_unjudgeable > len(rollouts):
-        return (
-            f"the problems of {num_unjudgeable} of {len(rollouts)} rollouts cannot be judged: "
-            '"forge problems check" says why'
-        )
+    for end, words in (
+        (End.CONTEXT_FULL, f"{{}} rollouts do not fit {room}"),
+        (End.INFRA, "the judge failed on {} rollouts: its log says why"),
+        (End.UNJUDGEABLE, ("the problems of {} rollouts cannot be judged: "
+         '"forge problems check" says why')),
+    ):  # fmt: skip
+        num = sum(trajectory.end is end for trajectory in rollouts)
+        if 2 * num > len(rollouts):
+            return words.format(f"{num} of {len(rollouts)}")
     correct = sum(turn.verdict.is_correct for turn in turns)
     advice = (
         "nearly all are correct: take harder problems"
@@ -192,24 +164,13 @@ class Buffer:
     """Waiting groups, in the order in which they ended."""
 
     replay: int = 1
-    """Most times that a group is trained."""
     fresh: list[Waiting] = field(default_factory=list[Waiting])
-    """Groups that were not trained yet."""
     used: list[Waiting] = field(default_factory=list[Waiting])
-    """Groups that may be trained again."""
-
-    def put(self, waiting: Waiting) -> None:
-        """Add a finished group."""
-        self.fresh.append(waiting)
 
     def choose(self, admission: Admission, *, is_awaited: bool) -> list[Waiting] | None:
         """The groups of the open step's batch, or None if it cannot be made yet. They stay in the
-        buffer until `take`.
-
-        Args:
-            is_awaited: The trainer is idle: used groups may fill the batch, if so much of it is
-                fresh that groups are trained at most `replay` times on average.
-        """
+        buffer until `take`. `is_awaited`: The trainer is idle: used groups may fill the batch, if
+        so much of it is fresh that groups are trained at most `replay` times on average."""
         size = admission.groups_per_step
         chosen = sorted(self.fresh, key=lambda waiting: waiting.deadline)[:size]
         missing = size - len(chosen)
@@ -222,16 +183,12 @@ class Buffer:
         return chosen if admission.may_close(fresh) else None
 
     def take(self, chosen: Sequence[Waiting], *, step: int) -> None:
-        """Hand groups out for `step`."""
         for waiting in chosen:
             waiting.num_uses += 1
-        self.used += [waiting for waiting in chosen if waiting in self.fresh]
-        self.fresh = [waiting for waiting in self.fresh if waiting not in chosen]
-        self.used = [
-            waiting
-            for waiting in self.used
-            if waiting.num_uses < self.replay and waiting.deadline > step and waiting.samples
-        ]
+        self.used += [each for each in chosen if each in self.fresh]
+        self.fresh = [each for each in self.fresh if each not in chosen]
+        young = [each for each in self.used if each.deadline > step]
+        self.used = [each for each in young if each.num_uses < self.replay and each.samples]
 
     def _again(self, step: int) -> list[Waiting]:
         """Used groups that `step` may train, the least used first, then the youngest."""

@@ -33,7 +33,6 @@ class Past:
     waiting: Sequence[Group] = ()
     """Finished groups, in the order in which they ended; the sampler has their results."""
     problems: deque[Problem] = field(default_factory=deque[Problem])
-    """Problems of groups that were being played."""
     ended: list[Group] = field(default_factory=list[Group])
     """Finished groups with results that the sampler does not have."""
 
@@ -50,27 +49,17 @@ def to_state(
 ) -> dict[str, Any]:
     """The state for `recall`. A flat group is played again: the cause may be gone by then."""
     groups = list(waiting)
-    return {
-        "sampler": dict(sampler),
-        "waiting": [
-            {"group": g.group_id, "problem": g.problem_id} for g in groups if not g.is_flat
-        ],
-        "problems": [
-            *(g.problem_id for g in groups if g.is_flat),
-            *(problem.problem_id for problem in problems),
-        ],
-    }
+    waited = [{"group": g.group_id, "problem": g.problem_id} for g in groups if not g.is_flat]
+    flat = [group.problem_id for group in groups if group.is_flat]
+    names = [*flat, *(problem.problem_id for problem in problems)]
+    return {"sampler": dict(sampler), "waiting": waited, "problems": names}
 
 
 def recall(
     state: Mapping[str, Any], *, untrained: Sequence[Group], problems: Sequence[Problem]
 ) -> Past:
-    """The past of a stored state.
-
-    Args:
-        untrained: groups with a signal that are in no batch, oldest first, from the store.
-        problems: all that may be played; groups of other problems are left out.
-    """
+    """The past of a stored state. `untrained`: groups with a signal that are in no batch, oldest
+    first, from the store; those of other than these problems are left out."""
     known = {problem.problem_id: problem for problem in problems}
     stored = {group.group_id: group for group in untrained if group.problem_id in known}
     waited = [entry for entry in state["waiting"] if entry["problem"] in known]
@@ -78,11 +67,7 @@ def recall(
     here = {group.group_id for group in waiting}
     again = [entry["problem"] for entry in waited if entry["group"] not in here]
     names = [*again, *(name for name in state["problems"] if name in known)]
-    return Past(
-        waiting=waiting,
-        problems=deque(known[name] for name in names),
-        ended=list(stored.values()),
-    )
+    return Past(waiting, deque(known[name] for name in names), list(stored.values()))
 
 
 def still_of_use(

@@ -67,13 +67,10 @@ NO_ANSWER_WORDS: dict[str, str] = {
 }
 """Detail of the verdict, which the model reads, if there is no candidate to judge."""
 NO_ROOM = "{tool}> the reply does not fit the context: answer now"
-"""Reply in place of a longer one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Settings of playing a group."""
-
     group_size: int
     max_turns: int
     gamma: float
@@ -87,8 +84,6 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlace:
-    """Position of a group in the run."""
-
     group_id: int
     purpose: Purpose
     stage: int
@@ -96,13 +91,10 @@ class GroupPlace:
     seed_place: int | None = None
     """Number that the seeds of its requests depend on; None for group_id."""
     parents: tuple[str, ...] = ()
-    """As in `records.Group`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedCompletion:
-    """A completion and the duration of its request."""
-
     completion: Completion
     generate_s: float
 
@@ -118,7 +110,6 @@ class _Answered(NamedTuple):
 
 
 def verdict_without_code(problem: ReferenceModule, reason: Reason) -> Verdict:
-    """The verdict on an answer without a candidate."""
     detail = NO_ANSWER_WORDS.get(reason, reason).format(name=problem.entry_point)
     return Verdict(status=Status.REJECTED, reason=reason, detail=detail)
 
@@ -130,8 +121,6 @@ async def play_group(problem: Problem, *, place: GroupPlace, rules: Rules, ports
 
 @dataclass(frozen=True, slots=True)
 class _Game:
-    """One group being played."""
-
     problem: Problem
     place: GroupPlace
     rules: Rules
@@ -166,14 +155,9 @@ class _Game:
     def _start(self) -> GroupStart:
         place = self.place
         return GroupStart(
-            group_id=place.group_id,
-            problem_id=self.problem.problem_id,
-            purpose=place.purpose,
-            stage=place.stage,
-            step=place.step,
-            is_greedy=self._is_greedy,
-            parents=place.parents,
-        )
+            group_id=place.group_id, problem_id=self.problem.problem_id, purpose=place.purpose,
+            stage=place.stage, step=place.step, is_greedy=self._is_greedy, parents=place.parents,
+        )  # fmt: skip
 
     @property
     def _is_greedy(self) -> bool:
@@ -272,7 +256,6 @@ class _Game:
     async def _use_tools(
         self, rollout: int, played: Sequence[Turn], prompt: Prompt, answer: TimedCompletion
     ) -> _Answered:
-        """Plays the calls of tools before the answer of a turn."""
         prompter, tools, calls = self.ports.prompter, self.ports.tools, list[ToolCall]()
         last, whole, generate_s = answer.completion, answer.completion, answer.generate_s
         text = prompter.decode(last.token_ids)
@@ -299,12 +282,11 @@ class _Game:
             except self.ports.refused as error:
                 await self._note_full(f"after a call of {call.tool}: {error}")
                 break
-            calls.append(
-                ToolCall(
-                    message=text, tool=call.tool, arguments=call.arguments, result=result,
-                    seconds=seconds,
-                )
+            done = ToolCall(
+                message=text, tool=call.tool, arguments=call.arguments, result=result,
+                seconds=seconds,
             )  # fmt: skip
+            calls.append(done)
             prompt, last = following, more.completion
             whole, generate_s = whole.continued(reply_ids, last), generate_s + more.generate_s
             text = prompter.decode(last.token_ids)
@@ -313,7 +295,6 @@ class _Game:
     async def _judge_turn(
         self, rollout: int, played: Sequence[Turn], prompt: Prompt, first: TimedCompletion
     ) -> Turn:
-        """Call tools, extract, judge, score and store one turn."""
         prompter = self.ports.prompter
         answer = await self._use_tools(rollout, played, prompt, first)
         text = answer.text
@@ -324,22 +305,12 @@ class _Game:
         else:
             verdict = verdict_without_code(self.problem, reason)
         turn = Turn(
-            group_id=self.place.group_id,
-            rollout=rollout,
-            turn=len(played),
-            prompt_ids=prompt.ids,
-            prompt_text=prompt.text,
-            completion=answer.completion,
-            completion_text=text,
-            code=code,
-            verdict=verdict,
-            feedback=prompter.feedback(verdict),
-            reward=None,
-            generate_s=answer.generate_s,
-            judge_s=anyio.current_time() - began,
-            prompt_hash=prompt.prompt_hash,
-            calls=answer.calls,
-        )
+            group_id=self.place.group_id, rollout=rollout, turn=len(played),
+            prompt_ids=prompt.ids, prompt_text=prompt.text, prompt_hash=prompt.prompt_hash,
+            completion=answer.completion, completion_text=text, calls=answer.calls, code=code,
+            verdict=verdict, feedback=prompter.feedback(verdict), reward=None,
+            generate_s=answer.generate_s, judge_s=anyio.current_time() - began,
+        )  # fmt: skip
         try:
             turn = await self._score(turn, before=played[-1].verdict if played else None)
         finally:
@@ -365,35 +336,24 @@ class _Game:
         if not (end.is_masked or any(turn.reward is None for turn in turns)):
             returns = turn_returns(
                 [turn.reward or 0.0 for turn in turns],
-                gamma=rules.gamma,
-                max_turns=rules.max_turns,
-                credit=rules.credit,
-            )
+                gamma=rules.gamma, max_turns=rules.max_turns, credit=rules.credit,
+            )  # fmt: skip
         return Trajectory(
-            group_id=self.place.group_id,
-            rollout=rollout,
-            problem_id=self.problem.problem_id,
-            turns=turns,
-            end=end,
-            returns=tuple(returns),
-        )
+            group_id=self.place.group_id, rollout=rollout, problem_id=self.problem.problem_id,
+            turns=turns, end=end, returns=tuple(returns),
+        )  # fmt: skip
 
     async def _close(self, trajectories: Sequence[Trajectory]) -> Group:
+        place = self.place
         group = Group(
-            group_id=self.place.group_id,
-            problem_id=self.problem.problem_id,
-            purpose=self.place.purpose,
-            stage=self.place.stage,
-            step=self.place.step,
-            trajectories=tuple(trajectories),
-            is_greedy=self._is_greedy,
+            group_id=place.group_id, problem_id=self.problem.problem_id, purpose=place.purpose,
+            stage=place.stage, step=place.step, trajectories=tuple(trajectories),
+            is_greedy=self._is_greedy, parents=place.parents,
             is_flat=is_flat([t.returns for t in trajectories], advantage=self.rules.advantage),
-            parents=self.place.parents,
-        )
+        )  # fmt: skip
         await self.ports.sink.put(group)
         return group
 
 
 def _rewarded(turn: Turn, terms: Mapping[str, float]) -> Turn:
-    """The turn with its terms and their sum."""
     return replace(turn, reward=sum(terms.values()), reward_terms=terms)

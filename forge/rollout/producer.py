@@ -65,12 +65,8 @@ async def produce_batches(
     past: Past | None = None,
 ) -> None:
     """Play groups and send batch after batch to `out`; no sample is more than `max_staleness` steps
-    old when it is trained.
-
-    Args:
-        step_of: maps a policy version to the training step that made it.
-        past: groups and problems of an earlier attempt, with the sampler in the state of its end.
-
+    old when it is trained. `step_of` maps a policy version to the training step that made it;
+    `past`: groups and problems of an earlier attempt, with the sampler in the state of its end.
     Raises Stalled after three batches in a row without signal, or if the trainer stops publishing.
     """
     producer = _Producer(plan, sampler, rules, ports, published, step_of)
@@ -85,30 +81,21 @@ async def produce_batches(
 
 
 class _Producer:
-    """State of one `produce_batches`."""
-
     group_ids: Iterator[int]
     sample_ids: Iterator[int]
     past: Past
 
     def __init__(
-        self,
-        plan: BatchPlan,
-        sampler: Sampler,
-        rules: Rules,
-        ports: Ports,
-        published: PublishedSteps,
-        step_of: Callable[[int], int],
-    ) -> None:
+        self, plan: BatchPlan, sampler: Sampler, rules: Rules, ports: Ports,
+        published: PublishedSteps, step_of: Callable[[int], int],
+    ) -> None:  # fmt: skip
         self.plan, self.sampler, self.rules = plan, sampler, rules
         self.ports = replace(ports, judge=self._judge)
         self.published, self.step_of = published, step_of
         self.admission = Admission(
-            step=plan.first_step,
-            last_step=plan.last_step,
-            groups_per_step=plan.groups_per_step,
+            step=plan.first_step, last_step=plan.last_step, groups_per_step=plan.groups_per_step,
             max_staleness=plan.max_staleness,
-        )
+        )  # fmt: skip
         self.buffer = Buffer(replay=plan.replay)
         self.concurrency = _concurrency(plan)
         self._judge_port = ports.judge
@@ -125,7 +112,6 @@ class _Producer:
         self._woken = anyio.Event()
 
     async def run(self, tasks: TaskGroup, out: MemoryObjectSendStream[Batch]) -> None:
-        """Send every batch, up to the last step's."""
         for group in self.past.waiting:
             self._put(group)
         while self.admission.step <= self.plan.last_step:
@@ -137,13 +123,11 @@ class _Producer:
                 await self._wait()
 
     async def watch_publishes(self) -> None:
-        """Wake the producer at each publish."""
         while True:
             await self.published.changed()
             self._wake()
 
     async def watch_load(self) -> None:
-        """Wake the producer at each check of the load."""
         while True:
             await anyio.sleep(CHECK_EVERY_S)
             self._wake()
@@ -156,7 +140,6 @@ class _Producer:
         return self.published.step >= self.admission.step - 1
 
     def _admit(self, tasks: TaskGroup) -> None:
-        """Start as many groups as fit."""
         limit = self._limit()
         while len(self._playing) < limit:
             deadline = self.admission.deadline(self.published.step)
@@ -214,7 +197,7 @@ class _Producer:
             self._num_stale += 1
             return
         self.admission.admit(deadline)
-        self.buffer.put(Waiting(group=group, deadline=deadline))
+        self.buffer.fresh.append(Waiting(group=group, deadline=deadline))
 
     # -- batches ---------------------------------------------------------------------------------
 

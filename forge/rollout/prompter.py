@@ -43,7 +43,6 @@ class TemplatePrompter:
     """Largest sum of prompt and completion."""
     max_completion_tokens: int
     tools: tuple[str, ...] = ()
-    """Names of the tools that a turn may call."""
     max_calls: int = 0
     has_template: bool = True
     """Tools are called as the model's chat template writes it, where that is known."""
@@ -51,13 +50,8 @@ class TemplatePrompter:
     def prompt(self, problem: Problem, attempts: Sequence[Exchange]) -> Prompt | None:
         """The next turn's prompt, with as many of the newest attempts as fit beside a completion;
         None if not even one does."""
-        prompt = fit(
-            self.prompts,
-            problem,
-            attempts,
-            budget_tokens=self.context_tokens - self.max_completion_tokens,
-            render=self._render,
-        )
+        room = self.context_tokens - self.max_completion_tokens
+        prompt = fit(self.prompts, problem, attempts, budget_tokens=room, render=self._render)
         return None if prompt is None else replace(prompt, prompt_hash=self.prompts.hash)
 
     def require_room(self, problems: Sequence[Problem], *, max_turns: int) -> str:
@@ -112,15 +106,12 @@ class TemplatePrompter:
         return self.chat.prompt([told, *others])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of a completion."""
         return self.chat.decode(token_ids)
 
     def feedback(self, verdict: Verdict) -> str:
-        """The message to the model about a verdict."""
         return self.prompts.feedback_message(verdict).content
 
     def extract(self, problem: Problem, completion_text: str) -> tuple[str, Reason]:
-        """Source, or an empty text, and a reason."""
         found = extract(
             completion_text, entry_point=problem.entry_point, thinking=self.prompts.thinking
         )

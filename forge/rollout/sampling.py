@@ -36,7 +36,6 @@ class UniformSampler:
         self._shuffle()
 
     def next(self) -> Problem:
-        """The next problem."""
         if self.position >= len(self.problems):
             self.epoch, self.position = self.epoch + 1, 0
             self._shuffle()
@@ -45,17 +44,15 @@ class UniformSampler:
         return problem
 
     def observe(self, group: Group) -> None:
-        """Changes nothing: results do not matter here."""
+        """Changes nothing, as `learn`: results do not matter here."""
 
     def learn(self, problem_id: str, varied: float) -> None:
-        """Changes nothing."""
+        """See `observe`."""
 
     def state(self) -> dict[str, Any]:
-        """The state for `restore`."""
         return {"epoch": self.epoch, "position": self.position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, given the same problems and seed."""
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self._shuffle()
 
@@ -82,7 +79,6 @@ MAX_AGE = 4
 """A problem that was not drawn for MAX_AGE · N draws is next, whatever its weight."""
 
 NEVER = -1
-"""Marks a problem that was not drawn yet."""
 
 
 class PrioritySampler:
@@ -145,7 +141,6 @@ class PrioritySampler:
             known[at] = varied if math.isnan(before) else mixed
 
     def state(self) -> dict[str, Any]:
-        """The state for `restore`."""
         names = [problem.problem_id for problem in self._problems]
         return {
             "drawn": self._num_drawn,
@@ -235,7 +230,6 @@ class MixtureSampler:
         self._num_drawn = 0
 
     def next(self) -> Problem:
-        """The next problem."""
         draw = random.Random(f"{self._seed}/source/{self._num_drawn}")
         self._num_drawn += 1
         (name,) = draw.choices(self._names, self._weights)
@@ -253,7 +247,6 @@ class MixtureSampler:
             self._parts[origin].learn(problem_id, varied)
 
     def state(self) -> dict[str, Any]:
-        """The state for `restore`."""
         parts = {name: part.state() for name, part in self._parts.items()}
         return {"drawn": self._num_drawn, "parts": parts}
 

@@ -56,8 +56,6 @@ PRIOR_GAIN = math.log(2.0) / 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedAnswer:
-    """A judged answer."""
-
     turn_id: str
     completion_text: str
     verdict: Verdict
@@ -88,8 +86,6 @@ class JudgedAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """The search on one problem."""
-
     problem: Problem
     strategy: Strategy
     depth: int
@@ -100,13 +96,11 @@ class Search:
     """Share of the roofline that ends the search."""
     seed: int
     attempts: list[JudgedAnswer] = field(default_factory=list[JudgedAnswer])
-    """All judged answers, in order."""
     num_started: int = 0
     """Answers that were asked for, those on their way included."""
     ending: str = ""
     """Why it ended; empty while it goes on."""
     best: JudgedAnswer | None = None
-    """The best correct answer."""
     _gains: list[float] = field(default_factory=list[float])
     _unscored: int = 0
     _solved_at: int = 0
@@ -245,11 +239,7 @@ def next_search(searches: Iterable[Search]) -> Search | None:
 
 
 def attempt_of(turn: Turn, *, parents: Sequence[str], island: int = 0) -> JudgedAnswer:
-    """The only turn of an answer's rollout."""
     return JudgedAnswer(
-        turn_id=turn.turn_id,
-        completion_text=turn.completion_text,
-        verdict=turn.verdict,
-        parents=tuple(parents),
-        island=island,
-    )
+        turn_id=turn.turn_id, completion_text=turn.completion_text, verdict=turn.verdict,
+        parents=tuple(parents), island=island,
+    )  # fmt: skip

@@ -36,7 +36,6 @@ class ReferenceEntry:
     text: str
 
     def shown(self, *, max_chars: int) -> str:
-        """Name, signature and text, shortened at the end."""
         whole = f"{self.name}{self.signature}\n{self.text}"
         return whole if len(whole) <= max_chars else f"{whole[: max_chars - 4].rstrip()} ..."
 

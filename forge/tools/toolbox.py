@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from forge.records.verdict import LaunchFacts, OutputFacts
 
 MAX_CHARS = 2000
-"""Maximum length of an answer."""
 MAX_LINES = 12
 """Launches or outputs that an answer lists."""
 FENCED = """You may ask tools before you answer, up to {max_calls} times. To ask one, end your \
@@ -55,7 +54,6 @@ class Tool:
     """JSON schema of each argument."""
 
     def schema(self) -> dict[str, Any]:
-        """The tool as chat templates take it."""
         parameters = {
             "type": "object",
             "properties": {name: dict(value) for name, value in self.parameters.items()},
@@ -124,11 +122,8 @@ class Ask(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolbox:
-    """The tools of a run."""
-
     ask: Ask
     max_calls: int = 0
-    """Calls in a turn."""
     has_times: Callable[[], bool] = lambda: False
     """True if the judges measure times."""
 
@@ -139,11 +134,8 @@ class Toolbox:
         return "\n".join(f"{call.tool}> {line}" for line in lines)
 
     async def reply(self, call: Call, *, problem: ReferenceModule, code: str) -> str:
-        """The reply to a call; a mistake in it is a reply, too.
-
-        Args:
-            code: the newest candidate; empty without one.
-        """
+        """The reply to a call; a mistake in it is a reply, too. `code`: the newest candidate; empty
+        without one."""
         given = call.arguments
         code = str(given.get("code") or code)
         if "error" in given:
@@ -174,7 +166,6 @@ class Toolbox:
 
 
 async def search_docs(query: str) -> str:
-    """Entries of Triton's reference. Raises MachineError."""
     entries = await anyio.to_thread.run_sync(reference)
     return search(query, entries, max_chars=MAX_CHARS)
 
@@ -182,12 +173,8 @@ async def search_docs(query: str) -> str:
 def find_call(
     text: str, names: Sequence[str], *, thinking: str, form: ToolForm | None = None
 ) -> Call | None:
-    """The first call in a message; None for one that is an answer.
-
-    Args:
-        thinking: tag of thinking, in which nothing is called.
-        form: that of the model's own chat template; None for fenced blocks.
-    """
+    """The first call in a message; None for one that is an answer. `thinking`: tag of thinking, in
+    which nothing is called; `form`: that of the chat template; None for fenced blocks."""
     answer = without_thinking(text, tag=thinking) if thinking else text
     if answer is None:
         return None
@@ -305,11 +292,9 @@ def describe_profile(found: Verdict) -> str:
 
 
 def _launch(one: LaunchFacts, time_us: float | None) -> str:
-    parts = [
-        f"launch of {one.name}: grid {'x'.join(map(str, one.grid))}",
-        f"{one.num_warps} warps",
-        f"{one.num_stages} stages",
-    ]
+    grid = "x".join(map(str, one.grid))
+    parts = [f"launch of {one.name}: grid {grid}", f"{one.num_warps} warps"]
+    parts.append(f"{one.num_stages} stages")
     if one.num_registers is not None:
         parts += [f"{one.num_registers} registers", f"{one.num_spills} spills"]
         parts.append(f"{one.shared_bytes} bytes of shared memory")

@@ -62,7 +62,7 @@ def test_every_group_is_trained_in_time_in_any_order_of_ends_and_publishes(
         elif act in ("end", "flat"):
             ended = playing.pop(data.draw(st.integers(0, len(playing) - 1), label="which"))
             if act == "end":
-                buffer.put(finished(*ended))
+                buffer.fresh.append(finished(*ended))
             else:
                 admission.leave(ended[1])
         elif chosen is not None:
@@ -95,19 +95,19 @@ def test_faster_groups_overtake_a_slow_one_until_its_deadline() -> None:
     buffer = Buffer()
     for _ in range(4):
         admission.admit(2)
-    buffer.put(finished(1, 2))
-    buffer.put(finished(2, 2))
+    buffer.fresh.append(finished(1, 2))
+    buffer.fresh.append(finished(2, 2))
     first = buffer.choose(admission, is_awaited=True)
     assert first is not None, "made of the two that ended, though two began earlier"
     buffer.take(first, step=1)
     admission.close([2, 2])
     for _ in range(2):  # step 1 was published: these may wait for step 3
         admission.admit(3)
-    buffer.put(finished(3, 3))
-    buffer.put(finished(4, 3))
+    buffer.fresh.append(finished(3, 3))
+    buffer.fresh.append(finished(4, 3))
     assert buffer.choose(admission, is_awaited=True) is None, "two that are due now still run"
-    buffer.put(finished(5, 2))
-    buffer.put(finished(6, 2))
+    buffer.fresh.append(finished(5, 2))
+    buffer.fresh.append(finished(6, 2))
     second = buffer.choose(admission, is_awaited=True)
     assert second is not None
     assert [waiting.group.group_id for waiting in second] == [5, 6]
@@ -118,14 +118,14 @@ def test_used_groups_fill_at_most_half_of_a_batch_and_only_while_the_trainer_wai
     buffer = Buffer(replay=2)
     for number in range(2):
         admission.admit(2)
-        buffer.put(finished(number, 2))
+        buffer.fresh.append(finished(number, 2))
     chosen = buffer.choose(admission, is_awaited=True)
     assert chosen is not None
     buffer.take(chosen, step=1)
     admission.close([2, 2])
     assert buffer.choose(admission, is_awaited=True) is None, "nothing is new"
     admission.admit(3)
-    buffer.put(finished(2, 3))
+    buffer.fresh.append(finished(2, 3))
     assert buffer.choose(admission, is_awaited=False) is None
     mixed = buffer.choose(admission, is_awaited=True)
     assert mixed is not None

@@ -75,12 +75,10 @@ def reward_terms(
     verdict: Verdict, table: RewardTable, *, before: Verdict | None = None
 ) -> dict[str, float] | None:
     """Terms of the reward, which is their sum; None if the verdict is not scored (infra error).
+    `before`: Verdict of the attempt before, in the same rollout.
 
     `compiled` is paid only if the candidate's own kernel compiled, launched and wrote its output
     (`is_compiled`), so that a decoy earns nothing.
-
-    Args:
-        before: Verdict of the attempt before, in the same rollout.
     """
     if not verdict.status.is_scored:
         return None
@@ -121,12 +119,9 @@ def _speed(verdict: Verdict, table: RewardTable) -> float | None:
 
 
 def turn_returns(
-    rewards: Sequence[float],
-    *,
-    gamma: float,
-    max_turns: int,
+    rewards: Sequence[float], *, gamma: float, max_turns: int,
     credit: Literal["turn", "kevin", "trajectory"] = "turn",
-) -> tuple[float, ...]:
+) -> tuple[float, ...]:  # fmt: skip
     """Return of each turn taken.
 
     Args:
@@ -175,10 +170,8 @@ def is_flat(
 ) -> bool:
     """True if all unmasked returns that are compared are equal, or there is none: the group gives
     no gradient."""
-    return all(
-        _are_equal([value for _, _, value in compared])
-        for compared in _compared(returns, advantage)
-    )
+    sets = _compared(returns, advantage)
+    return all(_are_equal([value for _, _, value in compared]) for compared in sets)
 
 
 def _compared(

@@ -71,15 +71,12 @@ class Fault(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFunction:
-    """A loaded function."""
-
     path: Path
     name: str
     call: Callable[[Any], Any]
     sha256: str
     """Hash of the bytes that were executed, without the files that they import."""
     line: int
-    """First line of its definition; 1 if it has none in this file."""
 
     def score(self, verdict: Verdict) -> dict[str, float]:
         """Terms of one verdict. Raises Fault."""
@@ -100,7 +97,6 @@ class RewardFunction:
         ]
 
     def _guarded(self, call: Callable[[], T]) -> T:
-        """The call's result, in this process only."""
         return guarded(call, self.path, line=self.line, name=self.name)
 
     def _list(self, found: Any, size: int, unit: str, where: str) -> list[Any]:
@@ -112,7 +108,6 @@ class RewardFunction:
         return entries
 
     def _terms(self, found: Any, *, where: str) -> dict[str, float]:
-        """Checked terms, as floats."""
         if not isinstance(found, dict):
             raise self._fault(f"{_named(found)}{where}; a dict from names of terms to numbers")
         given = cast("dict[Any, Any]", found)
@@ -220,21 +215,17 @@ def _one_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Entry point of the child."""
     config = hold_lease()
     serve(Scoring(config).app(), Path(config["socket_path"]))
 
 
 class Scoring:
-    """The endpoints of one function."""
-
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._path, self._name = Path(config["file"]), str(config["function"])
         self._loaded: RewardFunction | None = None
         self._one = anyio.CapacityLimiter(1)
 
     def app(self) -> Starlette:
-        """The application with all routes."""
         posts = {"/load": self.load, "/score": self.score, "/score_group": self.score_group}
         routes = [Route(path, self._answered(f), methods=["POST"]) for path, f in posts.items()]
         return Starlette(
@@ -242,20 +233,16 @@ class Scoring:
         )
 
     async def health(self, _http: Request) -> JSONResponse:
-        """The child is ready to load the function."""
         return JSONResponse({"ok": True})
 
     def load(self, _body: dict[str, Any]) -> dict[str, Any]:
-        """Execute the file."""
         self._loaded = load(self._path, self._name)
         return {"sha256": self._loaded.sha256, "line": self._loaded.line}
 
     def score(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Terms of one verdict."""
         return {"terms": self._function.score(_verdict(body.get("verdict")))}
 
     def score_group(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Terms of all verdicts of a group."""
         rollouts = [[_verdict(one) for one in _list(row)] for row in _list(body.get("rollouts"))]
         return {"terms": self._function.score_group(rollouts)}
 

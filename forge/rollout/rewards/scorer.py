@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from forge.process.child import Child, ProcessObserver
 
 CHILD = "reward"
-"""Name of the child in messages, logs and store."""
 LOAD_TIMEOUT_S = 60.0
 """Maximum time to execute the file: it may import torch."""
 STACKS_S = 0.3
@@ -59,7 +58,6 @@ class FunctionFile:
     sha256: str
 
     def to_json(self) -> dict[str, str]:
-        """The data of the event that records it."""
         return {"file": str(self.path), "function": self.name, "sha256": self.sha256}
 
 
@@ -76,17 +74,13 @@ class FunctionScorer:
         self._failure: ForgeError | None = None
 
     async def load(self) -> FunctionFile:
-        """Execute the file. Raises ConfigError, Stalled, ChildDied."""
         found = await self._call("/load", {}, where=LOADING, timeout_s=LOAD_TIMEOUT_S)
         self._line = found["line"]
         return FunctionFile(path=self._path, name=self._name, sha256=found["sha256"])
 
     async def score(self, verdict: Verdict, *, where: str) -> Mapping[str, float]:
-        """Terms of one verdict. Raises ConfigError, Stalled, ChildDied.
-
-        Args:
-            where: the turn, for messages.
-        """
+        """Terms of one verdict. Raises ConfigError, Stalled, ChildDied. `where`: the turn, for
+        messages."""
         body = {"verdict": _sent(verdict)}
         found = await self._call("/score", body, where=where, timeout_s=self._timeout_s)
         return found["terms"]
@@ -149,11 +143,7 @@ class FunctionScorer:
 
 @asynccontextmanager
 async def open_scorer(
-    reward: RewardTable,
-    *,
-    socket_dir: Path,
-    log_dir: Path,
-    observer: ProcessObserver | None = None,
+    reward: RewardTable, *, socket_dir: Path, log_dir: Path, observer: ProcessObserver | None = None
 ) -> AsyncGenerator[tuple[FunctionScorer, FunctionFile]]:
     """The scorer of `reward.function`, which is loaded, and its file. Raises ConfigError, Stalled
     or ChildDied with a line of the file."""
@@ -180,7 +170,17 @@ async def try_function(reward: RewardTable, *, is_timed: bool) -> None:
     """Load the function and call it once on made verdicts: a refused candidate and a correct one.
     Raises ConfigError, Stalled or ChildDied. `is_timed`: correct candidates of the run have a
     time."""
-    made = [_refused_verdict(), _correct_verdict(is_timed=is_timed)]
+    timing = Timing(
+        speedup=1.5, speedup_low=1.4, candidate_us=20.0, baseline_us=30.0,
+        candidate_spread_us=0.2, baseline_spread_us=0.3,
+    )  # fmt: skip
+    made = [
+        Verdict(status=Status.REJECTED, reason=Reason.NO_CODE_BLOCK, detail="a trial"),
+        Verdict(
+            status=Status.CORRECT, reason=Reason.OK, detail="", is_compiled=True, num_launches=1,
+            timing=timing if is_timed else None,
+        ),
+    ]  # fmt: skip
     with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
         async with open_scorer(reward, socket_dir=socket_dir, log_dir=Path(log_dir)) as (scorer, _):
             if scorer.per == "group":
@@ -191,7 +191,6 @@ async def try_function(reward: RewardTable, *, is_timed: bool) -> None:
 
 
 def split_function(value: str) -> tuple[Path, str]:
-    """File and name of `rewards.py:score`."""
     file, _, name = value.rpartition(":")
     return Path(file), name
 
@@ -204,18 +203,3 @@ def _late(where: str, timeout_s: float) -> str:
 def _sent(verdict: Verdict) -> dict[str, Any]:
     """A verdict as the function gets it: without program and profile, which are bulky."""
     return replace(verdict, program=None, profile=None).to_json()
-
-
-def _refused_verdict() -> Verdict:
-    return Verdict(status=Status.REJECTED, reason=Reason.NO_CODE_BLOCK, detail="a trial")
-
-
-def _correct_verdict(*, is_timed: bool) -> Verdict:
-    timing = Timing(
-        speedup=1.5, speedup_low=1.4, candidate_us=20.0, baseline_us=30.0,
-        candidate_spread_us=0.2, baseline_spread_us=0.3,
-    )  # fmt: skip
-    return Verdict(
-        status=Status.CORRECT, reason=Reason.OK, detail="", is_compiled=True, num_launches=1,
-        timing=timing if is_timed else None,
-    )  # fmt: skip
