@@ -3,20 +3,20 @@
 A stage that an earlier run had on the same cards takes as long as there: `record_rates` writes what
 a run on cards measured into `rates.json` beside the runs. Else seconds come from sizes: on CPU
 cores by measured costs, on GPUs by a roofline of their data sheets, with the shares of it that were
-measured. A card without a data sheet here has no time, with the reason. Called by `plan`, and by
-`run` at its end. Constants name their measurement: RESULTS is `bench/RESULTS.md` and its history.
+measured. Constants name their measurement: RESULTS is `bench/RESULTS.md` and its history.
 """
 
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import logging
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import numpy as np
 
 from forge.config.schema import (
     Budget,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 TRAIN_S_PER_TOKEN, TRAIN_S_PER_TOKEN_PARAM = 41e-6, 82e-12
 """Core seconds of forward and backward: 6 FLOPs a parameter at 73 GFLOP/s, and the rest. Fitted to
@@ -86,12 +87,8 @@ MFU_ADAPTER, MFU_MIXTURE = 0.65, 0.22
 
 
 class _Card(NamedTuple):
-    """Rates of a card by its data sheet."""
-
     flops: float
-    """Dense operations in bf16 a second."""
     bytes: float
-    """Bytes of memory a second."""
 
 
 CARDS = {
@@ -99,7 +96,6 @@ CARDS = {
     "A100": _Card(312e12, 1.9e12), "MI300X": _Card(1307e12, 5.3e12), "L40S": _Card(362e12, 0.86e12),
     "4090": _Card(165e12, 1.0e12), "A6000": _Card(155e12, 0.77e12),
 }  # fmt: skip
-"""Data sheets, by a word of the card's name."""
 
 ROW_TOKENS, PROMPT_TOKENS, ANSWER_TOKENS = 300, 85, 215
 """Means of the generator: an SFT row, its prompt and its answer."""
@@ -108,7 +104,6 @@ RETRY_SHARE = 0.4
 REPLACED_SHARE = 0.3
 """Groups replaced for lack of signal, per group trained."""
 TURN_BYTES = 8_000
-"""Growth of run.db and tokens.db by a turn."""
 CHECKPOINT_BYTES_PER_PARAM = 16
 """Weights and moments in f32, and published weights."""
 EXTRA_CHECKPOINTS = 2
@@ -117,13 +112,10 @@ EXTRA_CHECKPOINTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePlan:
-    """A phase of a run: prepare, or a stage."""
-
     name: str
     work: str
     """Amount of work, for people: `64 problems × 5 rollouts, up to 3 turns`."""
     wall_s: float | None
-    """None if it cannot be predicted."""
     basis: str = ""
     """Source of the time, or the reason for which there is none."""
 
@@ -135,10 +127,6 @@ class _Spent(NamedTuple):
     """With all engines, judges or ranks at it."""
     core_s: float = 0
     """Seconds of one core that it keeps from others; 0 on GPUs."""
-
-    def times(self, num: float) -> _Spent:
-        """So many times the work."""
-        return _Spent(self.wall_s * num, self.core_s * num)
 
 
 class Unknown(Exception):
@@ -154,12 +142,8 @@ def predict_phases(
     rates: Mapping[str, Rate] | None = None,
     shares: bool = False,
 ) -> Iterator[PhasePlan]:
-    """Phases in order: prepare, then the stages.
-
-    Args:
-        rates: times of earlier runs, by the phase's name.
-        shares: evaluations are of the problems that are trained on.
-    """
+    """Phases in order: prepare, then the stages. `rates` are times of earlier runs, by the phase's
+    name; `shares`: evaluations are of the problems that are trained on."""
     costs = _Costs(experiment, placement, machine, params=params)
     prepared_s, work = _prepare(costs)
     yield PhasePlan(name="prepare", work=work, wall_s=prepared_s)
@@ -182,14 +166,13 @@ def predict_phases(
 
 
 class _Costs:
-    """Time of each kind of work on the devices of a run."""
-
     def __init__(
         self, experiment: Experiment, placement: Placement, machine: Machine, *, params: int | None
     ) -> None:
         self.experiment, self.placement, self.machine = experiment, placement, machine
         self.params = params
-        self._known = model_shape(experiment.model) if placement.train or placement.serve else None
+        on_gpus = placement.train or placement.serve
+        self._model_shape = model_shape(experiment.model) if on_gpus else None
         self.is_random = experiment.model.init is not None
 
     def stage(self, stage: Stage) -> tuple[float, str]:
@@ -218,8 +201,12 @@ class _Costs:
             return self._at_once(played, self.judge(num * each * turns)), basis
         turns, each = turns_of(rollout.max_turns), rollout.groups_per_step * rollout.group_size
         replaced = each * (1 + min(REPLACED_SHARE, rollout.max_replacements))
-        played = self.generate(replaced, turns=turns, tokens=tokens).times(stage.steps)
-        judged = self.judge(replaced * turns).times(stage.steps)
+        played, judged = (
+            _Spent(step.wall_s * stage.steps, step.core_s * stage.steps)
+            for step in (
+                self.generate(replaced, turns=turns, tokens=tokens), self.judge(replaced * turns)
+            )
+        )  # fmt: skip
         trained = stage.steps * each * turns * (PROMPT_TOKENS + tokens) * stage.updates_per_batch
         train = self.train(stage, trained)
         if rollout.max_staleness:
@@ -242,7 +229,6 @@ class _Costs:
         return _Spent(total / at_once * (DECODE_S + read / card.bytes))
 
     def judge(self, num: float, *, is_new: bool = False) -> _Spent:
-        """Verdicts; `is_new` if each is of another problem."""
         experiment, on = self.experiment, self.placement.judge
         if experiment.judge.url or experiment.cluster.judges:
             raise Unknown("judges are elsewhere")
@@ -271,15 +257,11 @@ class _Costs:
 
     @property
     def _num_params(self) -> int:
-        if self.params is None:
-            raise Unknown("the size of the model is unknown")
-        return self.params
+        return _known(self.params)
 
     @property
     def _shape(self) -> ModelShape:
-        if self._known is None:
-            raise Unknown("the size of the model is unknown")
-        return self._known
+        return _known(self._model_shape)
 
     def _card(self, gpus: tuple[Gpu, ...]) -> _Card:
         for name, card in CARDS.items():
@@ -293,13 +275,16 @@ class _Costs:
         return max(on_cores, *(part.wall_s for part in parts))
 
 
+def _known(value: T | None) -> T:
+    if value is None:
+        raise Unknown("the size of the model is unknown")
+    return value
+
+
 def share_of_peak(params: float) -> float:
     """`MFU` between its points by the logarithm of the size, beyond them at their ends."""
-    for low, high in itertools.pairwise(MFU):
-        if params < high:
-            part = max(0.0, math.log(params / low) / math.log(high / low))
-            return MFU[low] * (MFU[high] / MFU[low]) ** part
-    return max(MFU.values())
+    sizes, shares = np.log(list(MFU)), np.log(list(MFU.values()))
+    return float(np.exp(np.interp(math.log(params), sizes, shares)))
 
 
 def _prepare(costs: _Costs) -> tuple[float, str]:
@@ -322,7 +307,6 @@ def _prepare(costs: _Costs) -> tuple[float, str]:
 
 
 def _num_pairs(experiment: Experiment) -> int:
-    """One-turn rows that the generator makes."""
     problems = experiment.problems
     if not experiment.data.has_generated:
         return 0
@@ -330,7 +314,6 @@ def _num_pairs(experiment: Experiment) -> int:
 
 
 def num_items(experiment: Experiment, stage: Stage) -> float | None:
-    """Rows or rollouts of a stage; None for epochs of rows that are not counted yet."""
     if isinstance(stage, PlayStage):
         num, rollouts, _ = eval_size(experiment, stage)
         return num * rollouts
@@ -342,20 +325,19 @@ def num_items(experiment: Experiment, stage: Stage) -> float | None:
 
 
 def _step_items(experiment: Experiment, stage: SftStage | GrpoStage) -> int:
-    """Rows or rollouts of a step."""
+    rollout = experiment.rollout
     if isinstance(stage, SftStage):
         return stage.batch_size
-    return experiment.rollout.groups_per_step * experiment.rollout.group_size
+    return rollout.groups_per_step * rollout.group_size
 
 
 def turns_of(max_turns: int) -> float:
-    """Mean turns of a rollout after SFT."""
     return 1 + RETRY_SHARE * (max_turns - 1)
 
 
 def eval_size(experiment: Experiment, stage: EvalStage | SearchStage) -> tuple[int, int, int]:
-    """Numbers of problems, rollouts a problem (the greedy one included), maximum turns. Of a search
-    its answers, each of one turn; 0 if its budget is a time."""
+    """Numbers of problems, rollouts a problem (the greedy one included), maximum turns; of a search
+    its answers, each of one turn, 0 if its budget is a time."""
     if isinstance(stage, SearchStage):
         budget = Budget.parse(stage.budget)
         longest = experiment.rollout.max_completion_tokens
@@ -396,8 +378,6 @@ def _work(experiment: Experiment, stage: Stage) -> str:
 
 
 def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | None:
-    """Bytes of kept checkpoints and weights, and of each turn's row, texts and tokens; None if the
-    number of parameters or of checkpoints is unknown."""
     if params is None:
         return None
     shape, lora = model_shape(experiment.model), experiment.model.lora
@@ -456,7 +436,6 @@ class Rate:
 
     run: str
     s_per_item: float
-    """Seconds a row or a rollout."""
     peak_bytes: int | None = None
     """Memory of the trainer's largest rank; None on the CPU or without training."""
 
@@ -509,18 +488,16 @@ def _record(paths: RunPaths, placement: Placement) -> None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    found: Any = None
     with suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
-        return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
-    return {}
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _key(experiment: Experiment, stage: Stage, placement: Placement) -> str:
     """All that the time of a row or rollout depends on. Rows of other files count as the same."""
     model, rollout, serve = experiment.model, experiment.rollout, experiment.serve
-    cards = {
-        role: [gpu.name for gpu in gpus] for role, gpus in placement.by_role().items()
-    }  # fmt: skip
+    cards = {role: [gpu.name for gpu in gpus] for role, gpus in placement.by_role().items()}
     size = model.tiny.model_dump(mode="json") if model.init else model.path
     lora = model.lora and model.lora.model_dump(mode="json", include=_ADAPTER)
     parts: list[Any] = [stage.kind, size, lora, model.quantize is not None, model.dtype]

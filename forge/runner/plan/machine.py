@@ -41,12 +41,10 @@ ASSUMED_FORM = re.compile(
     r"(?:(?P<nodes>\d{1,3})x)?(?P<num>\d{1,3})x(?P<name>[A-Za-z][\w .]*?)-(?P<size>\d{1,4})GB"
 )
 MAX_ASSUMED_CARDS = 4096
-"""Cards of all assumed machines together."""
 CORES_PER_CARD, MEMORY_PER_CARD, DISK_PER_CARD = 16, 128 << 30, 500 << 30
 """Cores, bytes of memory and bytes of disk of an assumed machine, for each card."""
 AMD_NAMES = re.compile(r"(AMD|MI|RX|Radeon)[ \d]", re.IGNORECASE)
 AMD_ARCHS = {"MI2": "gfx90a", "MI3": "gfx942"}
-"""Architecture by the first three letters of the name."""
 
 LEFTOVERS_S, LOOK_AGAIN_S = 10.0, 2.0
 """A killed process leaves its card within seconds."""
@@ -65,24 +63,19 @@ class Machine:
     memory_bytes: int
     """Physical memory, or the container's limit where that is lower."""
     free_disk_bytes: int
-    """Free bytes in the directory of runs."""
     gpus: tuple[Gpu, ...]
     engines: frozenset[str]
-    """Engines that are installed in the interpreter that serves."""
     hidden_gpus: str = ""
     """Message that says why `gpus` has fewer cards than the machine; empty if it has all."""
     gpu_users: Mapping[str, tuple[GpuUser, ...]] = field(
         default_factory=dict[str, tuple[GpuUser, ...]]
     )
-    """Processes outside this run on the cards, by UUID."""
     busy: frozenset[str] = frozenset()
     """UUIDs of cards with other users or claimed by another run: `auto` takes them last."""
     others: tuple[str, ...] = ()
-    """Live runs without GPUs on the cores of this process."""
     is_here: bool = False
     """True for this machine, whose interpreters can be asked."""
     assumed: str = ""
-    """Argument of `forge plan --assume`; empty for a real machine."""
     num_nodes: int = 0
     """Further machines like this one that were assumed: nodes of a cluster, whose head this is."""
 
@@ -123,11 +116,8 @@ def count_cores() -> int:
 
 
 def assume(text: str, *, here: Machine) -> Machine:
-    """The machine that `text` describes, with at least the cores, memory and disk of `here`; the
-    first of several, if it begins with their number.
-
-    Raises ConfigError if `text` is not [NODESx]NUMBERxNAME-SIZEGB, or names no card or too many.
-    """
+    """The machine that [NODESx]NUMBERxNAME-SIZEGB describes, with at least the cores, memory and
+    disk of `here`; the first of several. Raises ConfigError for another text."""
     match = ASSUMED_FORM.fullmatch(text.strip())
     num, num_nodes, size = (
         (int(match["num"]), int(match["nodes"] or 1), int(match["size"])) if match else (0, 0, 0)
@@ -184,16 +174,9 @@ def open_claimed(
     wait_s: float = 0.0,
     say: Callable[[str], None],
 ) -> Generator[tuple[T, Claim]]:
-    """Yields the result of `lay_out` for this machine, and the claim on its cards. Blocks.
-
-    Args:
-        look: reads the machine again.
-        wait_s: maximum wait for cards of another run.
-
-    Raises:
-        CardBusy: processes without a claim leave too little memory on a card.
-        MachineError: another run has claimed a card; or an error of `lay_out`.
-    """
+    """Yields the result of `lay_out` for this machine, which `look` reads, and the claim on its
+    cards. Blocks, up to `wait_s` for cards of another run. Raises CardBusy if processes without a
+    claim leave too little memory on a card; MachineError."""
     machine = look()
     made = lay_out(replace(machine, gpu_users={}))
     with claim(made.gpus, run=run, wait_s=wait_s, say=say) as cards:

@@ -31,9 +31,7 @@ ASLEEP_BYTES = 1536 << 20
 LARGE_TENSOR_BYTES = 4 << 30
 """Inputs and outputs of concurrent candidates, a quarter of the capacity, at the sizes of a GPU."""
 JUDGE_SHARE = 0.1
-"""Share of the card for inputs and results that a judge keeps."""
 BITS4_BYTES = 0.56
-"""Bytes of a weight in NF4, with its doubly quantised scales."""
 LOGIT_TILE = (4096, 32_768)
 """Tokens by vocabulary entries of the f32 logits that the output layer holds at a time."""
 KEYS_PER_TOKEN, SFT_KEYS_PER_TOKEN = 4, 2
@@ -85,7 +83,6 @@ class TrainBytes:
     optimizer: int = 0
     """Both moments, and DDP's buffers of gradients."""
     gradients: int = 0
-    """None between steps."""
     step: int = 0
     """More at the peak of a step: activations, logits, weights that are cast or gathered."""
 
@@ -94,12 +91,10 @@ class TrainBytes:
 
     @property
     def resident(self) -> int:
-        """Between steps."""
         return self.context + self.weights + self.optimizer + self.copy
 
     @property
     def peak(self) -> int:
-        """Maximum during a step and after it."""
         return self.resident - self.copy + max(self.gradients + self.step, self.copy)
 
     def with_copy(self, num_bytes: int, *, is_beside_a_step: bool, readers: int) -> TrainBytes:
@@ -123,8 +118,6 @@ def train_bytes(
     """GPU memory of a rank of the trainer.
 
     Args:
-        num_gpus: number of ranks.
-        parallel: `ddp` or `fsdp2`; without effect on a single rank.
         tokens: tokens of the rank's largest micro-batch.
         is_whole: True if it is the only one of a step, whose gradients grow while its activations
             shrink.
@@ -167,14 +160,9 @@ def train_bytes(
 
 
 def _step_bytes(
-    stage: SftStage | GrpoStage,
-    model: ModelTable,
-    shape: ModelShape,
-    *,
-    kind: str,
-    tokens: int,
+    stage: SftStage | GrpoStage, model: ModelTable, shape: ModelShape, *, kind: str, tokens: int,
     num_kept: int,
-) -> float:
+) -> float:  # fmt: skip
     """Maximum of a forward and backward pass: at the output layer or in the last decoder layer.
     `num_kept` layers are not recomputed."""
     each, hidden, queries = LAYERS[kind], shape.hidden, shape.heads * shape.head_dim
@@ -210,12 +198,7 @@ def micro_batch(
     stage: SftStage | GrpoStage, *, num_gpus: int, context_tokens: int, num_samples: int
 ) -> tuple[int, bool]:
     """Tokens of a rank's largest micro-batch, in which a row above the budget is alone; and True if
-    it surely is the only one of a step.
-
-    Args:
-        context_tokens: context of the engine, and so the length of the longest sample.
-        num_samples: samples of a grpo step.
-    """
+    it surely is the only one of a step. A grpo step has `num_samples`, as long as the context."""
     is_sft = isinstance(stage, SftStage)
     longest = stage.max_length if is_sft else context_tokens
     rows = -(-(stage.batch_size if is_sft else num_samples) // num_gpus)
@@ -225,8 +208,6 @@ def micro_batch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeBytes:
-    """GPU memory on one card of a replica."""
-
     least: int = 0
     """With less the engine does not start, or serves only a few sequences."""
     full: int = 0
@@ -236,7 +217,6 @@ class ServeBytes:
 def serve_bytes(
     serve: ServeTable, model: ModelTable, shape: ModelShape, *, engine: str
 ) -> ServeBytes:
-    """GPU memory of an engine on each of its cards."""
     width, num_gpus = 4 if serve.precision == "exact" else 2, serve.tensor_parallel
     adapters = 0 if model.lora is None else NUM_ADAPTERS * 2 * shape.adapter_params(model.lora)
     fixed = CONTEXT_BYTES + (shape.params * width + adapters) / num_gpus
@@ -247,7 +227,6 @@ def serve_bytes(
 
 
 def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
-    """GPU memory of a judge at full capacity, on a card of this size."""
     has_own_sizes = any(
         part.source != "generated" and not (part.overrides or part.shapes)
         for part in problems.parts()

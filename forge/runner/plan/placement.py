@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from forge.config.schema import GrpoStage, LoraTable, QuantizeTable, SftStage, TrainStage
 from forge.errors import MachineError
 from forge.process.devices import Gpu, Vendor, matching
+from forge.runner.model_dir import config_dir
 from forge.runner.plan.machine import CardBusy
 from forge.runner.plan.memory import (
     ASLEEP_BYTES,
@@ -30,7 +31,7 @@ from forge.runner.plan.memory import (
     serve_bytes,
     train_bytes,
 )
-from forge.runner.plan.shape import config_dir, model_shape
+from forge.runner.plan.shape import model_shape
 from forge.train.refusals import PACKED, text_config
 from forge.views.text.numbers import count, gigabytes
 
@@ -47,14 +48,11 @@ if TYPE_CHECKING:
     _Change = tuple[str, Experiment, "Placement"]
 
 ROLES = ("serve", "judge", "train")
-"""Roles, in the order of taking cards."""
 CAN_SLEEP = frozenset({"vllm", "hf"})
 TAKES_SHARE = frozenset({"vllm"})
 """Engines that take serve.memory_share of a card for any model."""
 DRIVER_SHARE = 0.02
-"""Share of a card that the driver keeps."""
 KEPT_PARTS = (0, 0.25, 0.5, 0.75)
-"""Parts of the blocks that are recomputed, tried in order."""
 KEPT_SHARE = 0.8
 """Share of a card that a trainer without recomputation may take: peaks were up to 9 % off."""
 LESS_SLOTS, LESS_TOKENS, MORE_GPUS = 8, 1024, (2, 4, 8)
@@ -67,18 +65,15 @@ MAX_HEAD_DIM = 192
 """On some cards the flash kernel has no backward pass for wider heads; all are multiples of 8."""
 MIN_CAPABILITY = (8, 0)
 MIN_TORCH = (2, 10)
-"""First version with a varlen kernel."""
 version = cache(metadata.version)
 """Version of a package; each question parses a file, and a plan asks hundreds of times."""
 
 
 def needs_serving(experiment: Experiment) -> bool:
-    """True if any stage generates."""
     return any(not isinstance(stage, SftStage) for stage in experiment.stage)
 
 
 def needs_training(experiment: Experiment) -> bool:
-    """True if any stage trains."""
     return any(isinstance(stage, TrainStage) for stage in experiment.stage)
 
 
@@ -90,7 +85,6 @@ def needs_pairs(experiment: Experiment) -> bool:
 
 
 def makes_pairs(experiment: Experiment) -> bool:
-    """True if the generator makes the pairs, whose broken answers are judged."""
     return needs_pairs(experiment) and experiment.data.has_generated
 
 
@@ -115,13 +109,11 @@ def num_ranks(experiment: Experiment, cards: Sequence[Gpu]) -> int:
 
 
 def turns_trained(experiment: Experiment) -> int:
-    """Maximum turns of a rollout that is trained on; 1 without any."""
     is_trained = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
     return experiment.rollout.max_turns if is_trained else 1
 
 
 def turns_played(experiment: Experiment) -> int:
-    """Maximum turns of a rollout, in training and evaluation."""
     return max(experiment.rollout.max_turns, experiment.eval.max_turns)
 
 
@@ -130,23 +122,17 @@ class Placement:
     """Cards by role, and the settings that make it fit its machine. Default: all on the CPU."""
 
     serve: tuple[tuple[Gpu, ...], ...] = ()
-    """Cards of each replica."""
     judge: tuple[Gpu, ...] = ()
-    """One card for each judge."""
     train: tuple[Gpu, ...] = ()
-    """One card for each rank of the trainer."""
     engine: str = "llama"
-    """Resolved `serve.engine`."""
     parallel: str = "ddp"
     """Resolved `parallel = "auto"` of the stages."""
     recomputes: bool | int = True
     """Resolved `gradient_checkpointing` of the stages that leave it open, on GPUs."""
     sleeps: bool = False
-    """True if engines free their memory while the trainer steps."""
     memory_share: float | None = None
     """Share of a card that an engine may take; None means serve.memory_share."""
     reasons: tuple[str, ...] = ()
-    """Messages that explain choices the experiment left open."""
     bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(
         default_factory=dict[str, Mapping[str, int]]
     )
@@ -154,7 +140,6 @@ class Placement:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Every card in use once, in the order of the roles."""
         return tuple({gpu.uuid: gpu for role in self.by_role().values() for gpu in role}.values())
 
     @property
@@ -219,7 +204,6 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
 
 
 def _unpacked(experiment: Experiment, gpus: Sequence[Gpu]) -> Iterator[str]:
-    """A message for each stage in which "auto" turns packing off."""
     for index, stage in enumerate(experiment.stage):
         is_open = isinstance(stage, TrainStage) and stage.packing == "auto"
         if is_open and (why := why_not_packed(experiment.model, gpus=gpus)):
@@ -307,7 +291,6 @@ def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], 
 
 
 def _dividing(experiment: Experiment, num: int) -> int:
-    """Largest number of ranks on each machine, up to `num`, that divides every sft batch."""
     sizes = [stage.batch_size for stage in experiment.stage if isinstance(stage, SftStage)]
     machines = 1 + experiment.cluster.train_nodes
     found = [k for k in range(1, num + 1) if all(size % (k * machines) == 0 for size in sizes)]
@@ -386,7 +369,6 @@ class _CardLoad:
 
     gpu: Gpu
     serve: ServeBytes
-    """Need of its replicas together."""
     num_replicas: int
     judge: int
     train: TrainBytes
@@ -413,17 +395,9 @@ class _CardLoad:
 
 
 def fit(experiment: Experiment, placed: Placement, *, users: Users) -> Placement:
-    """Sets what makes the roles fit the memory of their cards. A model of unknown shape is not
-    checked.
-
-    Args:
-        placed: the cards of each role, and the engine.
-        users: other processes by card.
-
-    Raises:
-        CardBusy: it would fit without the other processes.
-        MachineError: it does not fit; the message has the sums, and what would fit.
-    """
+    """Sets what makes the roles fit the memory of their cards, beside the users of these. A model
+    of unknown shape is not checked. Raises MachineError, with the sums and what would fit; CardBusy
+    if it would fit without the other users."""
     shape = model_shape(experiment.model)
     if shape is None:
         reason = f"{experiment.model.path}: unknown size, so GPU memory is not checked"
@@ -528,7 +502,6 @@ class _Fit:
         return replace(placed, parallel=parallel, reasons=reasons)
 
     def _train_bytes(self, placed: Placement) -> TrainBytes:
-        """GPU memory of a rank in the stage that needs the most."""
         if not placed.train:
             return TrainBytes()
         rollout, serve, model = (
@@ -557,7 +530,6 @@ class _Fit:
         return max(ranks, key=lambda rank: rank.peak)
 
     def loads(self, placed: Placement) -> list[_CardLoad]:
-        """The need on each card."""
         serve, takes_share = self.experiment.serve, placed.engine in TAKES_SHARE
         each = serve_bytes(serve, self.experiment.model, self.shape, engine=placed.engine)
         train, found = self._train_bytes(placed), list[_CardLoad]()
@@ -617,23 +589,15 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
         new = getattr(experiment, table).model_copy(update=keys)
         return experiment.model_copy(update={table: new})
 
-    def staged(**keys: Any) -> Experiment:
-        stages = [
-            stage.model_copy(update=keys) if isinstance(stage, TrainStage) else stage
-            for stage in experiment.stage
-        ]
-        return experiment.model_copy(update={"stage": stages})
-
-    def with_rows(num: int) -> Experiment:
-        stages = staged(micro_batch_tokens=LESS_TOKENS).stage
-        cut = [
-            stage.model_copy(update={"max_length": min(stage.max_length, num)})
-            if isinstance(stage, SftStage)
-            else stage
-            for stage in stages
-        ]
-        context = min(serve.context_tokens, num)
-        return put("serve", context_tokens=context).model_copy(update={"stage": cut})
+    def staged(*, rows: int | None = None, **keys: Any) -> Experiment:
+        stages = list(experiment.stage)
+        for index, stage in enumerate(stages):
+            if isinstance(stage, SftStage) and rows:
+                stage = stage.model_copy(update={"max_length": min(stage.max_length, rows)})
+            if isinstance(stage, TrainStage):
+                stages[index] = stage.model_copy(update=keys)
+        context = min(serve.context_tokens, rows or serve.context_tokens)
+        return put("serve", context_tokens=context).model_copy(update={"stage": stages})
 
     if placed.shared:
         judges, ranks = (
@@ -650,7 +614,7 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
     yield 'problems.sizes = "small"', put("problems", sizes="small"), placed
     yield LESS, staged(micro_batch_tokens=LESS_TOKENS), placed
     for num in ROW_TOKENS if placed.train else ():
-        yield f"{ROWS} {num} tokens", with_rows(num), placed
+        yield f"{ROWS} {num} tokens", staged(rows=num, micro_batch_tokens=LESS_TOKENS), placed
     if placed.train and model.quantize is None:
         for num in (num for num in MORE_GPUS if num > len(placed.train)):
             more = (replace(placed.train[0], uuid=f"more-{k}") for k in range(num))

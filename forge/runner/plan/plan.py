@@ -1,8 +1,7 @@
 """The plan of a run: processes on devices, predicted seconds, memory and disk.
 
 `plan` depends only on the experiment, its problem files and the machine, and imports no torch. It
-raises for what cannot work, before a run has a directory. `forge plan` prints it by `render`; `run`
-and `resume` call it first.
+raises for what cannot work, before a run has a directory.
 """
 
 from __future__ import annotations
@@ -15,13 +14,10 @@ from forge.config.schema.problems import SHARED
 from forge.data.problems import in_split
 from forge.records import Split
 from forge.records.rules import rules_in_words
+from forge.runner.model_dir import check_model_path
 from forge.runner.plan.duration import PhasePlan, load_rates, predict_disk_bytes, predict_phases
 from forge.runner.plan.machine import Machine, this_machine
-from forge.runner.plan.placement import (
-    Placement,
-    needs_serving,
-    place,
-)
+from forge.runner.plan.placement import Placement, place, serves_here
 from forge.runner.plan.processes import ProcessPlan, processes_elsewhere, processes_here
 from forge.runner.plan.requirements import (
     SHARE,
@@ -33,12 +29,7 @@ from forge.runner.plan.requirements import (
     require_template,
     require_trainer,
 )
-from forge.runner.plan.shape import (
-    check_model_path,
-    count_params,
-    llama_refusal,
-    why_unknown,
-)
+from forge.runner.plan.shape import count_params, llama_refusal, why_unknown
 from forge.serve.engines import GET_VLLM, choose_engine
 from forge.views.text.numbers import gigabytes, minutes, parameters, size
 
@@ -58,47 +49,34 @@ class Plan:
     params: int | None
     cores: int
     processes: tuple[ProcessPlan, ...]
-    """On this machine."""
     elsewhere: tuple[ProcessPlan, ...] = ()
-    """On nodes of a Ray cluster."""
     phases: tuple[PhasePlan, ...]
     memory_bytes: int | None
     """Host memory of all processes here; None if the model's size is unknown."""
     disk_bytes: int | None
     notes: tuple[str, ...]
-    """Warnings: allowed, but unwise."""
     reasons: tuple[str, ...] = ()
-    """Messages that explain choices the experiment left open."""
     assumed: str = ""
-    """Argument of `--assume`; empty for this machine."""
     placement: Placement = field(default_factory=Placement)
-    """The placement that a run uses."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Every card in use once."""
         return self.placement.gpus
 
     @property
     def wall_s(self) -> float | None:
-        """Seconds over all phases."""
         return _total([phase.wall_s for phase in self.phases])
 
     def to_json(self) -> dict[str, Any]:
-        """The output of `forge plan --json`."""
         plain = asdict(replace(self, placement=Placement()))
         del plain["placement"]
         return {**plain, "engine": self.placement.engine, "wall_s": self.wall_s}
 
 
 def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
-    """Plans a run on a machine; the default is this machine.
-
-    Raises:
-        ConfigError: problems cannot be loaded, a stage has
-            none, or the trainer cannot do a stage.
-        MachineError: GPUs, disk, an engine or a package are missing.
-    """
+    """Plans a run on a machine; the default is this machine. Raises ConfigError if problems cannot
+    be loaded, a stage has none, or the trainer cannot do a stage; MachineError if GPUs, disk, an
+    engine or a package are missing."""
     if machine is None:
         machine = this_machine(experiment.store.dir, serve=experiment.serve)
     check_model_path(experiment.model, is_here=not machine.assumed)
@@ -135,28 +113,21 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         for name, rate in rates.items()
         if rate.peak_bytes is not None
     ]
+    notes = [
+        *([f"no problem is held out: {SHARE}"] if shares else []),
+        *_notes(experiment, placement, machine=machine, memory=memory, disk=disk),
+        *node_notes,
+    ]
     return Plan(
-        name=experiment.name,
-        params=params,
-        cores=machine.cores,
-        processes=tuple(here),
-        elsewhere=tuple(elsewhere),
-        phases=tuple(phases),
+        name=experiment.name, params=params, cores=machine.cores, processes=tuple(here),
+        elsewhere=tuple(elsewhere), phases=tuple(phases), disk_bytes=disk, notes=tuple(notes),
         memory_bytes=None if memory is None else int(memory),
-        disk_bytes=disk,
-        notes=(
-            *([f"no problem is held out: {SHARE}"] if shares else []),
-            *_notes(experiment, placement, machine=machine, memory=memory, disk=disk),
-            *node_notes,
-        ),
         reasons=(*adapted, *why, *placement.reasons, *_shared(experiment, placement), *peaks),
-        assumed=machine.assumed,
-        placement=placement,
-    )
+        assumed=machine.assumed, placement=placement,
+    )  # fmt: skip
 
 
 def render(plan: Plan) -> RenderableType:
-    """Tables of processes and phases, totals, reasons and notes, for a terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -186,9 +157,8 @@ def render(plan: Plan) -> RenderableType:
 
 
 def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, ...]]:
-    """The engine that serves, and the reason if the experiment leaves it open."""
     serve, devices = experiment.serve, experiment.devices
-    if not needs_serving(experiment) or serve.url or experiment.cluster.serve:
+    if not serves_here(experiment):
         return "llama" if serve.engine == "auto" else serve.engine, ()
     gpus = machine.gpus if devices.gpus and devices.serve else ()
     refused = llama_refusal(experiment.model, context_tokens=serve.context_tokens)
@@ -197,7 +167,6 @@ def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, .
 
 
 def _shared(experiment: Experiment, placement: Placement) -> Iterator[str]:
-    """The sum of the roles on each card that they share."""
     for gpu in placement.gpus:
         held = placement.bytes_by_gpu.get(gpu.uuid, {})
         roles = placement.roles_of(gpu.uuid)
@@ -208,13 +177,9 @@ def _shared(experiment: Experiment, placement: Placement) -> Iterator[str]:
 
 
 def _notes(
-    experiment: Experiment,
-    placement: Placement,
-    *,
-    machine: Machine,
-    memory: float | None,
+    experiment: Experiment, placement: Placement, *, machine: Machine, memory: float | None,
     disk: int | None,
-) -> Iterator[str]:
+) -> Iterator[str]:  # fmt: skip
     devices, serve, title = experiment.devices, experiment.serve, machine.title
     if placement.engine == "hf" and serve.engine == "auto":
         yield f"vLLM is not installed: transformers serves, many times slower; {GET_VLLM}"
@@ -256,5 +221,4 @@ def _notes(
 
 
 def _total(parts: list[Any]) -> Any:
-    """The sum; None if a part is."""
     return None if any(part is None for part in parts) else sum(parts)

@@ -1,8 +1,8 @@
 """Processes of a run: on this machine, and on the nodes of an assumed cluster.
 
-A plan has a row for each. With `--assume 4x8xH100-80GB` the first machine is the head, whose cards
-`placement` hands out. Ray chooses the places on the others: a plan checks how many nodes
-`[cluster]` needs at least, and the memory of their cards as at home. Pure.
+With `--assume 4x8xH100-80GB` the first machine is the head, whose cards `placement` hands out. Ray
+chooses the places on the others: a plan checks how many nodes `[cluster]` needs at least, and the
+memory of their cards as at home. Pure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ GPU_PROCESS_BYTES = 4 << 30
 TRAIN_BYTES_PER_PARAM = 16
 """On the CPU: f32 weights, gradients and two Adam moments."""
 NAMES = {"train": "nodes for ranks", "serve": "engines", "judge": "judges"}
-"""Names of children in messages, by role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +56,13 @@ class ProcessPlan:
     device: str
     """`cpu`, `GPU 0-3`, or what each needs of a node: `Ray cluster "auto": 1 GPU each`."""
     stages: str
-    """Stages that need it, or `all`."""
     memory_bytes: int | None = None
-    """Host memory; None if the model's size is unknown, or on a node."""
     gpu_bytes: int | None = None
     """Maximum memory on each card; None on the CPU, or if the model's size is unknown."""
     card_bytes: int | None = None
-    """Memory of its smallest card; None on the CPU."""
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ranges: `0-3, 6`."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:
@@ -78,7 +73,6 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def stages_of(experiment: Experiment) -> dict[str, str]:
-    """Kinds of stages that need a role, by role."""
     played = [stage.kind for stage in experiment.stage if not isinstance(stage, SftStage)]
     judged = ["prepare", *played] if makes_pairs(experiment) else played
     trained = [stage.kind for stage in experiment.stage if isinstance(stage, TrainStage)]
@@ -89,7 +83,6 @@ def stages_of(experiment: Experiment) -> dict[str, str]:
 def processes_here(
     experiment: Experiment, *, placement: Placement, params: int | None
 ) -> Iterator[ProcessPlan]:
-    """Processes on this machine."""
     serve, judge, stages = experiment.serve, experiment.judge, stages_of(experiment)
 
     def process(name: str, role: str, gpus: tuple[Gpu, ...], memory: int | None) -> ProcessPlan:
@@ -121,7 +114,6 @@ def processes_here(
 
 
 def replica_bytes(serve: ServeTable, model: ModelTable, *, params: int) -> int:
-    """Host memory of one engine on the CPU: weights and KV cache."""
     width, shape = 4 if serve.precision == "exact" else 2, model_shape(model)
     kv = serve.slots * shape.kv_of(serve.context_tokens) * width if shape else 0
     return REPLICA_BYTES + params * width + kv
@@ -129,16 +121,12 @@ def replica_bytes(serve: ServeTable, model: ModelTable, *, params: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Demand:
-    """Children of a role that nodes are to take."""
-
     role: str
     count: int
     gpus_each: int
-    """0 on CPU cores."""
     cores_each: int
     labels: Mapping[str, str]
     halves: bool = False
-    """True if each takes half of a card."""
 
     def __str__(self) -> str:
         each = count(self.gpus_each, "GPU") if self.gpus_each else count(self.cores_each, "core")

@@ -1,7 +1,4 @@
-"""Requirements of a run: disk, engine, problems, packages, sinks, and the trainer's limits.
-
-Called by `plan`, so that a run is refused before it has a directory.
-"""
+"""Requirements of a run: disk, engine, problems, packages, sinks, and limits of the trainer."""
 
 from __future__ import annotations
 
@@ -25,8 +22,9 @@ from forge.evalpool.site_packages import require_installed
 from forge.evalpool.targets import require_target
 from forge.records import Message, Problem, Split
 from forge.rollout.prompter import TemplatePrompter
+from forge.runner.model_dir import config_dir, lora_rank
 from forge.runner.plan.placement import needs_serving, num_ranks, turns_played, turns_trained
-from forge.runner.plan.shape import config_dir, llama_refusal, lora_rank, model_shape
+from forge.runner.plan.shape import llama_refusal, model_shape
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
 from forge.train.refusals import OWN_CODE, has_own_code, is_mixture, missing_package, refusals
@@ -42,22 +40,19 @@ if TYPE_CHECKING:
     from forge.runner.plan.placement import Placement
 
 SHARE = f'problems.num_heldout = "{SHARED}", by which evaluations are of what is trained on'
-"""Choice of a run without held-out problems."""
 
 NO_SOURCE = Problem(problem_id="", source="", family="", level=0, split=Split.GRPO)
 """Its prompt is shorter than that of any problem."""
 
 
 def require_disk(experiment: Experiment, machine: Machine) -> None:
-    """Raises MachineError if less disk is free than `store.min_free_bytes`."""
     store = experiment.store
     if machine.free_disk_bytes < store.min_free_bytes:
         free = gigabytes(machine.free_disk_bytes, places=2)
         least = gigabytes(store.min_free_bytes, places=2)
         raise MachineError(
-            f"{store.dir}: {free} of disk are free; a run stops "
-            f"below store.min_free_bytes = {least}. Free some disk, or start a new "
-            f"run elsewhere with --store DIR"
+            f"{store.dir}: {free} of disk are free; a run stops below store.min_free_bytes = "
+            f"{least}. Free some disk, or start a new run elsewhere with --store DIR"
         )
 
 
@@ -89,10 +84,8 @@ def require_engine(experiment: Experiment, machine: Machine, placement: Placemen
 
 def require_problems(experiment: Experiment, machine: Machine) -> Sequence[Problem] | None:
     """The problems; None if the numbers leave no doubt that there are some, and if they may be
-    missing here: for another machine, or before a data set is fetched from the hub.
-
-    Raises ConfigError if a stage has no problems.
-    """
+    missing here: for another machine, or before a data set is fetched from the hub. Raises
+    ConfigError if a stage has no problems."""
     table = experiment.problems
     if not table.has_others and is_ample(table):
         return None
@@ -153,15 +146,9 @@ def require_template(
     experiment: Experiment, prompts: PromptSet | None, problems: Sequence[Problem] | None = None
 ) -> tuple[str, ...]:
     """Lines about messages that are joined for the chat template of the model, and about room in
-    the context; none for a model that is not on this machine.
-
-    Args:
-        problems: a prompt of one must fit; None stands for a problem without source.
-
-    Raises:
-        ConfigError: the tokenizer or the template cannot be used, or not for as many turns; or no
-            prompt fits the context.
-    """
+    the context, where the prompt of one of the problems must fit; none for a model that is not on
+    this machine. Raises ConfigError if the tokenizer or the template cannot be used, or not for as
+    many turns; or no prompt fits the context."""
     model = experiment.model
     folder = config_dir(model)
     if folder is None and model.is_gguf:
@@ -204,28 +191,19 @@ EXPANDABLE = "expandable_segments:True"
 
 
 def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:
-    """Refuses what the trainer cannot do with this model on these cards, or on this machine.
-
-    Raises:
-        ConfigError: one line for each stage and limit.
-        MachineError: a package is missing.
-    """
+    """Refuses what the trainer cannot do with this model on these cards, or on this machine: one
+    line for each stage and limit in a ConfigError, or a MachineError for a missing package."""
     model, folder = experiment.model, config_dir(experiment.model)
     shape = None if folder else model_shape(model)
-    trained = [
-        (index, stage)
-        for index, stage in enumerate(experiment.stage)
-        if isinstance(stage, TrainStage)
-    ]
+    stages = enumerate(experiment.stage)
+    trained = [(index, stage) for index, stage in stages if isinstance(stage, TrainStage)]
     lines = list[str]()
     for index, stage in trained:
         found = refusals(
-            stage,
-            model=model,
-            model_dir=folder or Path(model.path or "").expanduser(),
+            stage, model=model, model_dir=folder or Path(model.path or "").expanduser(),
             num_gpus=num_ranks(experiment, placement.train),
             has_experts=shape.is_mixture if shape else None,
-        )
+        )  # fmt: skip
         lines += [line if line.startswith("model.") else f"stage.{index}.{line}" for line in found]
     if trained and experiment.serve.weights == "ipc":
         if shape.is_mixture if shape else is_mixture(folder or Path()):
@@ -249,13 +227,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
 
 def require_packages(experiment: Experiment) -> None:
     """Requirements of judges, sinks and `[cluster]` on this machine. Nodes are asked later: a plan
-    connects to nothing.
-
-    Raises:
-        ConfigError: judges here cannot judge for their target, or a distribution that references
-            may import is not installed.
-        MachineError: a package is not installed.
-    """
+    connects to nothing. Raises ConfigError, or MachineError for a missing package."""
     judge, address = experiment.judge, experiment.cluster.address
     if not judge.url:
         require_installed(judge.site_packages)

@@ -1,5 +1,4 @@
-"""Shape of a model before it is loaded, and the check of its path: sizes of its parts, number of
-parameters, engines that serve it.
+"""Shape of a model before it is loaded: sizes of its parts, number of parameters.
 
 A shape comes from the experiment (a tiny model), from `config.json` of a directory or of the hub's
 cache, from the header of a GGUF file, or from the table of known hub names, so that a plan needs no
@@ -13,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -23,43 +21,30 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from forge.data.template import read_object
 from forge.errors import ConfigError
 from forge.process.environment import child_env
+from forge.runner.model_dir import CONFIG, config_dir, read_config
 from forge.serve.architectures import no_llama, why_not_llama
 from forge.store.layout import write_file
-from forge.train.gguf import made_dir, made_models, read_gguf
+from forge.train.gguf import read_gguf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forge.config.schema import LoraTable, ModelTable, TinyModel
 
-CONFIG = "config.json"
-NEEDED = (CONFIG, "tokenizer.json")
-MAX_CONFIG_BYTES = 8 << 20
-"""Published ones have up to some hundred kB."""
-SIZES = frozenset({
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "intermediate_size", "moe_intermediate_size", "num_experts", "num_local_experts",
-    "n_routed_experts", "vocab_size", "max_position_embeddings",
-})  # fmt: skip
-"""Keys of a config with sizes."""
-MAX_SIZE, MAX_LAYERS = 1 << 31, 1 << 10
 
 PLAIN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` whose shapes `decoder` computes from a config."""
 PLAIN_KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
 )  # fmt: skip
-"""Keys that a config of these types must have."""
 QK_NORMS = frozenset({"qwen3", "qwen3_moe", "afmoe"})
 CHILD = "forge.train.trainer.model.measure"
 """Makes transformers' model on the meta device: takes 4 s on two cores, for 671 B parameters too.
 """
 CHILD_TIMEOUT_S = 60.0
 FORMAT = 2
-"""Raised when the child's answer changes."""
 
 
 class Matrices(NamedTuple):
@@ -76,7 +61,6 @@ class ModelShape:
     """Sizes of a model for text, and of what else it loads."""
 
     model_type: str
-    """`model_type` of config.json."""
     params: int
     linear: Mapping[str, Matrices]
     """Linear layers without the output head, by the last part of their names."""
@@ -89,7 +73,6 @@ class ModelShape:
     heads: int
     head_dim: int
     intermediate: int
-    """Width of a dense layer's MLP."""
     expert_intermediate: int
     active_experts: int
     """Experts that a token passes, shared ones included; 0 for a dense model."""
@@ -97,7 +80,6 @@ class ModelShape:
 
     @property
     def expert_params(self) -> int:
-        """Parameters of the fused experts."""
         return sum(each.params for each in self.experts.values())
 
     @property
@@ -116,21 +98,17 @@ class ModelShape:
 
     @property
     def kv_values(self) -> int:
-        """Values in the KV cache of one token, all layers."""
         return sum(values for _, values in self.kv)
 
     @property
     def is_mixture(self) -> bool:
-        """True for a mixture of experts."""
         return bool(self.experts)
 
     @property
     def sparse_layers(self) -> int:
-        """Layers with experts."""
         return max((each.num for each in self.experts.values()), default=0)
 
     def kv_of(self, context_tokens: int) -> int:
-        """Values in the KV cache of a sequence."""
         return sum(
             values * min(context_tokens, window or context_tokens) for window, values in self.kv
         )
@@ -146,8 +124,8 @@ class ModelShape:
 
 
 def decoder(config: Mapping[str, Any]) -> ModelShape:
-    """Shape of a decoder with grouped attention, a gated MLP or fused experts: what transformers
-    makes of the types in `PLAIN` and `KNOWN`, without asking it."""
+    """Shape of a decoder with grouped attention, a gated MLP or fused experts, as transformers
+    makes the types in `PLAIN` and `KNOWN`."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads, vocab = config["num_attention_heads"], config["vocab_size"]
     inner, kind = config["intermediate_size"], config["model_type"]
@@ -232,20 +210,18 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 
 def model_shape(model: ModelTable) -> ModelShape | None:
-    """The shape of a model; None if `why_unknown`. Uses no network. Raises ConfigError for a config
-    or a GGUF file that cannot be used."""
+    """The shape of a model; None if `why_unknown`. Raises ConfigError for a config or a GGUF file
+    that cannot be used."""
     found = _find(model)
     return found if isinstance(found, ModelShape) else None
 
 
 def why_unknown(model: ModelTable) -> str:
-    """The reason for which the shape of a model is not known; empty if it is."""
     found = _find(model)
     return found if isinstance(found, str) else ""
 
 
 def _find(model: ModelTable) -> ModelShape | str:
-    """The shape, or the reason why it is not known."""
     if model.init:
         return tiny_shape(model.tiny)
     if folder := config_dir(model):
@@ -281,20 +257,7 @@ def _params_of(file: Path) -> int:
         return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
 
 
-def config_dir(model: ModelTable) -> Path | None:
-    """Folder with the `config.json` of a model: its directory, or the hub's cache. None for a
-    random model, or without one on this machine."""
-    if model.init or not model.path:
-        return None
-    if model.is_gguf:
-        folders = (made_dir(model.revision or ""),)
-    else:
-        folders = (Path(model.path).expanduser(), *_cached(model.path))
-    return next((each for each in folders if (each / CONFIG).is_file()), None)
-
-
 def tiny_shape(tiny: TinyModel) -> ModelShape:
-    """Shape of the model that `init = "tiny"` makes."""
     return decoder({
         "model_type": "qwen3", "hidden_size": tiny.hidden_size, "head_dim": tiny.head_dim,
         "num_hidden_layers": tiny.num_layers, "num_attention_heads": tiny.num_heads,
@@ -304,7 +267,6 @@ def tiny_shape(tiny: TinyModel) -> ModelShape:
 
 
 def _shape_of(config: dict[str, Any], *, where: str) -> ModelShape | str:
-    """The shape that a config gives, or the reason why it is not known."""
     kind = str(config["model_type"])
     has_biases = config.get("attention_bias") or config.get("mlp_bias")
     has_window = config.get("sliding_window") and config.get("use_sliding_window", True)
@@ -369,92 +331,3 @@ def llama_refusal(model: ModelTable, *, context_tokens: int) -> str | None:
         return why_not_llama(read_config(folder), context_tokens=context_tokens)
     shape = model_shape(model)
     return no_llama(shape.model_type) if shape and shape.model_type else None
-
-
-def lora_rank(model: ModelTable, *, adapter: Path | None = None) -> int:
-    """Largest rank of the adapters to serve: the one to train, `model.adapter` and `adapter`; 0 for
-    none, and for one whose config does not say."""
-    found = [model.lora.r if model.lora else 0]
-    for folder in (model.adapter, adapter):
-        if folder is not None:
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                found.append(int(json.loads((folder / "adapter_config.json").read_text())["r"]))
-    return max(found)
-
-
-def _cached(name: str) -> list[Path]:
-    """Snapshots of a hub name on this machine, newest first. Read without the hub's library, which
-    takes 0.3 s to import; the cache's layout is documented and stable."""
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
-    folder = cache / f"models--{name.replace('/', '--')}" / "snapshots"
-    if not name or not folder.is_dir():
-        return []
-    return sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def check_model_path(model: ModelTable, *, is_here: bool = True) -> None:
-    """Check a local directory. A hub name is checked when it is downloaded, a GGUF file by its
-    reader.
-
-    Args:
-        is_here: True for a run on this machine; else `config.json` suffices.
-
-    Raises:
-        ConfigError: one line with the files that it lacks, or the key of its config.
-    """
-    path = Path(model.path or "").expanduser()
-    if model.path and path.is_dir():
-        check_complete(path.resolve(), is_here=is_here)
-    elif path.parent == made_models() and not path.exists():
-        run = path.name.rsplit("-", 2)[0]
-        raise ConfigError(
-            f"model.path: {path}: not there; it was the model of run {run} with its adapter "
-            f"merged, and the cache was cleared: forge export model {run} --merge --out {path} "
-            f"writes it again ({run}:STEP if that run has trained since)"
-        )
-
-
-def check_complete(path: Path, *, is_here: bool = True) -> Path:
-    """The directory of a model, if its files are there and its config can be used. Raises
-    ConfigError."""
-    missing = [name for name in (NEEDED if is_here else NEEDED[:1]) if not (path / name).is_file()]
-    if is_here and not any(path.glob("*.safetensors")):
-        missing.append("*.safetensors")
-    if missing:
-        files = sorted(path.glob("*.gguf"))
-        allowed = f'or model.path = "{files[0]}"' if files else "a model directory has them"
-        if CONFIG not in missing:
-            allowed += "; forge plan --assume MACHINE needs config.json alone"
-        raise ConfigError(f"model.path: {path}: lacks {', '.join(missing)}; {allowed}")
-    read_config(path)
-    return path
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model. Raises ConfigError for what no model has: not an object, no
-    `model_type`, or a size that is not a positive integer."""
-    path = folder / CONFIG
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise ConfigError(
-            f"{path}: {path.stat().st_size >> 20} MiB; the config of a model has up to "
-            f"{MAX_CONFIG_BYTES >> 20} MiB"
-        )
-    config = read_object(path)
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or not re.fullmatch(r"[\w.-]{1,100}", kind):
-        raise ConfigError(f"{path}: model_type: found {kind!r:.40}; a name")
-    for key in ("text_config", "quantization_config"):
-        if type(config.get(key) or {}) is not dict:
-            raise ConfigError(f"{path}: {key}: found {config[key]!r:.40}; an object")
-    inner: dict[str, Any] = config.get("text_config") or {}
-    for table, place in ((config, ""), (inner, "text_config.")):
-        for key, found in table.items():
-            if key not in SIZES or found is None or isinstance(found, list):
-                continue  # a list has one for each layer
-            least = int("expert" not in key and not key.startswith("moe_"))
-            most = MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
-            if type(found) is not int or not least <= found <= most:
-                text = f"found {found!r:.40}; an integer from {least} to {most} is allowed"
-                raise ConfigError(f"{path}: {place}{key}: {text}")
-    return config
