@@ -1,6 +1,5 @@
-"""Records of one attempt: its description, for repeating it (commit and uncommitted changes,
-versions, machine); its log, STATUS.json, counters and limits, by background tasks that never delay
-the work; and how it ended.
+"""Records of one attempt: its description, for repeating it; its log, STATUS.json, counters and
+limits, by background tasks that never delay the work; and how it ended.
 """
 
 from __future__ import annotations
@@ -46,14 +45,18 @@ MAX_REASON = 2000
 
 
 def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt:
-    """Describe this start. Takes milliseconds; imports nothing heavy."""
+    """This start. Takes milliseconds; imports nothing heavy."""
     commit, code_diff = _describe_code(origin.PACKAGE)
     return Attempt(
         attempt=attempt,
         started_at=time.time(),
         commit=commit,
         code_diff=code_diff,
-        versions=_versions(),
+        versions={
+            "python": platform.python_version(),
+            "forge": __version__,
+            **origin.installed_versions(PACKAGES),
+        },
         machine={
             "host": platform.node(),
             "kernel": platform.release(),
@@ -66,11 +69,6 @@ def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt
         },
         seed=seed,
     )
-
-
-def _versions() -> dict[str, str]:
-    own = {"python": platform.python_version(), "forge": __version__}
-    return own | origin.installed_versions(PACKAGES)
 
 
 def _describe_code(package: Path) -> tuple[str, str]:
@@ -87,7 +85,6 @@ class RunLog(logging.FileHandler):
     """A log file that drops the lines that it cannot write: the run's own error says why."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one line, unless the disk is full or read-only."""
         with suppress(OSError):  # of the first line, which opens the file
             super().emit(record)
 
@@ -98,7 +95,6 @@ class RunLog(logging.FileHandler):
 
 
 def log_to(path: Path) -> None:
-    """Send the supervisor's log to a file: the terminal shows only progress."""
     handler = RunLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -106,7 +102,6 @@ def log_to(path: Path) -> None:
 
 
 def is_gone(paths: RunPaths) -> bool:
-    """True if the run's files are no longer at its path; a directory may be there again."""
     try:
         return not paths.run_db.exists()
     except OSError:  # not readable: the next write says why
@@ -152,7 +147,6 @@ async def keep_counters(run: RunContext) -> None:
 
 
 def record_status(run: RunContext, *, state: str, **more: str) -> None:
-    """Write STATUS.json once."""
     status = {**run.progress.snapshot(), "state": state, "pid": os.getpid(), "at": time.time()}
     write_status(run.paths, status | more)
 
@@ -161,11 +155,9 @@ async def record_end(run: RunContext, ending: Ending) -> None:
     """Record how the attempt ended. Returns once it is on disk; each wait on the store has its own
     deadline."""
     row = AttemptEnd(
-        attempt=run.attempt,
-        ended_at=time.time(),
-        exit_code=ending.code,
+        attempt=run.attempt, ended_at=time.time(), exit_code=ending.code,
         reason=ending.message[:MAX_REASON],
-    )
+    )  # fmt: skip
     with anyio.CancelScope(shield=True):
         await run.writer.put(row)
         await run.writer.flush()

@@ -1,11 +1,11 @@
 """control.sock: the supervisor's server. `status`, `stop`, `save` and `evaluate` for users, `take`,
 `publish` and reports for the trainer.
 
-Served inside the supervisor's event loop, so every handler is short or waits; JSON bodies are small
-(samples are passed as files). Bodies are strict: a value of another type, a step out of range, a
-number that is not finite are refused in one line, so that nothing impossible reaches the loop or
-the store. A handler refuses impossible requests. Any other error in a handler is a bug of forge and
-ends the run instead of disappearing in a 500. A socket file that somebody removes is made again.
+Served inside the supervisor's event loop, so every handler is short or waits. Bodies are small
+(samples are passed as files) and strict: a value of another type, a step out of range, a number
+that is not finite are refused in one line, so that nothing impossible reaches the loop or the
+store. Any other error in a handler is a bug of forge and ends the run instead of disappearing in a
+500. A socket file that somebody removes is made again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 Body = TypeVar("Body", bound=BaseModel)
 
 Step = Annotated[int, Field(ge=0, lt=1 << 31)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 MAX_REASON = 200
 MAX_BODY_BYTES = 1 << 20
 """Metrics and probe tokens of a step take a hundredth of it."""
@@ -71,24 +70,11 @@ class Report(AtStep):
     metrics: dict[str, float]
 
 
-class ProbeBody(_Strict):
-    """Fields of `Probe`."""
-
-    prompt_ids: TokenIds
-    completion_ids: TokenIds
-    logprobs: list[float]
-    before: list[float] | None = None
-
-
 class Publication(AtStep):
     """`/publish`: new weights."""
 
     path: str
-    probe: ProbeBody | None = None
-
-    def to_probe(self) -> Probe | None:
-        """The probe, if there is one."""
-        return None if self.probe is None else Probe(**self.probe.model_dump())
+    probe: Probe | None = None
 
 
 class MemoryFailure(_Strict):
@@ -107,13 +93,10 @@ class RefusedBody(_Strict):
 
 
 class StopBody(_Strict):
-    """`/stop`: the reason, for people."""
-
     reason: str = Field(default="forge stop", max_length=MAX_REASON)
 
 
 def read_body_as(kind: type[Body], body: Mapping[str, Any]) -> Body:
-    """A body of this kind. Raises Refused with the first mistake."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -136,7 +119,6 @@ class ControlServer:
         self._failed = anyio.Event()
 
     def app(self) -> Starlette:
-        """The server's routes."""
         posts: dict[str, Handler] = {
             "/take": self._take,
             "/trained": self._trained,
@@ -149,9 +131,7 @@ class ControlServer:
             "/save": self._save,
             "/evaluate": self._evaluate,
         }
-        routes = [
-            Route(path, self._guard(handler), methods=["POST"]) for path, handler in posts.items()
-        ]
+        routes = [Route(path, self._guard(f), methods=["POST"]) for path, f in posts.items()]
         status = self._guard(self._get_status)
         routes += [Route(path, status, methods=["GET"]) for path in ("/status", "/health")]
         return Starlette(routes=routes, middleware=[Middleware(Door)])
@@ -205,13 +185,13 @@ class ControlServer:
     async def _publish_weights(self, body: dict[str, Any]) -> dict[str, Any]:
         desk = self._desk()
         new = _read(Publication, body, desk)
-        path, step, probe = Path(new.path), new.step, new.to_probe()
+        path = Path(new.path)
         if not _is_directory(path):
             raise Refused(400, f"path: found {new.path[:200]}; a directory of weights is needed")
         desk.last_heard = math.inf  # it waits for the replicas, which have their own deadlines
         try:
             with desk.publishing():
-                return {"version": await desk.publish(path, step, probe)}
+                return {"version": await desk.publish(path, new.step, new.probe)}
         finally:
             desk.last_heard = time.monotonic()
 
@@ -253,7 +233,6 @@ class ControlServer:
         return await self._record(message)
 
     def _desk_for(self, lack: str) -> TrainerDesk:
-        """The desk that a user's request is for."""
         desk, label = self._run.desk, self._run.progress.label
         if desk is None:
             raise Refused(400, f"{label}: no trainer runs now, so there is {lack}")
@@ -283,7 +262,6 @@ def _read(kind: type[Stepped], body: dict[str, Any], desk: TrainerDesk) -> Stepp
 
 @contextlib.asynccontextmanager
 async def serve_control(control: ControlServer, socket_path: Path) -> AsyncGenerator[None]:
-    """Serve the control socket while inside."""
     async with anyio.create_task_group() as tasks:
         await _listen(control, socket_path, tasks)
         tasks.start_soon(_keep_socket, control, socket_path, tasks)

@@ -19,16 +19,9 @@ if TYPE_CHECKING:
 def with_run(
     experiment: Experiment, *, merges: bool = True, say: Callable[[str], None] | None = None
 ) -> Experiment:
-    """The experiment with a model directory in place of a run that `model.path` names.
-
-    Args:
-        merges: False to take the base of an adapter, which has the same shape, for a plan.
-        say: gets a message if an adapter is merged, which takes minutes.
-
-    Raises:
-        ConfigError: a run without such weights.
-        MachineError: weights that are not there, or no room for merged ones.
-    """
+    """The experiment with a model directory in place of a run that `model.path` names. `merges`:
+    False to take the base of an adapter, which has the same shape, for a plan; `say` gets a message
+    if an adapter is merged, which takes minutes. Raises ConfigError, MachineError."""
     model = experiment.model
     name, step = model.run_and_step
     paths = RunPaths(Path(name).expanduser().resolve())

@@ -1,8 +1,5 @@
 """Weights of a run as a model of their own: an adapter is merged into its base once, in this user's
-cache.
-
-Called by `from_run`, and for its child by `forge export model`: the child compares the result with
-the run's own weights. Nothing here imports torch.
+cache, by a child that compares the result with the run's own weights. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -36,15 +33,12 @@ if TYPE_CHECKING:
     from forge.serve.weights import Weights
 
 PROMPT = "Write a Triton kernel that adds two vectors."
-"""Asked of written weights to verify them."""
 NUM_TOKENS = 16
-"""Maximum tokens of the answer."""
 TIMEOUT_S = 7200.0
 """Maximum duration of a job: a large model is read, merged and written on the CPU."""
 QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
 FREE_FACTOR = 1.1
 DIGITS = 16
-"""Digits of an adapter's digest in the name of a merged model."""
 
 
 def merge(
@@ -94,13 +88,8 @@ DISK_FULL = ("No space left on device", "os error 28")
 
 
 async def run_child(module: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Run `python -m MODULE` with a config; returns the JSON of its result file.
-
-    Raises:
-        MachineError: the disk is full.
-        ChildDied: it ended without a result; the message has the last lines of its log.
-        Stalled: it took longer than two hours.
-    """
+    """Run `python -m MODULE` with a config; returns the JSON of its result file. Raises
+    MachineError if the disk is full, ChildDied if it ended without a result, Stalled."""
     name = module.rpartition(".")[2]
     threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="forge-export-") as folder:

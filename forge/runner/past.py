@@ -1,16 +1,15 @@
 """State that earlier attempts of a run left, the rows of it that are missing, and the return to one
 of its checkpoints (--from).
 
-Called by `run.py` before a run is resumed, and by `forge doctor RUN`. Rows of run.db
-are held against what proves that more were recorded: the acknowledged counts, the batch files and
-the checkpoints. A run.db without its WAL, with a damaged one, or copied back from an earlier day
-has fewer commits than were acknowledged. The run continues from its checkpoints and batches, and no
-id is given out again.
+Rows of run.db are held against what proves that more were recorded: the acknowledged counts, the
+batch files and the checkpoints. A run.db without its WAL, with a damaged one, or copied back from
+an earlier day has fewer commits than were acknowledged. The run continues from its checkpoints and
+batches, and no id is given out again.
 
 `forge run --fork RUN:STEP` makes a new run that continues a checkpoint of another one, its parent.
 The new directory gets what the stage needs: checkpoint, weights that it began with, prepared data,
-the producer's state. Files are hard links where possible, since none of them ever changes. The
-parent stays as it is. Then the new run is resumed like any other.
+the producer's state. Files are hard links where possible, since none of them ever changes. Then the
+new run is resumed like any other.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
 KIND = "rows_missing"
 """Kind of the event, whose `group_id` `store.resume` reads."""
 FORKED = "forked"
-"""Kind of the event of a run that continues another one, where the rows before it are."""
 _PRESENT = "SELECT sample_id FROM samples WHERE sample_id > ?"
 _TRAINED = "SELECT stage, max(step) FROM sample_uses GROUP BY stage"
 
@@ -69,7 +67,6 @@ class EarlierAttempts:
 
     state: LastState | None = None
     stage_weights: Mapping[int, Weights] | None = None
-    """Weights that each stage began with, by stage index."""
     missing: Event | None = None
     """Rows of theirs that are gone; None if all are there."""
     back_to: tuple[int, int] | None = None
@@ -90,7 +87,6 @@ class EarlierAttempts:
 
 
 def load_past(paths: RunPaths, experiment: Experiment) -> EarlierAttempts:
-    """Read the state of a run whose lock the caller holds."""
     with open_run(paths) as reader:
         held = hold_rows(reader, experiment.stage)
         return EarlierAttempts(
@@ -103,12 +99,8 @@ def load_past(paths: RunPaths, experiment: Experiment) -> EarlierAttempts:
 def back_to_step(
     past: EarlierAttempts, step: int, *, experiment: Experiment, paths: RunPaths
 ) -> EarlierAttempts:
-    """The past of a run whose interrupted stage continues after an earlier step.
-
-    Raises:
-        ConfigError: no training stage is interrupted, or it has no checkpoint of this step.
-        MachineError: the checkpoint is damaged.
-    """
+    """The past of a run whose interrupted stage continues after an earlier step. Raises
+    ConfigError if no training stage is interrupted, and as `require_checkpoint`."""
     assert past.state is not None
     begun = [i for i in past.stage_weights or {} if i not in past.state.finished_stages]
     stage = max(begun, default=None)
@@ -126,7 +118,6 @@ def back_to_step(
 
 
 def require_checkpoint(paths: RunPaths, experiment: Experiment, *, stage: int, step: int) -> None:
-    """Raise ConfigError if there is no checkpoint of this step, MachineError if it is damaged."""
     work_dir = paths.checkpoints / f"stage-{stage}"
     label = experiment.stage[stage].label(stage)
     steps = ", ".join(map(str, checkpoints(work_dir))) or "none"
@@ -145,24 +136,18 @@ class HeldRows:
 
     state: LastState
     """Its ids are the highest of run.db, of the acknowledged rows and of the batch files."""
-    turns: int
-    """Number of turns that are missing."""
-    samples: int
-    """Number of samples that are missing."""
+    missing: dict[str, int]
+    """Numbers of turns, samples and commits that no earlier attempt reported."""
     steps: dict[int, range]
     """Stage index to trained steps that a checkpoint contains and no row mentions."""
-    commits: int = 0
-    """Number of commits that are missing."""
 
     @property
     def is_whole(self) -> bool:
         """True if nothing is missing that was not reported by an earlier attempt."""
-        return not (self.turns or self.samples or self.steps or self.commits)
+        return not (any(self.missing.values()) or self.steps)
 
     def describe(self) -> str:
-        """The missing rows, as the subject of a sentence."""
-        counts = {"turns": self.turns, "samples": self.samples, "commits": self.commits}
-        parts = [f"{number} {name}" for name, number in counts.items() if number]
+        parts = [f"{number} {name}" for name, number in self.missing.items() if number]
         parts += [f"{name_steps(steps)} of grpo-{stage}" for stage, steps in self.steps.items()]
         return ", ".join(parts)
 
@@ -175,9 +160,7 @@ class HeldRows:
             message=f"{run_db}: rows that were recorded are missing: {self.describe()}; its "
             "run.db-wal was cut or damaged, or it is an older copy. Their ids are not used again",
             data={
-                "turns": self.turns,
-                "samples": self.samples,
-                "commits": self.commits,
+                **self.missing,
                 "steps": {stage: steps[-1] for stage, steps in self.steps.items()},
                 "group_id": state.group_id,
                 "sample_id": state.sample_id,
@@ -198,17 +181,16 @@ def hold_rows(reader: RunReader, stages: Sequence[Stage]) -> HeldRows:
         offered -= {row[0] for row in reader.query(_PRESENT, (last_reported,)).rows}
     num_turns: int = reader.value("SELECT coalesce(max(turn_row), 0) FROM turns")
     num_commits: int = reader.value("SELECT num_commits FROM runs") or 0
+    ids = ("group_id", "sample_id", "policy_version")
+    highest = {name: max(getattr(each, name) for each in (state, *headers)) for name in ids}
     return HeldRows(
-        state=replace(
-            state,
-            group_id=max([state.group_id, *(each.group_id for each in headers)]),
-            sample_id=max([state.sample_id, *(each.sample_id for each in headers)]),
-            policy_version=max([state.policy_version, *(each.policy_version for each in headers)]),
-        ),
-        turns=max(0, known.turns - num_turns),
-        samples=len(offered),
+        state=replace(state, **highest),
+        missing={
+            "turns": max(0, known.turns - num_turns),
+            "samples": len(offered),
+            "commits": max(0, known.commits - num_commits),
+        },
         steps=_missing_steps(reader, stages, reported),
-        commits=max(0, known.commits - num_commits),
     )
 
 
@@ -239,31 +221,23 @@ def _read_batches(folder: Path) -> list[SampleHeader]:
 
 
 def name_steps(steps: range) -> str:
-    """`step 4` or `steps 4 to 6`."""
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
 
 
 def fork_run(spec: str, *, store_dir: Path, overrides: Sequence[str] = ()) -> RunPaths:
-    """Make the directory of a new run. Returns it, ready to be resumed.
-
-    Args:
-        spec: `RUN:STEP`; STEP is one of the last training stage with such a checkpoint.
-        store_dir: parent of the parent run's directory.
-        overrides: arguments of `--set` that change the parent's experiment.
-
-    Raises:
-        ConfigError: no such run or checkpoint, or other stages than the parent's.
-        MachineError: the checkpoint is damaged.
-    """
+    """Make the directory of a new run. Returns it, ready to be resumed. `spec` is `RUN:STEP` of the
+    last training stage with such a checkpoint; `overrides` change the parent's experiment. Raises
+    ConfigError for no such run or checkpoint, or other stages; MachineError for a damaged one."""
     name, step_text = split_step(spec)
     if not step_text:
         raise ConfigError(f"--fork {spec}: found no RUN:STEP; write e.g. --fork quickstart-1:10")
     parent, step = find_run(name, store_dir=store_dir), int(step_text)
     with open_run(parent) as reader:
         past = EarlierAttempts(state=last_state(reader), stage_weights=load_stage_weights(reader))
+    before = load_experiment(parent.experiment)
     experiment = load_experiment(parent.experiment, overrides=overrides)
-    stage = _stage_of(past, parent, load_experiment(parent.experiment), step)
-    _require_same_stages(experiment, load_experiment(parent.experiment), stage, step)
+    stage = _stage_of(past, parent, before, step)
+    _require_same_stages(experiment, before, stage, step)
     paths = create_run(experiment.name, store_dir=experiment.store.dir)
     template = text_of(experiment.model.chat_template)
     model = experiment.model.model_copy(update={"chat_template": template})
@@ -274,11 +248,8 @@ def fork_run(spec: str, *, store_dir: Path, overrides: Sequence[str] = ()) -> Ru
 
 
 def _stage_of(past: EarlierAttempts, parent: RunPaths, experiment: Experiment, step: int) -> int:
-    """The last training stage with a whole checkpoint of this step."""
-    begun = sorted(
-        (i for i in past.stage_weights or {} if isinstance(experiment.stage[i], TrainStage)),
-        reverse=True,
-    )
+    stages = past.stage_weights or {}
+    begun = sorted((i for i in stages if isinstance(experiment.stage[i], TrainStage)), reverse=True)
     if not begun:
         raise ConfigError(f"{parent.name}: no training stage has begun, so there is no checkpoint")
     having = [i for i in begun if step in checkpoints(parent.checkpoints / f"stage-{i}")]
@@ -326,15 +297,9 @@ def _copy(
 
 
 async def _record(
-    paths: RunPaths,
-    parent: RunPaths,
-    experiment: Experiment,
-    past: EarlierAttempts,
-    policies: Sequence[PolicyVersion],
-    *,
-    stage: int,
-    step: int,
-) -> None:
+    paths: RunPaths, parent: RunPaths, experiment: Experiment, past: EarlierAttempts,
+    policies: Sequence[PolicyVersion], *, stage: int, step: int,
+) -> None:  # fmt: skip
     """Write the rows that a resume reads, and where the run comes from."""
     assert past.state is not None
     now, label = time.time(), experiment.stage[stage].label(stage)
@@ -348,28 +313,23 @@ async def _record(
         "sample_id": past.state.sample_id,
         "steps": {str(stage): step},
     }
-    records: list[Event | PolicyVersion] = [
-        Event(at=now, kind=FORKED, message=message, data=origin)
-    ]
+    found: list[tuple[str, str, dict[str, Any]]] = [(FORKED, message, origin)]
     for index in range(stage + 1):
         weights = (past.stage_weights or {}).get(index)
         name = experiment.stage[index].label(index)
         if weights is None:
             continue
         data = {"stage": index, "weights": weights.to_json(parent.record)}
-        records.append(Event(at=now, kind="stage_start", message=name, data=data))
+        found.append(("stage_start", name, data))
         if index < stage:
-            done = f"{name}: in {parent.name}"
-            records.append(Event(at=now, kind="stage_end", message=done, data={"stage": index}))
+            found.append(("stage_end", f"{name}: in {parent.name}", {"stage": index}))
     data = {"stage": stage, "step": step}
-    records.append(
-        Event(
-            at=now, kind="checkpoint", message=f"{label}: checkpoint after step {step}", data=data
-        )
-    )
-    records += [replace(each, path=parent.record(each.path), attempt=0) for each in policies]
+    found.append(("checkpoint", f"{label}: checkpoint after step {step}", data))
     async with open_writer(paths, experiment.store) as writer:
-        await writer.put(*records)
+        await writer.put(
+            *(Event(at=now, kind=kind, message=text, data=data) for kind, text, data in found),
+            *(replace(each, path=parent.record(each.path), attempt=0) for each in policies),
+        )
 
 
 def _link_tree(source: Path, target: Path) -> None:

@@ -1,7 +1,5 @@
-"""Prepare a run: training pairs, refused problems, model, first weights. Called once by `work.py`.
-
-Fills the fields of the run context that stages need and that exist only from here on.
-"""
+"""Prepare a run: training pairs, refused problems, model, first weights. Fills those fields of the
+run context that exist only from here on."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from forge.runner.prepare.prepare import (
     prepare_pairs,
     refusal,
 )
-from forge.runner.prepare.prompt_facts import prompts_of, recorded_prompts, to_event
+from forge.runner.prepare.prompt_facts import prompts_for, recorded_prompts, to_event
 from forge.runner.stages.sft import require_roles
 from forge.runner.weights.resume import find_starting_weights
 from forge.runner.weights.sync import TurnGate, WeightSync
@@ -43,9 +41,7 @@ if TYPE_CHECKING:
 
 async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
     """Make or find what the first stage needs, and set it on `run`. `state` is None for a new run.
-
-    Raises Stopped if a stop was requested meanwhile; finished products are kept.
-    """
+    Raises Stopped if a stop was requested meanwhile; finished products are kept."""
     await _settle_prompts(run)
     if "docs" in run.experiment.rollout.tools:
         await anyio.to_thread.run_sync(reference)  # its errors come before anything is made
@@ -91,7 +87,8 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
 
 async def _settle_prompts(run: RunContext) -> None:
     """Make the run's prompts and record them; changed ones are shown."""
-    run.prompts = prompts_of(run.experiment, run.placement.judge)
+    given = run.experiment
+    run.prompts = prompts_for(given.prompt, given.judge, run.placement.judge)
 
     def read() -> PromptSet | None:
         with open_run(run.paths) as reader:
@@ -109,9 +106,7 @@ async def _refused(run: RunContext) -> dict[str, str]:
     """Problems that GRPO leaves out, by id with the reason; shown and recorded."""
     if run.pool is None or not is_examined(run.experiment):
         return {}
-    refused = await find_refused(
-        run.problems, paths=run.paths, pool=run.pool, progress=run.progress
-    )
+    refused = await find_refused(run.problems, run.paths, run.pool, run.progress)
     if refused:
         line = refusal(refused, num_problems=len(in_split(run.problems, Split.GRPO)))
         await run.record("problems_refused", line, says=True, problems=refused)
@@ -139,19 +134,15 @@ def _prompter(run: RunContext, model_dir: Path) -> TemplatePrompter:
         unit = CHARACTERS_PER_TOKEN
     else:
         chat, unit = ChatTemplate.load(model_dir, thinking=run.prompts.thinking), 1
+    serve, rollout = run.experiment.serve, run.experiment.rollout
     return TemplatePrompter(
-        prompts=run.prompts,
-        chat=chat,
-        context_tokens=run.experiment.serve.context_tokens * unit,
-        max_completion_tokens=run.experiment.rollout.max_completion_tokens * unit,
-        tools=tuple(run.experiment.rollout.tools),
-        max_calls=run.experiment.rollout.tool_calls,
-        has_template=not run.experiment.serve.url,
-    )
+        prompts=run.prompts, chat=chat, context_tokens=serve.context_tokens * unit,
+        max_completion_tokens=rollout.max_completion_tokens * unit, tools=tuple(rollout.tools),
+        max_calls=rollout.tool_calls, has_template=not serve.url,
+    )  # fmt: skip
 
 
 async def _weights(run: RunContext, model_dir: Path, state: LastState | None) -> WeightSync:
-    """The newest published weights, or those of the model in `model_dir`."""
     serve, cluster = run.experiment.serve, run.experiment.cluster
     is_on_gpus = cluster.serve and cluster.serve_on == "gpu"
     start = Weights(full=model_dir, adapter=run.experiment.model.adapter)
@@ -159,11 +150,7 @@ async def _weights(run: RunContext, model_dir: Path, state: LastState | None) ->
         find_starting_weights, start, state, run.experiment, run.paths.weights
     )
     return WeightSync(
-        begin,
-        attempt=run.attempt,
-        precision=serve.precision,
-        # The card of another machine is unknown here.
+        begin, attempt=run.attempt, precision=serve.precision, sink=run.writer,
         on_gpu=any(run.placement.serve) or is_on_gpus,
         gate=TurnGate(timeout_s=serve.request_timeout_s),
-        sink=run.writer,
-    )
+    )  # fmt: skip

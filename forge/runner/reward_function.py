@@ -1,8 +1,5 @@
 """The reward function of a run: tried before the run begins, opened for its stages, its file
-recorded.
-
-Called by `run.py` and `work.py`. The event `reward_function` has the file's hash; where an attempt
-finds another one than the last attempt, it says so.
+recorded. Where an attempt finds another file than the last attempt, it says so.
 """
 
 from __future__ import annotations
@@ -32,9 +29,7 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 KIND = "reward_function"
-"""Kind of the event that records the file."""
 HASH_DIGITS = 12
-"""Digits of a hash that a message shows."""
 
 
 def require_function(experiment: Experiment, placement: Placement) -> None:

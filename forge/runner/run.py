@@ -75,21 +75,13 @@ SUPERVISOR_LOG = "supervisor.log"
 
 
 def run_experiment(
-    path: Path,
-    *,
-    overrides: Sequence[str] = (),
-    quiet: bool = False,
-    wait_s: float = 0.0,
+    path: Path, *, overrides: Sequence[str] = (), quiet: bool = False, wait_s: float = 0.0
 ) -> RunPaths:
     """Run an experiment file from the start. Returns the run directory; raises ForgeError.
 
-    Before the run directory is made, the machine is checked, its GPUs are claimed, a reward
-    function is tried, and a model from the hub is downloaded.
-
-    Args:
-        wait_s: Maximum wait for GPUs of another run; 0 refuses to start.
+    Before the run directory is made, the machine is checked, its GPUs are claimed (`wait_s` is the
+    maximum wait for those of another run), a reward function is tried, and a model is downloaded.
     """
-
     console = Console(quiet=quiet)
     experiment = load_experiment(path, overrides=overrides)
     experiment = with_run(experiment, say=None if quiet else console.say)
@@ -119,17 +111,10 @@ def run_experiment(
 
 
 def resume_run(
-    paths: RunPaths,
-    *,
-    from_step: int | None = None,
-    quiet: bool = False,
-    wait_s: float = 0.0,
+    paths: RunPaths, *, from_step: int | None = None, quiet: bool = False, wait_s: float = 0.0
 ) -> RunPaths:
-    """Continue a run. Finished stages are skipped; nothing recorded is deleted.
-
-    Args:
-        from_step: step after which the interrupted stage continues; None for its last checkpoint.
-    """
+    """Continue a run. Finished stages are skipped; nothing recorded is deleted. `from_step`: step
+    after which the interrupted stage continues; None for its last checkpoint."""
     console = Console(quiet=quiet)
     # The lock first: another process may still write the state that is read here.
     with report_at_end(console) as begun, open_run_lock(paths):
@@ -186,13 +171,9 @@ def _say_template(
 
 
 async def _supervise(
-    paths: RunPaths,
-    experiment: Experiment,
-    past: EarlierAttempts,
-    console: Console,
+    paths: RunPaths, experiment: Experiment, past: EarlierAttempts, console: Console,
     placement: Placement,
-) -> None:
-    """Open what a run needs, in order; run prepare and stages; record how it ended."""
+) -> None:  # fmt: skip
     use_one_heap()
     collect_less_often()
     attempt = next_attempt(paths, recorded=past.state.attempt if past.state else 0)
@@ -204,16 +185,11 @@ async def _supervise(
         open_notifier(experiment.notify, paths, attempt=attempt, writer=writer, console=console),
     ):
         run = RunContext(
-            experiment=experiment,
-            paths=paths,
-            attempt=attempt,
-            placement=placement,
-            writer=writer,
-            observer=StoreObserver(writer, attempt),
+            experiment=experiment, paths=paths, attempt=attempt, placement=placement,
+            writer=writer, observer=StoreObserver(writer, attempt), console=console,
             progress=Progress(run=paths.name, num_stages=len(experiment.stage)),
-            console=console,
             stop=StopRequest(resume=f'"forge resume {paths.root}" continues'),
-        )
+        )  # fmt: skip
         await _record_all(run, past)
     show_summary(paths, console, placement)
     record_rates(paths, placement)
@@ -222,7 +198,6 @@ async def _supervise(
 
 
 async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
-    """Do the work between the first and the last row of the attempt."""
     description = await anyio.to_thread.run_sync(
         lambda: describe_attempt(run.attempt, seed=run.experiment.seed, gpus=run.placement.gpus)
     )
@@ -259,15 +234,11 @@ async def _work(run: RunContext, past: EarlierAttempts) -> None:
     control = ControlServer(run, status=lambda: run.progress.snapshot() | components.to_json())
     working = anyio.CancelScope()
     async with serve_control(control, run.control_socket), anyio.create_task_group() as tasks:
-        await tasks.start(
-            partial(
-                watch_signals,
-                run.stop,
-                say=run.console.say,
-                cancel_work=working.cancel,
-                kill_all=partial(_kill_all, run),
-            )
-        )
+        watching = partial(
+            watch_signals, run.stop, say=run.console.say, cancel_work=working.cancel,
+            kill_all=partial(_kill_all, run),
+        )  # fmt: skip
+        await tasks.start(watching)
         background = tasks.start_soon
         background(run.observer.drain)
         background(control.raise_failure)

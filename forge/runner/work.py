@@ -1,7 +1,5 @@
-"""The stages of a run in order: prepare, then each stage between two events.
-
-Called by `run.py`, which builds the run context. Judges and engines are opened here and run while a
-stage needs them.
+"""The stages of a run in order: prepare, then each stage between two events. Judges and engines are
+opened here and run while a stage needs them.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from forge.config.schema import EvalStage, GrpoStage, SearchStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.runner.attempt import keep_counters
+from forge.runner.model_dir import lora_rank
 from forge.runner.plan.placement import makes_pairs
-from forge.runner.plan.shape import lora_rank
 from forge.runner.prepare_run import prepare_run
 from forge.runner.reward_function import open_run_scorer
 from forge.runner.stages.evaluate import measure_other, run_eval_stage, with_other_baseline
@@ -37,12 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from forge.cluster.cluster import Cluster
-    from forge.config.schema import Experiment, JudgeTable, ServeTable, Stage
+    from forge.config.schema import Experiment, JudgeTable, Stage
     from forge.evalpool.pool import Pool
     from forge.records import Evaluation
     from forge.runner.past import EarlierAttempts
     from forge.runner.stages.run_context import RunContext
-    from forge.serve.replica import OpenEngineElsewhere
     from forge.serve.replicas import Replicas
 
 
@@ -54,7 +51,6 @@ class Work:
     past: EarlierAttempts
 
     async def run_to_end(self) -> None:
-        """Everything from the problems to the last stage. Judges outlive engines."""
         run = self.run
         await self._load_problems()
         past = self.past
@@ -99,13 +95,10 @@ class Work:
         run.progress.prepare("judges")
         table, cluster = _without_key(run.experiment), run.experiment.cluster
         async with open_pool(
-            table,
-            socket_dir=run.socket_dir,
-            log_dir=run.log_dir,
-            observer=run.observer,
+            table, socket_dir=run.socket_dir, log_dir=run.log_dir, observer=run.observer,
             gpus=run.placement.judge,
             elsewhere=judges_elsewhere(run.cluster, cluster, table) if run.cluster else (),
-        ) as pool:
+        ) as pool:  # fmt: skip
             try:
                 yield pool
             finally:
@@ -114,55 +107,33 @@ class Work:
     def _open_cluster(self) -> AbstractAsyncContextManager[Cluster]:
         run = self.run
         return open_cluster(
-            run.experiment.cluster,
-            run=run.paths.name,
-            socket_dir=run.socket_dir,
-            log_dir=run.log_dir,
-            observer=run.observer,
-            say=run.console.say,
-        )
+            run.experiment.cluster, run=run.paths.name, socket_dir=run.socket_dir,
+            log_dir=run.log_dir, observer=run.observer, say=run.console.say,
+        )  # fmt: skip
 
     def _open_replicas(self) -> AbstractAsyncContextManager[Replicas | Remote]:
-        run = self.run
-        table = run.placement.settled(run.experiment.serve)
-        if table.url:
-            return open_remote(
-                table,
-                chat=run.prompter.chat,
-                say=run.console.say,
-                thinking=run.prompts.thinking,
-                by_messages=run.experiment.model.is_absent,
-            )
-        return self._open_engines()
-
-    def _open_engines(self) -> AbstractAsyncContextManager[Replicas]:
-        """Engines of this run."""
+        """Engines of this run, or the servers of `serve.url`."""
         run, placement = self.run, self.run.placement
         table = placement.settled(run.experiment.serve)
+        if table.url:
+            return open_remote(
+                table, chat=run.prompter.chat, say=run.console.say, thinking=run.prompts.thinking,
+                by_messages=run.experiment.model.is_absent,
+            )  # fmt: skip
+        elsewhere, cluster = None, run.experiment.cluster
+        if run.cluster is not None and cluster.serve:
+            elsewhere = engines_elsewhere(run.cluster, cluster, table)
         work_dir = run.paths.root / "serve"  # whole models: too large for a socket's /tmp
         shutil.rmtree(work_dir, ignore_errors=True)
         work_dir.mkdir()
         return open_replicas(
-            table,
-            weights=run.weights.current,
-            stop_token_ids=run.prompter.chat.stop_token_ids,
-            socket_dir=run.socket_dir,
-            log_dir=run.log_dir,
-            work_dir=work_dir,
-            observer=run.observer,
-            gpus=placement.serve_uuids,
-            shared=placement.shared,
+            table, weights=run.weights.current, stop_token_ids=run.prompter.chat.stop_token_ids,
+            socket_dir=run.socket_dir, log_dir=run.log_dir, work_dir=work_dir,
+            observer=run.observer, gpus=placement.serve_uuids, shared=placement.shared,
             trainer_gpus=placement.train_uuids[:1] if table.weights == "ipc" else (),
-            max_lora_rank=lora_rank(run.experiment.model),
-            thinking=run.prompts.thinking,
-            elsewhere=self._engines_elsewhere(table),
-        )
-
-    def _engines_elsewhere(self, table: ServeTable) -> OpenEngineElsewhere | None:
-        cluster = self.run.experiment.cluster
-        if self.run.cluster is None or not cluster.serve:
-            return None
-        return engines_elsewhere(self.run.cluster, cluster, table)
+            max_lora_rank=lora_rank(run.experiment.model), thinking=run.prompts.thinking,
+            elsewhere=elsewhere,
+        )  # fmt: skip
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None]:

@@ -19,7 +19,7 @@ from forge.data.problems import from_source, load_problems
 from forge.data.prompts.prompt_set import Exchange, make_prompts
 from forge.records import Reason, Status, Verdict
 from forge.rollout.play import verdict_without_code
-from forge.runner.prepare.prompt_facts import prompts_of, to_event
+from forge.runner.prepare.prompt_facts import prompts_for, to_event
 from tests.store.storefactory import attempt, problem, write_run
 
 CHAT_TEMPLATE = Path(chat.__file__).with_name("chat_template.jinja")
@@ -87,7 +87,7 @@ def test_text_and_ids_are_those_that_a_rollout_sends(
 ) -> None:
     experiment = load_experiment(folder / "x.toml")
     by_id = {each.problem_id: each for each in load_problems(experiment.problems, seed=0)}
-    prompts = prompts_of(experiment, ())
+    prompts = prompts_for(experiment.prompt, experiment.judge, ())
     expected = ChatTemplate.load(folder / "model").prompt(
         prompts.first_messages(by_id["level1/2_relu"])
     )
@@ -163,7 +163,7 @@ def test_prompts_of_a_run_are_those_that_it_recorded(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     experiment = load_experiment(folder / "x.toml")
-    prompts = prompts_of(experiment, ())
+    prompts = prompts_for(experiment.prompt, experiment.judge, ())
     root = folder / "runs" / "x-1"
     anyio.run(write_run, root, [attempt(), problem(0), to_event(prompts, before=None)])
     (root / "experiment.toml").write_text(dump_experiment(experiment))

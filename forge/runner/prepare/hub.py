@@ -27,8 +27,8 @@ from forge.data.chat import ChatTemplate
 from forge.data.template import FILE, SOURCES
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from forge.process.machine import free_bytes, is_disk_full
+from forge.runner.model_dir import check_complete, check_model_path
 from forge.runner.plan.machine import count_cores
-from forge.runner.plan.shape import check_complete, check_model_path
 from forge.train.gguf import GgufModel, made_dir, read_gguf
 from forge.train.handle import run_from_gguf
 from forge.views.text.numbers import duration, gigabytes, parameters, size
@@ -40,13 +40,11 @@ if TYPE_CHECKING:
     from forge.config.schema.build import DataBuild
 
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-"""Files of a hub repository that are downloaded."""
 ROW_FILES = (("*.parquet",), ("*.jsonl", "*.json"))
 """Files of a data set, the preferred kind first: many repositories have the same rows in both."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
-"""Files that `ChatTemplate` reads."""
 Kind = Literal["model", "dataset"]
 NOUNS = {
     "model": "a directory here nor a model on the hub",
@@ -57,16 +55,9 @@ FREE_FACTOR = 1.1
 
 
 def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None) -> ModelTable:
-    """The table with `path` set to a local directory and `revision` to the commit in it.
-
-    A model on the hub is downloaded, resumably, after checking the free disk space; a GGUF file is
-    made into a directory. If the cache has all of it, no network is needed. Blocks; `say` gets a
-    message and a bar shows the download.
-
-    Raises:
-        ConfigError: no such model or revision, no access to a gated model, or files are missing.
-        MachineError: the network or the disk failed.
-    """
+    """The table with `path` set to a local directory and `revision` to the commit in it. A model on
+    the hub is downloaded (`say` gets a message, and a bar shows it); a GGUF file is made into a
+    directory. Blocks. Raises ConfigError, MachineError."""
     if table.path is None:
         return table
     check_model_path(table)
@@ -75,26 +66,17 @@ def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None)
         return table.model_copy(update={"path": str(local.resolve())})
     if table.is_gguf:
         return locate_gguf(table, say=say)
-    snapshot = check_complete(
-        fetch_snapshot(
-            table.path,
-            key="model.path",
-            kind="model",
-            patterns=MODEL_FILES,
-            revision=table.revision,
-            say=say,
-        )
-    )
+    fetched = fetch_snapshot(
+        table.path, key="model.path", kind="model", patterns=MODEL_FILES,
+        revision=table.revision, say=say,
+    )  # fmt: skip
+    snapshot = check_complete(fetched)
     return table.model_copy(update={"path": str(snapshot), "revision": snapshot.name})
 
 
 def locate_rows(experiment: Experiment, *, say: Callable[[str], None] | None = None) -> Experiment:
-    """The experiment with hub names of data sets replaced by directories in the local cache.
-
-    Raises:
-        ConfigError: no such data set, or no rows in it.
-        MachineError: the network or the disk failed.
-    """
+    """The experiment with hub names of data sets replaced by directories in the local cache. Raises
+    ConfigError for no such data set or no rows in it, MachineError."""
     tables = {"data": experiment.data, "problems": experiment.problems}
     return experiment.model_copy(
         update={name: _located(table, say=say) for name, table in tables.items()}
@@ -119,7 +101,6 @@ def locate_build(build: DataBuild) -> DataBuild:
 def _located(
     table: DataTable | ProblemsTable, *, say: Callable[[str], None] | None
 ) -> DataTable | ProblemsTable:
-    """The table with a directory in place of each hub name."""
     parts = [
         part
         if part.source != "file" or part.path is None
@@ -145,25 +126,12 @@ def locate_data_set(path: Path, *, key: str, say: Callable[[str], None] | None =
 
 
 def fetch_snapshot(
-    name: str,
-    *,
-    key: str,
-    kind: Kind,
-    patterns: Sequence[str],
-    revision: str | None = None,
+    name: str, *, key: str, kind: Kind, patterns: Sequence[str], revision: str | None = None,
     say: Callable[[str], None] | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Directory of the files of a repository that match the patterns. Downloads what the cache
-    lacks, resumably, after checking the free disk space.
-
-    Args:
-        key: key that messages name.
-        say: gets a message; a bar then shows the download.
-
-    Raises:
-        ConfigError: no such repository or revision, or no access to it.
-        MachineError: the network or the disk failed.
-    """
+    lacks, resumably, after checking the free disk space; `key` is for messages. Raises ConfigError
+    for no such repository or revision, or no access to it; MachineError."""
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -185,9 +153,8 @@ def fetch_snapshot(
     except ForgeError:
         raise
     except GatedRepoError as error:
-        raise ConfigError(
-            f"{where}: gated; accept its terms on the hub and run `hf auth login`"
-        ) from error
+        words = "gated; accept its terms on the hub and run `hf auth login`"
+        raise ConfigError(f"{where}: {words}") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ConfigError(f"{where}: neither {NOUNS[kind]}") from error
     except RevisionNotFoundError as error:
@@ -250,17 +217,12 @@ def _bars(*, shown: bool) -> Generator[None]:
 MAX_THREADS = 8
 WIDTH_BYTES = 2
 WAIT_S = 3600.0
-"""Time for another process to make the directory."""
 
 
 def locate_gguf(table: ModelTable, *, say: Callable[[str], None] | None) -> ModelTable:
     """The table with `path` set to the model directory of a GGUF file, made if it is not there, and
-    `revision` to the file's SHA-256.
-
-    Raises:
-        ConfigError: no such file, another one than the revision, or one that is not read.
-        MachineError: the disk has no room.
-    """
+    `revision` to the file's SHA-256. Raises ConfigError for no such file, another one than the
+    revision, or one that is not read; MachineError without room."""
     path, revision = Path(table.path or "").expanduser().absolute(), table.revision
     if not path.is_file():
         if revision is None or not made_dir(revision).is_dir():
@@ -282,7 +244,6 @@ def locate_gguf(table: ModelTable, *, say: Callable[[str], None] | None) -> Mode
 
 
 def find_made(table: ModelTable) -> Path | None:
-    """The model directory of a GGUF file, if there is one."""
     path, digest = Path(table.path or "").expanduser(), table.revision
     if digest is None and path.is_file():
         digest = _digest(path)

@@ -1,7 +1,6 @@
 """A run's own correct answers as rows for SFT: rejection sampling, and the best steps of searches.
 
-Called by sft stages whose source is the run itself, and by `forge data from-run`. An answer gives
-up to two rows:
+An answer gives up to two rows:
 
     best           the problem's first messages, and the answer. An answer that was shown earlier
                    ones is reduced to its code; one that thinks about them gives no such row
@@ -46,7 +45,6 @@ WHERE v.status = 'correct' AND t.completion_id IS NOT NULL
     AND (:before IS NULL OR g.stage < :before)
 ORDER BY g.problem_id, v.speedup_low DESC NULLS LAST, v.num_launches, c.num_bytes, t.turn_row
 """
-"""Answers by problem, the best first by the rule of v_best_kernels."""
 _TURN = """
 SELECT prompt, completion, code, feedback, prompt_hash, status, speedup FROM v_turns
 WHERE group_id = ? AND rollout = ? AND turn = ?
@@ -65,27 +63,21 @@ class AnswerFilter:
     """Most rows of each kind of a problem: the fastest, or if untimed those with the fewest
     launches, then the shortest. None for all."""
     min_speedup: float | None = None
-    """Minimum speed-up; leaves out untimed answers too."""
     includes_heldout: bool = False
     purpose: str | None = None
-    """Purpose of the rollouts; None for all."""
     before_stage: int | None = None
     """Index of the stage that the rollouts come before; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnRow:
-    """A row."""
-
     answer: dict[str, Any]
-    """The answer's place, verdict and problem."""
     messages: tuple[Message, ...]
     is_reduced: bool
     """True for the code alone of an answer that was shown earlier ones."""
 
     @property
     def num_turns(self) -> int:
-        """Number of answers in it."""
         return sum(message.role == "assistant" for message in self.messages)
 
     @property
@@ -194,5 +186,4 @@ def read_problem(reader: RunReader, problem_id: str) -> Problem:
 
 
 def describe_reasons(left_out: dict[str, int]) -> str:
-    """The counts by reason, the largest first."""
     return ", ".join(f"{count} {reason}" for reason, count in Counter(left_out).most_common())

@@ -50,30 +50,16 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 DIGEST = ".xxh3"
-"""Suffix of the file with the digest."""
 logger = logging.getLogger(__name__)
 
 
 async def prepare_pairs(
-    experiment: Experiment,
-    problems: Sequence[Problem],
-    *,
-    prompts: PromptSet,
-    paths: RunPaths,
-    judge: Judge | None,
-    progress: Progress,
-    say: Callable[[str], None] = logger.info,
-) -> list[Pair]:
-    """The SFT pairs, from the run directory if they exist already.
-
-    Args:
-        judge: Judges the generator's broken answers; may be None if pairs are read from a file.
-        progress: Shows how many answers are judged; hundreds take minutes.
-        say: Gets what was read from files, and what was left out and why; called in a thread.
-
-    Raises:
-        ConfigError: the problems have no answers to train on, or the file has no rows.
-    """
+    experiment: Experiment, problems: Sequence[Problem], *, prompts: PromptSet, paths: RunPaths,
+    judge: Judge | None, progress: Progress, say: Callable[[str], None] = logger.info,
+) -> list[Pair]:  # fmt: skip
+    """The SFT pairs, from the run directory if they exist already. `judge` judges the generator's
+    broken answers; `say` gets what was read from files, and what was left out and why, in a thread.
+    Raises ConfigError if the problems have no answers to train on, or the file has no rows."""
     file = _pairs_file(paths)
     if file.exists():
         return load_pairs(paths)
@@ -89,13 +75,10 @@ async def prepare_pairs(
         if part.source == "generated":
             assert judge is not None, "generated pairs need a judge"
             found = await make_pairs(
-                [problem for problem in problems if problem.split is Split.SFT],
-                experiment.data,
-                prompts=prompts,
-                max_turns=turns_played(experiment),
-                seed=experiment.seed,
+                [problem for problem in problems if problem.split is Split.SFT], experiment.data,
+                prompts=prompts, max_turns=turns_played(experiment), seed=experiment.seed,
                 judge=_counted(judge, progress),
-            )
+            )  # fmt: skip
         else:
             read = partial(_read_file, experiment, index, problems, prompts=prompts, say=say)
             found = await anyio.to_thread.run_sync(read)
@@ -105,14 +88,9 @@ async def prepare_pairs(
 
 
 def _read_file(
-    experiment: Experiment,
-    index: int,
-    problems: Sequence[Problem],
-    *,
-    prompts: PromptSet,
+    experiment: Experiment, index: int, problems: Sequence[Problem], *, prompts: PromptSet,
     say: Callable[[str], None],
-) -> list[Pair]:
-    """The rows of a source that is a file. Raises ConfigError, which names its key."""
+) -> list[Pair]:  # fmt: skip
     from forge.data.pairs.files import read_pairs
 
     path, key = experiment.data.parts()[index].path, f"{experiment.data.key_of(index)}path"
@@ -137,7 +115,6 @@ def _counted(judge: Judge, progress: Progress) -> Judge:
 
 
 def load_pairs(paths: RunPaths) -> list[Pair]:
-    """The pairs that `prepare_pairs` wrote."""
     pairs: list[Pair] = []
     for line in _pairs_file(paths).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -147,15 +124,9 @@ def load_pairs(paths: RunPaths) -> list[Pair]:
 
 
 async def prepare_model(
-    experiment: Experiment,
-    pairs: Sequence[Pair],
-    problems: Sequence[Problem],
-    *,
-    prompts: PromptSet,
-    paths: RunPaths,
-    log_dir: Path,
-    observer: ProcessObserver,
-) -> Path:
+    experiment: Experiment, pairs: Sequence[Pair], problems: Sequence[Problem], *,
+    prompts: PromptSet, paths: RunPaths, log_dir: Path, observer: ProcessObserver,
+) -> Path:  # fmt: skip
     """Directory of the weights that a run starts from: the configured one, or a random model made
     here. `locate_model` has already replaced a hub name by a directory."""
     if experiment.model.path is not None:
@@ -173,13 +144,9 @@ async def prepare_model(
     ]
     write_file(texts, "".join(json.dumps(line) + "\n" for line in lines))
     await run_init_model(
-        experiment.model.tiny,
-        texts_path=texts,
-        out_dir=target,
-        log_dir=log_dir,
-        seed=experiment.seed,
-        observer=observer,
-    )
+        experiment.model.tiny, texts_path=texts, out_dir=target, log_dir=log_dir,
+        seed=experiment.seed, observer=observer,
+    )  # fmt: skip
     return target
 
 
@@ -206,10 +173,8 @@ def delete_damaged(paths: RunPaths) -> list[str]:
     damaged: list[str] = []
     for noted in sorted(data_dir(paths).glob(f"*{DIGEST}")):
         file = noted.with_name(noted.name.removesuffix(DIGEST))
-        if (
-            file.exists()
-            and _digest(file.read_bytes()) != noted.read_text(errors="replace").strip()
-        ):
+        wanted = noted.read_text(errors="replace").strip()
+        if file.exists() and _digest(file.read_bytes()) != wanted:
             file.unlink()
             damaged.append(f"data/{file.name}")
     return damaged
@@ -222,18 +187,11 @@ def _digest(content: bytes) -> str:
 
 
 def without_heldout(
-    pairs: Sequence[Pair],
-    problems: Sequence[Problem],
-    experiment: Experiment,
-    *,
-    place: str,
+    pairs: Sequence[Pair], problems: Sequence[Problem], experiment: Experiment, *, place: str,
     say: Callable[[str], None] = logger.info,
-) -> list[Pair]:
+) -> list[Pair]:  # fmt: skip
     """The rows of a file to train on; `place` is its key and path. Takes up to a second per
-    thousand rows.
-
-    Raises:
-        ConfigError: a row asks for the code of a held-out problem, or all rows do.
+    thousand rows. Raises ConfigError if a row asks for the code of a held-out problem, or all do.
     """
     table = experiment.problems
     heldout = digests_of_heldout(problems)
@@ -267,12 +225,10 @@ def _evaluates_after_sft(experiment: Experiment) -> bool:
 
 
 MAX_NAMES = 8
-"""Maximum number of problems named in the message."""
 ALLOW = "problems.allow_flagged = true"
 
 
 def is_examined(experiment: Experiment) -> bool:
-    """True if a run examines its problems before it trains on answers to them."""
     table = experiment.problems
     trains = any(
         isinstance(stage, GrpoStage) or (isinstance(stage, SftStage) and stage.source != "data")
@@ -282,11 +238,7 @@ def is_examined(experiment: Experiment) -> bool:
 
 
 async def find_refused(
-    problems: Sequence[Problem],
-    *,
-    paths: RunPaths,
-    pool: Pool,
-    progress: Progress,
+    problems: Sequence[Problem], paths: RunPaths, pool: Pool, progress: Progress
 ) -> dict[str, str]:
     """Flags of the problems that GRPO must not train on, by problem id. Raises ConfigError if none
     is left to train on."""
@@ -314,7 +266,6 @@ async def find_refused(
 
 
 def refusal(refused: Mapping[str, str], *, num_problems: int) -> str:
-    """A message that names the refused problems and the setting that allows them."""
     names = [f"{name} ({flags})" for name, flags in list(refused.items())[:MAX_NAMES]]
     more = len(refused) - MAX_NAMES
     listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
@@ -326,7 +277,6 @@ def refusal(refused: Mapping[str, str], *, num_problems: int) -> str:
 
 
 def _kinds(refused: Mapping[str, str]) -> str:
-    """` (5 unjudgeable, 2 trivial)`."""
     num = sum(not UNUSABLE.isdisjoint(flags.split(", ")) for flags in refused.values())
     kinds = {"unjudgeable": num, "trivial": len(refused) - num}
     return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)})"

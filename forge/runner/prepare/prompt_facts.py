@@ -26,16 +26,8 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 KIND = "prompts"
-"""Kind of the event that holds a run's prompts."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 UNITS = {"fp32": ("fp32",), "tf32": ("tf32",), "half": ("fp16", "bf16")}
-"""Dtypes by the unit that computes them."""
-
-
-def prompts_of(experiment: Experiment, judges: Sequence[Gpu]) -> PromptSet:
-    """The prompts of an experiment whose judges have these cards. Raises ConfigError for a template
-    that cannot be used."""
-    return prompts_for(experiment.prompt, experiment.judge, judges)
 
 
 def prompts_for(prompt: PromptTable, judge: JudgeTable, judges: Sequence[Gpu]) -> PromptSet:
@@ -48,7 +40,7 @@ def prompts_for(prompt: PromptTable, judge: JudgeTable, judges: Sequence[Gpu]) -
         tolerances={name: tolerances[name] for name in PRECISIONS},
         is_timed=bool(judges) and judge.timing,
         reference_mode=judge.baseline,
-        device=_device(judges),
+        device=card_facts(judges[0].name, memory_bytes=judges[0].memory_bytes) if judges else None,
     )
     return make_prompts(prompt, facts)
 
@@ -66,12 +58,9 @@ def card_facts(name: str, *, memory_bytes: int = 0) -> DeviceFacts:
         for dtype in dtypes
     }
     return DeviceFacts(
-        name=name,
-        memory_gb=memory_gb,
-        bandwidth_gbps=round(card.gbps),
-        num_multiprocessors=card.num_sms,
-        tflops=tflops,
-    )
+        name=name, memory_gb=memory_gb, bandwidth_gbps=round(card.gbps),
+        num_multiprocessors=card.num_sms, tflops=tflops,
+    )  # fmt: skip
 
 
 def recorded_prompts(reader: RunReader) -> PromptSet | None:
@@ -90,7 +79,7 @@ def prompts_of_run(paths: RunPaths, experiment: Experiment) -> PromptSet:
     """The prompts that a run used, or those of its experiment if it recorded none."""
     with open_run(paths) as reader:
         recorded = recorded_prompts(reader)
-    return prompts_of(experiment, ()) if recorded is None else recorded
+    return recorded or prompts_for(experiment.prompt, experiment.judge, ())
 
 
 def _recorded(reader: RunReader) -> list[PromptSet]:
@@ -113,9 +102,3 @@ def to_event(prompts: PromptSet, *, before: PromptSet | None) -> Event | None:
             f"{prompts.hash}; rows of SFT and earlier turns keep the old ones"
         )
     return Event(at=time.time(), kind=KIND, message=message, data=prompts.to_json())
-
-
-def _device(judges: Sequence[Gpu]) -> DeviceFacts | None:
-    if not judges:
-        return None
-    return card_facts(judges[0].name, memory_bytes=judges[0].memory_bytes)

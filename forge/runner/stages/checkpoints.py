@@ -8,9 +8,8 @@
 
 No checkpoint is loaded before its manifest was compared with its files.
 
-`BatchShelf` has the batches of a grpo stage: samples in files, their headers in memory. Each file
-also has the producer's state after its batch, from which the next attempt recalls unfinished
-groups.
+`BatchShelf` has the batches of a grpo stage: samples in files, their headers in memory, and the
+producer's state after each batch, from which the next attempt recalls unfinished groups.
 
     producer ──▶ add ──▶ <stage>-<step>.npz ──▶ trainer
                               └── kept while a kept checkpoint may need it ──▶ discard
@@ -50,14 +49,15 @@ if TYPE_CHECKING:
     from forge.rollout.batches import Batch
     from forge.runner.stages.run_context import RunContext
 
+_EVALUATED = """
+SELECT step FROM v_evaluations WHERE stage = ? || step ORDER BY pass_at_1 DESC, step DESC
+"""
 NEWEST_WITH_BATCHES = 2
 """Newest checkpoints that can be continued with the batches already played, if all are kept. From
 an older one, later steps are played again."""
 
 
 class StageCheckpoints:
-    """Checkpoints of a `[[stage]]`."""
-
     def __init__(self, run: RunContext, stage: SftStage | GrpoStage, index: int) -> None:
         self._run, self._stage, self._index = run, stage, index
         self._label = stage.label(index)
@@ -67,17 +67,15 @@ class StageCheckpoints:
         """Last step that was trained, in any attempt."""
 
     async def choose(self) -> ResumePoint:
-        """The point that the next trainer continues from.
-
-        Raises:
-            MachineError: the stage had checkpoints, and none is whole.
-        """
+        """The point that the next trainer continues from. Raises MachineError if the stage had
+        checkpoints, and none is whole."""
         point = await anyio.to_thread.run_sync(self._find)
         if point.damages and point.path is None:
             raise self.lost("; ".join(point.damages))
-        if point.damages != self._said:
+        if point.path is not None and point.damages != self._said:
             self._said = point.damages
-            await self._say_damage(point)
+            words = f"{'; '.join(point.damages)}; {self._label} continues from {point.path.name}"
+            await self._say("checkpoint_damaged", f"{words}{self._repeated(point.step)}")
         if point.path is not None and self._stage.save == "weights":
             words = f'{point.path.name} has the weights alone (save = "weights")'
             self._run.console.say(f"{self._label}: {words}; the optimizer's state begins anew")
@@ -103,11 +101,8 @@ class StageCheckpoints:
         self._run.console.say(message)
 
     async def recover(self, shelf: BatchShelf, point: ResumePoint) -> None:
-        """Take the batches of earlier attempts over. Lost ones are played again.
-
-        Raises:
-            MachineError: they were trained, and no checkpoint is left to train them again from.
-        """
+        """Take the batches of earlier attempts over. Lost ones are played again. Raises
+        MachineError if they were trained, and no checkpoint is left to train them again from."""
         damage = await anyio.to_thread.run_sync(
             partial(shelf.recover, after=point.step, trained=self.trained_step)
         )
@@ -134,7 +129,6 @@ class StageCheckpoints:
         return oldest
 
     def lost(self, damage: str) -> MachineError:
-        """The error of a stage that cannot continue."""
         name = self._run.paths.name
         return MachineError(
             f"{damage}; no whole checkpoint of {self._label} is left. Put a copy of one back, or "
@@ -163,19 +157,8 @@ class StageCheckpoints:
         return kept
 
     def _by_evaluation(self) -> Iterable[int]:
-        """Evaluated steps, the best first."""
         with open_run(self._run.paths) as reader:
-            rows = reader.query(
-                "SELECT step FROM v_evaluations WHERE stage = ? || step "
-                "ORDER BY pass_at_1 DESC, step DESC",
-                (f"{self._label}@",),
-            ).rows
-        return [step for (step,) in rows]
-
-    async def _say_damage(self, point: ResumePoint) -> None:
-        assert point.path is not None
-        words = f"{'; '.join(point.damages)}; {self._label} continues from {point.path.name}"
-        await self._say("checkpoint_damaged", f"{words}{self._repeated(point.step)}")
+            return [step for (step,) in reader.query(_EVALUATED, (f"{self._label}@",)).rows]
 
     def _repeated(self, step: int, what: str = "trained") -> str:
         """`, steps 4 to 8 are trained again`; empty if there are none."""
@@ -193,8 +176,6 @@ PLAYED_AGAIN = '"forge resume" plays its step again'
 
 
 class BatchShelf:
-    """Batch files of a stage by step."""
-
     def __init__(self, folder: Path, *, stage: int) -> None:
         self._folder, self._stage = folder, stage
         self._headers: dict[int, Sequence[SampleHeader]] = {}
@@ -205,17 +186,10 @@ class BatchShelf:
         its file is lost."""
 
     def recover(self, *, after: int = 0, trained: int = 0) -> str:
-        """Take over the files that an earlier attempt left: those of the steps after `after`, up to
-        the first that is missing or damaged; later ones are deleted. Reads every file once: call it
-        in a thread.
-
-        Args:
-            after: Step of the checkpoint.
-            trained: Last step that was trained, which had a file.
-
-        Returns:
-            Description of the first file that cannot be used; empty if all can.
-        """
+        """Take over the files that an earlier attempt left: those of the steps after the
+        checkpoint's, `after`, up to the first that is missing or damaged; later ones are deleted.
+        Returns what is wrong with that one; empty if all can be used. Reads every file once: call
+        it in a thread. `trained`: Last step that was trained, which had a file."""
         self._folder.mkdir(exist_ok=True)
         self.last_step, damage = after, ""
         newest = max(trained, *self._steps(), 0)
@@ -262,7 +236,6 @@ class BatchShelf:
         return self._headers[step]
 
     def groups(self) -> set[int]:
-        """Ids of the groups with samples in any file."""
         return {header.group_id for headers in self._headers.values() for header in headers}
 
     def discard(self, *, up_to: int, keep: Collection[int] = ()) -> None:
@@ -273,7 +246,6 @@ class BatchShelf:
                 self._delete(step)
 
     def discard_after(self, step: int) -> None:
-        """Delete the files of later steps, the newest first."""
         for later in sorted(self._steps(), reverse=True):
             if later > step:
                 self._delete(later)
@@ -289,6 +261,5 @@ class BatchShelf:
         return self._folder / f"{self._stage}-{step:06d}.npz"
 
     def _steps(self) -> set[int]:
-        """Steps with a file."""
         name = re.compile(rf"{self._stage}-(\d+)\.npz")
         return {int(m[1]) for path in self._folder.iterdir() if (m := name.fullmatch(path.name))}

@@ -15,7 +15,6 @@ was taken but not trained is not lost and no step counts twice. The trainer's st
 An event changes no other state: the last request of a dead trainer may be handled while its
 successor starts. Publishing is no state: weights are published beside a step, and a publish may
 outlive its trainer.
-Built by `sft.py` and `grpo.py`, called by `control.py`.
 """
 
 from __future__ import annotations
@@ -47,18 +46,13 @@ STEPS_BEFORE = 16
 """Steps before the oldest checkpoint whose versions are remembered: samples of a batch are at most
 8 steps old (`rollout.max_staleness`)."""
 SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
-"""Metrics on the live line, with their names there."""
 
 
 class TrainerState(StrEnum):
-    """State of a stage's trainer."""
-
     GONE = "gone"
-    """No trainer runs."""
     STARTING = "starting"
     """Being started; it has neither asked for a batch nor reported a step."""
     WAITING = "waiting"
-    """Asks for a batch."""
     TRAINING = "training"
     """Has a batch that it has not acknowledged."""
     WORKING = "working"
@@ -66,8 +60,6 @@ class TrainerState(StrEnum):
 
 
 class Engines(StrEnum):
-    """State of engines that sleep while the trainer trains."""
-
     AWAKE = "awake"
     CHANGING = "changing"
     ASLEEP = "asleep"
@@ -77,22 +69,12 @@ class TrainerDesk:
     """State of one training stage as seen over the control socket, and its answers there."""
 
     def __init__(
-        self,
-        run: RunContext,
-        shelf: BatchShelf,
-        checkpoints: StageCheckpoints,
-        *,
-        stage: int,
-        last_step: int,
-        is_kept: Callable[[int], bool],
-        steps: Mapping[int, int] | None = None,
+        self, run: RunContext, shelf: BatchShelf, checkpoints: StageCheckpoints, *, stage: int,
+        last_step: int, is_kept: Callable[[int], bool], steps: Mapping[int, int] | None = None,
         published: int = 0,
-    ) -> None:
-        """
-        Args:
-            is_kept: True for a step whose weights stay on disk when the next version replaces them.
-            published: Step whose weights are served at first.
-        """
+    ) -> None:  # fmt: skip
+        """`is_kept`: True for a step whose weights stay on disk when the next version replaces
+        them. `published`: Step whose weights are served at first."""
         self._run, self._is_kept = run, is_kept
         self.shelf, self.checkpoints = shelf, checkpoints
         self.stage, self.last_step = stage, last_step
@@ -139,7 +121,6 @@ class TrainerDesk:
     # Batches
 
     async def offer(self, batch: Batch) -> None:
-        """Make a batch durable and available."""
         await self.shelf.add(batch)
         self._wake()
 
@@ -186,22 +167,15 @@ class TrainerDesk:
         Staleness counts steps, not versions: a trainer that restarts publishes an old step again.
         Raises KeyError if no batch of that step was offered.
         """
-        await self._run.writer.put(
-            *(
-                SampleUse(
-                    sample_id=header.sample_id,
-                    group_id=header.group_id,
-                    rollout=header.rollout,
-                    turn=header.turn,
-                    stage=self.stage,
-                    step=step,
-                    advantage=header.advantage,
-                    staleness=step - 1 - self.steps.get(header.policy_version, 0),
-                )
-                for header in self.shelf.headers(step)
-            ),
-            self._metrics(step, metrics),
-        )
+        uses = [
+            SampleUse(
+                sample_id=each.sample_id, group_id=each.group_id, rollout=each.rollout,
+                turn=each.turn, stage=self.stage, step=step, advantage=each.advantage,
+                staleness=step - 1 - self.steps.get(each.policy_version, 0),
+            )
+            for each in self.shelf.headers(step)
+        ]  # fmt: skip
+        await self._run.writer.put(*uses, self._metrics(step, metrics))
         self._end_step(step, metrics, only_from=TrainerState.TRAINING)
 
     async def report(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -210,7 +184,6 @@ class TrainerDesk:
         await self._run.writer.put(self._metrics(step, metrics))
 
     async def saved(self, step: int) -> None:
-        """The trainer wrote the checkpoint of a step."""
         first = await self.checkpoints.saved(step, self.shelf) - STEPS_BEFORE
         if self.saves_after is not None and step > self.saves_after:
             self.saves_after = None
@@ -226,19 +199,12 @@ class TrainerDesk:
                 self.published.advance(step)
 
         row = await run.weights.publish(
-            path,
-            stage=self.stage,
-            step=step,
-            probe=probe,
-            keep=self._is_kept(step),
+            path, stage=self.stage, step=step, probe=probe, keep=self._is_kept(step),
             on_served=on_served,
-        )
+        )  # fmt: skip
         self.steps[row.version] = step
         progress.policy_version = row.version
-        values = {
-            "weights/publish/seconds": row.publish_s,
-            "weights/probe_gap/mean": row.probe_gap,
-        }
+        values = {"weights/publish/seconds": row.publish_s, "weights/probe_gap/mean": row.probe_gap}
         if self.state is TrainerState.STARTING:  # a checkpoint's weights again: already measured
             progress.begin_at(step)
         else:
@@ -266,7 +232,6 @@ class TrainerDesk:
     # The trainer's process, and requests to it
 
     def trainer_starts(self) -> None:
-        """A trainer is being started."""
         self._become(TrainerState.STARTING)
 
     def trainer_ended(self) -> None:
@@ -280,18 +245,15 @@ class TrainerDesk:
         self._wake()
 
     def hold(self) -> None:
-        """Give the trainer no batch until `release`."""
         self.is_held = True
 
     def release(self) -> None:
-        """End of `hold`."""
         self.is_held = False
         self._wake()
 
     def requests_after(self, step: int) -> dict[str, bool]:
         """Users' requests to a trainer that has ended a step: the answer to its report."""
-        is_evaluated = self.is_evaluation_wanted and step < self.last_step
-        if is_evaluated:
+        if is_evaluated := self.is_evaluation_wanted and step < self.last_step:
             self.evaluated_step = step
         return {"save": self.saves_after is not None, "evaluate": is_evaluated}
 
@@ -320,7 +282,6 @@ class TrainerDesk:
 
     @property
     def is_publishing(self) -> bool:
-        """True while weights are being published or wait for sleeping engines."""
         return self._num_publishing > 0
 
     @property
@@ -340,7 +301,6 @@ class TrainerDesk:
         self._wake()
 
     async def wait_until_awake(self) -> None:
-        """Wait for engines that can load weights."""
         await self.wait_until(lambda: self._engines is Engines.AWAKE)
 
     async def wait_until(self, holds: Callable[[], bool]) -> None:

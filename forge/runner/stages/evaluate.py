@@ -1,7 +1,7 @@
 """Evaluations: play held-out problems with one set of weights, measure, store.
 
-Called by `work.py` for an eval stage. Between the steps of a grpo stage, every `eval.every` steps
-and on request, `Midway` plays a fixed part of the held-out problems:
+Between the steps of a grpo stage, every `eval.every` steps and on request, `Midway` plays a fixed
+part of the held-out problems:
 
     publish of such a step ──▶ hold the trainer ──▶ play ──▶ release
 
@@ -9,13 +9,11 @@ Groups for training are played meanwhile, as far as staleness allows. A restarte
 its checkpoint again: it is not started before the release, and no step is evaluated twice.
 
 With `eval.both_baselines` further judges with the other baseline judge the best timed kernel of
-each problem once more: a judgement for each solved problem, not for each answer. A baseline belongs
-to the problem, so the speed-ups of its other kernels follow from their times. Each measurement is
-an event: a resumed run measures only what is missing.
+each problem once more. A baseline belongs to the problem, so the speed-ups of its other kernels
+follow from their times. Each measurement is an event: a resumed run measures only what is missing.
 
-An eval stage that was interrupted keeps its finished groups, read back from the store, and plays
-the others. Token ids and log-probabilities are left out there: an evaluation needs verdicts and
-versions.
+An eval stage that was interrupted keeps its finished groups, read back from the store without token
+ids and log-probabilities, and plays the others.
 
 Problems that the run has trained on before, by rows of SFT or by rollouts, are counted: an
 evaluation on them says how well answers were remembered, so it is labelled everywhere. Problems are
@@ -88,18 +86,14 @@ UNION SELECT p.source_id FROM events e, json_each(e.data, '$.problems') n
 JOIN problems p ON p.problem_id = n.value
 WHERE e.kind = 'sft_rows' AND json_extract(e.data, '$.stage') < :stage
 """
-"""Sources of problems whose rollouts were trained on, by GRPO or as rows."""
 _SAME = f"SELECT problem_id FROM problems WHERE source_id IN ({_PLAYED})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings:
-    """Settings of one evaluation."""
-
     samples: int
     """Rollouts of each problem at `temperature`."""
     greedy: bool
-    """True for one more rollout at temperature 0."""
     max_turns: int
     temperature: float = 1.0
 
@@ -112,16 +106,9 @@ class EvalSettings:
 
 
 async def evaluate(
-    run: RunContext,
-    problems: Sequence[Problem],
-    settings: EvalSettings,
-    *,
-    label: str,
-    stage: int,
-    step: int,
-    show: bool,
-    kept: Sequence[Group] = (),
-) -> Evaluation:
+    run: RunContext, problems: Sequence[Problem], settings: EvalSettings, *, label: str, stage: int,
+    step: int, show: bool, kept: Sequence[Group] = (),
+) -> Evaluation:  # fmt: skip
     """Play every problem `samples` times and, if asked, once greedily, and store the evaluation.
 
     Args:
@@ -143,15 +130,16 @@ async def evaluate(
             max_turns=settings.max_turns, at=time.time(),
         )
     )  # fmt: skip
-    result = await _with_detail(run, result, problems, stage=stage)
+    trained = await anyio.to_thread.run_sync(partial(count_trained, run, problems, stage=stage))
+    shared = await anyio.to_thread.run_sync(num_shared, problems, run.problems)
+    detail = {**result.detail, "num_trained_problems": trained, "num_shared_problems": shared}
+    result = replace(result, detail={**detail, "baseline": run.experiment.judge.baseline})
     await run.writer.put(result)
     return result
 
 
 @dataclass(slots=True, kw_only=True)
 class Playing:
-    """Groups of one evaluation while they are played."""
-
     run: RunContext
     rules: Sequence[Rules]
     """One for samples, and one for greedy rollouts if there are any."""
@@ -161,10 +149,8 @@ class Playing:
     groups: list[Group] = field(default_factory=list[Group])
     """Finished groups, those of an earlier attempt included."""
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Sources of the problems by their ids."""
 
     def show_begin(self, label: str, num_problems: int) -> None:
-        """Sets up the progress display."""
         progress = self.run.progress
         total = num_problems * sum(rule.group_size for rule in self.rules)
         busy = self.run.busy()
@@ -190,12 +176,9 @@ class Playing:
     ) -> None:
         async with limiter:
             place = GroupPlace(
-                group_id=next(self.run.group_ids),
-                purpose=Purpose.EVAL,
-                stage=self.stage,
-                step=self.step,
-                seed_place=problem_place(problem.problem_id),
-            )
+                group_id=next(self.run.group_ids), purpose=Purpose.EVAL, stage=self.stage,
+                step=self.step, seed_place=problem_place(problem.problem_id),
+            )  # fmt: skip
             self.groups.append(await play_group(problem, place=place, rules=rule, ports=ports))
             if self.show:
                 self._show_group(rule)
@@ -219,17 +202,6 @@ def _rules_of(run: RunContext, settings: EvalSettings) -> list[Rules]:
     return rules
 
 
-async def _with_detail(
-    run: RunContext, result: Evaluation, problems: Sequence[Problem], *, stage: int
-) -> Evaluation:
-    """The result with the numbers of trained and shared problems, and the baseline's name."""
-    num_trained = await anyio.to_thread.run_sync(partial(count_trained, run, problems, stage=stage))
-    shared = await anyio.to_thread.run_sync(num_shared, problems, run.problems)
-    detail = {**result.detail, "num_trained_problems": num_trained, "num_shared_problems": shared}
-    detail["baseline"] = run.experiment.judge.baseline
-    return replace(result, detail=detail)
-
-
 def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:
     """Number of groups played at once, so that they fill the slots of all replicas. `sizes`:
     rollouts in each group of a problem."""
@@ -238,21 +210,14 @@ def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:
 
 
 async def run_eval_stage(run: RunContext, stage: EvalStage, index: int) -> Evaluation:
-    """Run a `[[stage]]` of kind eval."""
     heldout = run.problems_of(Split.HELDOUT)
     problems = spread(heldout, stage.num_problems or len(heldout))
     settings = EvalSettings.of(run.experiment.eval, stage)
     kept = await keep_finished(run, problems, settings, stage=index)
     return await evaluate(
-        run,
-        problems,
-        settings,
-        label=stage.label(index),
-        stage=index,
-        step=run.weights.step,
-        show=True,
-        kept=kept,
-    )
+        run, problems, settings, label=stage.label(index), stage=index, step=run.weights.step,
+        show=True, kept=kept,
+    )  # fmt: skip
 
 
 def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
@@ -359,12 +324,7 @@ class Midway:
     """
 
     def __init__(
-        self,
-        run: RunContext,
-        stage: GrpoStage,
-        desk: TrainerDesk,
-        *,
-        evaluated: Iterable[int] = (),
+        self, run: RunContext, stage: GrpoStage, desk: TrainerDesk, *, evaluated: Iterable[int] = ()
     ) -> None:
         """`evaluated`: Steps that earlier attempts evaluated."""
         self._run, self._stage, self._desk = run, stage, desk
@@ -372,10 +332,7 @@ class Midway:
         self._send, self._receive = anyio.create_memory_object_stream[int](1)
         self._problems = spread(run.problems_of(Split.HELDOUT), table.num_problems)
         self._settings = EvalSettings(
-            samples=1,
-            greedy=False,
-            max_turns=table.max_turns,
-            temperature=table.temperature,
+            samples=1, greedy=False, max_turns=table.max_turns, temperature=table.temperature
         )
         self._asked = set(evaluated)
         self._done = anyio.Event()
@@ -412,15 +369,11 @@ class Midway:
             async for step in self._receive:
                 async with self._run.stop.dropping() as beside:
                     beside.start_soon(self._excuse_trainer)
+                    label = f"{self._stage.label(self._desk.stage)}@{step}"
                     result = await evaluate(
-                        self._run,
-                        self._problems,
-                        self._settings,
-                        label=f"{self._stage.label(self._desk.stage)}@{step}",
-                        stage=self._desk.stage,
-                        step=step,
-                        show=False,
-                    )
+                        self._run, self._problems, self._settings, label=label,
+                        stage=self._desk.stage, step=step, show=False,
+                    )  # fmt: skip
                     found = result.detail
                     is_trained = found["num_trained_problems"] or found["num_shared_problems"]
                     name = "trained_on" if is_trained else "held_out"
@@ -446,7 +399,6 @@ class Midway:
 
 
 KIND = "other_baseline"
-"""Kind of the event with a problem's other baseline."""
 OTHER = {"eager": "compile", "compile": "eager"}
 IN_PROGRESS = 4
 """Kernels judged at once per GPU: one is timed while others are compiled and checked."""
@@ -481,8 +433,7 @@ async def measure_other(
     """The other baseline's time over the own one's by problem, those of earlier attempts included;
     None where the stage timed nothing. Raises as `open_pool`."""
     other = OTHER[judge.baseline]
-    best = await anyio.to_thread.run_sync(lambda: _best(run, stage))
-    known = await anyio.to_thread.run_sync(lambda: _known(run, stage, other))
+    best, known = await anyio.to_thread.run_sync(lambda: _measured(run, stage, other))
     left = {name: row for name, row in best.items() if name not in known}
     if not best:
         return None
@@ -503,12 +454,7 @@ async def measure_other(
 
 
 async def measure_ratios(
-    run: RunContext,
-    pool: Pool,
-    kernels: Mapping[str, Mapping[str, Any]],
-    *,
-    other: str,
-    stage: int,
+    run: RunContext, pool: Pool, kernels: Mapping[str, Mapping[str, Any]], *, other: str, stage: int
 ) -> dict[str, float]:
     """The other baseline's time over the own one's, by problem. A problem whose kernel gets no time
     is left out."""
@@ -544,25 +490,20 @@ def against_other(
 ) -> dict[str, Any]:
     """`measure_speed` with every speed-up times the ratio of its problem. Problems with a correct
     kernel and no ratio are left out and counted in `num_left_out`."""
-    solved = {
-        name
-        for name, trajectory in rollouts
-        if any(turn.verdict.is_correct for turn in trajectory.turns)
-    }
-    left_out = solved - ratios.keys()
+    correct = ((name, turn.verdict.is_correct) for name, each in rollouts for turn in each.turns)
+    left_out = {name for name, is_correct in correct if is_correct} - ratios.keys()
     scaled = [
-        (name, _scaled(trajectory, ratios.get(name, 1.0)))
-        for name, trajectory in rollouts
+        (
+            name,
+            replace(each, turns=tuple(_scaled(turn, ratios.get(name, 1.0)) for turn in each.turns)),
+        )
+        for name, each in rollouts
         if name not in left_out
     ]
     return {"num_left_out": len(left_out), **measure_speed(scaled)}
 
 
-def _scaled(trajectory: Trajectory, ratio: float) -> Trajectory:
-    return replace(trajectory, turns=tuple(_scaled_turn(turn, ratio) for turn in trajectory.turns))
-
-
-def _scaled_turn(turn: Turn, ratio: float) -> Turn:
+def _scaled(turn: Turn, ratio: float) -> Turn:
     timing = turn.verdict.timing
     if timing is None:
         return turn
@@ -570,28 +511,20 @@ def _scaled_turn(turn: Turn, ratio: float) -> Turn:
     return replace(turn, verdict=replace(turn.verdict, timing=timing))
 
 
-def _best(run: RunContext, stage: int) -> dict[str, dict[str, Any]]:
+def _measured(
+    run: RunContext, stage: int, other: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     with open_run(run.paths) as reader:
-        return {row["problem_id"]: row for row in reader.rows(_BEST, (stage,))}
-
-
-def _known(run: RunContext, stage: int, other: str) -> dict[str, float]:
-    """Ratios that earlier attempts measured."""
-    with open_run(run.paths) as reader:
-        return {
+        best = {row["problem_id"]: row for row in reader.rows(_BEST, (stage,))}
+        known = {
             event.data["problem"]: event.data["ratio"]
             for event in events(reader, kind=KIND)
             if event.data["stage"] == stage and event.data.get("baseline") == other
         }
+    return best, known
 
 
 def _sampled(run: RunContext, stage: int) -> list[tuple[str, Trajectory]]:
-    """The sampled rollouts of the stage."""
     with open_run(run.paths) as reader:
         groups = finished_groups(reader, stage=stage, step=run.weights.step)
-    return [
-        (group.problem_id, each)
-        for group in groups
-        if not group.is_greedy
-        for each in group.trajectories
-    ]
+    return [(g.problem_id, each) for g in groups if not g.is_greedy for each in g.trajectories]

@@ -5,9 +5,6 @@ apart.
            ▲                                   │
            └────── PublishedSteps.advance ◀────┘ (pacing)
 
-Every n steps, and on request, the published weights are evaluated (`Midway`): the trainer gets
-its next batch afterwards, which is played meanwhile.
-
 Engines sleep while the trainer trains, where both do not fit one card at once:
 
     trainer asks, a batch is there ─▶ engines finish, sleep ─▶ the batch is handed out
@@ -77,7 +74,6 @@ GROUP BY problem_id, stage, part HAVING count(*) > 1 ORDER BY max(turn_row)
 async def run_grpo_stage(
     run: RunContext, stage: GrpoStage, index: int, *, start: Weights, back_to: int | None = None
 ) -> None:
-    """Run a `[[stage]]` of kind grpo; from step `back_to` if given. Raises as `own_trainer`."""
     shelf, rollout = BatchShelf(run.paths.batches, stage=index), run.experiment.rollout
     checkpoints = StageCheckpoints(run, stage, index)
     point = await _continue_from(checkpoints, shelf, back_to)
@@ -145,13 +141,9 @@ async def _continue_from(
 
 
 def recall_groups(
-    run: RunContext,
-    shelf: BatchShelf,
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    plan: BatchPlan,
-    step_of: Callable[[int], int],
-) -> Past:
+    run: RunContext, shelf: BatchShelf, sampler: Sampler, problems: Sequence[Problem],
+    plan: BatchPlan, step_of: Callable[[int], int],
+) -> Past:  # fmt: skip
     """The groups that an earlier attempt began and did not offer. Restores the sampler if there is
     a state; a new one learns from the searches and GRPO of earlier stages. Reads the store: call it
     in a thread."""
@@ -171,9 +163,7 @@ def recall_groups(
 
 
 async def _offer(
-    run: RunContext,
-    desk: TrainerDesk,
-    batches: MemoryObjectReceiveStream[Batch],
+    run: RunContext, desk: TrainerDesk, batches: MemoryObjectReceiveStream[Batch]
 ) -> None:
     """Make each batch available, after its samples are in run.db: a resumed run would give out the
     ids in the batch file again."""
@@ -188,7 +178,6 @@ async def _offer(
 
 
 def _published_steps(run: RunContext, stage: int) -> dict[int, int]:
-    """Policy version to step, for weights that earlier attempts published in this stage."""
     with open_run(run.paths) as reader:
         found = reader.query("SELECT version, step FROM policies WHERE stage = ?", (stage,))
     return dict(found.rows)
@@ -201,24 +190,19 @@ def _step_of(run: RunContext, desk: TrainerDesk, version: int) -> int:
 
 
 def _set_turnover(run: RunContext, start: Weights) -> None:
-    """Choose how the publishes of this stage treat running turns."""
     rollout, model = run.experiment.rollout, run.experiment.model
     assert run.replicas is not None
     run.weights.gate.turnover = choose_turnover(
-        max_staleness=rollout.max_staleness,
-        in_flight=rollout.in_flight,
+        max_staleness=rollout.max_staleness, in_flight=rollout.in_flight,
         is_adapter=model.lora is not None or start.adapter is not None,
-        num_replicas=run.experiment.serve.num_servers,
-        features=run.replicas.features,
-    )
+        num_replicas=run.experiment.serve.num_servers, features=run.replicas.features,
+    )  # fmt: skip
 
 
 def _training_rules(run: RunContext) -> Rules:
-    rollout = run.experiment.rollout
+    given = run.experiment.rollout
     return run.rules(
-        group_size=rollout.group_size,
-        max_turns=rollout.max_turns,
-        temperature=rollout.temperature,
+        group_size=given.group_size, max_turns=given.max_turns, temperature=given.temperature
     )
 
 
@@ -232,21 +216,15 @@ def _batch_plan(run: RunContext, stage: GrpoStage, index: int, *, first_step: in
     rollout = run.experiment.rollout
     assert run.pool is not None
     return BatchPlan(
-        stage=index,
-        first_step=first_step,
-        last_step=stage.steps,
-        groups_per_step=rollout.groups_per_step,
+        stage=index, first_step=first_step, last_step=stage.steps,
+        groups_per_step=rollout.groups_per_step, max_staleness=rollout.max_staleness,
         max_replacements=math.floor(rollout.max_replacements * rollout.groups_per_step),
-        max_staleness=rollout.max_staleness,
-        scale=rollout.scale,
-        advantage=rollout.advantage,
-        leave_one_out=rollout.leave_one_out,
-        train_truncated=rollout.train_truncated,
+        scale=rollout.scale, advantage=rollout.advantage, leave_one_out=rollout.leave_one_out,
+        train_truncated=rollout.train_truncated, replay=rollout.replay,
         publish_timeout_s=stage.step_timeout_s * (rollout.max_staleness + 1),
-        replay=rollout.replay,
         in_flight=None if rollout.groups_in_flight == "auto" else rollout.groups_in_flight,
         judge_capacity=sum(seat.capacity for seat in run.pool.seating.seats),
-    )
+    )  # fmt: skip
 
 
 async def alternate_with_training(engines: Replicas, desk: TrainerDesk, gate: TurnGate) -> None:

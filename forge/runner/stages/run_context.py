@@ -47,7 +47,6 @@ class RunContext:
     paths: RunPaths
     attempt: int
     placement: Placement
-    """The cards of each role; empty on a CPU."""
     writer: Writer
     observer: StoreObserver
     progress: Progress
@@ -67,16 +66,13 @@ class RunContext:
     group_ids: Iterator[int] = field(init=False, repr=False)
     sample_ids: Iterator[int] = field(init=False, repr=False)
     refused: frozenset[str] = frozenset()
-    """Ids of problems that GRPO leaves out."""
 
     cluster: Cluster | None = None
     """Set while processes may run on other machines."""
     pool: Pool | None = None
-    """Set while judges run."""
     scorer: Scorer | None = None
     """Set while stages are played, with `reward.function`."""
     replicas: Replicas | Remote | None = None
-    """Set while engines run."""
     desk: TrainerDesk | None = None
     """Desk of the current stage's trainer; None outside training stages."""
     ending: Sequence[Role] = ()
@@ -84,12 +80,10 @@ class RunContext:
 
     @property
     def log_dir(self) -> Path:
-        """Logs of this attempt."""
         return self.paths.logs(self.attempt)
 
     @property
     def control_socket(self) -> Path:
-        """Socket of `control.py`."""
         return self.socket_dir / "control.sock"
 
     async def record(self, kind: str, message: str, *, says: bool = False, **data: Any) -> None:
@@ -109,7 +103,6 @@ class RunContext:
             self.desk = None
 
     def problems_of(self, split: Split) -> list[Problem]:
-        """The problems of one split, in order; for GRPO without the refused ones."""
         refused = self.refused if split is Split.GRPO else ()
         return [each for each in in_split(self.problems, split) if each.problem_id not in refused]
 
@@ -129,9 +122,7 @@ class RunContext:
         assert self.pool is not None
         pool, rollout = self.pool, self.experiment.rollout
         tools = Toolbox(
-            ask=pool.judge,
-            max_calls=rollout.tool_calls,
-            has_times=lambda: pool.is_timed,
+            ask=pool.judge, max_calls=rollout.tool_calls, has_times=lambda: pool.is_timed
         )
         return Ports(
             generate=generate or self.generate,
@@ -161,19 +152,13 @@ class RunContext:
     def rules(
         self, *, group_size: int, max_turns: int, temperature: float, seed: int | None = None
     ) -> Rules:
-        """Rules for playing a group under this experiment; `seed`: None for the experiment's."""
         rollout = self.experiment.rollout
         return Rules(
-            group_size=group_size,
-            max_turns=max_turns,
-            gamma=rollout.gamma,
-            credit=rollout.credit,
-            advantage=rollout.advantage,
-            temperature=temperature,
-            max_completion_tokens=rollout.max_completion_tokens,
-            reward=self.experiment.reward,
+            group_size=group_size, max_turns=max_turns, temperature=temperature,
+            gamma=rollout.gamma, credit=rollout.credit, advantage=rollout.advantage,
+            max_completion_tokens=rollout.max_completion_tokens, reward=self.experiment.reward,
             seed=self.experiment.seed if seed is None else seed,
-        )
+        )  # fmt: skip
 
     def busy(self) -> dict[str, float]:
         """Busy seconds so far by role, averaged over the role's processes; a role without

@@ -1,8 +1,8 @@
 """Search stages: a budget of answers, time or tokens, spent on the problems that gain by it.
 
-Called by `work.py`. Each answer is a group of one rollout with one turn (`rollout/search.py`) and
-names the turns that its prompt showed; so a stage that was interrupted is rebuilt from the store,
-and no answer that was judged is lost. Answers that were on their way are asked for again.
+Each answer is a group of one rollout with one turn (`rollout/search.py`) and names the turns that
+its prompt showed; so a stage that was interrupted is rebuilt from the store, and no answer that was
+judged is lost. Answers that were on their way are asked for again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forge.store.resume import read_turn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.records import Problem, Turn
+    from forge.records import Turn
     from forge.rollout.ports import Ports
     from forge.rollout.search import JudgedAnswer
     from forge.runner.stages.run_context import RunContext
@@ -49,26 +49,21 @@ SELECT coalesce(sum(s), 0.0) FROM (SELECT max(t.recorded_at) - min(g.recorded_at
 
 
 async def run_search_stage(run: RunContext, stage: SearchStage, index: int) -> None:
-    """Run a `[[stage]]` of kind search."""
     problems = run.problems_of(split_of(stage))
     turn = (stage.round or 1) - 1  # so that each round searches others, if not all
     problems = spread([*problems[turn:], *problems[:turn]], stage.num_problems or len(problems))
-    searches = {problem.problem_id: _search(run, stage, problem) for problem in problems}
+    searches = {
+        problem.problem_id: Search(
+            problem=problem, strategy=stage.strategy, depth=stage.depth, patience=stage.patience,
+            roofline_share=stage.roofline_share,
+            seed=derive_seed(run.experiment.seed, problem_place(problem.problem_id)),
+        )
+        for problem in problems
+    }  # fmt: skip
     budget = Budget.parse(stage.budget)
     searching = Searching(run=run, stage=index, budget=budget, searches=searches)
     await searching.restore()
     await searching.run_to_end()
-
-
-def _search(run: RunContext, stage: SearchStage, problem: Problem) -> Search:
-    return Search(
-        problem=problem,
-        strategy=stage.strategy,
-        depth=stage.depth,
-        patience=stage.patience,
-        roofline_share=stage.roofline_share,
-        seed=derive_seed(run.experiment.seed, problem_place(problem.problem_id)),
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,9 +75,7 @@ class Searching:
     budget: Budget
     searches: dict[str, Search]
     num_tokens: int = 0
-    """Tokens that judged answers had."""
     earlier_s: float = 0.0
-    """Seconds that earlier attempts spent."""
     _num_without_room: int = 0
     """Answers that were not asked for, since their prompts do not fit: no budget is spent."""
     _began: float = field(default_factory=time.monotonic)
@@ -106,7 +99,6 @@ class Searching:
             return rows, float(reader.value(_SECONDS, (self.stage,)))
 
     async def run_to_end(self) -> None:
-        """Asks for answers until the budget is spent or every search has ended."""
         run, serve = self.run, self.run.experiment.serve
         total = self.budget.answers or 0
         run.progress.enter(
@@ -143,7 +135,6 @@ class Searching:
 
     @property
     def num_answers(self) -> int:
-        """Answers that are judged."""
         return sum(len(search.attempts) for search in self.searches.values())
 
     def _is_spent(self) -> bool:
@@ -155,21 +146,14 @@ class Searching:
         )
 
     async def _answer(
-        self,
-        search: Search,
-        island: int,
-        parents: Sequence[JudgedAnswer],
-        ports: Ports,
+        self, search: Search, island: int, parents: Sequence[JudgedAnswer], ports: Ports,
         slots: anyio.Semaphore,
-    ) -> None:
+    ) -> None:  # fmt: skip
         run, problem = self.run, search.problem
         place = GroupPlace(
-            group_id=next(run.group_ids),
-            purpose=Purpose.SEARCH,
-            stage=self.stage,
-            step=run.weights.step,
-            parents=tuple(each.turn_id for each in parents),
-        )
+            group_id=next(run.group_ids), purpose=Purpose.SEARCH, stage=self.stage,
+            step=run.weights.step, parents=tuple(each.turn_id for each in parents),
+        )  # fmt: skip
         temperature = run.experiment.eval.temperature
         rules = run.rules(group_size=1, max_turns=1, temperature=temperature)
         shown = replace(ports, shown=tuple(each.exchange for each in parents))
@@ -207,7 +191,6 @@ class Searching:
         await self.run.record(ENDED, message, says=True, stage=self.stage, problem=name)
 
     def _numbers(self) -> dict[str, float]:
-        """Share of solved problems, and the geometric mean of their best speed-ups."""
         bests = [search.best for search in self.searches.values() if search.best is not None]
         speeds = [best.value for best in bests if best.verdict.timing is not None]
         found = {"solved": len(bests) / max(1, len(self.searches))}

@@ -38,7 +38,6 @@ ROLES = ("trainer",)
 async def run_sft_stage(
     run: RunContext, stage: SftStage, index: int, *, start: Weights, back_to: int | None = None
 ) -> None:
-    """Run a `[[stage]]` of kind sft; from step `back_to` if given. Raises as `own_trainer`."""
     rows = data_dir(run.paths) / f"rows-{index}.jsonl"
     if not rows.exists() and not await _make_rows(run, stage, index, rows):
         return
@@ -49,13 +48,9 @@ async def run_sft_stage(
         await checkpoints.go_back(back_to, shelf)
     point = await checkpoints.choose()
     run.progress.enter(
-        stage.label(index),
-        stage=index,
-        total=stage.steps,
-        unit="steps",
-        busy=run.busy(),
+        stage.label(index), stage=index, total=stage.steps, unit="steps", busy=run.busy(),
         roles=ROLES,
-    )
+    )  # fmt: skip
     desk = TrainerDesk(
         run, shelf, checkpoints, stage=index, last_step=stage.steps, is_kept=lambda step: True
     )
@@ -100,11 +95,9 @@ async def _make_rows(run: RunContext, stage: SftStage, index: int, path: Path) -
 def _own_pairs(run: RunContext, stage: SftStage, index: int) -> tuple[list[Pair], str]:
     """The run's own answers of earlier stages as rows, and the numbers of those left out."""
     wanted = AnswerFilter(
-        best_per_problem=stage.best_per_problem,
-        min_speedup=stage.min_speedup,
-        purpose="search" if stage.source == "search" else None,
-        before_stage=index,
-    )
+        best_per_problem=stage.best_per_problem, min_speedup=stage.min_speedup,
+        purpose="search" if stage.source == "search" else None, before_stage=index,
+    )  # fmt: skip
     left_out: Counter[str] = Counter()
     with open_run(run.paths) as reader:
         found = list(own_rows(reader, wanted, left_out))
@@ -139,21 +132,14 @@ class SourceRows:
     origin: str
     num_rows: int = 0
     num_dropped: int = 0
-    """Rows longer than max_length."""
     share: float = 1.0
-    """Share of the trained rows that come from this source."""
     problems: set[str] = field(default_factory=set[str])
-    """Ids of the problems of its rows."""
 
 
 def write_rows(
-    pairs: Sequence[Pair],
-    chat: ChatTemplate,
-    *,
-    stage: SftStage,
-    path: Path,
+    pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path,
     data: DataTable | None,
-) -> list[SourceRows]:
+) -> list[SourceRows]:  # fmt: skip
     """Render pairs to rows of token ids with the trained answers marked; returns the rows of each
     source of `[data]`, or of the run's own answers for None. Rows of weighted sources are written
     with `source` and `weight`.
@@ -210,7 +196,6 @@ def require_roles(pairs: Sequence[Pair], chat: ChatTemplate) -> None:
 def _rows(
     pairs: Sequence[Pair], chat: ChatTemplate, *, loss_turns: str
 ) -> Iterator[tuple[Pair, TrainingRow]]:
-    """Each row with its pair."""
     for pair in pairs:
         try:
             if loss_turns == "all":
@@ -222,10 +207,7 @@ def _rows(
 
 
 def _describe(counts: Sequence[SourceRows], *, max_length: int) -> str:
-    """The rows, and of several sources their shares of the training."""
-    total, dropped = (
-        sum(getattr(count, name) for count in counts) for name in ("num_rows", "num_dropped")
-    )
+    total, dropped = sum(c.num_rows for c in counts), sum(c.num_dropped for c in counts)
     message = f"{total} rows, {dropped} dropped as longer than {max_length} tokens"
     shares = [
         f"{count.share:.1%} from {count.num_rows} rows of {count.origin}, each "

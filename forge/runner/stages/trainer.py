@@ -11,9 +11,9 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import anyio
 
@@ -57,14 +57,9 @@ SCALES = (1.0, 0.5)
 
 
 async def own_trainer(
-    run: RunContext,
-    stage: SftStage | GrpoStage,
-    desk: TrainerDesk,
-    *,
-    point: ResumePoint,
-    start: Weights,
-    rows_path: Path | None = None,
-) -> None:
+    run: RunContext, stage: SftStage | GrpoStage, desk: TrainerDesk, *, point: ResumePoint,
+    start: Weights, rows_path: Path | None = None,
+) -> None:  # fmt: skip
     """Run the trainer from `point` until the last step is published. A dead or silent trainer is
     restarted from its last whole checkpoint. After GPU memory ran out it continues once with
     micro-batches of half the size, which does not count as a restart.
@@ -72,10 +67,8 @@ async def own_trainer(
     Raises:
         Stopped: a stop was requested; the trainer has saved.
         ConfigError: it cannot train this model as asked.
-        ChildDied, Stalled: it ended or was silent more often than `restarts` allows, or instead of
-            saving.
-        MachineError: micro-batches of half the size did not fit either; or the restarted trainer
-            needs a file that is damaged.
+        ChildDied, Stalled: it ended or was silent once too often, or instead of saving.
+        MachineError: half the size did not fit either; or a file that it needs is damaged.
     """
     job = make_job(run, stage, desk, start=start, rows_path=rows_path)
     restarts, scales = 0, iter(SCALES)
@@ -122,8 +115,7 @@ def _doing(stage: SftStage | GrpoStage, desk: TrainerDesk) -> str:
     return f"stage {stage.label(desk.stage)}, step {desk.trained_step} of {stage.steps}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault:
+class _Fault(NamedTuple):
     """The end of a trainer that has not trained all its steps."""
 
     words: str
@@ -133,12 +125,9 @@ class _Fault:
 
 
 async def _train(
-    run: RunContext,
-    stage: SftStage | GrpoStage,
-    job: TrainerJob,
-    desk: TrainerDesk,
+    run: RunContext, stage: SftStage | GrpoStage, job: TrainerJob, desk: TrainerDesk,
     doing: Callable[[], str],
-) -> _Fault | None:
+) -> _Fault | None:  # fmt: skip
     """One trainer, on all its machines, until it ends. None if the last step is published."""
     table, say = run.experiment.cluster, run.console.say
     async with open_ranks(run.cluster, table, job, say=say) as ranks:
@@ -149,19 +138,13 @@ async def _train(
                 return None
             if run.stop.is_set and fault is None and child.exit_reason in SAVED:
                 raise run.stop.stopped()
-            return fault or _Fault(
-                words=f"trainer: {child.exit_reason}", error=child.died(doing=doing())
-            )
+            return fault or _Fault(f"trainer: {child.exit_reason}", child.died(doing=doing()))
 
 
 async def _until_exit(
-    run: RunContext,
-    stage: SftStage | GrpoStage,
-    child: Child,
-    desk: TrainerDesk,
-    ranks: Ranks,
+    run: RunContext, stage: SftStage | GrpoStage, child: Child, desk: TrainerDesk, ranks: Ranks,
     doing: Callable[[], str],
-) -> _Fault | None:
+) -> _Fault | None:  # fmt: skip
     """Wait for the trainer to end, and pass a stop request on to it. Returns None if it ended by
     itself, otherwise the reason for which it was killed."""
     fault: _Fault | None = None
@@ -184,7 +167,7 @@ async def _until_exit(
         nonlocal fault
         child.dump_stacks()
         await anyio.sleep(STACKS_S)
-        fault = _Fault(words="trainer: silent", error=child.stalled(asked=asked, silent_s=silent_s))
+        fault = _Fault("trainer: silent", child.stalled(asked=asked, silent_s=silent_s))
         await child.kill()
 
     async def find_loss() -> None:
@@ -195,8 +178,7 @@ async def _until_exit(
                 await child.wait()
                 return
         desk.failure = desk.failure or lost.failure
-        words, error = f"{lost.name}: {lost.reason}", lost.died(doing=doing())
-        fault = _Fault(words=words, error=error, is_elsewhere=True)
+        fault = _Fault(f"{lost.name}: {lost.reason}", lost.died(doing=doing()), is_elsewhere=True)
 
     async def watch_others() -> None:
         await find_loss()
@@ -215,43 +197,30 @@ async def _until_exit(
 
 
 def make_job(
-    run: RunContext,
-    stage: SftStage | GrpoStage,
-    desk: TrainerDesk,
-    *,
-    start: Weights,
+    run: RunContext, stage: SftStage | GrpoStage, desk: TrainerDesk, *, start: Weights,
     rows_path: Path | None,
-) -> TrainerJob:
-    """The job that every trainer of the stage gets."""
+) -> TrainerJob:  # fmt: skip
     experiment, placement = run.experiment, run.placement
     is_fast = experiment.serve.precision == "fast"
     return TrainerJob(
         stage=resolve_auto(stage, placement, model=experiment.model, model_dir=start.full),
-        model=experiment.model,
-        model_dir=start.full,
-        adapter=start.adapter,
-        rows_path=rows_path,
-        rollout=experiment.rollout,
-        seed=experiment.seed,
-        work_dir=run.paths.checkpoints / f"stage-{desk.stage}",
-        weights_dir=run.paths.weights,
-        control_socket=run.control_socket,
-        log_dir=run.log_dir,
-        gpus=placement.train_uuids,
-        shared_gpus=placement.shared,
+        model=experiment.model, model_dir=start.full, adapter=start.adapter, rows_path=rows_path,
+        rollout=experiment.rollout, seed=experiment.seed,
+        work_dir=run.paths.checkpoints / f"stage-{desk.stage}", weights_dir=run.paths.weights,
+        control_socket=run.control_socket, log_dir=run.log_dir,
+        gpus=placement.train_uuids, shared_gpus=placement.shared,
         # Engines that compute in bf16 get bf16, which halves the bytes.
         publish_dtype="bfloat16" if is_fast and placement.train else None,
         shares_weights=experiment.serve.weights == "ipc",
         # Engines that sleep during a step are awake only for a publish before the next batch.
         eval_every=1 if placement.sleeps else experiment.eval.every,
         publish_timeout_s=publish_timeout_s(experiment.serve),
-    )
+    )  # fmt: skip
 
 
 def resolve_auto(
     stage: Stage, placement: Placement, *, model: ModelTable, model_dir: Path
 ) -> Stage:
-    """The stage with each "auto" resolved for these cards and this model."""
     packing = is_packed(stage, model, gpus=placement.train, model_dir=model_dir)
     found: dict[str, object] = {"packing": packing}
     if stage.parallel == "auto":
@@ -287,9 +256,7 @@ def memory_advice(run: RunContext, job: TrainerJob) -> str:
     if stage.gradient_checkpointing is False:
         now.append("gradient_checkpointing = true")
     new = [] if job.model.lora or job.adapter else ["[model.lora]"]
-    new.append(
-        "a smaller max_completion_tokens" if stage.kind == "grpo" else "a smaller max_length"
-    )
+    new.append(f"a smaller max_{'completion_tokens' if stage.kind == 'grpo' else 'length'}")
     return (
         f"Allowed: {' or '.join(now)} in {run.paths.experiment}, and {run.stop.resume}; in a new "
         f'run also {", ".join(new)}, or more devices.train with parallel = "fsdp2"'

@@ -47,13 +47,10 @@ def sha256_of_weights(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingWeights:
-    """The weights that an attempt starts with."""
-
     weights: Weights
     step: int = 0
     """Step at which they were published."""
     last_version: int = 0
-    """Highest version number that was ever given out."""
     strays: Sequence[Path] = ()
     """Unused directories that killed attempts left; deleted after the next publish."""
 
@@ -62,12 +59,8 @@ def find_starting_weights(
     start: Weights, state: LastState | None, experiment: Experiment, weights_dir: Path
 ) -> StartingWeights:
     """The newest published weights that are whole; without any, those of the run's start. Reads the
-    newest ones completely: call it in a thread.
-
-    Raises:
-        MachineError: the weights of a finished stage are missing or damaged. Those of an unfinished
-            stage are published again from its checkpoint.
-    """
+    newest ones completely: call it in a thread. Raises MachineError if those of a finished stage
+    are missing or damaged; an unfinished stage publishes its checkpoint's again."""
     if state is None:
         return StartingWeights(weights=start)
 
@@ -75,9 +68,8 @@ def find_starting_weights(
         stage = experiment.stage[policy.stage]
         assert isinstance(stage, TrainStage), "an evaluation publishes nothing"
         # A stage measured in epochs has steps = 0 here: sft keeps everything it publishes.
-        return not stage.steps or is_kept(
-            policy.step, steps=stage.steps, save_every=stage.save_every
-        )
+        steps, save_every = stage.steps, stage.save_every
+        return not steps or is_kept(policy.step, steps=steps, save_every=save_every)
 
     weights_dir.mkdir(exist_ok=True)
     kept = {PurePath(policy.path).name for policy in state.policies if keeps(policy)}
@@ -90,11 +82,10 @@ def find_starting_weights(
         path = weights_dir / PurePath(policy.path).name
         is_file = bool(policy.sha256)  # others were in a trainer's memory
         if is_file and path.is_dir() and sha256_of_weights(path) == policy.sha256:
+            found = start.then(path, version=policy.version)
+            last = state.policy_version
             return StartingWeights(
-                weights=start.then(path, version=policy.version),
-                step=policy.step,
-                last_version=state.policy_version,
-                strays=strays,
+                weights=found, step=policy.step, last_version=last, strays=strays
             )
         if policy.stage in state.finished_stages:
             raise MachineError(
@@ -105,7 +96,6 @@ def find_starting_weights(
 
 
 def load_stage_weights(reader: RunReader) -> dict[int, Weights]:
-    """Weights that each begun stage began with, by stage index."""
     return {
         event.data["stage"]: Weights.from_json(event.data["weights"], reader.path)
         for event in events(reader, kind="stage_start")
@@ -135,13 +125,9 @@ def check_there(weights: Weights, *, whose: str, but_in: Path | None = None) -> 
 
 
 def find_weights(paths: RunPaths, step: str) -> Weights:
-    """The weights published after a step. For an empty `step` the newest ones that still exist, or
-    those that the run began with if it has published nothing yet.
-
-    Raises:
-        ConfigError: there are none; the message names the steps that have weights.
-        MachineError: the model that the run began with, which they need, is not there.
-    """
+    """The weights published after a step; for an empty `step` the newest ones that still exist, or
+    those that the run began with. Raises ConfigError if there are none, with the steps that have
+    some; MachineError if the model that they need is not there."""
     with open_run(paths) as reader:
         policies = last_state(reader).policies
         begun = list(load_stage_weights(reader).values())

@@ -7,9 +7,9 @@ orders publishes and turns.
     sleeping        gate.hold(), release()      no turn begins while engines sleep
 
 A publish takes effect at a turn boundary, so no completion mixes two policies. Where the replicas
-keep that boundary themselves, turns pass the gate: only pinned evaluations and publishes exclude
-each other. No wait has a fixed length, since an evaluation is one long turn: only silence has a
-deadline, and a long holder of the gate calls `report_progress` at each answer.
+keep that boundary themselves, turns pass the gate. No wait has a fixed length, since an evaluation
+is one long turn: only silence has a deadline, and a long holder of the gate calls `report_progress`
+at each answer.
 
 Probe: a trainer scores a few tokens with the weights that it publishes; each replica scores the
 same tokens, and the mean difference of the log probabilities decides.
@@ -25,12 +25,12 @@ import math
 import shutil
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import anyio
+from pydantic import BaseModel, ConfigDict, Field
 
 from forge.errors import ChildDied, ForgeError, Stalled
 from forge.records import Event, PolicyVersion
@@ -76,20 +76,13 @@ class WeightSync:
     """The current weights and the number of the next version."""
 
     def __init__(
-        self,
-        start: StartingWeights,
-        *,
-        attempt: int,
-        precision: Literal["exact", "fast"],
-        gate: TurnGate,
-        sink: Writer,
-        on_gpu: bool = False,
-    ) -> None:
+        self, start: StartingWeights, *, attempt: int, precision: Literal["exact", "fast"],
+        gate: TurnGate, sink: Writer, on_gpu: bool = False,
+    ) -> None:  # fmt: skip
         self.current, self.step = start.weights, start.step
-        self.attempt = attempt
-        self.gate = gate
+        self.attempt, self.gate = attempt, gate
         self.serving: Replicas | None = None
-        self._limit = probe_limit(precision, on_gpu=on_gpu)
+        self._limit = max(PROBE_LIMIT[precision], PROBE_LIMIT_GPU * on_gpu)
         self._sink = sink
         self._last_version = start.last_version
         self._steps: dict[int, tuple[int, int]] = {}
@@ -99,7 +92,6 @@ class WeightSync:
 
     @property
     def version(self) -> int:
-        """The version that turns are played with."""
         return self.current.version
 
     def step_of(self, version: int, *, stage: int) -> int | None:
@@ -109,23 +101,16 @@ class WeightSync:
         return found[1] if found and found[0] == stage else None
 
     async def publish(
-        self,
-        path: Path,
-        *,
-        stage: int,
-        step: int,
-        probe: Probe | None,
-        keep: bool,
+        self, path: Path, *, stage: int, step: int, probe: Probe | None, keep: bool,
         on_served: Callable[[], None] = lambda: None,
-    ) -> PolicyVersion:
+    ) -> PolicyVersion:  # fmt: skip
         """Give new weights to every replica. Returns once each has answered with the version and
         passed the probe, and the version is stored.
 
         Args:
             path: Complete directory, owned by the supervisor from here on.
             keep: Leave the directory in place when the next version replaces this one.
-            on_served: Called as soon as turns are played with the version; computing the digest for
-                the store may take longer.
+            on_served: Called as soon as turns are played with the version.
 
         Raises:
             ChildDied: a replica twice served other weights than it acknowledged.
@@ -158,15 +143,9 @@ class WeightSync:
             raise failure
         self._last_version = version
         row = PolicyVersion(
-            version=version,
-            attempt=self.attempt,
-            stage=stage,
-            step=step,
-            path=str(path),
-            sha256=digest,
-            publish_s=publish_s,
-            probe_gap=gap,
-        )
+            version=version, attempt=self.attempt, stage=stage, step=step, path=str(path),
+            sha256=digest, publish_s=publish_s, probe_gap=gap,
+        )  # fmt: skip
         await self._sink.put(row)
         old, self._disposable = self._disposable, [] if keep else [path]
         if old:
@@ -186,22 +165,22 @@ class WeightSync:
         if probe is None:
             return 0.0
 
-        async def check() -> ProbeResult:
+        async def check() -> tuple[float, str]:
             answers = await serving.probe(probe.prompt_ids, probe.completion_ids)
             return check_answers(answers, probe, limit=self._limit)
 
-        result = await check()
-        if result.fault:
-            message = f"version {version}: {result.fault}; published again"
+        gap, fault = await check()
+        if fault:
+            message = f"version {version}: {fault}; published again"
             await self._sink.put(Event(at=time.time(), kind="probe_failed", message=message))
             await serving.publish(path, version)
-            result = await check()
-        if result.fault:
+            gap, fault = await check()
+        if fault:
             raise ChildDied(
                 f"serve: a replica acknowledged version {version} and answers with other weights: "
-                f"{result.fault}"
+                f"{fault}"
             )
-        return result.gap
+        return gap
 
 
 class Turnover(StrEnum):
@@ -217,13 +196,9 @@ class Turnover(StrEnum):
 
 
 def choose_turnover(
-    *,
-    max_staleness: int,
-    in_flight: Literal["turn", "keep"],
-    is_adapter: bool,
-    num_replicas: int,
+    *, max_staleness: int, in_flight: Literal["turn", "keep"], is_adapter: bool, num_replicas: int,
     features: Collection[str],
-) -> Turnover:
+) -> Turnover:  # fmt: skip
     """The turnover that delays generation least and still gives each turn one set of weights,
     unless `in_flight = "keep"` permits two. `features` are the engine's."""
     if max_staleness == 0:
@@ -264,7 +239,6 @@ class TurnGate:
             self._may_begin = anyio.Event()
 
     def release(self) -> None:
-        """End of `hold`."""
         self._may_begin.set()
 
     @asynccontextmanager
@@ -312,48 +286,38 @@ class TurnGate:
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class Probe(BaseModel):
     """Tokens that the trainer scored with the weights it publishes."""
 
-    prompt_ids: Sequence[int]
-    completion_ids: Sequence[int]
-    logprobs: Sequence[float]
-    before: Sequence[float] | None = None
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    prompt_ids: TokenIds
+    completion_ids: TokenIds
+    logprobs: list[float]
+    before: list[float] | None = None
     """Log probabilities of the same tokens under the weights published before; None where there
     are none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
-    """Outcome of one probe over all replicas."""
-
-    gap: float = 0.0
-    """Largest mean |Δ logprob| of a replica."""
-    fault: str = ""
-    """Description of a wrong answer; empty if all are right."""
-
-
-def probe_limit(precision: Literal["exact", "fast"], *, on_gpu: bool) -> float:
-    """Largest allowed gap of a replica."""
-    limit = PROBE_LIMIT[precision]
-    return max(limit, PROBE_LIMIT_GPU) if on_gpu else limit
-
-
-def check_answers(answers: Sequence[Sequence[float]], probe: Probe, *, limit: float) -> ProbeResult:
-    """Compare the log probabilities of each replica with the trainer's."""
+def check_answers(
+    answers: Sequence[Sequence[float]], probe: Probe, *, limit: float
+) -> tuple[float, str]:
+    """Compare the log probabilities of each replica with the trainer's: the largest mean |Δ
+    logprob| of a replica, and what is wrong; empty if all are right."""
     gaps = [_mean_gap(answer, probe.logprobs) for answer in answers]
     largest = max(gaps)
     found = f"mean |Δ logprob| {largest:.3g} on {len(probe.completion_ids)} probe tokens"
     if largest > limit:
-        return ProbeResult(gap=largest, fault=f"{found}, allowed {limit:g}")
+        return largest, f"{found}, allowed {limit:g}"
     for answer, gap in zip(answers, gaps, strict=True):
         before = math.inf if probe.before is None else _mean_gap(answer, probe.before)
         if gap > max(BEHIND_MIN, BEHIND_RATIO * before):
-            return ProbeResult(gap=largest, fault=f"{found}, {before:.3g} to the weights before")
-    return ProbeResult(gap=largest)
+            return largest, f"{found}, {before:.3g} to the weights before"
+    return largest, ""
 
 
 def _mean_gap(got: Sequence[float], want: Sequence[float]) -> float:
-    """Mean |Δ logprob| over the tokens."""
     return sum(abs(a - b) for a, b in zip(got, want, strict=True)) / max(len(want), 1)

@@ -1,5 +1,6 @@
 """Facts that prompts state about judges, and the record of a run's prompts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from forge.config.load import load_experiment
 from forge.config.schema import Experiment
+from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError
 from forge.process.devices import Gpu, Vendor
 from forge.records import Event
@@ -17,7 +19,7 @@ from forge.records.problem import ReferenceModule
 from forge.runner.prepare.prompt_facts import (
     card_facts,
     prompts_by_hash,
-    prompts_of,
+    prompts_for,
     recorded_prompts,
     to_event,
 )
@@ -63,18 +65,22 @@ def experiment_of(*overrides: str) -> Experiment:
     return load_experiment(file, overrides=["prompt.preset=standard", *overrides])
 
 
+def prompts_in(experiment: Experiment, judges: Sequence[Gpu]) -> PromptSet:
+    return prompts_for(experiment.prompt, experiment.judge, judges)
+
+
 def test_prompts_state_the_judges_card_and_whether_it_times() -> None:
-    values = prompts_of(experiment_of(), [gpu("NVIDIA H200")]).values
+    values = prompts_in(experiment_of(), [gpu("NVIDIA H200")]).values
     assert values["hardware"]["name"] == "NVIDIA H200"
     assert values["is_timed"] is True
-    values = prompts_of(experiment_of("judge.timing=false"), [gpu("NVIDIA H200")]).values
+    values = prompts_in(experiment_of("judge.timing=false"), [gpu("NVIDIA H200")]).values
     assert values["is_timed"] is False
-    assert prompts_of(experiment_of(), []).values["hardware"] is None
+    assert prompts_in(experiment_of(), []).values["hardware"] is None
 
 
 def test_prompts_state_the_tolerance_of_the_protocol_in_force() -> None:
-    assert prompts_of(experiment_of(), []).tolerances["fp32"] == 1e-4
-    assert prompts_of(experiment_of("judge.protocol=drkernel"), []).tolerances["fp32"] == 1e-2
+    assert prompts_in(experiment_of(), []).tolerances["fp32"] == 1e-4
+    assert prompts_in(experiment_of("judge.protocol=drkernel"), []).tolerances["fp32"] == 1e-2
 
 
 @pytest.mark.parametrize(
@@ -89,7 +95,7 @@ def test_the_policy_is_the_protocols_own_unless_it_is_set_and_prompts_state_it(
     overrides: tuple[str, ...], policy: str
 ) -> None:
     experiment = experiment_of(*overrides)
-    prompts = prompts_of(experiment, [])
+    prompts = prompts_in(experiment, [])
     assert (experiment.judge.policy, prompts.values["policy"]) == (policy, policy)
     system, _ = prompts.first_messages(ReferenceModule(problem_id="p", source="class Model: ..."))
     has_line = "torch may do a part" in system.content

@@ -1,6 +1,5 @@
 """Publishes of weights: verified, numbered, recorded, and in order with turns."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +51,7 @@ async def test_a_replica_nearer_to_the_old_weights_is_behind_and_rounding_is_not
     """The engine is 0.008 off: since it computes in bf16, or since it serves the old weights."""
     serving = FakeServing(behind=1)
     sync, sink = weight_sync(tmp_path, serving, precision=precision)
-    probe = replace(PROBE, before=before)
+    probe = PROBE.model_copy(update={"before": before})
     await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=probe, keep=True)
     assert serving.published == ([8, 8] if is_behind else [8])
     assert bool([r for r in sink.records if isinstance(r, Event)]) is is_behind
@@ -64,7 +63,7 @@ async def test_a_replica_that_stays_behind_in_bf16_ends_the_run(tmp_path: Path) 
             return [[-0.992, -2.008]]
 
     sync, _ = weight_sync(tmp_path, Stuck(), precision="fast")
-    probe = replace(PROBE, before=[-0.99, -2.01])
+    probe = PROBE.model_copy(update={"before": [-0.99, -2.01]})
     with pytest.raises(ChildDied, match=r"other weights.*0\.008.*0\.002 to the weights before"):
         await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=probe, keep=True)
 
