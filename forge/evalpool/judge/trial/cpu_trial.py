@@ -159,6 +159,7 @@ class CpuTrials(Trials):
                 with candidate.phases.timed("reference"):
                     kept = self.references.hold(candidate.problem, aims=terms)
                 try:
+                    kept.draw.is_aimed = True
                     aimed = programs.on(kept.draw, problem=programs.problem)
                     self._evaluated(candidate, kept, aimed)
                     left &= {one[:2] for one in aimed.open}
