@@ -178,9 +178,9 @@ PARTS = {
 """Rooms that the supervisor joins: every room that runs on the host."""
 
 SUPERVISOR: dict[str, set[str]] = {
-    "runner.plan": set(),
+    "runner.plan": {"runner.weights"},
     "runner.live": set(),
-    "runner.prepare": {"runner.plan", "runner.live"},
+    "runner.prepare": {"runner.plan", "runner.live", "runner.weights"},
     "runner.weights": set(),
     "runner.stages": {"runner.plan", "runner.live", "runner.prepare", "runner.weights"},
     "runner.outlets": {"runner.plan", "runner.live", "runner.weights"},

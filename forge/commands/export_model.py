@@ -28,7 +28,7 @@ from forge.config.schema import TrainStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError, unwritable
 from forge.runner.merging import PROMPT, export_job, run_child
-from forge.runner.model_dir import read_config
+from forge.runner.weights.model_dir import read_config
 from forge.runner.weights.resume import find_weights
 from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES

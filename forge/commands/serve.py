@@ -25,12 +25,12 @@ from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, 
 from forge.process.sockets import open_private_dir, open_socket_dir
 from forge.records import split_step
 from forge.runner.from_run import with_run
-from forge.runner.model_dir import lora_rank
 from forge.runner.plan.machine import open_claimed, this_machine
 from forge.runner.plan.placement import place
 from forge.runner.plan.shape import llama_refusal
 from forge.runner.prepare.hub import locate_model, with_template
 from forge.runner.prepare.prompt_facts import prompts_of_run
+from forge.runner.weights.model_dir import lora_rank
 from forge.runner.weights.resume import find_weights
 from forge.serve.engines import choose_engine
 from forge.serve.front import Front

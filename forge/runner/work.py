@@ -18,7 +18,6 @@ from forge.config.schema import EvalStage, GrpoStage, SearchStage, SftStage
 from forge.data.problems import load_problems
 from forge.evalpool.pool import open_pool
 from forge.runner.attempt import keep_counters
-from forge.runner.model_dir import lora_rank
 from forge.runner.plan.placement import makes_pairs
 from forge.runner.prepare_run import prepare_run
 from forge.runner.reward_function import open_run_scorer
@@ -26,6 +25,7 @@ from forge.runner.stages.evaluate import measure_other, run_eval_stage, with_oth
 from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.search import run_search_stage
 from forge.runner.stages.sft import run_sft_stage
+from forge.runner.weights.model_dir import lora_rank
 from forge.runner.weights.resume import require_weights
 from forge.serve.remote.remote import Remote, open_remote
 from forge.serve.replicas import open_replicas

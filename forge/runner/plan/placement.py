@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from forge.config.schema import GrpoStage, LoraTable, QuantizeTable, SftStage, TrainStage
 from forge.errors import MachineError
 from forge.process.devices import Gpu, Vendor, matching
-from forge.runner.model_dir import config_dir
 from forge.runner.plan.machine import CardBusy
 from forge.runner.plan.memory import (
     ASLEEP_BYTES,
@@ -32,6 +31,7 @@ from forge.runner.plan.memory import (
     train_bytes,
 )
 from forge.runner.plan.shape import model_shape
+from forge.runner.weights.model_dir import config_dir
 from forge.train.refusals import PACKED, text_config
 from forge.views.text.numbers import count, gigabytes
 

@@ -14,7 +14,6 @@ from forge.config.schema.problems import SHARED
 from forge.data.problems import in_split
 from forge.records import Split
 from forge.records.rules import rules_in_words
-from forge.runner.model_dir import check_model_path
 from forge.runner.plan.duration import PhasePlan, load_rates, predict_disk_bytes, predict_phases
 from forge.runner.plan.machine import Machine, this_machine
 from forge.runner.plan.placement import Placement, place, serves_here
@@ -30,6 +29,7 @@ from forge.runner.plan.requirements import (
     require_trainer,
 )
 from forge.runner.plan.shape import count_params, llama_refusal, why_unknown
+from forge.runner.weights.model_dir import check_model_path
 from forge.serve.engines import GET_VLLM, choose_engine
 from forge.views.text.numbers import gigabytes, minutes, parameters, size
 

@@ -22,9 +22,9 @@ from forge.evalpool.site_packages import require_installed
 from forge.evalpool.targets import require_target
 from forge.records import Message, Problem, Split
 from forge.rollout.prompter import TemplatePrompter
-from forge.runner.model_dir import config_dir, lora_rank
 from forge.runner.plan.placement import needs_serving, num_ranks, turns_played, turns_trained
 from forge.runner.plan.shape import llama_refusal, model_shape
+from forge.runner.weights.model_dir import config_dir, lora_rank
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
 from forge.train.refusals import OWN_CODE, has_own_code, is_mixture, missing_package, refusals

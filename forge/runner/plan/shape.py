@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forge.errors import ConfigError
 from forge.process.environment import child_env
-from forge.runner.model_dir import CONFIG, config_dir, read_config
+from forge.runner.weights.model_dir import CONFIG, config_dir, read_config
 from forge.serve.architectures import no_llama, why_not_llama
 from forge.store.layout import write_file
 from forge.train.gguf import read_gguf

@@ -27,8 +27,8 @@ from forge.data.chat import ChatTemplate
 from forge.data.template import FILE, SOURCES
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from forge.process.machine import free_bytes, is_disk_full
-from forge.runner.model_dir import check_complete, check_model_path
 from forge.runner.plan.machine import count_cores
+from forge.runner.weights.model_dir import check_complete, check_model_path
 from forge.train.gguf import GgufModel, made_dir, read_gguf
 from forge.train.handle import run_from_gguf
 from forge.views.text.numbers import duration, gigabytes, parameters, size

@@ -1,1 +1,1 @@
-"""Weights from the trainer to the replicas: publish, load, verify, resume. Never imports stages."""
+"""Weights of a run: the directory of its model, publish, load, verify, resume."""

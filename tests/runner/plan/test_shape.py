@@ -6,8 +6,8 @@ import pytest
 
 from forge.config.schema import LoraTable, ModelTable, TinyModel
 from forge.errors import ConfigError
-from forge.runner.model_dir import lora_rank
 from forge.runner.plan.shape import KNOWN, decoder, model_shape
+from forge.runner.weights.model_dir import lora_rank
 
 FULL = ModelTable(path="Qwen/Qwen3-8B")
 LORA = ModelTable(path="Qwen/Qwen3-8B", lora=LoraTable(r=64))
