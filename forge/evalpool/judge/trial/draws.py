@@ -148,6 +148,8 @@ class Draw:
     """Inputs and parameters on which no output was seen to depend."""
     is_constant: bool = False
     """True if no output depends on any input."""
+    is_aimed: bool = False
+    """True if parameters are as they are constructed, or 0, in all sets."""
     reads_training: bool = True
     """True if the reference may do something else after `eval()`."""
     num_uses: int = 0
@@ -191,7 +193,7 @@ class Draw:
         found = [f"{name}={text}" for name, text in own.items() if first.get(name) != text]
         words = f"where forward gets {', '.join(found)}" if found else ""
         others = self.sets[number].parameters
-        if names := [name for name, index in self.named.items() if index in others]:
+        if names := [one for one, index in self.named.items() if self.is_aimed or index in others]:
             words += f"\nwhere parameters are as Model makes them, or 0: {', '.join(names)}"
         return words.strip()[:MAX_WORDS]
 
