@@ -108,10 +108,6 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
     "an unbiased variance behind an affine part": (
         layer_norm(ROWS), layer_norm(ROWS, ddof=1), [ROWS, WEIGHT, BIAS], ["50 in place of 49"],
     ),
-    "a mean by the block in a norm": (
-        layer_norm(ROWS), (ROWS - ROWS.mean(1, keepdims=True) * 50 / 64) * WEIGHT + BIAS,
-        [ROWS, WEIGHT, BIAS], ["mean of each row is 0.78125", "divided by 64"],
-    ),
     "no root": (
         layer_norm(ROWS),
         (ROWS - ROWS.mean(1, keepdims=True)) / (ROWS.var(1, keepdims=True) + 1e-5) * WEIGHT + BIAS,
@@ -127,9 +123,6 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
         ["the root of 50 in place of 49"],
     ),
     "another gelu": (gelu(LONG), gelu(LONG, "tanh"), [LONG], ["gelu (tanh)", "gelu (erf)"]),
-    "another gelu of a product": (
-        gelu(X @ Y), gelu(X @ Y, "tanh"), [X, Y], ["depends on the expected value", "tanh"],
-    ),
     "no relu": (np.maximum(LONG, 0), LONG, [LONG], ["input 0 is negative", "got is input 0"]),
     "no slope": (np.where(LONG > 0, LONG, LONG / 7), np.maximum(LONG, 0), [LONG], ["negative"]),
     "a tail": (
@@ -145,14 +138,12 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
     "a scan along another axis": (
         np.cumsum(X, 1), np.cumsum(X, 0), [X], ["running sum of input 0 along dimension 0"],
     ),
-    "reversed": (X @ Y, (X @ Y)[:, ::-1], [X, Y], ["another order"]),
     "accumulated": (X @ Y, 3 * (X @ Y), [X, Y], ["3 · expected", "not reset"]),
     "no scale": (X @ Y / 40**0.5, X @ Y, [X, Y], ["6.32456", "the root of 40"]),
     "another base": (np.log(X**2), np.log2(X**2), [X], ["log2 e"]),
     "sign": (X @ Y, -(X @ Y), [X, Y], ["other sign"]),
-    "sorted": (X, np.sort(X, 1), [Y], ["another order"]),
     "no residual": (X + Y @ Z, Y @ Z, [X, Y, Z], ["minus input 0"]),
-    "rounded to half": (X, X.astype(np.float16), [Y], ["rounded to float16"]),
+    "rounded to half": (X, X.astype(np.float16), [Y], ["half precision"]),
     "a product in TF32": (X @ Y, tf32(X) @ tf32(Y), [X, Y], ["TF32"]),
     "an overflow": (
         softmax(X), np.where(np.arange(40)[:, None] == 3, np.nan, softmax(X)),

@@ -138,13 +138,7 @@ def mismatch(
     first = int(differs.to(torch.uint8).argmax())
     pair = _number(right.reshape(-1)[first]), _number(got.reshape(-1)[first])
     if differs.numel() > MAX_MASK:
-        index = np.unravel_index(first, tuple(right.shape))
-        words = describe(
-            index=tuple(map(int, index)), expected=pair[0], got=pair[1],
-            num_differing=int(differs.sum()), size=differs.numel(), largest=None, num_unset=0,
-            name=name,
-        )  # fmt: skip
-        return words, None
+        return describe(first, pair, tuple(right.shape), int(differs.sum()), name=name), None
     mask = differs.cpu().numpy()
     expected, values = values_of(right, name=name), values_of(got, name=name)
     return words_of(expected, values, mask, pair=pair, name=name, operands=operands), mask
