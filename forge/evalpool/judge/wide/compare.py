@@ -56,7 +56,7 @@ QUANTISED = ("int8", "uint8", "int16", "uint16")
 """Types of integers that are rounded numbers, and neither positions nor flags."""
 SENTINEL_RATIO, LEAST_SENTINEL = 1e-3, 1e4
 BLOCK_ELEMENTS = 1 << 15
-"""Elements that are computed at once; of smaller tensors what is allowed is kept: 256 KiB."""
+"""Elements that are computed at once: 256 KiB."""
 
 Part = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -119,9 +119,6 @@ class Wanted:
     exact: Wanted | None = None
     """The same output by float64: an element may be as near to it, or the same integer."""
     _scales: tuple[Part, Part] | None = None
-    """The scale of each row, and of each column."""
-    _allowed: Part | None = None
-    """[rows, columns] of a small tensor; negative where the reference is not finite."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -135,38 +132,13 @@ class Wanted:
         last = self.spec.shape[-1] if self.spec.shape else 1
         return (self.size // last if last else 0, last)
 
-    def prepare(self) -> tuple[Part, Part]:
-        """The scales, computed before the first comparison or in it."""
+    @property
+    def scales(self) -> tuple[Part, Part]:
+        """The scale of each row, and of each column, computed once."""
         with self._lock, np.errstate(invalid="ignore"):
             if self._scales is None:
                 self._scales = _scales(self)
-                if self.size <= BLOCK_ELEMENTS:
-                    for block, wanted in parts(self, self.data):
-                        allowed = self.allowed(block, wanted)
-                        self._allowed = np.where(np.isfinite(wanted), allowed, -1.0)
             return self._scales
-
-    def allowed(self, block: Block, wanted: Part) -> Part:
-        """The largest accepted differences of a block with these expected values."""
-        if self._allowed is not None:
-            return self._allowed
-        assert self._scales is not None
-        rows, columns = self._scales
-        found = np.abs(wanted)
-        found += np.minimum(rows[block[0]][:, None], columns[block[1]])
-        found *= self.question.tolerance
-        return found
-
-    def below(self, block: Block, wanted: Part, scratch: Part) -> Part:
-        """The same or less, in memory that is at hand: with the smallest scale of the block."""
-        if self._allowed is not None:
-            return self._allowed
-        assert self._scales is not None
-        rows, columns = self._scales
-        np.abs(wanted, out=scratch)
-        scratch += min(float(rows[block[0]].min()), float(columns[block[1]].min()))
-        scratch *= self.question.tolerance
-        return scratch
 
 
 def agrees(wanted: Wanted, data: Data) -> bool:
@@ -176,83 +148,53 @@ def agrees(wanted: Wanted, data: Data) -> bool:
 
 def differing(wanted: Wanted, data: Data) -> Mask | None:
     """[shape] True for each element that differs; None where the output agrees."""
-    if _agrees(wanted, data):
-        return None
     if wanted.question.is_close:
-        return _not_close(wanted, data)
+        found = _not_close(wanted, data)
+        return found if found.any() else None
     if wanted.spec.dtype not in FLOATING:
-        return _differing(wanted, data)[0]
-    found = np.zeros(wanted.matrix, np.bool_)
-    with np.errstate(invalid="ignore"):
-        for block, got, expected in _pairs(wanted, data):
-            near = np.abs(got - expected) <= wanted.allowed(block, expected)
-            is_special = ~np.isfinite(expected)
-            found[block] = ~np.where(is_special, _is_equal(got, expected), near)
-    found = found.reshape(wanted.spec.shape)
-    if wanted.exact is not None:
-        is_own = wanted.exact.spec == wanted.spec
-        others = differing(
-            wanted.exact, data if is_own else decode(wanted.spec, data).data.cast("B")
-        )
-        if others is None or not (found := found & others).any():
+        if is_same(data, wanted.data):
             return None
+        found, steps = _differing(wanted, data)
+        return None if wanted.question.allows(found, steps) else found
+    if (found := _far(wanted, data)) is not None and wanted.exact is not None:
+        is_own = wanted.exact.spec == wanted.spec
+        given = data if is_own else decode(wanted.spec, data).data.cast("B")
+        others = differing(wanted.exact, given)
+        found = None if others is None or not (found & others).any() else found & others
     return found
 
 
-def _agrees(wanted: Wanted, data: Data) -> bool:
-    """True if it is what the reference gives in the same types."""
-    if wanted.question.is_close:
-        return not _not_close(wanted, data).any()
-    if wanted.spec.dtype not in FLOATING:
-        return is_same(data, wanted.data) or bool(wanted.question.allows(*_differing(wanted, data)))
-    wanted.prepare()
-    scratch = _scratch(wanted), _scratch(wanted)
+def _far(wanted: Wanted, data: Data) -> Mask | None:
+    """The floats that differ from what the reference gives in the same types."""
+    found, is_any, (rows, columns) = np.zeros(wanted.matrix, np.bool_), False, wanted.scales
+    pairs = zip(parts(wanted, data), parts(wanted, wanted.data), strict=True)
     with np.errstate(invalid="ignore"):
-        return all(
-            _is_near(wanted, block, got, expected, scratch)
-            for block, got, expected in _pairs(wanted, data)
-        )
+        for (block, got), (_, expected) in pairs:
+            allowed = np.abs(expected)
+            allowed += np.minimum(rows[block[0]][:, None], columns[block[1]])
+            allowed *= wanted.question.tolerance
+            difference = got - expected
+            np.abs(difference, out=difference)
+            is_far = difference > allowed
+            if not difference.max() < math.inf:  # some are not finite
+                is_equal = (got == expected) | (np.isnan(got) & np.isnan(expected))
+                is_near = np.where(np.isfinite(expected), difference <= allowed, is_equal)
+                is_far = ~is_near
+            if is_far.any():
+                found[block], is_any = is_far, True
+    return found.reshape(wanted.spec.shape) if is_any else None
 
 
 def parts(wanted: Wanted, data: Data) -> Iterator[tuple[Block, Part]]:
     """Blocks of [rows, columns] in order, each with its elements in memory that the next one
     overwrites."""
-    scratch, start = _scratch(wanted), 0
+    scratch, start = np.empty(min(wanted.size, BLOCK_ELEMENTS)), 0
     for block in blocks(wanted.matrix, BLOCK_ELEMENTS) if wanted.size else ():
         shape = [one.stop - one.start for one in block]
         part = scratch[: math.prod(shape)]
         decode_part(wanted.spec.dtype, data, start=start, target=part)
         yield block, part.reshape(shape)
         start += len(part)
-
-
-def _scratch(wanted: Wanted) -> Part:
-    """Memory for a block."""
-    return np.empty(min(wanted.size, BLOCK_ELEMENTS))
-
-
-def _pairs(wanted: Wanted, data: Data) -> Iterator[tuple[Block, Part, Part]]:
-    both = zip(parts(wanted, data), parts(wanted, wanted.data), strict=True)
-    return ((block, got, expected) for (block, got), (_, expected) in both)
-
-
-def _is_near(
-    wanted: Wanted, block: Block, got: Part, expected: Part, scratch: tuple[Part, Part]
-) -> bool:
-    """True if no element of a block differs."""
-    difference, below = (one[: got.size].reshape(got.shape) for one in scratch)
-    np.abs(np.subtract(got, expected, out=difference), out=difference)
-    below = wanted.below(block, expected, below)
-    if difference.max() < math.inf and bool((difference <= below).all()):  # all are finite
-        return True
-    near = difference <= wanted.allowed(block, expected)
-    is_special = ~np.isfinite(expected)
-    return bool(np.where(is_special, _is_equal(got, expected), near).all())
-
-
-def _is_equal(one: Part, other: Part) -> Mask:
-    found: Mask = (one == other) | (np.isnan(one) & np.isnan(other))
-    return found
 
 
 def _not_close(wanted: Wanted, data: Data) -> Mask:
