@@ -8,9 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
-from forge.evalpool.judge.wide import card
-from forge.evalpool.judge.wide.card import CardWanted
-from forge.evalpool.judge.wide.compare import Question, Wanted, differing
+from forge.evalpool.judge.wide.card import OnCard, agree
+from forge.evalpool.judge.wide.compare import Bytes, Question, Wanted, mismatch
 from tests.evalpool.numbers.drawn import spec_of, to_bytes
 from tests.examples import examples
 
@@ -26,11 +25,11 @@ VALUES = st.lists(
 
 def are_close(reference: torch.Tensor, candidate: torch.Tensor, *, tolerance: float) -> bool:
     question = Question(tolerance, is_close=True)
-    one = Wanted(spec=spec_of(reference), data=to_bytes(reference), question=question)
-    found = differing(one, to_bytes(candidate)) is None
-    on_a_card = CardWanted(tensor=reference, question=question)
-    assert card.agree([(candidate, on_a_card)]) == [found]
-    assert (card.mismatch(candidate, on_a_card) is None) == found
+    one, other = (Bytes(spec_of(each), to_bytes(each)) for each in (reference, candidate))
+    found = mismatch(Wanted(values=one, question=question), other) is None
+    on_a_card = Wanted(values=OnCard(reference), question=question)
+    assert agree([(OnCard(candidate), on_a_card)]) == [found]
+    assert (mismatch(on_a_card, OnCard(candidate)) is None) == found
     return found
 
 

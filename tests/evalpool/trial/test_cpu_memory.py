@@ -11,7 +11,6 @@ from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.trial.cpu_device import CpuMemory
 from forge.evalpool.judge.trial.draws import Builder, HostDraw
 from forge.evalpool.judge.trial.results import Left, Results
-from forge.evalpool.judge.wide.compare import agrees
 
 SPECS = [
     TensorSpec("float32", (4,)),
@@ -137,7 +136,8 @@ def test_an_integer_may_be_that_of_float64_though_none_is_asked_in_it() -> None:
     made = layout_of(outputs=[N], wide=[], exact=[len(SPECS)]) | {"kinds": []}
     exact = struct.pack("2q", 7, 9)
     content = content_of(made, [*SPECS, SPECS[N]], [*DATA, exact])
-    assert agrees(content.wanted[N], exact)
-    assert not agrees(content.wanted[N], struct.pack("2q", 7, 10))
+    for got, is_right in ((exact, True), (struct.pack("2q", 7, 10), False)):
+        found = content.mismatch(got, N, None, name="output", operands=tuple)
+        assert (found is None) == is_right
     with pytest.raises(LayoutError):
         content_of(layout_of(outputs=[N], wide=[], exact=[WIDE]) | {"kinds": []})

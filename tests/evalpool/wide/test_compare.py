@@ -7,17 +7,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.channel.shm import TensorSpec, decode, unwritten
-from forge.evalpool.judge.wide import compare
+from forge.evalpool.judge.channel.shm import Data, TensorSpec, decode, unwritten
+from forge.evalpool.judge.numbers import blocks
+from forge.evalpool.judge.numbers.called import dtype_name
+from forge.evalpool.judge.wide import card, compare
+from forge.evalpool.judge.wide.card import OnCard, agree
 from forge.evalpool.judge.wide.compare import (
     SAME_FUNCTION,
+    Bytes,
     Question,
     Wanted,
-    agrees,
-    differing,
+    mismatch,
     real_question,
 )
-from forge.evalpool.judge.wide.patterns import mismatch_words
 
 REAL = Question(1e-4)
 DRAW = np.random.default_rng(0)
@@ -25,7 +27,29 @@ DRAW = np.random.default_rng(0)
 
 def wanted(values: NDArray[np.generic], question: Question = SAME_FUNCTION) -> Wanted:
     spec = TensorSpec(str(values.dtype), values.shape)
-    return Wanted(spec=spec, data=values.tobytes(), question=question)
+    return Wanted(values=Bytes(spec, values.tobytes()), question=question)
+
+
+def of(one: Wanted, data: Data) -> Bytes:
+    return Bytes(TensorSpec(one.values.dtype, one.values.shape), data)
+
+
+def in_bytes(one: torch.Tensor) -> Bytes:
+    raw = one.contiguous().reshape(-1).view(torch.uint8).numpy() if one.numel() else np.zeros(0)
+    return Bytes(TensorSpec(dtype_name(one), tuple(one.shape)), raw.tobytes())
+
+
+def agrees(one: Wanted, data: Data) -> bool:
+    return mismatch(one, of(one, data)) is None
+
+
+def differing(one: Wanted, data: Data) -> NDArray[np.bool_] | None:
+    found = mismatch(one, of(one, data))
+    return None if found is None else found[1]
+
+
+def words_of(one: Wanted, data: Data) -> str:
+    return (mismatch(one, of(one, data)) or ("", None))[0]
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 1), (40, 40), (5, 6, 33), (300, 200)])
@@ -38,7 +62,7 @@ def test_the_reference_agrees_and_one_wrong_element_differs(shape: tuple[int, ..
     found = differing(one, got.tobytes())
     assert found is not None
     assert np.argwhere(found).tolist() == [[size - 1 for size in shape]]
-    assert not agrees(one, unwritten(one.spec))
+    assert not agrees(one, unwritten(TensorSpec("float64", shape)))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -143,6 +167,87 @@ def test_a_large_tensor_is_judged_as_a_small_one(monkeypatch: pytest.MonkeyPatch
     assert all(one is not None and np.array_equal(one, first) for one in others)
 
 
+CASES: dict[str, tuple[torch.dtype, Question, tuple[int, ...]]] = {
+    "wide": (torch.float64, SAME_FUNCTION, (40, 33)),
+    "three axes": (torch.float64, SAME_FUNCTION, (3, 17, 20)),
+    "short rows": (torch.float64, SAME_FUNCTION, (50, 3)),
+    "real": (torch.float32, real_question("float32", "fp32"), (40, 33)),
+    "half": (torch.float16, real_question("float16", "fp16"), (9, 16)),
+    "bf16": (torch.bfloat16, real_question("bfloat16", "bf16"), (9, 16)),
+    "number": (torch.float64, SAME_FUNCTION, ()),
+    "none": (torch.float32, real_question("float32", "fp32"), (0, 4)),
+    "integers": (torch.int64, SAME_FUNCTION, (500,)),
+    "real integers": (torch.int32, real_question("int32", "fp32"), (50,)),
+    "quantised": (torch.int8, real_question("int8", "fp32"), (9, 16)),
+    "alone": (torch.int64, replace(real_question("int64", "fp32"), is_alone=True), (9, 40)),
+    "booleans": (torch.bool, SAME_FUNCTION, (7, 7)),
+}
+
+
+@pytest.mark.parametrize("limit", [64, 1 << 17])
+@pytest.mark.parametrize("name", CASES)
+def test_both_devices_say_the_same(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements are off by about the tolerance; there are special values and a sentinel. Under the
+    lower limit all outputs count as large ones. The card is a CPU here."""
+    monkeypatch.setattr(blocks, "CACHED", limit)
+    if limit == 64:
+        monkeypatch.setattr(card, "LOOKED_AT", 1)
+    kind, question, shape = CASES[name]
+    draw = torch.Generator().manual_seed(3)
+    verdicts = set[bool]()
+    for turn in range(24):
+        right = torch.randn(shape, generator=draw, dtype=torch.float64) * 10.0 ** (turn % 3)
+        if shape:  # rows of unlike scale
+            unlike = 10.0 ** -torch.randint(0, 3, (*shape[:-1], 1), generator=draw)
+            right *= unlike if kind.is_floating_point else 1
+        if kind.is_floating_point and turn % 4 == 1 and right.numel() > 40:
+            right.view(-1)[5:8] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+        if kind.is_floating_point and turn % 4 == 2 and kind is not torch.float16 and shape:
+            right.view(-1)[::3] = -1e9
+        right = (right > 0) if kind is torch.bool else right.to(kind)
+        got = right.clone()
+        if got.numel():
+            at = torch.randint(got.numel(), (1 + 3 * (turn % 3),), generator=draw)
+            step = question.tolerance * (0.5 + torch.rand(len(at), generator=draw))
+            old = right.view(-1)[at]
+            length = shape[-1] if shape else 1
+            rows = right.reshape(-1, length).double().nan_to_num(0.0, 0.0, 0.0).abs().mean(-1)
+            news = old.double() * (1 + step) + step * rows[at // length] * (turn % 5 == 0)
+            news = ~old if kind is torch.bool else news + (not kind.is_floating_point)
+            got.view(-1)[at] = news.to(kind) if turn % 6 else torch.zeros_like(old)
+        ours = Wanted(values=OnCard(right), question=question)
+        one = Wanted(values=in_bytes(right), question=question)
+        on_cpu, on_card = mismatch(one, in_bytes(got)), mismatch(ours, OnCard(got))
+        assert agree([(OnCard(got), ours), (OnCard(right), ours)]) == [on_cpu is None, True]
+        verdicts.add(on_cpu is None)
+        assert (on_cpu is None) == (on_card is None)
+        if on_cpu is not None and on_card is not None:
+            assert on_cpu[0] == on_card[0]
+            assert np.array_equal(on_cpu[1], on_card[1])
+    assert verdicts == ({True} if name == "none" else {True, False})
+
+
+def test_an_element_may_be_as_near_to_float64_as_to_eager_on_a_card() -> None:
+    exact = torch.linspace(1.0, 2.0, 64, dtype=torch.float64)
+    eager, got = (exact * (1 + 3e-4)).float(), exact.float()
+    near = Wanted(values=OnCard(exact), question=REAL)
+    alone = Wanted(values=OnCard(eager), question=REAL)
+    both = replace(alone, exact=near)
+    asked = [(got, alone), (got, both), (eager, both), (got * 1.001, both)]
+    assert agree([(OnCard(one), which) for one, which in asked]) == [False, True, True, False]
+
+
+def test_an_infinity_is_nothing_else_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tolerance relative to it is infinite."""
+    monkeypatch.setattr(card, "LOOKED_AT", 1)
+    right = torch.tensor([[torch.inf, -torch.inf, 1.0, 2.0]])
+    one = Wanted(values=OnCard(right), question=REAL)
+    for place, value in ((0, 5.0), (1, torch.inf), (1, 0.0)):
+        got = right.clone()
+        got[0, place] = value
+        assert agree([(OnCard(got), one), (OnCard(right), one)]) == [False, True]
+
+
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
 def test_narrow_floats_have_the_values_that_torch_gives_them(kind: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8)
@@ -150,7 +255,7 @@ def test_narrow_floats_have_the_values_that_torch_gives_them(kind: torch.dtype) 
     spec = TensorSpec(str(kind).removeprefix("torch."), (256,))
     data = codes.numpy().tobytes()
     assert np.array_equal(decode(spec, data), codes.view(kind).double().numpy(), equal_nan=True)
-    one = Wanted(spec=spec, data=data, question=real_question(spec.dtype, "fp32"))
+    one = Wanted(values=Bytes(spec, data), question=real_question(spec.dtype, "fp32"))
     assert agrees(one, data)
     assert not agrees(one, unwritten(spec))
 
@@ -159,12 +264,9 @@ def test_the_first_difference_is_told_with_statistics_and_digits_that_tell_them_
     right = wanted(np.full((4, 8), 0.5, np.float32), REAL)
     got = np.full((4, 8), 0.5, np.float32)
     got[3, 7] = 1.0
-    differs = differing(right, got.tobytes())
-    assert differs is not None
-    words = mismatch_words(right, got.tobytes(), differs)
+    words = words_of(right, got.tobytes())
     assert words == "output[3, 7]: expected 0.5, got 1; 3% of elements differ, max abs error 0.5"
     right, got = wanted(np.full(100, 1.00012)), np.full(100, 1.00048)
-    words = mismatch_words(right, got.tobytes(), np.ones(100, np.bool_))
+    words = words_of(right, got.tobytes())
     assert words.startswith("output[0]: expected 1.0001, got 1.0005;")
-    words = mismatch_words(right, b"\xff" * 800, np.ones(100, np.bool_))
-    assert "100% are NaN" in words
+    assert "100% are NaN" in words_of(right, b"\xff" * 800)

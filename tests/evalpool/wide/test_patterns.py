@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.channel.shm import TensorSpec
-from forge.evalpool.judge.wide.compare import Question, Wanted
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Bytes, Wanted, mismatch
 from forge.evalpool.judge.wide.look import Values, look
-from forge.evalpool.judge.wide.patterns import mismatch_words, pattern
+from forge.evalpool.judge.wide.patterns import pattern
 
 DRAW = np.random.default_rng(1)
 X, Y, Z = DRAW.normal(size=(3, 40, 40))
@@ -51,19 +51,13 @@ def tf32(x: Any) -> Any:
 
 def words(expected: Any, got: Any, operands: Sequence[Any] = (), dtype: Any = np.float64) -> str:
     expected, got = (np.asarray(one, dtype=dtype) for one in (expected, got))
-    with np.errstate(all="ignore"):
-        rms = np.sqrt(np.mean(np.square(expected)))
-        near = np.abs(got - expected) <= 1e-6 * (np.abs(expected) + rms)
     values = [
         Values.of_bytes(TensorSpec("float64", one.shape), one.tobytes(), name=f"input {number}")
         for number, one in enumerate(np.ascontiguousarray(one) for one in operands)
     ]
-    wanted = Wanted(
-        spec=TensorSpec(str(expected.dtype), expected.shape),
-        data=expected.tobytes(),
-        question=Question(1e-6),
-    )
-    return mismatch_words(wanted, got.tobytes(), ~near, operands=lambda: values)
+    sides = [Bytes(TensorSpec(str(one.dtype), one.shape), one.tobytes()) for one in (expected, got)]
+    wanted = Wanted(values=sides[0], question=SAME_FUNCTION)
+    return (mismatch(wanted, sides[1], operands=lambda: values) or ("", None))[0]
 
 
 CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {

@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from forge.evalpool.judge.channel.frames import count
 from forge.evalpool.judge.channel.nesting import mapped, parse_form
 from forge.evalpool.judge.channel.shm import (
@@ -26,16 +24,15 @@ from forge.evalpool.judge.channel.shm import (
     unwritten,
 )
 from forge.evalpool.judge.channel.words import clean
+from forge.evalpool.judge.wide import compare
 from forge.evalpool.judge.wide.compare import (
     DOUBLE_FUNCTION,
     SAME_FUNCTION,
+    Bytes,
     Wanted,
-    differing,
-    parts,
     real_question,
 )
 from forge.evalpool.judge.wide.look import Plant, Values, are_far
-from forge.evalpool.judge.wide.patterns import mismatch_words
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -558,8 +555,11 @@ class HostDraw:
 
     def _wanted(self, index: int, question: Question, exact: int | None = None) -> Wanted:
         other = None if exact is None else self._wanted(exact, question)
-        spec, data = self.draw.specs[index], self.parts[index]
-        return Wanted(spec=spec, data=data, question=question, exact=other)
+        return Wanted(values=self._tensor(index), question=question, exact=other)
+
+    def _tensor(self, index: int, got: Data | None = None) -> Bytes:
+        """A tensor of the draw, or what a call left in place of it."""
+        return Bytes(self.draw.specs[index], self.parts[index] if got is None else got)
 
     @property
     def num_bytes(self) -> int:
@@ -597,18 +597,15 @@ class HostDraw:
         wanted = self.wanted[index]
         if question is not None:
             wanted = self._wanted(index, question, self.draw.asked[index].exact)
-        differs = differing(wanted, got)
-        if differs is None:
-            return None
-        return mismatch_words(wanted, got, differs, name=name, operands=operands), differs
+        return compare.mismatch(wanted, self._tensor(index, got), name=name, operands=operands)
 
     def is_unwritten(self, got: Data, index: int) -> bool:
         """True if an output has nothing but what an unwritten one has, and the reference has
         more."""
-        wanted = self.wanted[index]
-        if wanted.size == 0 or wanted.spec.dtype not in FLOATING:
-            return wanted.size > 0 and is_same(got, unwritten(wanted.spec))
-        return _is_nan(wanted, got) and not _is_nan(wanted, wanted.data)
+        spec = self.draw.specs[index]
+        if spec.dtype not in FLOATING:
+            return spec.num_bytes > 0 and is_same(got, unwritten(spec))
+        return compare.is_unwritten(self._tensor(index, got), self._tensor(index))
 
     def is_same(self, got: Data, index: int) -> bool:
         """True if a tensor equals one of the draw to the last bit."""
@@ -616,12 +613,8 @@ class HostDraw:
 
     def values(self, index: int, *, name: str) -> Values:
         """The elements of a tensor."""
-        return Values.of_bytes(self.draw.specs[index], self.parts[index], name=name)
+        return compare.values_of(self._tensor(index), name=name)
 
     def values_of(self, got: Data, index: int) -> Values:
         """The elements of what a call left in place of a tensor."""
-        return Values.of_bytes(self.draw.specs[index], got)
-
-
-def _is_nan(wanted: Wanted, data: Data) -> bool:
-    return all(bool(np.isnan(part).all()) for _, part in parts(wanted, data))
+        return compare.values_of(self._tensor(index, got))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Question 1's and question 2's comparison of an output with the reference, in numpy.
+"""Question 1's and question 2's comparison of an output with the reference, on either device.
 
     |got - ref| ≤ tol · (|ref| + scale)
 
@@ -18,29 +18,38 @@ relative tolerance is of the candidate's value, NaN equals nothing, and booleans
 
 NaN equals NaN, an infinity the same infinity. In no rms: elements that are not finite, and a
 sentinel, as the -1e9 of masked scores: magnitudes of more than half of the largest, if that is 1e4
-or more and all others are 1,000 times smaller. No other terms. Blocks stay in the processor's
-caches; what depends on the reference alone is computed once a draw.
+or more and all others are 1,000 times smaller. No other terms.
+
+The formulas are those of numpy, for an output in the host's memory, and of torch, for one on a card
+(`card.py`). Nothing waits for the card but `agree`, once for all outputs of several calls, and the
+words for an output that differs. Blocks bound the memory; what depends on the reference alone is
+computed once a draw.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.channel.shm import FLOATING, decode, decode_part, integers, is_same
+from forge.evalpool.judge.channel.shm import FLOATING, decode, decode_part, integers
 from forge.evalpool.judge.numbers.blocks import blocks
 from forge.evalpool.judge.numbers.protocols import PRECISION, TOLERANCE
+from forge.evalpool.judge.wide.look import Values
+from forge.evalpool.judge.wide.patterns import describe, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.channel.shm import Data, TensorSpec
     from forge.evalpool.judge.numbers.blocks import Block
+    from forge.evalpool.judge.wide.card import OnCard
+    from forge.evalpool.judge.wide.look import Operands
 
 SAME, DOUBLE = 1e-6, 1e-10
 """tol of question 1: float64 loses 1e-12, a constant that is written in float32 1e-7; and of a
@@ -56,10 +65,13 @@ QUANTISED = ("int8", "uint8", "int16", "uint16")
 """Types of integers that are rounded numbers, and neither positions nor flags."""
 SENTINEL_RATIO, LEAST_SENTINEL = 1e-3, 1e4
 BLOCK_ELEMENTS = 1 << 15
-"""Elements that are computed at once: 256 KiB."""
+"""Elements of the host's that are computed at once: 256 KiB, within the processor's caches."""
+MAX_MASK = 1 << 26
+"""Elements of an output of which a pattern is looked for, by a mask of what differs."""
 
-Part = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Array: TypeAlias = Any
+"""An array of numpy, or a tensor on a card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,153 +120,197 @@ def real_question(dtype: str, precision: str) -> Question:
     return Question(max(found, BF16) if is_coarse else found)
 
 
+class Bytes:
+    """A tensor in the host's memory."""
+
+    xp: Any = np
+
+    def __init__(self, spec: TensorSpec, data: Data) -> None:
+        self.shape, self.dtype, self._spec, self._data = spec.shape, spec.dtype, spec, data
+
+    def parts(self) -> Iterator[tuple[Block, Array]]:
+        """Blocks of [rows along the last axis, columns] in order, each with its elements in float64
+        in memory that the next one overwrites."""
+        scratch, start = np.empty(min(math.prod(self.shape), BLOCK_ELEMENTS)), 0
+        for block in blocks(matrix_of(self.shape), BLOCK_ELEMENTS) if len(scratch) else ():
+            shape = [one.stop - one.start for one in block]
+            part = scratch[: math.prod(shape)]
+            decode_part(self.dtype, self._data, start=start, target=part)
+            yield block, part.reshape(shape)
+            start += len(part)
+
+    def whole(self) -> Array:
+        """[shape] integers; of booleans their bytes, since one that nothing wrote is no truth."""
+        return integers(self._spec, self._data)
+
+    def numbers(self) -> Array:
+        """[shape] in float64."""
+        return decode(self._spec, self._data)
+
+    def zeros(self, shape: tuple[int, ...], *, is_mask: bool = False) -> Array:
+        """Zeros in float64, or a mask."""
+        return np.zeros(shape, np.bool_ if is_mask else np.float64)
+
+    def are_all(self, flags: Array) -> bool:
+        """True if all are known to be True; a card is not waited for where that takes longer."""
+        return bool(flags.all())
+
+    def take(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        """Elements by their number in memory's order, in float64."""
+        return Values.of_bytes(self._spec, self._data).take(places)
+
+    def number(self, place: int) -> float:
+        """One element; an integer is exact."""
+        if self.dtype in FLOATING:
+            return float(self.take(np.array([place]))[0])
+        return self.whole().flat[place].item()
+
+
+if TYPE_CHECKING:
+    Elements: TypeAlias = "Bytes | OnCard"
+
+
+def matrix_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows along the last axis, and columns."""
+    last, size = (shape[-1] if shape else 1), math.prod(shape)
+    return (size // last if last else 0, last)
+
+
 @dataclass(slots=True, kw_only=True)
 class Wanted:
     """One output of the reference under a question. Safe in several threads."""
 
-    spec: TensorSpec
-    data: Data
-    """As the oracle wrote it. Nobody else may write to it."""
+    values: Elements
+    """Nobody may write to it."""
     question: Question
     exact: Wanted | None = None
-    """The same output by float64: an element may be as near to it, or the same integer."""
-    _scales: tuple[Part, Part] | None = None
+    """The same output by float64: eager's own roundings are no demand in question 2, where an
+    element may be as near to this one, or the same integer."""
+    _scales: tuple[Array, Array] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.spec.shape)
-
-    @property
-    def matrix(self) -> tuple[int, int]:
-        """Rows along the last axis, and columns."""
-        last = self.spec.shape[-1] if self.spec.shape else 1
-        return (self.size // last if last else 0, last)
-
-    @property
-    def scales(self) -> tuple[Part, Part]:
+    def scales(self) -> tuple[Array, Array]:
         """The scale of each row, and of each column, computed once."""
         with self._lock, np.errstate(invalid="ignore"):
             if self._scales is None:
-                self._scales = _scales(self)
+                self._scales = _scales(self.values, self.question)
             return self._scales
 
+    def differing(self, got: Elements) -> Array:
+        """[shape] True where an output differs, still on the card."""
+        if self.values.dtype == "bool" or not (self._is_float or self.question.is_close):
+            differs = got.whole() != self.values.whole()
+            if self.exact is not None:
+                differs &= got.whole() != self.exact.values.whole()
+            return differs
+        found = got.zeros(matrix_of(self.values.shape), is_mask=True)
+        sides = [self] if self.exact is None else [self, self.exact]
+        every = zip(got.parts(), *(one.values.parts() for one in sides), strict=True)
+        with np.errstate(invalid="ignore"):
+            for (block, part), *others in every:
+                is_far = self._is_far(block, part, others[0][1])
+                for one, (_, exact) in zip(sides[1:], others[1:], strict=True):
+                    if not got.are_all(~is_far):
+                        is_far &= one._is_far(block, part, exact)
+                found[block] = is_far
+        return found.reshape(self.values.shape)
 
-def agrees(wanted: Wanted, data: Data) -> bool:
-    """True if an output is the reference's under the question."""
-    return differing(wanted, data) is None
+    def _is_far(self, block: Block, got: Array, expected: Array) -> Array:
+        xp, tolerance = self.values.xp, self.question.tolerance
+        difference = got - expected
+        xp.abs(difference, out=difference)
+        if self.question.is_close:
+            is_near = (difference <= tolerance + tolerance * abs(got)) & xp.isfinite(got)
+            return ~(is_near | (got == expected))
+        rows, columns = self.scales
+        allowed = abs(expected)
+        allowed += xp.minimum(rows[block[0]][:, None], columns[block[1]])
+        allowed *= tolerance
+        is_near = difference <= allowed
+        if self.values.are_all(is_near & xp.isfinite(difference)):
+            return ~is_near
+        is_equal = (got == expected) | (xp.isnan(got) & xp.isnan(expected))
+        return ~xp.where(xp.isfinite(expected), is_near, is_equal)
 
+    @property
+    def _is_float(self) -> bool:
+        return self.values.dtype in FLOATING
 
-def differing(wanted: Wanted, data: Data) -> Mask | None:
-    """[shape] True for each element that differs; None where the output agrees."""
-    if wanted.question.is_close:
-        found = _not_close(wanted, data)
-        return found if found.any() else None
-    if wanted.spec.dtype not in FLOATING:
-        if is_same(data, wanted.data):
-            return None
-        found, steps = _differing(wanted, data)
-        return None if wanted.question.allows(found, steps) else found
-    if (found := _far(wanted, data)) is not None and wanted.exact is not None:
-        is_own = wanted.exact.spec == wanted.spec
-        given = data if is_own else decode(wanted.spec, data).data.cast("B")
-        others = differing(wanted.exact, given)
-        found = None if others is None or not (found & others).any() else found & others
-    return found
-
-
-def _far(wanted: Wanted, data: Data) -> Mask | None:
-    """The floats that differ from what the reference gives in the same types."""
-    found, is_any, (rows, columns) = np.zeros(wanted.matrix, np.bool_), False, wanted.scales
-    pairs = zip(parts(wanted, data), parts(wanted, wanted.data), strict=True)
-    with np.errstate(invalid="ignore"):
-        for (block, got), (_, expected) in pairs:
-            allowed = np.abs(expected)
-            allowed += np.minimum(rows[block[0]][:, None], columns[block[1]])
-            allowed *= wanted.question.tolerance
-            difference = got - expected
-            np.abs(difference, out=difference)
-            is_far = difference > allowed
-            if not difference.max() < math.inf:  # some are not finite
-                is_equal = (got == expected) | (np.isnan(got) & np.isnan(expected))
-                is_near = np.where(np.isfinite(expected), difference <= allowed, is_equal)
-                is_far = ~is_near
-            if is_far.any():
-                found[block], is_any = is_far, True
-    return found.reshape(wanted.spec.shape) if is_any else None
-
-
-def parts(wanted: Wanted, data: Data) -> Iterator[tuple[Block, Part]]:
-    """Blocks of [rows, columns] in order, each with its elements in memory that the next one
-    overwrites."""
-    scratch, start = np.empty(min(wanted.size, BLOCK_ELEMENTS)), 0
-    for block in blocks(wanted.matrix, BLOCK_ELEMENTS) if wanted.size else ():
-        shape = [one.stop - one.start for one in block]
-        part = scratch[: math.prod(shape)]
-        decode_part(wanted.spec.dtype, data, start=start, target=part)
-        yield block, part.reshape(shape)
-        start += len(part)
+    def allows(self, differs: Array, got: Elements) -> Array:
+        """True if the elements that differ, [shape], may do so, still on the card."""
+        if self._is_float:
+            return ~differs.any()
+        steps = got.zeros(self.values.shape, is_mask=True)
+        if self.values.dtype in QUANTISED:
+            steps = abs(got.numbers() - self.values.numbers()) <= 1
+        return self.question.allows(differs, steps)
 
 
-def _not_close(wanted: Wanted, data: Data) -> Mask:
-    """The elements that another protocol refuses."""
-    spec, tolerance = wanted.spec, wanted.question.tolerance
-    if spec.dtype == "bool":
-        found: Mask = integers(spec, data) != integers(spec, wanted.data)
-        return found
-    got, expected = decode(spec, data), decode(spec, wanted.data)
-    with np.errstate(invalid="ignore"):
-        near = np.abs(got - expected) <= tolerance + tolerance * np.abs(got)
-    return ~((near & np.isfinite(got)) | (got == expected))
+def mismatch(
+    wanted: Wanted, got: Elements, *, name: str = "output", operands: Operands = tuple
+) -> tuple[str, Mask | None] | None:
+    """None where an output agrees; else what differs first and the pattern of it, in words, and
+    [shape] True for each element that differs; None of a large output.
+
+    Args:
+        operands: what the output is made from, asked where it is wrong.
+    """
+    differs, right = wanted.differing(got), wanted.values
+    if bool(wanted.allows(differs, got)):
+        return None
+    mask: Mask = np.asarray(differs if right.xp is np else differs.cpu().numpy())
+    first = int(mask.argmax())
+    pair = right.number(first), got.number(first)
+    if mask.size > MAX_MASK:
+        num = int(np.count_nonzero(mask))
+        return describe(first, pair, mask.shape, num, name=name), None
+    expected, values = values_of(right, name=name), values_of(got, name=name)
+    return words_of(expected, values, mask, pair=pair, name=name, operands=operands), mask
 
 
-def _differing(wanted: Wanted, data: Data) -> tuple[Mask, Mask]:
-    """The integers that are wrong, and those that are a step of what is quantised away."""
-    spec = wanted.spec
-    got, expected = integers(spec, data), integers(spec, wanted.data)
-    differs: Mask = got != expected
-    if wanted.exact is not None:
-        differs &= got != integers(spec, wanted.exact.data)
-    if spec.dtype not in QUANTISED:
-        return differs, np.zeros_like(differs)
-    steps: Mask = np.abs(got.astype(np.int64) - expected.astype(np.int64)) <= 1
-    return differs, steps
+def values_of(elements: Elements, *, name: str = "output") -> Values:
+    """A tensor whose elements are read where they are needed."""
+    return Values(shape=elements.shape, take=elements.take, dtype=elements.dtype, name=name)
 
 
-def _scales(wanted: Wanted) -> tuple[Part, Part]:
-    """The scale of each row and of each column."""
-    num_rows, num_columns = wanted.matrix
-    largest = _largest(wanted, math.inf)
-    below = _largest(wanted, largest / 2)
-    is_sentinel = largest >= LEAST_SENTINEL and 0.0 < below < SENTINEL_RATIO * largest
-    most = below if is_sentinel else largest
-    rows, columns = np.zeros(num_rows), np.zeros(num_columns)
-    counts = np.zeros(num_rows), np.zeros(num_columns)
-    for block, part in parts(wanted, wanted.data) if most else ():
-        counted = np.abs(part, out=part) <= most  # false for NaN
-        is_whole = bool(counted.all())
-        if not is_whole:
-            part[~counted] = 0.0
-        np.square(np.divide(part, most, out=part), out=part)
-        for axis, total, count in ((1, rows, counts[0]), (0, columns, counts[1])):
-            total[block[1 - axis]] += part.sum(axis=axis)
-            count[block[1 - axis]] += part.shape[axis] if is_whole else counted.sum(axis=axis)
-    whole = most * math.sqrt(rows.sum() / max(1.0, counts[0].sum()))
-
-    def scale(total: Part, count: Part) -> Part:
-        if not wanted.question.is_same:
-            return np.full(len(total), whole)
-        rms = most * np.sqrt(total / np.maximum(count, 1.0))
-        return np.maximum(rms, LEAST_SCALE * whole)
-
-    return scale(rows, counts[0]), scale(columns, counts[1])
+def is_unwritten(got: Elements, expected: Elements) -> bool:
+    """True if a floating output is all NaN though the reference is not."""
+    is_float = got.dtype in FLOATING and math.prod(expected.shape) > 0
+    return is_float and _is_all_nan(got) and not _is_all_nan(expected)
 
 
-def _largest(wanted: Wanted, limit: float) -> float:
+def _is_all_nan(one: Elements) -> bool:
+    return all(bool(one.xp.isnan(part).all()) for _, part in one.parts())
+
+
+def _scales(values: Elements, question: Question) -> tuple[Array, Array]:
+    """The scale of each row and of each column, still on the card."""
+    xp, shape = values.xp, matrix_of(values.shape)
+    largest = _largest(values, math.inf)
+    below = _largest(values, largest / 2)
+    is_sentinel = (largest >= LEAST_SENTINEL) & (below > 0) & (below < SENTINEL_RATIO * largest)
+    most = xp.where(is_sentinel, below, largest)
+    unit = xp.where(most > 0, most, 1.0)
+    totals, counts = ([values.zeros((n,)) for n in shape] for _ in range(2))
+    for block, part in values.parts():
+        size = abs(part)
+        counted = size <= most  # false for NaN
+        square = xp.where(counted, size / unit, 0.0) ** 2
+        for axis in (0, 1):
+            totals[axis][block[axis]] += square.sum(1 - axis)
+            counts[axis][block[axis]] += counted.sum(1 - axis)
+    whole = unit * (totals[0].sum() / counts[0].sum().clip(min=1.0)) ** 0.5
+    if not question.is_same:
+        return values.zeros((shape[0],)) + whole, values.zeros((shape[1],)) + whole
+    rms = [unit * (totals[n] / counts[n].clip(min=1.0)) ** 0.5 for n in (0, 1)]
+    return xp.maximum(rms[0], LEAST_SCALE * whole), xp.maximum(rms[1], LEAST_SCALE * whole)
+
+
+def _largest(values: Elements, limit: Array) -> Array:
     """Largest magnitude below a limit; 0 if there is none."""
-    found = 0.0
-    for _, part in parts(wanted, wanted.data):
-        np.abs(part, out=part)
-        found = max(found, float(part.max(initial=0.0, where=part < limit)))
+    xp, found = values.xp, values.zeros(())
+    for _, part in values.parts():
+        size = abs(part)
+        found = xp.maximum(found, xp.where(size < limit, size, 0.0).max())
     return found

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.evalpool.judge.channel.shm import FLOATING, integers
 from forge.evalpool.judge.wide.look import (
     MAX_LINE,
     MIN_SAMPLES,
     SHARE,
     Look,
-    Values,
     is_near,
     look,
     rms_of,
@@ -33,9 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forge.evalpool.judge.channel.shm import Data
-    from forge.evalpool.judge.wide.compare import Wanted
-    from forge.evalpool.judge.wide.look import Indices, Operands, Part
+    from forge.evalpool.judge.wide.look import Indices, Operands, Part, Values
 
 logger = logging.getLogger(__name__)
 
@@ -496,30 +492,6 @@ def about(words: str) -> tuple[Sequence[str], int]:
 # --- the words of a mismatch
 
 
-def mismatch_words(
-    wanted: Wanted,
-    data: Data,
-    differs: NDArray[np.bool_],
-    *,
-    name: str = "output",
-    operands: Operands = tuple,
-) -> str:
-    """A mismatch: where it is first and how much of it there is in a line, and what explains it in
-    another.
-
-    Args:
-        data: bytes of the output.
-        differs: True for each element that differs.
-        operands: what the output is made from.
-    """
-    spec, first = wanted.spec, int(np.argmax(differs))
-    expected, got = (Values.of_bytes(spec, one, name=name) for one in (wanted.data, data))
-    pair: list[float] = [float(one.take(np.array([first]))[0]) for one in (expected, got)]
-    if spec.dtype not in FLOATING:
-        pair = [integers(spec, one).flat[first].item() for one in (wanted.data, data)]
-    return words_of(expected, got, differs, pair=(pair[0], pair[1]), name=name, operands=operands)
-
-
 def words_of(
     expected: Values,
     got: Values,
@@ -529,7 +501,14 @@ def words_of(
     name: str = "output",
     operands: Operands = tuple,
 ) -> str:
-    """The same of elements that are read where they are needed; `pair` are the first two."""
+    """A mismatch: where it is first and how much of it there is in a line, and what explains it in
+    another.
+
+    Args:
+        differs: True for each element that differs.
+        pair: the first two that do.
+        operands: what the output is made from.
+    """
     first, places = int(np.argmax(differs)), np.flatnonzero(differs)
     largest, num_unset = list[float](), 0
     with np.errstate(invalid="ignore"):

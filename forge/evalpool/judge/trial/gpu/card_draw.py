@@ -13,8 +13,9 @@ import torch
 
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name, is_equal
-from forge.evalpool.judge.wide import card
-from forge.evalpool.judge.wide.card import CardWanted
+from forge.evalpool.judge.wide import compare
+from forge.evalpool.judge.wide.card import OnCard, agree
+from forge.evalpool.judge.wide.compare import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ class CardDraw:
     """The same in the host's memory, where a small draw is compared: a kernel of the judge's own on
     the card takes longer to launch. A call of torch there gives Python's lock away, and many
     threads wait for it: numpy needs a tenth of the calls."""
-    wanted: dict[int, CardWanted] = field(init=False)
+    wanted: dict[int, Wanted] = field(init=False)
     """Results, by number; none of a small draw."""
 
     def __post_init__(self) -> None:
@@ -51,9 +52,9 @@ class CardDraw:
         asked = {} if self.host is not None else draw.asked
         self.wanted = {index: self._wanted(index, *one) for index, one in asked.items()}
 
-    def _wanted(self, index: int, question: Question, exact: int | None = None) -> CardWanted:
+    def _wanted(self, index: int, question: Question, exact: int | None = None) -> Wanted:
         other = None if exact is None else self._wanted(exact, question)
-        return CardWanted(tensor=self.tensors[index], question=question, exact=other)
+        return Wanted(values=OnCard(self.tensors[index]), question=question, exact=other)
 
     @property
     def num_bytes(self) -> int:
@@ -71,16 +72,16 @@ class CardDraw:
         if self.host is not None:
             return [self.mismatch(*one, name="", operands=tuple) is None for one in pairs]
         fit = [tuple(got.shape) == self.draw.specs[index].shape for got, index, _ in pairs]
-        asked = [(got, self._asked(index, question)) for got, index, question in pairs]
-        found = iter(card.agree([one for one, is_fit in zip(asked, fit, strict=True) if is_fit]))
+        asked = [(OnCard(got), self._asked(index, question)) for got, index, question in pairs]
+        found = iter(agree([one for one, is_fit in zip(asked, fit, strict=True) if is_fit]))
         return [is_fit and next(found) for is_fit in fit]
 
-    def _asked(self, index: int, question: Question | None) -> CardWanted:
+    def _asked(self, index: int, question: Question | None) -> Wanted:
         """A result under a question, that of the draw by default."""
         found = self.wanted[index]
         if question is None:
             return found
-        return CardWanted(tensor=found.tensor, question=question, exact=found.exact)
+        return Wanted(values=found.values, question=question, exact=found.exact)
 
     def mismatch(
         self,
@@ -99,13 +100,14 @@ class CardDraw:
         if self.host is not None:
             data = bytes_of(got)
             return self.host.mismatch(data, index, question, name=name, operands=operands)
-        return card.mismatch(got, self._asked(index, question), name=name, operands=operands)
+        wanted = self._asked(index, question)
+        return compare.mismatch(wanted, OnCard(got), name=name, operands=operands)
 
     def is_unwritten(self, got: torch.Tensor, index: int) -> bool:
         """True if a floating output is all NaN though the reference is not."""
         if self.host is not None:
             return self.host.is_unwritten(bytes_of(got), index)
-        return card.is_unwritten(got, self.tensors[index])
+        return compare.is_unwritten(OnCard(got), OnCard(self.tensors[index]))
 
     def is_same(self, got: torch.Tensor, index: int) -> bool:
         """True if a tensor equals one of the draw."""
@@ -117,13 +119,13 @@ class CardDraw:
         """The elements of a tensor."""
         if self.host is not None:
             return self.host.values(index, name=name)
-        return card.values_of(self.tensors[index], name=name)
+        return compare.values_of(OnCard(self.tensors[index]), name=name)
 
     def values_of(self, got: torch.Tensor, index: int) -> Values:
         """The elements of what a call left in place of a tensor."""
         if self.host is not None:
             return self.host.values_of(bytes_of(got), index)
-        return card.values_of(got, name="output")
+        return compare.values_of(OnCard(got))
 
 
 def view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:

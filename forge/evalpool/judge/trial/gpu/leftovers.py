@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.program.dataflow import effects
 from forge.evalpool.judge.program.format import Launch, Origin, Section
 from forge.evalpool.judge.program.walk import variants
-from forge.evalpool.judge.wide import card
-from forge.evalpool.judge.wide.card import CardWanted
-from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question
+from forge.evalpool.judge.wide.card import OnCard, agree
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +51,9 @@ def may_remember(program: Program, accesses: Accesses) -> bool:
 def are_alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """True if two calls on the same inputs gave the same, but for the order of sums."""
 
-    def wanted(other: torch.Tensor) -> CardWanted:
+    def wanted(other: torch.Tensor) -> Wanted:
         question = ORDER if other.is_floating_point() else SAME_FUNCTION
-        return CardWanted(tensor=other, question=question)
+        return Wanted(values=OnCard(other), question=question)
 
-    return all(card.agree([(one, wanted(each)) for one, each in zip(ones, others, strict=True)]))
+    pairs = zip(ones, others, strict=True)
+    return all(agree([(OnCard(one), wanted(each)) for one, each in pairs]))
