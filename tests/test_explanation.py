@@ -12,7 +12,7 @@ from forge.config.schema.judge import JudgeTable
 from forge.config.schema.rollout import RewardTable, RolloutTable
 from forge.evalpool.judge.program import limits, questions
 from forge.evalpool.judge.program import policy as facts
-from forge.evalpool.judge.timing import baseline, samples
+from forge.evalpool.judge.timing import baseline
 from forge.rollout import admission
 from forge.runner.weights import sync
 from forge.store.write import writer
@@ -37,9 +37,12 @@ FIGURES = {
         f"(up to {facts.COMBINE_SHARE:.0%})".replace("%", " %"),
     ),
     "timing": (
-        f"above {samples.STEADY_SHARE:.0%} of the median".replace("%", " %"),
-        f"resolution of {samples.RESOLUTION_US:g} µs",
-        f"{samples.LOW_PERCENTILE:g}th percentile of the same ratio over {samples.NUM_RESAMPLES:,}",
+        f"above {baseline.STEADY_SHARE:.0%} of the median".replace("%", " %"),
+        f"resolution of {baseline.RESOLUTION_US:g} µs",
+        (
+            f"{baseline.LOW_PERCENTILE:g}th percentile of the same ratio over "
+            f"{baseline.NUM_RESAMPLES:,}"
+        ),
         f"more than {baseline.MAX_DRIFT:.0%} longer".replace("%", " %"),
         f"`judge.min_us` ({JudgeTable().min_us:g} µs)",
         f"`reward.speedup_cap` ({RewardTable().speedup_cap:g}x)",

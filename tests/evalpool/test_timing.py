@@ -10,8 +10,14 @@ import torch
 
 from forge.evalpool.cards import FLOPS_PER_CLOCK
 from forge.evalpool.judge.timing import device as gpu_device
-from forge.evalpool.judge.timing.baseline import Baseline, Baselines, baselines_folder
-from forge.evalpool.judge.timing.samples import RESOLUTION_US, Time, speedup
+from forge.evalpool.judge.timing.baseline import (
+    RESOLUTION_US,
+    Baseline,
+    Baselines,
+    Time,
+    baselines_folder,
+    speedup,
+)
 
 
 def samples(center: float, width: float) -> Time:

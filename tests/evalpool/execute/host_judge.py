@@ -10,7 +10,7 @@ from typing import Any, cast
 from forge.evalpool.judge.channel.frames import PeerGone
 from forge.evalpool.judge.compiler.binary import Binary
 from forge.evalpool.judge.execute.call import Call, RunReport
-from forge.evalpool.judge.execute.executor import Executor
+from forge.evalpool.judge.execute.executors import Executor
 from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.child import ContextLost, Executing
 from forge.evalpool.judge.execute.gpu.run import Progress

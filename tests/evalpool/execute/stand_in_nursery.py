@@ -10,7 +10,7 @@ from typing import Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind, PeerGone
-from forge.evalpool.judge.execute.steps import PROGRESS
+from forge.evalpool.judge.execute.call import PROGRESS
 
 
 def serve(sock_fd: int, progress_fd: int) -> None:

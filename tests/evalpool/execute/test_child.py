@@ -9,7 +9,7 @@ import pytest
 
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.execute.call import Call
-from forge.evalpool.judge.execute.executor import ProgramFault, ProgramRefused
+from forge.evalpool.judge.execute.executors import ProgramFault, ProgramRefused
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,

@@ -21,13 +21,14 @@ from forge.evalpool.judge.channel.frames import Frame, Kind, PeerGone
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.execute import executors
 from forge.evalpool.judge.execute.call import Call, parsed
-from forge.evalpool.judge.execute.executor import (
+from forge.evalpool.judge.execute.executors import (
     Executor,
     ExecutorGone,
+    Executors,
+    Nursery,
     ProgramFault,
     ProgramRefused,
 )
-from forge.evalpool.judge.execute.executors import Executors, Nursery
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,

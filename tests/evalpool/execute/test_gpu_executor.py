@@ -5,8 +5,7 @@ from typing import cast
 import pytest
 import torch
 
-from forge.evalpool.judge.execute.executor import Executor, ProgramFault
-from forge.evalpool.judge.execute.executors import Executors, Nursery
+from forge.evalpool.judge.execute.executors import Executor, Executors, Nursery, ProgramFault
 
 if not torch.cuda.is_available():  # the kernels need Triton, whose import takes a second
     pytest.skip("no GPU on this machine", allow_module_level=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from forge.evalpool.judge.execute.call import named_steps
 from forge.evalpool.judge.execute.gpu import places
-from forge.evalpool.judge.execute.steps import named_steps
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,

@@ -9,7 +9,7 @@ import torch
 
 from forge.evalpool.judge.driver import gpu_memory
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call, RunReport
-from forge.evalpool.judge.execute.executor import Executor
+from forge.evalpool.judge.execute.executors import Executor
 from forge.evalpool.judge.program.format import Origin
 from tests.evalpool.execute.cases import Case
 from tests.evalpool.execute.made_programs import data_of

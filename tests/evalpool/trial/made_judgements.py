@@ -9,7 +9,7 @@ import torch
 
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.compiler.binary import Binary
-from forge.evalpool.judge.execute.executor import Executor
+from forge.evalpool.judge.execute.executors import Executor
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program.format import Kernel
 from forge.evalpool.judge.program.policy import ProblemFacts

@@ -20,7 +20,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.call import Call
-from forge.evalpool.judge.execute.executor import Executor, ProgramRefused
+from forge.evalpool.judge.execute.executors import Executor, ProgramRefused
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import (
     Alternative,
@@ -34,8 +34,7 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.program.questions import Question
-from forge.evalpool.judge.timing.baseline import Baseline
-from forge.evalpool.judge.timing.samples import Time
+from forge.evalpool.judge.timing.baseline import Baseline, Time
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.gpu import program_memory
 from forge.evalpool.judge.trial.gpu import trial as trial_module

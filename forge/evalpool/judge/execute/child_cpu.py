@@ -65,11 +65,9 @@ MAX_MESSAGE_CHARACTERS = 1000
 def warm_up() -> None:
     """Loads everything that a child will use, in the zygote: a sandbox has no files to load."""
     from forge.evalpool.judge.execute import operations
-    from forge.evalpool.judge.execute.cpu import torch_nodes
     from forge.evalpool.judge.program.ops import schemas
     from forge.evalpool.judge.ttir.plan import plan_of
 
-    assert torch_nodes.run
     assert operations.operation("aten.zeros.default")
     assert schemas()
     plan_of("module { tt.func public @k() { tt.return } }")

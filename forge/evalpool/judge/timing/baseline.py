@@ -1,5 +1,9 @@
 # pyright: strict
-"""Baselines of one judge: the time of a problem's reference on its card, measured once and kept.
+"""Times of calls with the speed-up between two of them, and baselines of one judge.
+
+A time is the GPU time of a CUDA graph between two events, of a process that runs our own code
+alone: the executor's for a candidate, a baseline child's for the reference. A baseline is the time
+of a problem's reference on the judge's card, measured once and kept.
 
 Called by `trial.gpu`. A baseline is measured in a child that no candidate enters, by the method
 that times candidates (`baseline_child.py`); its preparation runs beside others, the timing alone.
@@ -27,12 +31,12 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.numbers.protocols import FORGE, Tf32
-from forge.evalpool.judge.timing.samples import Time, spread
 from forge.evalpool.judge.trial.references import ReferenceFailed
 
 if TYPE_CHECKING:
@@ -47,6 +51,74 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+RESOLUTION_US = 0.5
+"""Resolution of a CUDA event, and the least time that a call can have."""
+STEADY_SHARE = 0.02
+"""Interquartile range of steady times, relative to their median."""
+NUM_RESAMPLES = 1000
+LOW_PERCENTILE = 2.5
+
+Samples = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Time:
+    """Time of one call, from several calls."""
+
+    us: float
+    """Median."""
+    samples_us: tuple[float, ...]
+    spread_us: float
+    """Interquartile range."""
+
+    def is_steady(self) -> bool:
+        """True if more calls would not change the median by much."""
+        return self.spread_us <= max(RESOLUTION_US, STEADY_SHARE * self.us)
+
+    @classmethod
+    def of(cls, samples_us: tuple[float, ...]) -> Time:
+        """Raises ValueError without samples."""
+        if not samples_us:
+            raise ValueError("no samples")
+        samples = np.maximum(np.asarray(samples_us), RESOLUTION_US)
+        return cls(
+            us=float(np.median(samples)),
+            samples_us=tuple(float(one) for one in samples),
+            spread_us=spread(samples),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speedup:
+    """baseline / candidate, and the lower end of its 95 % bootstrap interval."""
+
+    ratio: float
+    low: float
+
+
+def speedup(candidate: Time, baseline: Time, *, min_us: float, rng: np.random.Generator) -> Speedup:
+    """Ratio of medians. Below `min_us` the events' resolution counts: it is added to the
+    candidate's time in the lower end."""
+    ratio = baseline.us / candidate.us
+    resampled = _medians(baseline, rng) / _medians(candidate, rng)
+    low = float(np.percentile(resampled, LOW_PERCENTILE))
+    if candidate.us < min_us:
+        low *= candidate.us / (candidate.us + RESOLUTION_US)
+    return Speedup(ratio=ratio, low=min(low, ratio))
+
+
+def spread(samples: Samples) -> float:
+    """Interquartile range."""
+    low, high = np.percentile(samples, (25, 75))
+    return float(high - low)
+
+
+def _medians(time: Time, rng: np.random.Generator) -> Samples:
+    samples = np.asarray(time.samples_us)
+    drawn = rng.integers(0, samples.size, size=(NUM_RESAMPLES, samples.size))
+    return np.median(samples[drawn], axis=1)
+
 
 PREPARE_TIMEOUT_S = 60.0
 COMPILE_TIMEOUT_S = 300.0

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from forge.evalpool.judge.compiler.binary import Binary, Failure
-from forge.evalpool.judge.execute.stores import line_of, stores_to
+from forge.evalpool.judge.execute.outcome import line_of, stores_to
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Launch, Op, Section
 from forge.evalpool.judge.program.ops import MOVES, kind_of

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.execute.cpu.conditions import Conditions, Poison, chosen_nodes
-from forge.evalpool.judge.execute.cpu.confirm import Confirmation
+from forge.evalpool.judge.execute.cpu.confirm import (
+    Conditions,
+    Confirmation,
+    Poison,
+    chosen_nodes,
+)
 from forge.evalpool.judge.execute.cpu.memory import Tensors, bound_memory
 from forge.evalpool.judge.execute.cpu.nodes import Launches, run_operation
 from forge.evalpool.judge.execute.outcome import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.execute.outcome import (
     ExecutionFailed,
@@ -37,7 +37,7 @@ from forge.evalpool.judge.ttir.values import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.evalpool.judge.execute.cpu.conditions import Conditions
+    from forge.evalpool.judge.execute.cpu.confirm import Conditions
     from forge.evalpool.judge.execute.cpu.memory import Tensors
     from forge.evalpool.judge.ttir.decisions import Decision, Noted
     from forge.evalpool.judge.ttir.plan import ModulePlan
@@ -149,17 +149,53 @@ class Launches:
         return Address(one.storage, one.offset * ITEM_BYTES[one.dtype])
 
 
+MAX_WORDS = 300
+
+
 def run_operation(node: Op, tensors: Tensors) -> list[Suspicion]:
-    """Runs an operation. Returns what may be wrong with it."""
-    from forge.evalpool.judge.execute.cpu import torch_nodes
+    """Runs an operation by torch, on tensors that exist already; a result that torch makes is
+    copied to the tensor that the program has for it. Returns what may be wrong with it.
+
+    Raises:
+        ExecutionFailed: not in the table, or torch refuses its arguments.
+    """
+    import torch
+
+    from forge.evalpool.judge.execute import operations
 
     reads_poison = any(tensors.is_partly_unwritten(number) for number in _read_by(node))
-    torch_nodes.run(node, tensors.torch)
+    targets = [tensors.torch(number) for number in node.results]
+    kinds, cpu = [one.dtype for one in targets], torch.device("cpu")
+    try:
+        with torch.no_grad():
+            results = operations.call(node, tensors.torch, kinds=kinds, device=cpu)
+            if len(results) != len(targets):
+                raise _misfit(node, f"{len(results)} results, not {len(targets)}")
+            for target, result in zip(targets, results, strict=True):
+                _deliver(node, result, target)
+    except operations.UnknownOperation as error:
+        raise ExecutionFailed("unsupported", str(error)) from None
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        words = f"{node.name}: {type(error).__name__}: {error}"[:MAX_WORDS]
+        raise ExecutionFailed("operation", words, line=node.line) from error
     for number in node.results:
         tensors.mark_written(number)
     if not reads_poison:
         return []
     return [Suspicion(FaultKind.UNINITIALISED, partial(operation_report, node))]
+
+
+def _deliver(node: Op, result: Any, target: Any) -> None:
+    if result.shape != target.shape or result.dtype != target.dtype:
+        wanted = f"{target.dtype} {tuple(target.shape)}"
+        raise _misfit(node, f"{result.dtype} {tuple(result.shape)}, not {wanted}")
+    is_there = result.data_ptr() == target.data_ptr() and result.stride() == target.stride()
+    if not is_there:
+        target.copy_(result)
+
+
+def _misfit(node: Op, words: str) -> ExecutionFailed:
+    return ExecutionFailed("operation", f"{node.name} gave {words}", line=node.line)
 
 
 def _read_by(node: Op) -> set[int]:

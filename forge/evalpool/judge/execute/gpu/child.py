@@ -41,11 +41,10 @@ from forge.evalpool.judge.execute.call import (
 )
 from forge.evalpool.judge.execute.gpu.arena import Placement, Sealed
 from forge.evalpool.judge.execute.gpu.card import Card
-from forge.evalpool.judge.execute.gpu.choices import Tuner
 from forge.evalpool.judge.execute.gpu.exchange import Exchange
 from forge.evalpool.judge.execute.gpu.places import BadResult
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Progress, failed
-from forge.evalpool.judge.execute.gpu.timing import Timer
+from forge.evalpool.judge.execute.gpu.timing import Timer, Tuner
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Section
 from forge.evalpool.judge.sandbox import linux

@@ -1,6 +1,6 @@
 """A loaded program: its modules, its steps, one run of them on the executor's stream.
 
-Used by `child.py`, `timing.py` and `choices.py`. A run follows the program's nodes: launches by
+Used by `child.py` and `timing.py`. A run follows the program's nodes: launches by
 the driver, operations by torch. Everything that a launch needs but addresses is made at load.
 """
 
@@ -15,11 +15,11 @@ import torch
 from forge.evalpool.judge.compiler.binary import Binary, Failure
 from forge.evalpool.judge.driver.driver import DriverError, LaunchConfig
 from forge.evalpool.judge.execute import operations
+from forge.evalpool.judge.execute.call import PROGRESS, what_of
 from forge.evalpool.judge.execute.gpu import arguments
 from forge.evalpool.judge.execute.gpu.arguments import BadLaunch, Packed
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places, find_residency
 from forge.evalpool.judge.execute.operations import UnknownOperation
-from forge.evalpool.judge.execute.steps import PROGRESS, what_of
 from forge.evalpool.judge.program import ops
 from forge.evalpool.judge.program.format import Choice, Launch, Node, Op, Program, Section, Value
 

@@ -1,23 +1,25 @@
 """Times a loaded program on the card: a CUDA graph behind a flush, or its stream where it has none.
+And times the alternatives of its choices, and fixes the fastest of each.
 
 Called by `child.py`, alone on the card. For each call: new inputs and parameters, `init` run again,
 outputs and temporaries poisoned, persisting cache lines reset, the cache flushed **last**, then the
-program between two events.
+program between two events. An alternative that does not compile, load or launch is skipped with its
+reason, as Triton's autotuner skips it.
 """
 
 from __future__ import annotations
 
 import statistics
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.execute.call import TimedCall
+from forge.evalpool.judge.execute.call import ChoiceReport, TimedCall
 from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES, Graph
 from forge.evalpool.judge.execute.gpu.places import POISON
-from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step
-from forge.evalpool.judge.program.format import Section
+from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, reason_of
+from forge.evalpool.judge.program.format import Choice, Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 NUM_WARM_UPS = 1
 """Runs before the graph is captured, and replays of it before the first timed one."""
 NUM_RUNS = 5
-"""Runs of which a node's time is the median."""
+"""Runs of which a node's time is the median; of an alternative after one that is not timed."""
+MAX_REASON = 500
 
 
 class Timer:
@@ -148,3 +151,72 @@ class Timer:
                 event.record()
         self._loaded.synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in pairwise(events)]
+
+
+class Tuner:
+    """Tunes one loaded program."""
+
+    def __init__(self, loaded: Loaded, exchange: Exchange) -> None:
+        self._loaded, self._exchange = loaded, exchange
+        self._found: list[ChoiceReport] = []
+
+    def tune(self, call: Call) -> list[ChoiceReport]:
+        """Fixes every choice of the program, in its order; one that the program fixed stays.
+
+        Raises CannotRun where no alternative of a choice runs; else as `Loaded.run`.
+        """
+        self._exchange.prepare(call)
+        for section in (Section.INIT, Section.FORWARD):
+            self._loaded.begin(section)
+            with self._loaded.torch_memory():
+                self._walk(self._loaded.steps_of(section))
+        return self._found
+
+    def _walk(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if not isinstance(step.node, Choice):
+                self._loaded.step(step)
+                continue
+            if step.chosen is None:
+                self._choose(step)
+            assert step.chosen is not None
+            self._walk(step.alternatives[step.chosen])
+
+    def _choose(self, step: Step) -> None:
+        assert isinstance(step.node, Choice)
+        times: list[float | None] = []
+        reasons: list[str] = []
+        for alternative, steps in zip(step.node.alternatives, step.alternatives, strict=True):
+            times.append(None)
+            if reason := reason_of(steps):
+                reasons.append(reason)
+                continue
+            try:
+                times[-1] = self._timed(steps, alternative.restored)
+            except CannotRun as error:
+                reasons.append(str(error)[:MAX_REASON])
+        able = {number: us for number, us in enumerate(times) if us is not None}
+        if not able:
+            words = f"no configuration runs: {'; '.join(reasons[:3])}"
+            raise CannotRun("out_of_resources", words, line=step.line)
+        step.chosen = min(able, key=lambda number: able[number])
+        found = ChoiceReport(step=step.number, chosen=step.chosen, times_us=tuple(times))
+        self._found.append(found)
+
+    def _timed(self, steps: Sequence[Step], restored: Sequence[int]) -> float:
+        loaded, card = self._loaded, self._loaded.card
+        tensors = [loaded.places.tensor(number) for number in restored]
+        kept = [tensor.clone() for tensor in tensors]
+        pairs: list[tuple[Any, Any]] = []
+        for _ in range(NUM_RUNS + 1):
+            start, end = card.event(), card.event()
+            card.flush()
+            start.record()
+            for step in steps:
+                loaded.step(step)
+            end.record()
+            for tensor, content in zip(tensors, kept, strict=True):
+                tensor.copy_(content)
+            pairs.append((start, end))
+        loaded.synchronize(steps[0] if steps else None)
+        return statistics.median(start.elapsed_time(end) * 1e3 for start, end in pairs[1:])

@@ -25,7 +25,7 @@ import torch
 from forge.errors import Stalled
 from forge.evalpool.judge.compiler.binary import Failure
 from forge.evalpool.judge.driver.gpu_memory import create_block
-from forge.evalpool.judge.execute.steps import named_choices
+from forge.evalpool.judge.execute.call import named_choices
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch, Section
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.execute.call import ChoiceReport, NodeTime
-    from forge.evalpool.judge.execute.executor import Executor
+    from forge.evalpool.judge.execute.executors import Executor
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.timing.samples import Time
+    from forge.evalpool.judge.timing.baseline import Time
     from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
     from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
     from forge.evalpool.judge.trial.gpu.program_run import Choices

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from forge.evalpool.judge.channel.words import at_line
-from forge.evalpool.judge.execute.executor import (
+from forge.evalpool.judge.execute.executors import (
     ExecutorGone,
     ProgramFault,
     ProgramRefused,
 )
-from forge.evalpool.judge.timing.samples import Time
+from forge.evalpool.judge.timing.baseline import Time
 from forge.evalpool.judge.trial.results import Left
 from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided
 from forge.records.reason import Reason, Status
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
     from forge.evalpool.judge.execute.call import Call, ChoiceReport, NodeTime, TimedCall
-    from forge.evalpool.judge.execute.executor import Executor
+    from forge.evalpool.judge.execute.executors import Executor
     from forge.evalpool.judge.numbers.protocols import Tf32
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory

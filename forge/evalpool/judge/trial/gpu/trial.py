@@ -33,12 +33,10 @@ from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY as NO_ROOM
 from forge.evalpool.judge.driver.driver import DriverError
-from forge.evalpool.judge.execute.executor import ExecutorGone
-from forge.evalpool.judge.execute.executors import Executors, Nursery
+from forge.evalpool.judge.execute.executors import ExecutorGone, Executors, Nursery
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
-from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, baselines_folder
+from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, baselines_folder, speedup
 from forge.evalpool.judge.timing.device import GpuDevice
-from forge.evalpool.judge.timing.samples import speedup
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
 from forge.evalpool.judge.trial.draws import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.facts import Facts
@@ -62,9 +60,8 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.execute.call import NodeTime
-    from forge.evalpool.judge.execute.executor import Executor
-    from forge.evalpool.judge.timing.baseline import Baseline
-    from forge.evalpool.judge.timing.samples import Time
+    from forge.evalpool.judge.execute.executors import Executor
+    from forge.evalpool.judge.timing.baseline import Baseline, Time
     from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.programs import Programs
