@@ -529,7 +529,7 @@ def words_of(
 def describe(
     first: int, pair: tuple[float, float], shape: Sequence[int], num_differing: int, *, name: str
 ) -> str:
-    """Where a mismatch is first, by its number in the flat output, and how much of it there is."""
+    """The first element of a mismatch, by its flat number, and the share of those that differ."""
     index = ", ".join(str(int(one)) for one in np.unravel_index(first, shape))
     one, other = _numbers(*pair)
     words = f"{name}[{index}]" if shape else name
