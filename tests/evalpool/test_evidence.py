@@ -3,8 +3,6 @@ and whether its weights are the reference's."""
 
 import mmap
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,8 +11,7 @@ import torch
 
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
-from forge.evalpool.judge.reference import delivery
-from forge.evalpool.judge.reference.delivery import Delivery
+from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.trial.draws import parse_starts
 from forge.evalpool.judge.trial.judgement import Judgement
 from forge.evalpool.judge.trial.results import Left, Results
@@ -305,60 +302,21 @@ ROOM = 1 << 20
 SPECS = [TensorSpec("float32", (16,)), TensorSpec("uint8", (3,))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """A draw's way into memory of ROOM bytes, and what the judge sees there."""
-
-    delivery: Delivery
-    memory: mmap.mmap
-
-
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
-    """Tensors of any size are written in a thread of their own, if there is one."""
-    before = torch.get_num_threads()
-    monkeypatch.setattr(delivery, "LARGE_BYTES", 1)
-    torch.set_num_threads(request.param)
+def test_each_tensor_of_a_draw_is_where_the_layout_says() -> None:
     fd = os.memfd_create("forge")
     os.ftruncate(fd, ROOM)
-    yield Room(delivery=Delivery(os.dup(fd)), memory=mmap.mmap(fd, ROOM))
-    os.close(fd)
-    torch.set_num_threads(before)
-
-
-def set_of(inputs: list[Any], *outputs: torch.Tensor) -> Any:
-    return SimpleNamespace(inputs=inputs, outputs=list(outputs), wide=None)
-
-
-def test_each_tensor_is_where_the_layout_says_whenever_it_was_written(room: Room) -> None:
-    early = [torch.randn(5000), torch.randn(30, 40).t(), torch.randn(7, 9)[:, ::2]]
-    output = torch.randn(600).to(torch.bfloat16)
-    room.delivery.add(set_of([early[0], {"deep": early[1:]}], output))
-    late = [torch.tensor(3.5), torch.rand(4) < 0.5, torch.empty(0), torch.randn(8192)]
-    orders = [early[0], early[1].t(), early[2].contiguous(), output, *late, late[3]]
-    starts = room.delivery.finish(orders)
-    for tensor, start in zip(orders, starts, strict=True):
-        held = bytes(room.memory[start : start + tensor.nbytes])
-        assert held == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-    assert starts == parse_starts(
-        starts, [TensorSpec("uint8", (one.nbytes,)) for one in orders], max_bytes=ROOM
-    )
-
-
-def test_a_draw_that_begins_again_has_all_of_the_room(room: Room) -> None:
-    earlier, last = torch.randn(2, ROOM // 4)
-    for one in (earlier, last):
-        room.delivery.restart()
-        room.delivery.add(set_of([], one))
-    assert room.delivery.finish([last]) == [0]
-    assert room.memory[:] == last.view(torch.uint8).numpy().tobytes()
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(room.delivery._fd)
-
-
-def test_a_draw_that_is_too_large_has_no_memory(room: Room) -> None:
+    with mmap.mmap(fd, ROOM) as memory:
+        made = [torch.randn(5000), torch.tensor(3.5), torch.rand(4) < 0.5, torch.empty(0)]
+        made += [torch.randn(600).to(torch.bfloat16), made[0]]
+        starts = oracle.written(os.dup(fd), made)
+        for tensor, start in zip(made, starts, strict=True):
+            held = bytes(memory[start : start + tensor.nbytes])
+            assert held == tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    sizes = [TensorSpec("uint8", (one.nbytes,)) for one in made]
+    assert starts == parse_starts(starts, sizes, max_bytes=ROOM)
     with pytest.raises(MemoryError, match="more than 1048576 bytes"):
-        room.delivery.finish([torch.zeros(8), torch.zeros(ROOM // 4)])
+        oracle.written(fd, [torch.zeros(8), torch.zeros(ROOM // 4)])
+    os.close(fd)
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ def test_a_reference_that_differs_in_several_threads_is_drawn_in_one(
 ) -> None:
     used: list[int] = []
 
-    def computed(request: dict[str, Any], terms: Any, delivery: Any) -> str:
+    def computed(request: dict[str, Any], terms: Any) -> str:
         used.append(torch.get_num_threads())
         if torch.get_num_threads() > 1:
             raise Unjudgeable("two runs differ", flag=Flag.NONDETERMINISTIC)

@@ -20,7 +20,6 @@ from forge.evalpool.judge.children.spawner import SandboxedChild
 from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.driver.gpu_memory import Block
 from forge.evalpool.judge.reference import oracle
-from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.trial.draws import Builder
 from forge.evalpool.judge.trial.gpu import references as module
 from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, spec_of
@@ -323,7 +322,7 @@ def test_a_small_problem_is_drawn_and_compared_without_the_card(
     made = open_references(there, monkeypatch, small=small).hold(PROBLEM, shared=turn)
     assert (small.asked, there.asked, turns) == ([(0.0, False)], [], ["taken"])
     content = torch.frombuffer(bytearray(range(128)) * 3, dtype=torch.float32)
-    assert made.host.wanted[4].data == content[48:52].numpy().tobytes()
+    assert made.host.parts[4] == content[48:52].numpy().tobytes()
     assert torch.equal(made.tensors[3], content[32:36])
     assert not made.wanted
 
@@ -370,8 +369,6 @@ def test_an_oracle_of_small_problems_refuses_what_a_card_may_see_otherwise(
         "import torch\nclass Model(torch.nn.Module):\n  def forward(self, x):\n    " + line
         + "\ndef get_inputs():\n  return [torch.rand(600, 64)]\ndef get_init_inputs():\n  return []"
     )  # fmt: skip
-    file = os.memfd_create("draw")
-    os.ftruncate(file, 64 << 20)
     body = {
         "source": source, "entry_point": "Model", "precision": "fp32", "num_sets": 2,
         "device": "cpu", "tf32": True, "tf32_products": True, "max_bytes": 64 << 20,
@@ -379,11 +376,11 @@ def test_an_oracle_of_small_problems_refuses_what_a_card_may_see_otherwise(
     }  # fmt: skip
     if is_refused:
         with pytest.raises(oracle.NotSmall, match=r"^0$"):
-            oracle._compute(body, Delivery(file))
+            oracle._compute(body)
     else:
-        assert oracle._compute(body, Delivery(file))[0]["kinds"] == ["float32", "float64"]
+        assert oracle._compute(body)[0]["kinds"] == ["float32", "float64"]
     with pytest.raises(oracle.NotSmall, match=r"\d{6}"):
-        oracle._compute({**body, "small": [1000, 8 << 20]}, Delivery(os.dup(file)))
+        oracle._compute({**body, "small": [1000, 8 << 20]})
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import gc
 import itertools
+import mmap
 import os
 import select
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
-from forge.evalpool.judge.channel.shm import TensorSpec, offsets
+from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, TensorSpec, offsets
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.blocks import are_finite
 from forge.evalpool.judge.numbers.called import Unjudgeable, call_on, dtype_name
@@ -32,7 +34,6 @@ from forge.evalpool.judge.numbers.given import Terms
 from forge.evalpool.judge.numbers.opcount import has_products
 from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference.construct import training_read
-from forge.evalpool.judge.reference.delivery import Delivery
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import run_eagerly
 from forge.evalpool.judge.reference.subject import Describer, Subject, rounded_terms, terms_of
@@ -43,6 +44,9 @@ from forge.records.examination import Flag
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from forge.evalpool.judge.numbers.given import Arguments
     from forge.evalpool.judge.numbers.opcount import OpCounter
@@ -83,32 +87,56 @@ def _draw(sock: socket.socket) -> int | None:
     now; None if no other problem may follow."""
     deadline = time.monotonic() + IDLE_S
     asked = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True)
-    request, delivery = asked.body, Delivery(asked.fds[0]) if asked.fds else None
+    request = asked.body
     try:
         if request.get("sketch") is True:
             frames.send(sock, Kind.LAYOUT, _sketch(request))
             return 0
         with reported(sock) if request.get("reports") else nullcontext():
-            layout, tensors = _compute(request, delivery)
-            if delivery is not None:
-                layout["starts"] = delivery.finish(tensors)
+            layout, tensors = _compute(request)
+            if asked.fds:
+                layout["starts"] = written(asked.fds[0], tensors)
     except BaseException as error:  # a reference may raise anything; the judge gets it
         frames.send(sock, Kind.FAILED, describe(error))
         return None
     num_bytes = sum(one.nbytes for one in tensors)
-    if delivery is None:
+    if not asked.fds:
         torch.cuda.empty_cache()  # at full size the judge has no room for its copy beside it
     frames.send(sock, Kind.LAYOUT, layout)
-    if delivery is None:
+    if not asked.fds:
         fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
         _fill_block(fill.fds[0], fill.body["block_bytes"], tensors)
-    del delivery
     tensors.clear()
     gc.collect()  # a model refers to itself
-    if not asked.fds:  # while the judge has the card: no later work here
-        torch.cuda.empty_cache()
-        frames.send(sock, Kind.DONE, {})
-    return num_bytes if asked.fds else 0
+    if asked.fds:
+        return num_bytes
+    torch.cuda.empty_cache()  # while the judge has the card: no later work here
+    frames.send(sock, Kind.DONE, {})
+    return 0
+
+
+def written(fd: int, tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Writes contiguous tensors into memory of the judge's, and closes its descriptor. Returns the
+    first byte of each. Nothing stays mapped, so the judge can seal it. Raises MemoryError."""
+    starts, end, room = dict[tuple[int, int], int](), 0, os.fstat(fd).st_size
+    for one in tensors:
+        if one.nbytes and _key(one) not in starts:
+            starts[_key(one)] = start = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            end = start + one.nbytes
+    if end > room:
+        raise MemoryError(f"a draw of more than {room} bytes")
+    with mmap.mmap(fd, max(end, 1)) as memory:
+        for one in (one for one in tensors if one.nbytes):
+            source: NDArray[np.uint8] = one.reshape(-1).view(torch.uint8).numpy()
+            target = np.frombuffer(memory, np.uint8, count=one.nbytes, offset=starts[_key(one)])
+            np.copyto(target, source)
+            del target
+    os.close(fd)
+    return [starts.get(_key(one), 0) for one in tensors]
+
+
+def _key(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.nbytes
 
 
 def _sketch(request: dict[str, Any]) -> dict[str, Any]:
@@ -145,9 +173,7 @@ def _sketch(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compute(
-    request: dict[str, Any], delivery: Delivery | None = None
-) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
     terms = terms_of(request)
     torch.backends.cuda.matmul.allow_tf32 = terms.is_tf32 and request["tf32_products"]
     torch.backends.cudnn.allow_tf32 = terms.is_tf32
@@ -167,12 +193,12 @@ def _compute(
         heap.keep_freed(needed, memory_bytes=terms.max_bytes)
         torch.set_num_threads(_num_threads(needed))
     try:
-        return _computed(request, terms, delivery)
+        return _computed(request, terms)
     except Unjudgeable as error:
         if torch.get_num_threads() == 1 or error.flag is not Flag.NONDETERMINISTIC:
             raise
     torch.set_num_threads(1)  # sums of several threads may be added in any order
-    return _computed(request, terms, delivery)
+    return _computed(request, terms)
 
 
 def _num_threads(needed: int | None) -> int:
@@ -183,9 +209,7 @@ def _num_threads(needed: int | None) -> int:
     return min(MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
-def _computed(
-    request: dict[str, Any], terms: Terms, delivery: Delivery | None
-) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], list[torch.Tensor]]:
     num_ooms = _num_ooms(terms)
     with torch.no_grad():
         subject = Subject.load(request, terms)
@@ -194,7 +218,7 @@ def _computed(
             counted = subject.counted()
         if "small" in request:
             _require_small(counted, request["small"][1])
-        draw = _moved_and_drawn(subject, request, counted, delivery)
+        draw = _moved_and_drawn(subject, request, counted)
         state = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
         is_short = _num_ooms(terms) > num_ooms
         held = subject.held()
@@ -229,10 +253,7 @@ def _require_small(counted: OpCounter | None, max_work: int) -> None:
 
 
 def _moved_and_drawn(
-    subject: Subject,
-    request: dict[str, Any],
-    counted: OpCounter | None,
-    delivery: Delivery | None,
+    subject: Subject, request: dict[str, Any], counted: OpCounter | None
 ) -> WideDraw:
     """Moves the parameters while outputs stay finite, and makes the input sets."""
     model, device = subject.model, subject.terms.device
@@ -240,14 +261,11 @@ def _moved_and_drawn(
     is_moved = request["moved"] and aims is None  # else they are as constructed
     state = model.state_dict() if is_moved else {}
     before = {name: tensor.clone() for name, tensor in state.items()}
-    use = {} if delivery is None else {"use": delivery.add}
 
     def draw() -> WideDraw:
-        if delivery is not None:
-            delivery.restart()
         is_wide = request.get("wide") is True
         draws = subject.draws(counted, made=before, is_wide=is_wide, aims=aims)
-        return draws.make(request["num_sets"], **use)
+        return draws.make(request["num_sets"])
 
     for name, tensor in model.state_dict().items():
         if aims is not None and name in aims["zeroed"]:

@@ -316,18 +316,10 @@ class Draws:
         given = draw_inputs(self._module, self._terms)
         return replaced(list(given), lambda _, one: one.detach())
 
-    def make(self, num_sets: int, *, use: Callable[[InputSet], None] = lambda _: None) -> WideDraw:
-        """All of it. Raises Unjudgeable.
-
-        Args:
-            use: called with each set once its inputs and outputs are final.
-        """
-        sets: list[InputSet] = []
-        for one in self.sets(num_sets):
-            use(one)
-            sets.append(one)
+    def make(self, num_sets: int) -> WideDraw:
+        """All of it. Raises Unjudgeable."""
         return WideDraw(
-            sets=sets,
+            sets=[*self.sets(num_sets)],
             kinds=self.kinds,
             why=self.why,
             insensitive=self.insensitive(),
