@@ -118,11 +118,7 @@ ROOMS: dict[str, set[str]] = {
         "process", "evalpool.judge.channel", "evalpool.judge.program",
         "evalpool.judge.ttir",
         "evalpool.judge.ttir.memory", "evalpool.judge.compiler",
-        "evalpool.judge.execute.cpu", "evalpool.judge.wide",
-    },
-    "evalpool.judge.execute.cpu": {
-        "evalpool.judge.program", "evalpool.judge.ttir",
-        "evalpool.judge.ttir.memory", "evalpool.judge.execute",
+        "evalpool.judge.wide",
     },
     "evalpool.judge.execute.gpu": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.program",
@@ -221,7 +217,7 @@ EXCEPTIONS: dict[str, set[str]] = {
         "evalpool.judge.driver",
         "evalpool.judge.sandbox",
         "evalpool.judge.capture",
-        "evalpool.judge.execute.cpu",
+        "evalpool.judge.execute",
     },
 }
 """Single files that may import more."""

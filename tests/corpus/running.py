@@ -15,7 +15,7 @@ from forge.evalpool.judge.capture.session import capture, flatten
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.compiler.backend import ParseFailed, check_ttir, open_target
 from forge.evalpool.judge.compiler.text import Refused
-from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
+from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Program
 from forge.evalpool.judge.program.policy import facts_of, judge_policy

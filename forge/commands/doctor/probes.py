@@ -158,7 +158,7 @@ def _multiply_as_judged(path: Path, a: Any, b: Any) -> Any:
     import numpy as np
 
     from forge.evalpool.judge.capture.session import capture
-    from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
+    from forge.evalpool.judge.execute.cpu import CpuExecutor
 
     request = {
         "entry_point": "ModelNew",

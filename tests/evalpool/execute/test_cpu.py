@@ -16,8 +16,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.execute.child_cpu import Session
-from forge.evalpool.judge.execute.cpu.confirm import Poison
-from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
+from forge.evalpool.judge.execute.cpu import CpuExecutor, Poison
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import (

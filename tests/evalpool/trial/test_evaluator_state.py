@@ -152,7 +152,7 @@ def test_plans_hold_no_array_that_can_be_written_to() -> None:
 
 def run_in_place(plan: Any) -> None:
     """Runs a plan, so that what it remembers of its constants is there."""
-    from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
+    from forge.evalpool.judge.execute.cpu import CpuExecutor
 
     one = CpuExecutor(program(launch(256)), [X.copy().view(np.uint8)], {})
     one.init()

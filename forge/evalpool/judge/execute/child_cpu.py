@@ -40,7 +40,7 @@ import numpy.ma  # pyright: ignore[reportUnusedImport]  # np.unique needs it in 
 from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.channel.nesting import mapped
-from forge.evalpool.judge.execute.cpu.executor import CpuExecutor
+from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
