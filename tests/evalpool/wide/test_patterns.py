@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Bytes, Wanted, mismatch
-from forge.evalpool.judge.wide.look import Values, look
-from forge.evalpool.judge.wide.patterns import pattern
+from forge.evalpool.judge.wide.patterns import Values, look, pattern
 
 DRAW = np.random.default_rng(1)
 X, Y, Z = DRAW.normal(size=(3, 40, 40))

@@ -32,14 +32,14 @@ from forge.evalpool.judge.wide.compare import (
     Wanted,
     real_question,
 )
-from forge.evalpool.judge.wide.look import Plant, Values, are_far
+from forge.evalpool.judge.wide.patterns import Plant, Values, are_far
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from forge.evalpool.judge.channel.shm import Data
     from forge.evalpool.judge.wide.compare import Mask, Question
-    from forge.evalpool.judge.wide.look import Operands
+    from forge.evalpool.judge.wide.patterns import Operands
     from forge.records.problem import ReferenceModule
 
 MAX_USES = 32

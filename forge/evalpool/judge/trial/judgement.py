@@ -27,7 +27,7 @@ from forge.evalpool.judge.trial.trial import (
     Decided,
     Finding,
 )
-from forge.evalpool.judge.wide.look import are_far
+from forge.evalpool.judge.wide.patterns import are_far
 from forge.records.reason import Reason, Status
 from forge.records.verdict import Profile
 

@@ -13,7 +13,7 @@ import numpy as np
 from forge.evalpool.judge.channel.shm import FLOATING
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question
-from forge.evalpool.judge.wide.look import plant_words, spread
+from forge.evalpool.judge.wide.patterns import plant_words, spread
 from forge.records.verdict import OutputFacts
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.wide.compare import Mask
-    from forge.evalpool.judge.wide.look import Operands, Part, Values
+    from forge.evalpool.judge.wide.patterns import Operands, Part, Values
 
 MAX_READ = 1 << 22
 """Elements of an output that its figures are made of, all over it."""

@@ -40,8 +40,7 @@ from numpy.typing import NDArray
 from forge.evalpool.judge.channel.shm import FLOATING, decode, decode_part, integers
 from forge.evalpool.judge.numbers.blocks import blocks
 from forge.evalpool.judge.numbers.protocols import PRECISION, TOLERANCE
-from forge.evalpool.judge.wide.look import Values
-from forge.evalpool.judge.wide.patterns import describe, words_of
+from forge.evalpool.judge.wide.patterns import Values, describe, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.channel.shm import Data, TensorSpec
     from forge.evalpool.judge.numbers.blocks import Block
     from forge.evalpool.judge.wide.card import OnCard
-    from forge.evalpool.judge.wide.look import Operands
+    from forge.evalpool.judge.wide.patterns import Operands
 
 SAME, DOUBLE = 1e-6, 1e-10
 """tol of question 1: float64 loses 1e-12, a constant that is written in float32 1e-7; and of a

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.driver.gpu_memory import Block
     from forge.evalpool.judge.trial.draws import Draw, HostDraw
     from forge.evalpool.judge.wide.compare import Mask, Question
-    from forge.evalpool.judge.wide.look import Operands, Values
+    from forge.evalpool.judge.wide.patterns import Operands, Values
 
 
 @dataclass(slots=True, eq=False)
