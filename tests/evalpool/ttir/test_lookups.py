@@ -3,8 +3,7 @@
 import pytest
 
 from forge.evalpool.judge.ttir import verify as lookups
-from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.parse import InvalidModule, parse
 from forge.evalpool.judge.ttir.verify import lookups_of
 
 TABLE, INDEX, OUTPUT = 1, 2, 4

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from forge.evalpool.judge.trial.structure import _read_text
 from forge.evalpool.judge.ttir import parse as reader
-from forge.evalpool.judge.ttir.parse import parse
+from forge.evalpool.judge.ttir.parse import InvalidModule, parse
 from forge.evalpool.judge.ttir.plan import plan_of
-from forge.evalpool.judge.ttir.scan import InvalidModule
 from forge.evalpool.judge.ttir.tree import (
     Block,
     Descriptor,
@@ -102,14 +101,8 @@ def test_types_of_old_and_new_versions_are_one_type(kinds: list[str], wanted: Ty
 
 def test_a_pointer_argument_says_what_is_done_with_it() -> None:
     uses = uses_of(parse(text("locked_sum")), "red")
-    facts = [one and (one.is_read, one.is_written, one.is_atomic) for one in uses]
-    assert facts == [
-        (True, False, False),
-        (True, True, False),
-        (True, True, True),
-        (True, True, True),
-        None,
-    ]
+    facts = [one and (one.is_read, one.is_written) for one in uses]
+    assert facts == [(True, False), (True, True), (True, True), (True, True), None]
 
 
 @pytest.mark.parametrize(

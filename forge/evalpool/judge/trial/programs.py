@@ -22,7 +22,7 @@ from forge.evalpool.judge.trial.structure import (
     torch_share,
 )
 from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, Decided, Finding
-from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.parse import InvalidModule
 from forge.evalpool.judge.wide.patterns import about
 from forge.records.reason import Reason, Status
 

@@ -12,8 +12,7 @@ from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Launch, Op, Section
 from forge.evalpool.judge.program.ops import MOVES, kind_of
 from forge.evalpool.judge.program.walk import op_bytes, variants
-from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.scan import InvalidModule, malformed
+from forge.evalpool.judge.ttir.parse import InvalidModule, malformed, parse
 from forge.evalpool.judge.ttir.verify import (
     Lookups,
     Use,
@@ -166,8 +165,8 @@ def _access(use: Use | None) -> Access:
     if use is None:
         return Access.NONE
     found = Access.NONE
-    if use.is_read or use.is_atomic:
+    if use.is_read:
         found |= Access.READ
-    if use.is_written or use.is_atomic:
+    if use.is_written:
         found |= Access.WRITE
     return found

@@ -24,8 +24,7 @@ import numpy as np
 
 from forge.evalpool.judge.ttir.decisions import Decision, Decisions
 from forge.evalpool.judge.ttir.memory.conflicts import may_synchronise, pass_barrier
-from forge.evalpool.judge.ttir.parse import parse
-from forge.evalpool.judge.ttir.scan import malformed
+from forge.evalpool.judge.ttir.parse import malformed, parse
 from forge.evalpool.judge.ttir.semantics import reduce, scan
 from forge.evalpool.judge.ttir.steps import HINTS, array_of, compute_of, constant_of, hinted
 from forge.evalpool.judge.ttir.symbolic import INT64, Lanes, Symbolic, Value, lanes_of, merge, take

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from forge.evalpool.judge.program.dataflow import Lookup, places_in, union_of
 from forge.evalpool.judge.program.dialect import OPERATIONS
-from forge.evalpool.judge.ttir.scan import InvalidModule
+from forge.evalpool.judge.ttir.parse import InvalidModule
 from forge.evalpool.judge.ttir.tree import (
     BasicBlock,
     Descriptor,
@@ -51,41 +51,46 @@ class Use:
     """Accesses of a kernel through one of its arguments."""
 
     is_read: bool = False
-    is_written: bool = False
-    is_atomic: bool = False
-    writers: frozenset[int] = frozenset()
+    writers: set[int] = field(default_factory=set[int])
     """Indices of the operations that write."""
+
+    @property
+    def is_written(self) -> bool:
+        """True if any operation writes."""
+        return bool(self.writers)
+
+    def add(self, other: Use) -> None:
+        """Adds the accesses of another use to this one."""
+        self.is_read |= other.is_read
+        self.writers |= other.writers
 
 
 def verify(module: Module) -> None:
     """Raises InvalidModule where an operation is not of the closed list, or calls do not fit."""
     for function in module.functions.values():
         for operation in operations_of(function):
-            if operation.name not in OPERATIONS:
-                raise InvalidModule(f"line {operation.line}: {operation.name} is not allowed")
-            if operation.name == "tt.call":
-                _check_call(module, operation)
-            _check_regions(operation)
-            if operation.name == "tt.return" and operation.types.operands != function.results:
-                raise InvalidModule(f"line {operation.line}: returns other types than declared")
+            if words := _misfit(module, function, operation):
+                raise InvalidModule(f"line {operation.line}: {words}")
 
 
-def _check_regions(operation: Operation) -> None:
-    """Each block of an operation may go on in each other one: their number counts twice."""
+def _misfit(module: Module, function: Function, operation: Operation) -> str:
+    """The reason why an operation of a function is refused, if it is."""
+    name, kinds = operation.name, operation.types
+    if name not in OPERATIONS:
+        return f"{name} is not allowed"
+    if name == "tt.call":
+        callee = operation.attributes.get("callee")
+        target = module.functions.get(callee) if isinstance(callee, str) else None
+        if target is None:
+            return f"no function {callee}"
+        if kinds.operands != target.arguments or kinds.results != target.results:
+            return f"call of {callee} does not fit its types"
+    # Each block of an operation may go on in each other one: their number counts twice.
     sizes = [len(region.blocks) for region in operation.regions]
     if len(sizes) > MAX_REGIONS or max(sizes, default=0) > MAX_BLOCKS:
-        words = f"more than {MAX_REGIONS} regions of {MAX_BLOCKS} blocks"
-        raise InvalidModule(f"line {operation.line}: {operation.name} has {words}")
-
-
-def _check_call(module: Module, operation: Operation) -> None:
-    name = operation.attributes.get("callee")
-    target = module.functions.get(name) if isinstance(name, str) else None
-    if target is None:
-        raise InvalidModule(f"line {operation.line}: no function {name}")
-    kinds = operation.types
-    if kinds.operands != target.arguments or kinds.results != target.results:
-        raise InvalidModule(f"line {operation.line}: call of {name} does not fit its types")
+        return f"{name} has more than {MAX_REGIONS} regions of {MAX_BLOCKS} blocks"
+    is_return = name == "tt.return" and kinds.operands != function.results
+    return "returns other types than declared" if is_return else ""
 
 
 def operations_of(function: Function) -> Iterator[Operation]:
@@ -108,60 +113,39 @@ def uses_of(module: Module, name: str) -> tuple[Use | None, ...]:
     A pointer that may come from several arguments counts for each of them. An address that is
     read from memory counts for none. Raises InvalidModule for a function that calls itself.
     """
-    return _Summary(module).of(name)
+    return _uses(module, name, {})
 
 
-class _Summary:
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self.known: dict[str, tuple[Use | None, ...] | None] = {}
-        """None for a function whose calls are being read."""
-
-    def of(self, name: str) -> tuple[Use | None, ...]:
-        found = self.known.get(name)
-        if found is not None:
-            return found
-        if name in self.known:
-            raise InvalidModule(f"function {name} calls itself")
-        self.known[name] = None
-        function = self.module.functions[name]
-        uses = tuple(Use() if is_memory(kind) else None for kind in function.arguments)
-        accessed: dict[int, Use] = {}
-        for operation in operations_of(function):
-            self._note(operation, accessed)
-        reading = reading_of(self.module, name)
-        for value, use in accessed.items():
-            for place in places_in(reading.held((value,)).address):
-                _add(uses[place], use)
-        self.known[name] = uses
-        return uses
-
-    def _note(self, operation: Operation, accessed: dict[int, Use]) -> None:
-        """Adds the accesses of an operation to those through each value."""
+def _uses(
+    module: Module, name: str, known: dict[str, tuple[Use | None, ...] | None]
+) -> tuple[Use | None, ...]:
+    """`known` has None for a function whose calls are being read."""
+    if (found := known.get(name)) is not None:
+        return found
+    if name in known:
+        raise InvalidModule(f"function {name} calls itself")
+    known[name] = None
+    function = module.functions[name]
+    accessed = dict[int, Use]()
+    for operation in operations_of(function):
+        pairs: list[tuple[int, Use | None]] = []
         if operation.name == "tt.call":
-            inner = self.of(operation.attributes["callee"])
-            for value, use in zip(operation.operands, inner, strict=True):
-                if use is not None:
-                    _add(accessed.setdefault(value, Use()), use)
-            return
-        if operation.name not in READS | WRITES | ATOMICS:
-            return
-        is_atomic = operation.name in ATOMICS
-        use = Use(
-            is_read=operation.name in READS or is_atomic,
-            is_written=operation.name in WRITES or is_atomic,
-            is_atomic=is_atomic,
-            writers=frozenset({operation.index} if operation.name not in READS else ()),
-        )
-        _add(accessed.setdefault(operation.operands[0], Use()), use)
-
-
-def _add(use: Use | None, other: Use | None) -> None:
-    if use is not None and other is not None:
-        use.is_read = use.is_read or other.is_read
-        use.is_written = use.is_written or other.is_written
-        use.is_atomic = use.is_atomic or other.is_atomic
-        use.writers |= other.writers
+            inner = _uses(module, operation.attributes["callee"], known)
+            pairs += zip(operation.operands, inner, strict=True)
+        elif operation.name in READS | WRITES | ATOMICS:
+            writers = set[int]() if operation.name in READS else {operation.index}
+            pairs.append((operation.operands[0], Use(operation.name not in WRITES, writers)))
+        for value, use in pairs:
+            if use is not None:
+                accessed.setdefault(value, Use()).add(use)
+    uses = tuple(Use() if is_memory(kind) else None for kind in function.arguments)
+    reading = reading_of(module, name)
+    for value, use in accessed.items():
+        for place in places_in(reading.held((value,)).address):
+            if (held := uses[place]) is not None:
+                held.add(use)
+    known[name] = uses
+    return uses
 
 
 # --- lookups
@@ -274,8 +258,9 @@ class Reading:
                 decides = inner | self.held(end.operands[:1] if len(end.jumps) > 1 else ()).memory
                 for jump in end.jumps:
                     target = blocks[jump.block]
-                    if decides & ~self._under.get(id(target), 0):
-                        self._under[id(target)] = self._under.get(id(target), 0) | decides
+                    known = self._under.get(id(target), 0)
+                    if decides & ~known:
+                        self._under[id(target)] = known | decides
                         self.has_changed = True
                     made[-1] |= self._choose(jump.arguments, target.arguments, decides)
                 if not end.jumps:
@@ -366,8 +351,7 @@ class Reading:
         if self._comparisons.get(condition) != frozenset(values):
             for value in values:
                 self._note(self.held((value,)).data, deciding)
-            one_value, other_value = values
-            self._either(one_value, other_value, deciding)
+            self._either(values[0], values[1], deciding)
         self._join(one.results, self.held(values))
         self._join(one.results, Held(deciding=deciding))
 

@@ -41,7 +41,7 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.ops import packet
 from forge.evalpool.judge.program.walk import places
-from forge.evalpool.judge.ttir.scan import MALFORMED
+from forge.evalpool.judge.ttir.parse import MALFORMED
 from forge.evalpool.judge.ttir.tree import Scalar
 from forge.evalpool.judge.ttir.values import decode, memory_dtype, round_to
 
