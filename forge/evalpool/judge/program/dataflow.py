@@ -122,17 +122,14 @@ def _launch_effects(program: Program, launch: Launch, accesses: Accesses) -> Eff
 def _op_effects(program: Program, op: Op) -> Effects:
     updated, overwritten = written_in_place(op)
     overwritten |= set(op.results) - updated
-    read = set[int]() if reads_shapes_alone(op) else set(tensors_of(op)) - overwritten
+    name = packet(op.name)
+    takes_shapes = name.endswith("_like") or name.startswith("new_")
+    read = set[int]() if takes_shapes else set(tensors_of(op)) - overwritten
     return Effects(
         reads=storages(program, read),
         writes=storages(program, updated | overwritten),
         replaces=storages(program, (t for t in overwritten if covers_storage(program, t))),
     )
-
-
-def reads_shapes_alone(op: Op) -> bool:
-    """True if an operation takes tensors for their shape and type: `zeros_like`, `new_full`."""
-    return packet(op.name).endswith("_like") or packet(op.name).startswith("new_")
 
 
 def written_in_place(op: Op) -> tuple[set[int], set[int]]:
@@ -269,22 +266,29 @@ def trace(
         for storage in step.reads:
             source |= contents[storage]
         if isinstance(placed.node, Value):
-            host = source & ~_TABLE & ((_INPUT - 1) | -_HOST) | _deciding(source)
+            # Inputs that the host has read decide about what follows.
+            deciding = (source & (_HOST - 1)) // _INPUT * _HOST
+            host = source & ~_TABLE & ((_INPUT - 1) | -_HOST) | deciding
         reread |= step.reads & writers.keys()
         if isinstance(placed.node, Launch) and placed.section == Section.FORWARD:
-            held = _storages_passed(program, placed.node)
+            held = [
+                program.tensors[one.tensor].storage
+                if isinstance(one, TensorUse | Descriptor)
+                else None
+                for one in placed.node.arguments
+            ]
             passed = tuple(-1 if at is None else contents[at] for at in held)
             shown = sum(1 << place for place, at in enumerate(held) if at in outputs)
             key = placed.node.kernel, shown, host, *passed
             if key not in seen:
                 found = _looked_up(passed, (lookups or {}).get(placed.node.kernel, ()), shown, host)
                 seen[key] = union_of(chosen for chosen, _, is_place in found if not is_place)
+                pairs = {
+                    (_joined(passed, chosen), index, is_place) for chosen, index, is_place in found
+                }
                 looked_up += (
                     LookedUp(placed, _decoded(table), _decoded(index), is_place)
-                    for table, index, is_place in {
-                        (_joined(passed, chosen), index, is_place)
-                        for chosen, index, is_place in found
-                    }
+                    for table, index, is_place in pairs
                 )
             tables.update(held[place] for place in places_in(seen[key]))
         made = _through(program, placed, source)
@@ -301,9 +305,8 @@ def trace(
     live = _live(program, steps)
     computed = _live(program, steps, has_checks=False, is_question=is_question)
     decoded = {bits: _decoded(bits) for bits in set(contents.values())}
-    found = {storage: decoded[bits] for storage, bits in contents.items()}
     return Flow(
-        contents=found,
+        contents={storage: decoded[bits] for storage, bits in contents.items()},
         prepared=frozenset(prepared),
         writers=writers,
         reread=frozenset(reread),
@@ -312,19 +315,6 @@ def trace(
         looked_up=looked_up,
         num_table_bytes=sum(program.storages[at].num_bytes for at in tables if at is not None),
     )
-
-
-def _deciding(bits: int) -> int:
-    """The inputs of a content that the host has read, as they decide about what follows."""
-    return (bits & (_HOST - 1)) // _INPUT * _HOST
-
-
-def _storages_passed(program: Program, launch: Launch) -> list[int | None]:
-    """Storages of the arguments of a launch; None for numbers."""
-    return [
-        program.tensors[one.tensor].storage if isinstance(one, TensorUse | Descriptor) else None
-        for one in launch.arguments
-    ]
 
 
 def _looked_up(
@@ -392,22 +382,17 @@ def _first_contents(program: Program) -> dict[int, int]:
 
 def _through(program: Program, placed: Placed, source: int) -> int:
     """The content that a node makes of what it reads."""
-    is_launch = isinstance(placed.node, Launch)
-    computes = is_launch or computes_on_data(program, placed.node)
-    in_init = placed.section == Section.INIT
+    node, in_init = placed.node, placed.section == Section.INIT
+    is_launch = isinstance(node, Launch)
+    is_move = isinstance(node, Op) and kind_of(program, node) in MOVES | {Kind.RANDOM}
     found = source
     if is_launch and (source & (_HOST - 1)) >= _INPUT:
         found &= ~_TABLE
     if is_launch and not in_init:
         found |= _LAUNCHED
-    if computes and in_init:
+    if in_init and (is_launch or isinstance(node, Op)) and not is_move:
         found |= _PREPARED | _TABLE
     return found
-
-
-def computes_on_data(program: Program, node: Node) -> bool:
-    """True if a node is an operation that does more than move."""
-    return isinstance(node, Op) and kind_of(program, node) not in MOVES | {Kind.RANDOM}
 
 
 def _live(

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Literal
 from forge.evalpool.judge.program.dataflow import Accesses, Content, Flow, Lookups, effects, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
 from forge.evalpool.judge.program.format import (
-    Descriptor,
     Launch,
     Op,
     Origin,
@@ -131,10 +130,6 @@ class ProblemFacts:
     """Positions of outputs whose elements the reference leaves one behind the other in memory."""
     kinds: frozenset[Kind] = frozenset({Kind.HEAVY})
     """Kinds of the reference's own operations, by `kinds_of` its captured program."""
-
-    def allowance(self, share: float) -> float:
-        """Bytes that operations of a kind may move, which may do this share of the work."""
-        return max(share * self.num_bytes, min(SMALL_BYTES, SMALL_SHARE * self.num_bytes))
 
 
 def kinds_of(program: Program) -> frozenset[Kind]:
@@ -242,21 +237,15 @@ class _Variant:
         without = [at for at in owed if not self._content(at).is_launched]
         if without and (policy == "own" or without == owed):
             words = f"output {without[0]} does not come out of a kernel that forward launches"
-            yield Refusal(rule=Rule.OUTPUT, message=f"{words}: {self._missed(outputs[without[0]])}")
-
-    def _missed(self, number: int) -> str:
-        """Why a tensor does not come out of a launch."""
-        tensors = self.program.tensors
-        given = {
-            tensors[one.tensor].storage
-            for placed in self.nodes
-            if isinstance(placed.node, Launch)
-            for one in placed.node.arguments
-            if isinstance(one, (TensorUse, Descriptor))
-        }
-        if tensors[number].storage in given:
-            return "a launch gets it and stores nothing of its own to it; are arguments exchanged?"
-        return "no launch gets it"
+            tensors = self.program.tensors
+            launches = (placed.node for placed in self.nodes if isinstance(placed.node, Launch))
+            given = {tensors[one].storage for node in launches for one in tensors_of(node)}
+            why = "no launch gets it"
+            if tensors[outputs[without[0]]].storage in given:
+                why = (
+                    "a launch gets it and stores nothing of its own to it; are arguments exchanged?"
+                )
+            yield Refusal(rule=Rule.OUTPUT, message=f"{words}: {why}")
 
     def _layout(self) -> Iterator[Refusal]:
         """Views that leave the work to their reader, where the reference writes each element in
@@ -268,10 +257,8 @@ class _Variant:
             if at not in self.facts.laid_out or 0 in tensor.shape:
                 continue
             if is_repeating(tensor) or (is_move and is_permuted(tensor)):
-                message = (
-                    f"output {at} is a view; the reference writes each of its elements in order"
-                )
-                yield Refusal(rule=Rule.MOVES, message=message)
+                words = f"output {at} is a view; the reference writes each of its elements in order"
+                yield Refusal(rule=Rule.MOVES, message=words)
 
     def _inputs(self) -> Iterator[Refusal]:
         reached = frozenset[int]().union(
@@ -321,14 +308,9 @@ class _Variant:
 
     def _work_of_init(self) -> Iterator[Refusal]:
         for placed in self._operations(Section.INIT):
-            is_random = self._kind(placed) == Kind.RANDOM
-            if is_random and placed.path in self.flow.live:
-                yield _refuse(
-                    self.program,
-                    placed,
-                    Rule.INIT,
-                    "draws random numbers that no parameter replaces",
-                )
+            if self._kind(placed) == Kind.RANDOM and placed.path in self.flow.live:
+                reason = "draws random numbers that no parameter replaces"
+                yield _refuse(self.program, placed, Rule.INIT, reason)
         for at in range(len(self.program.outputs)):
             content = self._content(at)
             is_fixed = not content.read or at in self.facts.fixed_outputs
@@ -341,53 +323,43 @@ class _Variant:
         which makes what `init` or the host computes on all of them the work of `forward`. Positions
         may choose among what no parameter has a part in, as the sines of a rotary embedding. A
         choice to use a table is an answer only if the tables are about as large as the outputs."""
-        floats = self._float_inputs()
+        storages = self.program.storages
+        read = [storages[one.storage] for one in self.program.tensors if not is_integer(one.dtype)]
+        floats = frozenset(one.index for one in read if one.origin == Origin.INPUT)
         num_bytes = sum(tensor_bytes(self.program.tensors[one]) for one in self.program.outputs)
         is_answer = self.flow.num_table_bytes >= ANSWER_SHARE * num_bytes
         for one in self.flow.looked_up:
             if not one.table.has_parameters and not one.index.inputs & floats:
                 continue
-            if one.is_place:
-                reason = "looks up values of an input in a table that init or the host computes"
+            reason = (
+                "looks up values of an input in a table that init or the host computes"
+                if one.is_place
+                else "values of an input decide whether what init or the host computes is used: "
+                "compute it in forward"
+            )
+            if one.is_place or is_answer:
                 yield _refuse(self.program, one.placed, Rule.TABLE, reason)
-            elif is_answer:
-                reason = (
-                    "values of an input decide whether what init or the host computes is used: "
-                    "compute it in forward"
-                )
-                yield _refuse(self.program, one.placed, Rule.TABLE, reason)
-
-    def _float_inputs(self) -> frozenset[int]:
-        """Positions of the inputs that some tensor reads as floats."""
-        return frozenset(
-            held.index
-            for tensor in self.program.tensors
-            if (held := self.program.storages[tensor.storage]).origin == Origin.INPUT
-            and not is_integer(tensor.dtype)
-        )
 
     def own_work(self, *, counts_checks: bool = False) -> Iterator[Refusal]:
         """The rules about operations that are broken, where the kernels do the work. What only
         decides truth values that the host reads, such as an assertion, is none of it."""
         forward = list(self._operations(Section.FORWARD))
+        reasons = {
+            Kind.HEAVY: (Rule.HEAVY, "torch does work that a kernel should do"),
+            Kind.RANDOM: (Rule.RANDOM, "draw random numbers in a kernel"),
+        }
         for placed in forward:
-            match self._kind(placed):
-                case Kind.HEAVY:
-                    yield _refuse(
-                        self.program, placed, Rule.HEAVY, "torch does work that a kernel should do"
-                    )
-                case Kind.RANDOM:
-                    yield _refuse(
-                        self.program, placed, Rule.RANDOM, "draw random numbers in a kernel"
-                    )
-                case _:
-                    pass
+            if found := reasons.get(self._kind(placed)):
+                yield _refuse(self.program, placed, *found)
         if not counts_checks:
             forward = [placed for placed in forward if placed.path not in self.flow.checks]
         yield from self._over(forward, Rule.COMBINE, {Kind.COMBINE}, COMBINE_SHARE)
         yield from self._over(forward, Rule.INDEX, {Kind.INDEX, Kind.COMBINE}, INDEX_SHARE)
-        yield from self._over(forward, Rule.MOVES, self._moves_of_problem(), COMBINE_SHARE)
-        if self.facts.kinds <= MOVES | {Kind.INDEX}:
+        kinds = self.facts.kinds
+        if kinds <= MOVES:  # moves are free where the problem is not about them, so are fills
+            moves = MOVES if kinds == frozenset({Kind.FILL}) else MOVES - {Kind.FILL}
+            yield from self._over(forward, Rule.MOVES, moves, COMBINE_SHARE)
+        if kinds <= MOVES | {Kind.INDEX}:
             rearranged = [at for at in forward if self._rearranges(at)]
             yield from self._over(rearranged, Rule.MOVES, {Kind.COPY}, COMBINE_SHARE)
 
@@ -410,20 +382,18 @@ class _Variant:
         )
         return bool(is_given) or not is_integer(tensor.dtype)
 
-    def _moves_of_problem(self) -> frozenset[Kind]:
-        """Kinds of moves that the problem is about: free for the candidate otherwise."""
-        if not self.facts.kinds <= MOVES:
-            return frozenset()
-        is_fill = self.facts.kinds == frozenset({Kind.FILL})
-        return MOVES if is_fill else MOVES - {Kind.FILL}
-
     def _over(
         self, forward: list[Placed], rule: Rule, kinds: Set[Kind], share: float
     ) -> Iterator[Refusal]:
         """Refuses the largest operation of these kinds if all of them move too much."""
-        moved = [(self._bytes(at), at) for at in forward if self._kind(at) in kinds]
+        moved = [
+            (op_bytes(self.program, at.node), at)
+            for at in forward
+            if isinstance(at.node, Op) and self._kind(at) in kinds
+        ]
         total = sum(num_bytes for num_bytes, _ in moved)
-        allowed = int(self.facts.allowance(share))
+        work = self.facts.num_bytes
+        allowed = int(max(share * work, min(SMALL_BYTES, SMALL_SHARE * work)))
         if total > allowed:
             reason = (
                 f"operations like this ({', '.join(sorted(kinds))}) move {total} bytes; "
@@ -440,10 +410,6 @@ class _Variant:
     def _kind(self, placed: Placed) -> Kind:
         assert isinstance(placed.node, Op)
         return kind_of(self.program, placed.node)
-
-    def _bytes(self, placed: Placed) -> int:
-        assert isinstance(placed.node, Op)
-        return op_bytes(self.program, placed.node)
 
 
 # --- facts of a reference

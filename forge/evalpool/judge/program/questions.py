@@ -22,6 +22,7 @@ since both are a candidate's.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -67,7 +68,9 @@ def contains(program: Program, prefix: Program, answers: Sequence[Scalar]) -> bo
         )
     ]
     # A program begins with the choices that its first call alone made.
-    start = max(0, _num_leading_choices(program) - _num_leading_choices(prefix))
+    heads = [itertools.takewhile(_is_choice, one.forward) for one in (program, prefix)]
+    leading, asked = (sum(1 for _ in head) for head in heads)
+    start = max(0, leading - asked)
     needed = [part.forward[at] for at in _needed(prefix)]
     return (
         _stands_at(start, whole.forward, part.forward, owed)
@@ -76,11 +79,8 @@ def contains(program: Program, prefix: Program, answers: Sequence[Scalar]) -> bo
     )
 
 
-def _num_leading_choices(program: Program) -> int:
-    return next(
-        (at for at, node in enumerate(program.forward) if not isinstance(node, Choice)),
-        len(program.forward),
-    )
+def _is_choice(node: Node) -> bool:
+    return isinstance(node, Choice)
 
 
 def _stands_at(start: int, whole: list[_Form], part: list[_Form], owed: list[_Form]) -> bool:
@@ -360,13 +360,15 @@ class _Shapes:
     not a size, unless the host has read it.
 
     Args:
-        known: numbers of kernels, equal ones have one; may grow. A text has megabytes, and a
-            program thousands of launches of it.
+        known: numbers of kernels, as they are for parameters that are multiples of nothing; equal
+            ones have one; may grow. A text has megabytes, and a program thousands of launches.
     """
 
     def __init__(self, program: Program, known: dict[Kernel, int]) -> None:
-        made = [_unspecialised(kernel) for kernel in program.kernels]
-        self._kernels = [known.setdefault(kernel, len(known)) for kernel in made]
+        kernels = [
+            dataclasses.replace(one, ttir=_MULTIPLE.sub(r"\1", one.ttir)) for one in program.kernels
+        ]
+        self._kernels = [known.setdefault(kernel, len(known)) for kernel in kernels]
         self._answers = {repr(one.answer) for one in program.forward if isinstance(one, Value)}
 
     def of(self, node: Node) -> tuple[Any, ...]:
@@ -381,11 +383,6 @@ class _Shapes:
                 return ("choice", tuple(alternative.label for alternative in node.alternatives))
             case _:
                 return ("value", node.line)
-
-
-def _unspecialised(kernel: Kernel) -> Kernel:
-    """The kernel as it is for parameters that are multiples of nothing."""
-    return dataclasses.replace(kernel, ttir=_MULTIPLE.sub(r"\1", kernel.ttir))
 
 
 def _floats(literals: Iterable[Literal]) -> set[str]:

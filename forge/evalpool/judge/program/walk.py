@@ -134,10 +134,9 @@ def tensors_of(node: Node) -> Iterator[int]:
 def used_tensors(node: Node) -> Iterator[int]:
     """The same, and those of the nodes of a choice's alternatives."""
     yield from tensors_of(node)
-    if isinstance(node, Choice):
-        for alternative in node.alternatives:
-            for inner in alternative.nodes:
-                yield from used_tensors(inner)
+    alternatives = node.alternatives if isinstance(node, Choice) else ()
+    for inner in (inner for one in alternatives for inner in one.nodes):
+        yield from used_tensors(inner)
 
 
 def returned_inputs(program: Program) -> frozenset[int]:

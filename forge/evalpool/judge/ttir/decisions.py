@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.tree import Block, Operation, Scalar, element_of, shape_of
+from forge.evalpool.judge.ttir.tree import BOOL, Block, Operation, shape_of
 from forge.evalpool.judge.ttir.verify import operations_of, reading_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Kernel
     from forge.evalpool.judge.ttir.memory.storages import Group
     from forge.evalpool.judge.ttir.symbolic import Value
-    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module, Type
+    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module
     from forge.evalpool.judge.ttir.values import Array
 
 ANY, PARAMETER = "any", "parameter "
@@ -177,7 +177,7 @@ class Decisions:
         name, operands, kinds = operation.name, operation.operands, operation.types.operands
         at = CONDITIONS.get(name, len(operands))
         pairs: list[tuple[int, ...]] = []
-        if at < len(operands) and _is_bool(kinds[at]):
+        if at < len(operands) and kinds[at] in (BOOL, Block(shape_of(kinds[at]), BOOL)):
             pairs = [operands[at : at + 1]]
         elif name in EXTREMA:
             pairs = [operands]
@@ -292,8 +292,3 @@ class Decisions:
             elif name not in MOVED:
                 break
         return found
-
-
-def _is_bool(kind: Type) -> bool:
-    element = element_of(kind) if isinstance(kind, Block | Scalar) else None
-    return isinstance(element, Scalar) and element.name == "i1"

@@ -23,7 +23,7 @@ from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Group, L
 from forge.evalpool.judge.ttir.plan import run_function
 from forge.evalpool.judge.ttir.steps import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.tree import Descriptor, Operation, Pointer, Scalar, Type
+from forge.evalpool.judge.ttir.tree import Descriptor, Pointer, Scalar, Type
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, round_to
 
 if TYPE_CHECKING:
@@ -142,7 +142,10 @@ def launch(
         is_serial=is_serial,
         seen={} if seen is None else seen,
     )
-    values = _bind(function, arguments, memory)
+    kinds = function.function.arguments
+    if len(kinds) != len(arguments):
+        raise Unsupported(f"{len(arguments)} arguments for {len(kinds)} parameters")
+    values = [_value(kind, each, memory) for kind, each in zip(kinds, arguments, strict=True)]
     with np.errstate(all="ignore"):
         if is_serial:
             most = num_resident if is_first else total
@@ -152,24 +155,21 @@ def launch(
                 for _ in run_function(function, values, Group(launch=one, ids=ids)):
                     pass
     if is_first and total > 1 and plan.ordering is not None:
-        one.suspect(_fault_of(plan.ordering, FaultKind.ORDER))
+        one.suspect(
+            Fault(
+                kind=FaultKind.ORDER,
+                operation=plan.ordering.name,
+                index=plan.ordering.index,
+                line=plan.ordering.line,
+                storage=None,
+                offset=0,
+                num_bytes=0,
+                instance=(0, 0, 0),
+            )
+        )
     for number in one.watched:
         memory.storages[number].settle()
     return Report(num_bytes=one.num_bytes, suspicions=tuple(one.suspicions))
-
-
-def _fault_of(operation: Operation, kind: FaultKind) -> Fault:
-    """A suspicion of all instances."""
-    return Fault(
-        kind=kind,
-        operation=operation.name,
-        index=operation.index,
-        line=operation.line,
-        storage=None,
-        offset=0,
-        num_bytes=0,
-        instance=(0, 0, 0),
-    )
 
 
 def _slabs(plan: ModulePlan, total: int, order: Order) -> Iterator[NDArray[np.int32]]:
@@ -215,9 +215,7 @@ def _run_serially(
                 words = f"{most} programs, as many as a card holds, wait for others to begin"
                 raise Unsupported(words)
         run = run_function(function, values, Group(launch=one, ids=np.array([number], np.int32)))
-        if _goes_on(run, one):
-            waiting.append((run, one.depth))
-        one.depth = 0
+        waiting += _going_on(run, one)
     while waiting:
         waiting = _round(waiting, one)
 
@@ -228,9 +226,7 @@ def _round(waiting: list[tuple[Run, int]], one: Launch) -> list[tuple[Run, int]]
     still: list[tuple[Run, int]] = []
     for run, depth in reversed(waiting):
         one.depth = depth
-        if _goes_on(run, one):
-            still.append((run, one.depth))
-    one.depth = 0
+        still += _going_on(run, one)
     return still
 
 
@@ -240,14 +236,13 @@ PATIENCE = 2
 """Times that an instance may ask again before the next one has its turn."""
 
 
-def _goes_on(run: Run, one: Launch) -> bool:
-    """Runs an instance for a while. False when it has ended."""
-    for _ in range(PATIENCE):
-        try:
-            next(run)
-        except StopIteration:
-            return False
-    return True
+def _going_on(run: Run, one: Launch) -> list[tuple[Run, int]]:
+    """Runs an instance for a while. Returns it with its depth, unless it has ended."""
+    ended = object()
+    left = not any(next(run, ended) is ended for _ in range(PATIENCE))
+    found = [(run, one.depth)] if left else []
+    one.depth = 0
+    return found
 
 
 def _pointed(argument: Argument) -> frozenset[int]:
@@ -258,21 +253,14 @@ def _pointed(argument: Argument) -> frozenset[int]:
     return frozenset({address.storage})
 
 
-def _bind(function: FunctionPlan, arguments: Sequence[Argument], memory: Memory) -> list[Any]:
-    kinds = function.function.arguments
-    if len(kinds) != len(arguments):
-        raise Unsupported(f"{len(arguments)} arguments for {len(kinds)} parameters")
-    return [_value(kind, one, memory) for kind, one in zip(kinds, arguments, strict=True)]
-
-
 def _value(kind: Type, argument: Argument, memory: Memory) -> Any:
     if isinstance(kind, Pointer) and isinstance(argument, Address):
         return _address(argument, memory)
     if isinstance(kind, Descriptor) and isinstance(argument, HostDescriptor):
         return TensorDescriptor(
             base=_address(argument.base, memory),
-            shape=tuple(_number(size) for size in argument.shape),
-            strides=tuple(_number(stride) for stride in argument.strides),
+            shape=tuple(np.array([size], np.int64) for size in argument.shape),
+            strides=tuple(np.array([stride], np.int64) for stride in argument.strides),
             padding=argument.padding,
         )
     if isinstance(kind, Scalar) and not isinstance(argument, (Address, HostDescriptor)):
@@ -280,14 +268,9 @@ def _value(kind: Type, argument: Argument, memory: Memory) -> Any:
     raise Unsupported(f"argument {argument} for a parameter of type {kind}")
 
 
-def _number(value: int) -> Array:
-    return np.array([value], np.int64)
-
-
 def _address(argument: Address, memory: Memory) -> Symbolic:
-    if argument.storage is None:
-        return Symbolic.constant(0, 0)
-    return Symbolic.constant(memory.address(argument.storage, argument.offset), 0)
+    number = argument.storage
+    return Symbolic.constant(0 if number is None else memory.address(number, argument.offset), 0)
 
 
 def _scalar(kind: Scalar, value: float) -> Array:

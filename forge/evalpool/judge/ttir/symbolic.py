@@ -177,22 +177,21 @@ def _product(left: Symbolic, right: Symbolic) -> Symbolic | None:
     return None
 
 
-def _quotient(left: Symbolic, right: Symbolic) -> Symbolic | None:
-    parts = left.quotient_and_rest(right.low) if right.is_constant else None
-    return None if parts is None else parts[0]
+def _divided(part: int) -> Callable[[Symbolic, Symbolic], Symbolic | None]:
+    """The quotient (0) or the rest (1) of a division by a constant."""
 
+    def divided(left: Symbolic, right: Symbolic) -> Symbolic | None:
+        parts = left.quotient_and_rest(right.low) if right.is_constant else None
+        return None if parts is None else parts[part]
 
-def _rest(left: Symbolic, right: Symbolic) -> Symbolic | None:
-    parts = left.quotient_and_rest(right.low) if right.is_constant else None
-    return None if parts is None else parts[1]
+    return divided
 
 
 add = _on_sums(Symbolic.plus)
 subtract = _on_sums(lambda left, right: left.plus(right.times(-1)))
 multiply = _on_sums(_product)
-divide = _on_sums(_quotient)
-"""a / b, truncated, by a constant."""
-remainder = _on_sums(_rest)
+divide = _on_sums(_divided(0))
+remainder = _on_sums(_divided(1))
 
 COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "eq": np.equal,
@@ -216,9 +215,17 @@ def compare(a: Value, b: Value, predicate: str) -> Array | None:
         predicate = SIGNED[predicate]
     rest = left.plus(right.times(-1))
     rank = rest.terms[0].ndim
-    decided = _decided(rest, predicate)
-    if decided is not None:
-        return np.full((1,) * rank, decided)
+    low, high = rest.low, rest.high
+    is_true, is_false = {
+        "slt": (high < 0, low >= 0),
+        "sle": (high <= 0, low > 0),
+        "sgt": (low > 0, high <= 0),
+        "sge": (low >= 0, high < 0),
+        "eq": (low == high == 0, low > 0 or high < 0),
+        "ne": (low > 0 or high < 0, low == high == 0),
+    }[predicate]
+    if is_true or is_false:
+        return np.full((1,) * rank, is_true)
     function = COMPARISONS[predicate]
     first, *others = rest.terms
     if not others:
@@ -227,20 +234,6 @@ def compare(a: Value, b: Value, predicate: str) -> Array | None:
     for term in others[1:]:
         negated = negated - term
     return function(first, negated)
-
-
-def _decided(rest: Symbolic, predicate: str) -> bool | None:
-    low, high = rest.low, rest.high
-    answers = {
-        "slt": (high < 0, low >= 0),
-        "sle": (high <= 0, low > 0),
-        "sgt": (low > 0, high <= 0),
-        "sge": (low >= 0, high < 0),
-        "eq": (low == high == 0, low > 0 or high < 0),
-        "ne": (low > 0 or high < 0, low == high == 0),
-    }
-    is_true, is_false = answers[predicate]
-    return True if is_true else False if is_false else None
 
 
 def both(a: Array, b: Array) -> Array | None:
@@ -273,7 +266,6 @@ def mapped(value: Value, function: Callable[[Array], Array]) -> Value:
 
 def reshape(value: Value, before: Sequence[int], after: Sequence[int]) -> Value:
     """The elements of a block in the same order in another shape."""
-
     old, new = tuple(before), tuple(after)
     return mapped(value, lambda array: reshaped(array, old, new))
 
@@ -299,20 +291,15 @@ def take(value: Taken, lanes: Lanes) -> Taken:
 def merge(pieces: Sequence[tuple[Lanes, Value]], size: int) -> Value:
     """One value of a group of `size` instances, from those of groups that it was split into."""
     first = pieces[0][1]
-    if all(value is first for _, value in pieces) and not _varies(first):
+    arrays = first.terms if isinstance(first, Symbolic) else (first,)
+    varies = any(array.shape[0] > 1 for array in arrays)
+    if all(value is first for _, value in pieces) and not varies:
         return first
     if isinstance(first, Symbolic):
         return _merge_sums(pieces, size)
-    return _merge_arrays([(lanes, _array(value)) for lanes, value in pieces], size)
-
-
-def _varies(value: Value) -> bool:
-    arrays = value.terms if isinstance(value, Symbolic) else (value,)
-    return any(array.shape[0] > 1 for array in arrays)
-
-
-def _array(value: Value) -> Array:
-    return value.array(INT64) if isinstance(value, Symbolic) else value
+    return _merge_arrays(
+        [(ls, one.array(INT64) if isinstance(one, Symbolic) else one) for ls, one in pieces], size
+    )
 
 
 def _merge_arrays(pieces: Sequence[tuple[Lanes, Array]], size: int) -> Array:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge.evalpool.judge.ttir.symbolic import Symbolic
-    from forge.evalpool.judge.ttir.tree import Scalar
 
 
 # --- loads and stores
@@ -96,24 +95,17 @@ def store(access: Access, values: Array) -> None:
         check = conflicts.note_write(access, part, flat, chosen) if launch.is_racing else None
         if part.number in launch.relayed and access.operation.name == "tt.store":
             conflicts.note_store(access, part, flat, chosen)
-        if part.places.is_disjoint(access.size):
-            part.places.write(flat, access.size, chosen, part.mask)
+        is_disjoint = part.places.is_disjoint(access.size)
+        if launch.reverses_lanes and not is_disjoint:
+            part.places.scattered().write_reversed(flat, access.size, chosen, part.mask)
         else:
-            _write_any(access, part, flat, chosen)
+            part.places.write(flat, access.size, chosen, part.mask)
+            if launch.compares_lanes and not is_disjoint:  # on a card any of the lanes wins
+                conflicts.note_lanes(access, part, flat, chosen)
         if check is not None:
             check()
         mark_written(part, access.size)
         launch.num_bytes += access.size * _count(access, part, chosen)
-
-
-def _write_any(access: Access, part: Part, flat: Array, raw: Array) -> None:
-    """Writes to places of which two lanes may have one: on a card any of them wins."""
-    if access.launch.reverses_lanes:
-        part.places.scattered().write_reversed(flat, access.size, raw, part.mask)
-        return
-    part.places.write(flat, access.size, raw, part.mask)
-    if access.launch.compares_lanes:
-        conflicts.note_lanes(access, part, flat, raw)
 
 
 def mark_written(part: Part, size: int) -> None:
@@ -293,21 +285,16 @@ AT = {"add": np.add, "fadd": np.add, "max": np.maximum, "min": np.minimum}
 def update(access: Access, values: Array, name: str, *, is_used: bool) -> Array:
     """Updates memory at addresses in turns. Returns the values before, 0 where masked out or
     where nothing uses them."""
-    function = UPDATES[name]
-
-    def turn(old: Array, lanes: Any, taken: list[Array]) -> Array:
-        return function(old, taken[0][lanes])
-
     at = None if is_used or access.element.name in ("f16", "bf16") else AT.get(name)
-    return _turns(access, [values], turn, at, is_blind=name == "exch" and not is_used)
+    return _turns(access, [values], UPDATES[name], at, is_blind=name == "exch" and not is_used)
 
 
 def swap(access: Access, expected: Array, desired: Array) -> Array:
     """Compares memory at addresses in turns, and replaces what is as expected. Returns the values
     before."""
 
-    def turn(old: Array, lanes: Any, taken: list[Array]) -> Array:
-        return np.where(old == taken[0][lanes], taken[1][lanes], old)
+    def turn(old: Array, expected: Array, desired: Array) -> Array:
+        return np.where(old == expected, desired, old)
 
     return _turns(access, [expected, desired], turn, None)
 
@@ -315,12 +302,12 @@ def swap(access: Access, expected: Array, desired: Array) -> Array:
 def _turns(
     access: Access,
     values: list[Array],
-    turn: Callable[[Array, Any, list[Array]], Array],
+    turn: Callable[..., Array],
     at: np.ufunc | None,
     *,
     is_blind: bool = False,
 ) -> Array:
-    """Runs `turn(old, lanes, values) -> new` for all active lanes, one by one at each address.
+    """Runs `turn(old, *values) -> new` for all active lanes, one by one at each address.
 
     `is_blind`: nothing depends on the values before.
     """
@@ -348,14 +335,11 @@ def _turns(
         for chosen in _rounds(places):
             before = decode(flat[places[chosen]], element)
             old[chosen] = before
-            after = turn(before, chosen, taken)
-            flat[places[chosen]] = encode(_rounded(after, element), element)
+            after = turn(before, *(one[chosen] for one in taken))
+            after = round_to(after, "bf16") if element.name == "bf16" else after
+            flat[places[chosen]] = encode(after, element)
         result[lanes] = old
     return result
-
-
-def _rounded(values: Array, element: Scalar) -> Array:
-    return round_to(values, "bf16") if element.name == "bf16" else values
 
 
 def _active_lanes(part: Part, full: tuple[int, ...], size: int) -> tuple[Array, Any]:

@@ -127,71 +127,49 @@ class Storage:
         self.writers = self.readers = self.lanes = self.owners = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Addresses of storages."""
-
-    starts: list[int]
-    """By storage: its first address."""
-    order: list[int]
-    """Storages by address."""
-    bounds: list[int]
-    """Addresses where the range of each storage of `order` begins, halfway from the one before; and
-    the end of the last one's."""
-
-    @classmethod
-    def draw(cls, sizes: list[int]) -> Layout:
-        """Addresses at random for storages of these sizes. Raises Unsupported without room."""
-        draw = random.SystemRandom()
-        count = len(sizes)
-        order = draw.sample(range(count), count)
-        room = SPACE - sum(sizes) - count * max(ALIGNMENTS)
-        if room <= count:
-            raise Unsupported("the program's storages need more memory than a card has")
-        most = room // (count + 1)
-        starts, bounds = [0] * count, [BASE]
-        end = BASE
-        for number in order:
-            unit = draw.choice(ALIGNMENTS)
-            gap = draw.randrange(most // 2, most)
-            starts[number] = -(-(end + gap) // unit) * unit
-            bounds.append((end + starts[number]) // 2)
-            end = starts[number] + sizes[number]
-        del bounds[1:2]  # the first one's range begins at BASE
-        return cls(starts=starts, order=order, bounds=[*bounds, BASE + SPACE])
-
-
-@dataclass(slots=True)
 class Memory:
-    """All storages of a program, by their numbers."""
+    """All storages of a program, by their numbers, each with addresses at random."""
 
-    storages: Sequence[Storage]
-    layout: Layout = field(init=False)
-    _views: dict[tuple[int, str], NDArray[np.generic]] = field(
-        default_factory=dict[tuple[int, str], "NDArray[np.generic]"]
-    )
-
-    def __post_init__(self) -> None:
-        self.layout = Layout.draw([len(one.data) for one in self.storages])
+    def __init__(self, storages: Sequence[Storage]) -> None:
+        """Raises Unsupported without room."""
+        self.storages = storages
+        self._views: dict[tuple[int, str], NDArray[np.generic]] = {}
+        draw = random.SystemRandom()
+        sizes = [len(one.data) for one in storages]
+        self._order = draw.sample(range(len(sizes)), len(sizes))
+        """Storages by address."""
+        room = SPACE - sum(sizes) - len(sizes) * max(ALIGNMENTS)
+        if room <= len(sizes):
+            raise Unsupported("the program's storages need more memory than a card has")
+        most = room // (len(sizes) + 1)
+        self._starts, bounds = [0] * len(sizes), [BASE]
+        end = BASE
+        for number in self._order:
+            unit = draw.choice(ALIGNMENTS)
+            start = -(-(end + draw.randrange(most // 2, most)) // unit) * unit
+            self._starts[number] = start
+            bounds.append((end + start) // 2)
+            end = start + sizes[number]
+        self._bounds = [BASE, *bounds[2:], BASE + SPACE]
+        """Addresses where the range of each storage of the order begins, halfway from the one
+        before; and the end of the last one's."""
 
     def address(self, storage: int, offset: int = 0) -> int:
         """Made-up address of a byte of a storage."""
-        return self.layout.starts[storage] + offset
+        return self._starts[storage] + offset
 
     def find(self, address: int) -> tuple[int | None, int]:
         """Storage that an address belongs to, and the offset from its start in bytes."""
-        layout = self.layout
-        place = bisect_right(layout.bounds, address) - 1
-        if not 0 <= place < len(layout.order):
+        place = bisect_right(self._bounds, address) - 1
+        if not 0 <= place < len(self._order):
             return None, address
-        number = layout.order[place]
-        return number, address - layout.starts[number]
+        number = self._order[place]
+        return number, address - self._starts[number]
 
     def find_all(self, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
         """Storages that addresses belong to; NOBODY where there is none."""
-        layout = self.layout
-        numbers = np.array([NOBODY, *layout.order, NOBODY], np.int64)
-        return numbers[np.searchsorted(layout.bounds, addresses, side="right")]
+        numbers = np.array([NOBODY, *self._order, NOBODY], np.int64)
+        return numbers[np.searchsorted(self._bounds, addresses, side="right")]
 
     def elements(self, storage: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         """A flat view of a storage as elements of a type, as many as fit."""
@@ -339,10 +317,6 @@ class Scattered:
     def scattered(self) -> Scattered:
         """The places themselves."""
         return self
-
-    def is_aligned(self, unit: int) -> bool:
-        """True if all offsets are multiples of `unit`."""
-        return not bool((self.offsets % unit).any())
 
     def read(self, flat: Array, unit: int) -> Array:
         """Entries of a flat array, as a copy."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.tree import Signature, Type, shape_of
+from forge.evalpool.judge.ttir.tree import Signature, shape_of
 from forge.evalpool.judge.ttir.values import (
     Array,
     Attributes,
@@ -163,11 +163,10 @@ def reduce(operands: Sequence[Array], axis: int, combine: Combine, name: str) ->
         name: The operation, where the region is that operation on its two arguments; else empty.
     """
     place = axis + 1
-    function = ORDERLESS.get(name)
-    if function is not None and operands[0].dtype != np.bool_:
-        array = operands[0]
-        return [function.reduce(array, axis=place, dtype=array.dtype)]
     current = list(np.broadcast_arrays(*operands)) if len(operands) > 1 else list(operands)
+    first, function = current[0], ORDERLESS.get(name)
+    if function is not None and first.dtype != np.bool_:
+        return [function.reduce(first, axis=place, dtype=first.dtype)]
     while (size := current[0].shape[place]) > 1:
         half = size // 2
         halves = combine(_part(current, place, 0, half), _part(current, place, half, 2 * half))
@@ -192,10 +191,9 @@ def scan(
     current = list(np.broadcast_arrays(*operands)) if len(operands) > 1 else list(operands)
     if reverse:
         current = [np.flip(array, place) for array in current]
-    function = ORDERLESS.get(name)
-    if function is not None and current[0].dtype != np.bool_:
-        array = current[0]
-        found = [function.accumulate(array, axis=place, dtype=array.dtype)]
+    first, function = current[0], ORDERLESS.get(name)
+    if function is not None and first.dtype != np.bool_:
+        found = [function.accumulate(first, axis=place, dtype=first.dtype)]
     else:
         found = _scan(current, place, combine)
     return [np.flip(array, place) for array in found] if reverse else found
@@ -247,11 +245,15 @@ def dot(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Ar
     float32's.
     """
     left, right, accumulator = operands
-    kind = scalar_of(kinds.operands[0])
-    result = scalar_of(kinds.results[0])
-    left, right = _whole_terms(left, right, kinds.operands)
+    kind, result = scalar_of(kinds.operands[0]), scalar_of(kinds.results[0])
+    terms = shape_of(kinds.operands[0])[-1]  # the sum at full size; rows and columns stay compact
+    left = expanded(left, (*left.shape[1:-1], terms))
+    right = expanded(right, (*right.shape[1:-2], terms, right.shape[-1]))
     if not kind.is_float:
-        product = _integer_product(left, right)
+        if left.dtype != np.int8 or right.dtype != np.int8:
+            raise Unsupported(f"tt.dot of {left.dtype}")
+        wide = np.float32 if terms <= EXACT_TERMS else np.float64
+        product = (left.astype(wide) @ right.astype(wide)).astype(np.int32)
         return [(product + accumulator).astype(dtype_of(result))]
     if kind.name == "f64":
         return [left @ right + accumulator]
@@ -259,23 +261,6 @@ def dot(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Ar
     if kind.name == "f32" and attributes.get("inputPrecision", "ieee") == "tf32":
         left, right = (round_to(one, "tf32", toward_zero=True) for one in (left, right))
     return [to_float(left @ right + accumulator.astype(np.float32, copy=False), result)]
-
-
-def _whole_terms(left: Array, right: Array, kinds: Sequence[Type]) -> tuple[Array, Array]:
-    """Operands with the axis of the sum at full size; rows and columns stay compact."""
-    size = shape_of(kinds[0])[-1]
-    return (
-        expanded(left, (*left.shape[1:-1], size)),
-        expanded(right, (*right.shape[1:-2], size, right.shape[-1])),
-    )
-
-
-def _integer_product(left: Array, right: Array) -> Array:
-    """Exact product of 8-bit integers, by floats."""
-    if left.dtype != np.int8 or right.dtype != np.int8:
-        raise Unsupported(f"tt.dot of {left.dtype}")
-    wide = np.float32 if left.shape[-1] <= EXACT_TERMS else np.float64
-    return (left.astype(wide) @ right.astype(wide)).astype(np.int32)
 
 
 DOTS: Mapping[str, Operation] = {"tt.dot": dot}

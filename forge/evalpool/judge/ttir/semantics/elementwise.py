@@ -75,26 +75,17 @@ def _wide_bit(array: Array, *, is_unsigned: bool) -> Array:
 
 def divide(left: Array, right: Array) -> Array:
     """Quotient rounded towards zero."""
-    if right.size == 1 and right.flat[0] > 0:
-        return _divide_by(left, right.flat[0])
+    is_signed = left.dtype.kind == "i"
+    if right.size == 1 and right.flat[0] > 0:  # numpy has a fast loop for one positive number
+        quotient = np.floor_divide(left, right.flat[0])
+        if is_signed and (left < 0).any():
+            quotient += (quotient * right.flat[0] != left) & (left < 0)
+        return quotient
     divisor = np.where(right == 0, right.dtype.type(1), right)
     quotient = np.floor_divide(left, divisor)
-    if left.dtype.kind == "i":
-        inexact = quotient * divisor != left
-        quotient += inexact & ((left < 0) != (divisor < 0))
-    return np.where(right == 0, _all_ones(left), quotient)
-
-
-def _divide_by(left: Array, divisor: Any) -> Array:
-    """Division by one positive number, for which numpy has a fast loop."""
-    quotient = np.floor_divide(left, divisor)
-    if left.dtype.kind == "i" and (left < 0).any():
-        quotient += (quotient * divisor != left) & (left < 0)
-    return quotient
-
-
-def _all_ones(like: Array) -> Array:
-    return ~np.zeros((), like.dtype)
+    if is_signed:
+        quotient += (quotient * divisor != left) & ((left < 0) != (divisor < 0))
+    return np.where(right == 0, ~np.zeros((), left.dtype), quotient)
 
 
 def remainder(left: Array, right: Array) -> Array:
@@ -151,11 +142,6 @@ def count_leading_zeros(array: Array) -> Array:
         if shift < bits:
             filled |= filled >> filled.dtype.type(shift)
     return bits - np.bitwise_count(filled).astype(array.dtype)
-
-
-def count_ones(array: Array) -> Array:
-    """Number of set bits of unsigned integers."""
-    return np.bitwise_count(array).astype(array.dtype)
 
 
 INTEGERS: Mapping[str, Operation] = {
@@ -251,12 +237,6 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     return a.astype(np.float64) * b + c
 
 
-def fma_operation(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
-    """`a * b + c`."""
-    a, b, c = (widened(array) for array in operands)
-    return [to_float(fma(a, b, c), scalar_of(kinds.results[0]))]
-
-
 def rsqrt(array: Array) -> Array:
     """Reciprocal square root, computed in float64 where that rounds to the right float32."""
     if array.dtype == np.float64:
@@ -282,6 +262,7 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "math.sin": np.sin,
     "math.cos": np.cos,
     "math.erf": erf,
+    "math.fma": fma,
 }
 """Functions whose result is rounded."""
 
@@ -302,7 +283,6 @@ FLOATS: Mapping[str, Operation] = {
     **{name: exact_operation(function) for name, function in EXACT.items()},
     "arith.cmpf": cmpf,
     "arith.select": select,
-    "math.fma": fma_operation,
     "tt.clampf": clampf,
 }
 
@@ -388,19 +368,11 @@ def bitcast(operands: Operands, kinds: Signature, attributes: Attributes) -> lis
     source, target = scalar_of(kinds.operands[0]), scalar_of(kinds.results[0])
     if source == target:
         return [operands[0]]
-    return [from_bits(to_bits(operands[0], source), target)]
-
-
-def to_bits(array: Array, kind: Scalar) -> Array:
-    """Bits of the values of a type, as unsigned integers of its width (8 bits for i1)."""
-    return np.ascontiguousarray(encode(array, kind)).view(np.dtype(f"u{kind.num_bytes}"))
-
-
-def from_bits(bits: Array, kind: Scalar) -> Array:
-    """Values of a type from unsigned integers of its width."""
-    if kind.name in FORMATS and kind.name != "f16":
-        return decode(bits, kind)
-    return bits.view(dtype_of(kind))
+    encoded = np.ascontiguousarray(encode(operands[0], source))
+    bits = encoded.view(np.dtype(f"u{source.num_bytes}"))  # 8 for i1
+    if target.name in FORMATS and target.name != "f16":
+        return [decode(bits, target)]
+    return [bits.view(dtype_of(target))]
 
 
 CASTS: Mapping[str, Operation] = {
@@ -453,42 +425,10 @@ def _remainder(left: Array, right: Array) -> Array:
     return np.where(np.isinf(b) & np.isfinite(a), left, np.copysign(1, left) * (rest - over * b))
 
 
-def _to_power(value: Array, exponent: Array) -> Array:
-    """Also `pow` of a float and an integer, which Triton names `powi`."""
-    return np.power(value.astype(np.float64), exponent.astype(np.float64))
-
-
-def _of_pi(function: Function) -> Function:
-    def call(value: Array) -> Array:
-        return function(np.pi * np.fmod(value.astype(np.float64), 2))
-
-    return call
-
-
-def _positive_difference(left: Array, right: Array) -> Array:
-    return np.maximum(left - right, 0)
-
-
-def _saturate(value: Array) -> Array:
-    """The value moved into [0, 1]; NaN becomes 0."""
-    return np.fmin(np.fmax(value, 0), 1)
-
-
-def _ten_to(value: Array) -> Array:
-    return np.power(10.0, value.astype(np.float64))
-
-
 def _of_unsigned(function: Function) -> Function:
     def call(*arrays: Array) -> Array:
         result = function(*(unsigned(array) for array in arrays))
         return result.view(np.dtype(f"i{result.dtype.itemsize}"))
-
-    return call
-
-
-def _viewed(dtype: type[np.generic]) -> Function:
-    def call(array: Array) -> Array:
-        return array.view(dtype)
 
     return call
 
@@ -513,7 +453,28 @@ _NEAREST: Mapping[str, Function] = {
     **{"sqrt": np.sqrt, "rcp": np.reciprocal, "rsqrt": _reciprocal(np.sqrt)},
 }
 
+SINGLE: Mapping[str, Callable[[Array], Array]] = {
+    "sinpi": lambda one: np.sin(np.pi * np.fmod(one.astype(np.float64), 2)),
+    "cospi": lambda one: np.cos(np.pi * np.fmod(one.astype(np.float64), 2)),
+    "saturate": lambda one: np.fmin(np.fmax(one, 0), 1),  # NaN becomes 0
+    "exp10": lambda one: np.power(10.0, one.astype(np.float64)),
+    "float_as_int": lambda one: one.view(np.int32),
+    "float_as_uint": lambda one: one.view(np.int32),
+    "int_as_float": lambda one: one.view(np.float32),
+    "uint_as_float": lambda one: one.view(np.float32),
+    "double_as_longlong": lambda one: one.view(np.int64),
+    "longlong_as_double": lambda one: one.view(np.float64),
+}
+PAIRS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "fdim": lambda left, right: np.maximum(left - right, 0),
+    # `pow` of a float and an integer, too, which Triton names `powi`
+    **dict.fromkeys(
+        ("powi", "pown"), lambda one, to: np.power(one.astype(np.float64), to.astype(np.float64))
+    ),
+}
 LIBRARY: Mapping[str, Function] = {
+    **SINGLE,
+    **PAIRS,
     **{name: getattr(np, name) for name in NUMPY.split()},
     **{name: getattr(np, f"arc{name[1:]}") for name in INVERSE.split()},
     **{f"{kind}{name}_rn": one for name, one in _NEAREST.items() for kind in "fd"},
@@ -527,28 +488,18 @@ LIBRARY: Mapping[str, Function] = {
     **dict.fromkeys(("div", "fdivide"), np.divide),
     "rcp": np.reciprocal,
     "remainder": _remainder,
-    "fdim": _positive_difference,
     **dict.fromkeys(("hypot", "norm3d", "norm4d"), _norm),
     **dict.fromkeys(("rhypot", "rnorm3d", "rnorm4d"), _reciprocal(_norm)),
     "rcbrt": _reciprocal(np.cbrt),
-    **dict.fromkeys(("powi", "pown"), _to_power),
-    "sinpi": _of_pi(np.sin),
-    "cospi": _of_pi(np.cos),
-    "saturate": _saturate,
-    "exp10": _ten_to,
     "scalbn": np.ldexp,
     "finite": np.isfinite,
     "llrint": _whole(np.rint, 64),
     "llround": _whole(round_half_away, 64),
     **dict.fromkeys(("abs", "llabs"), np.abs),
     **dict.fromkeys(("clz", "clzll"), _of_unsigned(count_leading_zeros)),
-    **dict.fromkeys(("popc", "popcll"), _of_unsigned(count_ones)),
+    **dict.fromkeys(("popc", "popcll"), _of_unsigned(np.bitwise_count)),
     **dict.fromkeys(("mulhi", "mul64hi"), multiply_high_signed),
     **dict.fromkeys(("umulhi", "umul64hi"), _of_unsigned(multiply_high)),
-    **dict.fromkeys(("float_as_int", "float_as_uint"), _viewed(np.int32)),
-    **dict.fromkeys(("int_as_float", "uint_as_float"), _viewed(np.float32)),
-    "double_as_longlong": _viewed(np.int64),
-    "longlong_as_double": _viewed(np.float64),
 }
 """Functions of libdevice by their name in double precision, without `__nv_` and `fast_`."""
 _CONVERSION = re.compile(
