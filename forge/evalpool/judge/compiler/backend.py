@@ -23,12 +23,12 @@ from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
 
 from forge.evalpool.judge.compiler.binary import Binary, TensorMap
-from forge.evalpool.judge.compiler.text import Refused, check_text, operations, without
+from forge.evalpool.judge.compiler.text import Refused, check_text, without
 from forge.evalpool.judge.program import dialect
 from forge.evalpool.judge.program.signature import ByValue, Described, Pointer, parse_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 
@@ -50,10 +50,6 @@ BOUNDS = {
 """The values that each option may have."""
 
 
-class UnknownTarget(Exception):
-    """A target that this Triton has no backend for."""
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """A target with Triton's backend for it."""
@@ -65,67 +61,37 @@ class Target:
 
 
 def open_target(name: str) -> Target:
-    """Raises UnknownTarget."""
+    """Raises ValueError for a name that is none, and what Triton raises without a backend."""
     found = _TARGET.fullmatch(name)
     if found is None:
-        raise UnknownTarget(f"{name!r} is no target, such as cuda:90:32 or hip:gfx942:64")
+        raise ValueError(f"{name!r} is no target, such as cuda:90:32 or hip:gfx942:64")
     kind, arch, warp_size = (one for one in found.groups() if one is not None)
     gpu = GPUTarget(kind, int(arch) if kind == "cuda" else arch, int(warp_size))
-    try:
-        return Target(name=name, gpu=gpu, backend=make_backend(gpu))
-    except Exception as error:
-        raise UnknownTarget(f"{name}: {error}") from error
-
-
-def load_dialects(context: Any, target: Target) -> None:
-    """Registers Triton's dialects and those of the target's backend."""
-    ir.load_dialects(context)
-    target.backend.load_dialects(context)
-
-
-def check_options(options: Options) -> None:
-    """Raises Refused where a value is not one that the option may have."""
-    for name, allowed in BOUNDS.items():
-        value = getattr(options, name)
-        if not any(type(one) is type(value) and one == value for one in (allowed)):
-            raise Refused("", f"option {name} is {value!r}")
+    return Target(name=name, gpu=gpu, backend=make_backend(gpu))
 
 
 def parse_options(target: Target, options: Options) -> Any:
-    """Returns the backend's options: ours, and its own defaults for all else.
+    """Returns the backend's options: ours, and its own defaults for all else. Raises Refused where
+    a value is not one that the option may have.
 
     Never from the program: further arguments of ptxas, files that replace a stage, libraries,
     debugging and instrumentation.
     """
-    check_options(options)
-    given: Mapping[str, Any] = {
-        **{name: getattr(options, name) for name in BOUNDS},
-        "debug": False,
-        "sanitize_overflow": False,
-    }
-    return target.backend.parse_options(dict(given))
+    given: dict[str, Any] = {"debug": False, "sanitize_overflow": False}
+    for name, allowed in BOUNDS.items():
+        value = given[name] = getattr(options, name)
+        if not any(type(one) is type(value) and one == value for one in allowed):
+            raise Refused("", f"option {name} is {value!r}")
+    return target.backend.parse_options(given)
 
 
 class CompileFailed(Exception):
     """A stage of the compiler refused the kernel."""
 
 
-def lower(module: Any, kernel: Kernel, target: Target, *, key: str) -> Binary:
-    """Compiles a checked module. TTIR passes run again, whatever the text says it went through.
-
-    Raises:
-        Refused: an option is out of bounds.
-        CompileFailed: a stage refused the kernel.
-    """
-    code, facts = _staged(module, kernel, target, until="")
-    return _binary(code, facts, kernel, target, key)
-
-
 def shared_bytes(module: Any, kernel: Kernel, target: Target) -> int:
-    """Shared memory of a block of a checked module's kernel. Compiles no further than it takes.
-
-    Raises: as `lower`.
-    """
+    """Shared memory of a block of a checked module's kernel, compiled as far as that takes. Raises
+    as `lower`."""
     allocate: Any = getattr(nvidia.passes.ttgpuir, "add_allocate_shared_memory_nv", None)
     if target.gpu.backend != "cuda" or allocate is None:
         return int(_staged(module, kernel, target, until="llir")[1].get("shared") or 0)
@@ -161,7 +127,14 @@ def _staged(
     return product, facts
 
 
-def _binary(code: bytes, facts: dict[str, Any], kernel: Kernel, target: Target, key: str) -> Binary:
+def lower(module: Any, kernel: Kernel, target: Target, *, key: str) -> Binary:
+    """Compiles a checked module. TTIR passes run again, whatever the text says it went through.
+
+    Raises:
+        Refused: an option is out of bounds.
+        CompileFailed: a stage refused the kernel.
+    """
+    code, facts = _staged(module, kernel, target, until="")
     num_registers, stack_bytes = usage_of(code) if target.gpu.backend == "cuda" else (0, 0)
     return Binary(
         key=key,
@@ -249,7 +222,8 @@ def check_ttir(kernel: Kernel, target: Target, *, is_rewritten: bool = False) ->
 def parse(text: str, target: Target) -> Any:
     """Returns a verified module, with its context. Raises ParseFailed."""
     context = ir.context()
-    load_dialects(context, target)
+    ir.load_dialects(context)
+    target.backend.load_dialects(context)
     with _folder() as folder:
         path = f"{folder}/kernel.ttir"  # MLIR names it in its messages and locations
         with open(path, "w") as file:
@@ -318,13 +292,17 @@ class _Walker:
             case "tt.func":
                 self._check_function(operation)
             case "tt.bitcast":
-                _check_bitcast(operation)
+                kinds = [str(operation.get_operand(0).get_type()), _type(operation)]
+                if len({"!tt.ptr" in kind for kind in kinds}) > 1:
+                    raise Refused(name, " to ".join(kinds))
             case "tt.extern_elementwise":
                 _check_extern(operation)
             case "tt.elementwise_inline_asm":
-                _check_assembly(operation)
+                given = (operation.get_str_attr(one) for one in ("asm_string", "constraints"))
+                if reason := dialect.refused_assembly(*given):
+                    raise Refused(name, reason)
             case "ub.poison":
-                if "!tt." in str(operation.get_result(0).get_type()):
+                if "!tt." in _type(operation):
                     raise Refused(name, "a pointer without value")
             case _:
                 pass
@@ -341,11 +319,9 @@ class _Walker:
             raise Refused("tt.func", f"{symbol!r} is a reserved name")
 
 
-def _check_bitcast(operation: Any) -> None:
-    source = str(operation.get_operand(0).get_type())
-    result = str(operation.get_result(0).get_type())
-    if ("!tt.ptr" in source) != ("!tt.ptr" in result):
-        raise Refused("tt.bitcast", f"{source} to {result}")
+def _type(operation: Any) -> str:
+    """Type of an operation's result."""
+    return str(operation.get_result(0).get_type())
 
 
 def _check_extern(operation: Any) -> None:
@@ -354,10 +330,8 @@ def _check_extern(operation: Any) -> None:
     known = dialect.EXTERN.get(symbol)
     if known is None:
         raise Refused(name, f"function {symbol!r} is not in the closed list")
-    if operation.get_str_attr("libpath") or operation.get_str_attr("libname") not in (
-        "",
-        "libdevice",
-    ):
+    library = operation.get_str_attr("libname")
+    if operation.get_str_attr("libpath") or library not in ("", "libdevice"):
         raise Refused(name, "names a library")
     operands = (operation.get_operand(i) for i in range(operation.get_num_operands()))
     arguments = ", ".join(_element(one) for one in operands)
@@ -366,26 +340,10 @@ def _check_extern(operation: Any) -> None:
         raise Refused(name, f"{symbol} as {signature}, it is {' or '.join(sorted(known))}")
 
 
-def _check_assembly(operation: Any) -> None:
-    reason = dialect.refused_assembly(
-        operation.get_str_attr("asm_string"), operation.get_str_attr("constraints")
-    )
-    if reason:
-        raise Refused("tt.elementwise_inline_asm", reason)
-
-
 def _element(value: Any) -> str:
     """Element type of a value: `f32` of `tensor<128xf32>`."""
     text = str(value.get_type())
     return text.removeprefix("tensor<").removesuffix(">").rsplit("x", 1)[-1]
-
-
-def first_line(kernel: Kernel, refusal: Refused) -> int:
-    """Line of the text where the refused operation is; 0 where unknown."""
-    if refusal.text_line:
-        return refusal.text_line
-    lines = (number for number, name in operations(kernel.ttir) if name == refusal.operation)
-    return next(lines, 0)
 
 
 ELEMENTS = {

@@ -91,8 +91,11 @@ class Cache:
 
     def put(self, binary: Binary) -> None:
         """Keeps a binary that the judge has checked. A disk that refuses is logged, no error."""
+        header = json.dumps(binary.header()).encode()
+        body = _LENGTH.pack(len(header)) + header + binary.code
         try:
-            self._disk_bytes += _write(self._path(binary.key), _pack(binary))
+            data = hashlib.sha256(body).digest() + body
+            self._disk_bytes += _write(self._path(binary.key), data)
         except OSError as error:
             logger.warning("the kernel cache cannot be written: %s", error)
             return
@@ -132,19 +135,12 @@ def _is_own(folder: Path) -> bool:
     except OSError as error:
         logger.warning("no kernel cache at %s: %s", folder, error)
         return False
+    reason = "" if os.access(folder, os.W_OK) else "it cannot be written"
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        logger.warning("no kernel cache at %s: others can write to it", folder)
-        return False
-    if not os.access(folder, os.W_OK):
-        logger.warning("no kernel cache at %s: it cannot be written", folder)
-        return False
-    return True
-
-
-def _pack(binary: Binary) -> bytes:
-    header = json.dumps(binary.header()).encode()
-    body = _LENGTH.pack(len(header)) + header + binary.code
-    return hashlib.sha256(body).digest() + body
+        reason = "others can write to it"
+    if reason:
+        logger.warning("no kernel cache at %s: %s", folder, reason)
+    return not reason
 
 
 def _unpack(data: bytes) -> Binary:

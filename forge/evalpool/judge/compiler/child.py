@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.compiler import backend
-from forge.evalpool.judge.compiler.binary import Failure, FailureKind, warp_size_of
-from forge.evalpool.judge.compiler.text import Refused
+from forge.evalpool.judge.compiler.binary import FailureKind, warp_size_of
+from forge.evalpool.judge.compiler.text import Refused, operations
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 
 if TYPE_CHECKING:
@@ -93,37 +93,31 @@ def answer(request: dict[str, Any], memory: mmap.mmap) -> tuple[Kind, dict[str, 
                 return Kind.DONE, {"shared_bytes": backend.shared_bytes(module, kernel, target)}
             binary = backend.lower(module, kernel, target, key=request["key"])
         except Exception as error:
-            failure = _failure(error, kernel, words.read())
-            return Kind.FAILED, {
-                "kind": failure.kind,
-                "message": failure.message[:MAX_MESSAGE_CHARACTERS],
-                "text_line": failure.text_line,
-                "operation": failure.operation,
-            }
+            return Kind.FAILED, _failure(error, text, words.read())
     room = slice(request["code_at"], request["code_at"] + len(binary.code))
     memory[room] = binary.code
     return Kind.DONE, {"header": binary.header(), "code_bytes": len(binary.code)}
 
 
-def _failure(error: Exception, kernel: Kernel, words: str) -> Failure:
+def _failure(error: Exception, text: str, words: str) -> dict[str, Any]:
     """Names the failure in MLIR's words, at the line of the text where that is known."""
     if isinstance(error, Refused):
-        return Failure(
-            kind=FailureKind.REFUSED,
-            message=str(error),
-            text_line=backend.first_line(kernel, error),
-            operation=error.operation,
-        )
-    found = _DIAGNOSTIC.search(words)
-    assembler = _ASSEMBLER.findall(str(error))
-    message = "; ".join(dict.fromkeys(assembler)) or str(error)
-    if found:
-        message = (
-            f"{found[3]} ({message})" if isinstance(error, backend.CompileFailed) else found[3]
-        )
-    return Failure(
-        kind=FailureKind.COMPILE_ERROR, message=message, text_line=int(found[1]) if found else 0
-    )
+        lines = (number for number, name in operations(text) if name == error.operation)
+        kind, line, message = FailureKind.REFUSED, error.text_line or next(lines, 0), str(error)
+    else:
+        kind, found = FailureKind.COMPILE_ERROR, _DIAGNOSTIC.search(words)
+        assembler = _ASSEMBLER.findall(str(error))
+        message, line = "; ".join(dict.fromkeys(assembler)) or str(error), 0
+        if found:
+            is_late = isinstance(error, backend.CompileFailed)
+            message = f"{found[3]} ({message})" if is_late else found[3]
+            line = int(found[1])
+    return {
+        "kind": kind,
+        "message": message[:MAX_MESSAGE_CHARACTERS],
+        "text_line": line,
+        "operation": getattr(error, "operation", ""),
+    }
 
 
 class _Words:

@@ -134,7 +134,11 @@ class Compiler:
             except TimeoutError:
                 message = f"{len(kernels)} kernels are not compiled within {budget_s:g} s"
                 found = Failure(kind=FailureKind.COMPILE_ERROR, message=message)
-            results.append(_at_line(found, kernel))
+            # Equal kernels share a result, and stand on lines of their own.
+            if isinstance(found, Failure) and found.text_line:
+                line = source_line(kernel.ttir, kernel.lines, found.text_line)
+                found = replace(found, line=line)
+            results.append(found)
         return results
 
     def begin(self, kernels: Sequence[Kernel], target: str) -> None:
@@ -208,12 +212,8 @@ class Compiler:
         try:
             check_text(job.kernel.ttir)
         except Refused as error:
-            return Failure(
-                kind=FailureKind.REFUSED,
-                message=str(error),
-                text_line=error.text_line,
-                operation=error.operation,
-            )
+            where = {"text_line": error.text_line, "operation": error.operation}
+            return _failure({"kind": "refused", "message": str(error), **where})
         result = self._in_child(job, _binary)
         if isinstance(result, Binary):
             self._cache.put(result)
@@ -305,14 +305,6 @@ def _failure(body: dict[str, Any]) -> Failure:
         text_line=line if type(line) is int and line > 0 else 0,
         operation=str(body.get("operation", ""))[:80],
     )
-
-
-def _at_line(result: Binary | Failure, kernel: Kernel) -> Binary | Failure:
-    """Equal kernels share a result, and stand on lines of their own."""
-    if isinstance(result, Binary) or not result.text_line:
-        return result
-    line = source_line(kernel.ttir, kernel.lines, result.text_line)
-    return replace(result, line=line)
 
 
 def _how(ending: Ending) -> str:

@@ -63,7 +63,6 @@ class Refused(Exception):
     def __init__(self, operation: str, reason: str, *, text_line: int = 0) -> None:
         super().__init__(f"{operation}: {reason}" if operation else reason)
         self.operation = operation
-        self.reason = reason
         self.text_line = text_line
         """Line of the text, from 1; 0 where unknown."""
 
@@ -80,8 +79,11 @@ def check_text(text: str) -> None:
             found = match[0]
             if found not in dialect.WORDS:
                 raise _refused(text, match.start(), f"{found!r} is not in the closed list")
-            if found == "!tt.ptr":
-                _check_pointer(text, match.start())
+            if found == "!tt.ptr":  # to global memory: elements or a block; never to pointers
+                pointer = _POINTER.match(text, match.start())
+                if pointer is None or pointer[1] not in dialect.ELEMENTS:
+                    shown = text[match.start() : match.start() + 40].split()[0]
+                    raise _refused(text, match.start(), f"type {shown!r}")
         elif kind == "string":
             _check_string(text, match)
         elif kind == "other":
@@ -126,13 +128,6 @@ def _check_string(text: str, match: re.Match[str]) -> None:
         raise _refused(text, match.start(), f"{match[0][:80]} where no text may be")
     if text[match.end() : match.end() + 2].strip().startswith("="):
         raise _refused(text, match.start(), f"attribute {match[0][:80]}")
-
-
-def _check_pointer(text: str, start: int) -> None:
-    """A pointer to global memory, to elements or to a block of them; never to pointers."""
-    match = _POINTER.match(text, start)
-    if match is None or match[1] not in dialect.ELEMENTS:
-        raise _refused(text, start, f"type {text[start : start + 40].split()[0]!r}")
 
 
 def _refused(text: str, at: int, reason: str) -> Refused:
