@@ -58,8 +58,8 @@ from forge.evalpool.judge.ttir.evaluate import (
     launch,
 )
 from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory, Storage
-from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.parse import InvalidModule
+from forge.evalpool.judge.ttir.plan import plan_of
 from forge.evalpool.judge.ttir.values import Unsupported
 
 if TYPE_CHECKING:
