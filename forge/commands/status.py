@@ -23,6 +23,7 @@ from forge.views.run_state import (
     IN_ORDER,
     RunState,
     describe_steps,
+    live_facts,
     load_nodes,
     load_run_state,
     load_seconds,
@@ -37,7 +38,6 @@ from forge.views.text.numbers import (
     gigabytes,
     memory,
     minutes,
-    number,
     share,
 )
 from forge.views.text.terminal import printable
@@ -177,16 +177,9 @@ def _cells(one: ComponentStatus, has_cards: bool) -> list[str]:
 
 def live_line(live: LiveStatus, played: PlayedSteps) -> str:
     """Progress, last steps, rates and idle shares of a running stage, as one line."""
-    parts = [f"{live.stage} {live.done}/{live.total} {live.unit}" if live.total else live.stage]
-    parts += describe_steps(played.to_json())
-    parts += [f"{name} {number(value)}" for name, value in live.numbers.items()]
-    parts += [f"{live.tokens_per_s:.0f} tok/s"] if live.tokens_per_s else []
-    parts += [f"{live.judged_per_s:.1f} judged/s"] if live.judged_per_s else []
-    if live.idle:
-        parts.append("idle " + " ".join(f"{role} {share(v)}" for role, v in live.idle.items()))
-    if live.eta_s is not None:
-        parts.append(f"ETA {minutes(live.eta_s)}")
-    return "  ".join(parts)
+    stage = f"{live.stage} {live.done}/{live.total} {live.unit}" if live.total else live.stage
+    eta = [] if live.eta_s is None else [f"ETA {minutes(live.eta_s)}"]
+    return "  ".join([stage, *live_facts(live, played), *eta])
 
 
 def _ask_supervisor(paths: RunPaths) -> LiveStatus | None:

@@ -21,7 +21,7 @@ import tomli
 
 from forge.records import stage_label
 from forge.store.layout import is_owned, read_status
-from forge.views.text.numbers import number, percent
+from forge.views.text.numbers import number, percent, share
 from forge.views.text.secrets import hide_secrets
 from forge.views.text.terminal import printable
 
@@ -159,8 +159,7 @@ def load_run_state(reader: RunReader, *, now: float) -> RunState:
     stage = _current_stage(reader)
     known = stages[stage] if stage is not None and stage < len(stages) else {}
     trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
-    rates = _rates(reader, now=now)
-    evaluated = reader.one(f"{EVALUATIONS} ORDER BY at DESC LIMIT 1")
+    tokens_per_s, turns_per_s = _rates(reader, now=now)
     return RunState(
         run=reader.paths.name,
         state=run_state(reader),
@@ -173,21 +172,28 @@ def load_run_state(reader: RunReader, *, now: float) -> RunState:
         num_steps=known.get("steps"),
         played=load_played_steps(reader, stage=stage),
         num_turns=reader.value("SELECT count(*) FROM turns"),
-        tokens_per_s=rates[0],
-        turns_per_s=rates[1],
+        tokens_per_s=tokens_per_s,
+        turns_per_s=turns_per_s,
         idle=load_idle(reader, stage=stage),
         policy_version=reader.value("SELECT max(version) FROM policies"),
-        pass_at_1=None if evaluated is None else evaluated["pass_at_1"],
-        pass_by_source="" if evaluated is None else pass_by_source(evaluated),
-        parts="" if evaluated is None else parts_label(evaluated),
-        judged="" if evaluated is None else judged_label(evaluated),
-        is_judged_in_part=evaluated is not None and is_judged_in_part(evaluated),
-        trained_on="" if evaluated is None else trained_share(evaluated),
+        **_latest(reader.one(f"{EVALUATIONS} ORDER BY at DESC LIMIT 1")),
         eta_s=_eta_s(reader, stage=stage, num_steps=known.get("steps"), **trained),
         ran_s=reader.value(
             "SELECT ended_at - started_at FROM attempts ORDER BY attempt DESC LIMIT 1"
         ),
     )
+
+
+def _latest(row: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields about the latest evaluation; None, empty and False without one."""
+    if row is None:
+        words = dict.fromkeys(("pass_by_source", "parts", "judged", "trained_on"), "")
+        return {**words, "pass_at_1": None, "is_judged_in_part": False}
+    return {
+        "pass_at_1": row["pass_at_1"], "pass_by_source": pass_by_source(row),
+        "parts": parts_label(row), "judged": judged_label(row), "trained_on": trained_share(row),
+        "is_judged_in_part": is_judged_in_part(row),
+    }  # fmt: skip
 
 
 def open_client(paths: RunPaths, *, timeout_s: float | None = None) -> ControlClient | None:
@@ -361,6 +367,16 @@ def describe_steps(data: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def live_facts(live: LiveStatus, played: PlayedSteps) -> list[str]:
+    """Last steps, numbers, rates and idle shares of a running stage."""
+    facts = describe_steps(played.to_json())
+    facts += [f"{name} {number(value)}" for name, value in live.numbers.items()]
+    facts += [f"{live.tokens_per_s:.0f} tok/s"] if live.tokens_per_s else []
+    facts += [f"{live.judged_per_s:.1f} judged/s"] if live.judged_per_s else []
+    shares = [f"{role} {share(value)}" for role, value in live.idle.items()]
+    return [*facts, f"idle {' '.join(shares)}"] if shares else facts
+
+
 def load_played_steps(reader: RunReader, *, stage: int | None) -> PlayedSteps:
     """The steps of a stage; empty for one that plays none."""
     rows = reader.rows(_STEPS, {"stage": stage, "back": BACK})
@@ -381,70 +397,53 @@ def load_played_steps(reader: RunReader, *, stage: int | None) -> PlayedSteps:
     )
 
 
-def judged_share(row: Mapping[str, Any]) -> str:
-    """`95 of 100`: the denominator of the rates; empty if all problems were judged.
+def is_judged_in_part(row: Mapping[str, Any]) -> bool:
+    """True if some of the problems of an evaluation, a row of EVALUATIONS, were not judged."""
+    return row["num_judged_problems"] < row["num_problems"]
 
-    Args:
-        row: an evaluation with num_problems and num_judged_problems.
-    """
-    if not is_judged_in_part(row):
-        return ""
-    return f"{row['num_judged_problems']} of {row['num_problems']}"
+
+def judged_share(row: Mapping[str, Any]) -> str:
+    """`95 of 100`: the denominator of the rates; empty if all problems were judged."""
+    ratio = f"{row['num_judged_problems']} of {row['num_problems']}"
+    return ratio if is_judged_in_part(row) else ""
 
 
 def unjudgeable_reasons(row: Mapping[str, Any]) -> str:
-    """`5 (3 reference_failed, 2 problem_too_large)`; empty if none.
-
-    Args:
-        row: an evaluation with unjudgeable: number of problems by reason, also as JSON.
-    """
-    found = row["unjudgeable"]
-    reasons: dict[str, int] = json.loads(found) if isinstance(found, str) else found
-    if not reasons:
-        return ""
+    """`5 (3 reference_failed, 2 problem_too_large)`, of problems; empty if none."""
+    reasons = _read(row, "unjudgeable")
     ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{count} {reason}" for reason, count in ordered)
-    return f"{sum(reasons.values())} ({listed})"
-
-
-def is_judged_in_part(row: Mapping[str, Any]) -> bool:
-    """True if some of the problems of an evaluation were not judged."""
-    return row["num_judged_problems"] < row["num_problems"]
+    return f"{sum(reasons.values())} ({listed})" if reasons else ""
 
 
 def judged_label(row: Mapping[str, Any]) -> str:
     """`95 of 100 problems judged; 5 unjudgeable (5 reference_failed)`."""
     judged = f"{row['num_judged_problems']} of {row['num_problems']} problems judged"
-    found = unjudgeable_reasons(row)
-    number, _, reasons = found.partition(" ")
-    return f"{judged}; {number} unjudgeable {reasons}" if found else judged
+    number, _, reasons = unjudgeable_reasons(row).partition(" ")
+    return f"{judged}; {number} unjudgeable {reasons}" if reasons else judged
+
+
+def _read(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A column with a JSON object, or such an object."""
+    value = row.get(name) or {}
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def parts_of(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """pass@1 of an evaluation by source, and by level in each; of one source under no name. Empty
-    if it has one source and one level.
-
-    Args:
-        row: an evaluation with by_source and by_level, as JSON or read.
-    """
-    sources, levels = (_read_parts(row, name) for name in ("by_source", "by_level"))
-    found: dict[str, dict[str, float]] = {}
-    for name, part in levels.items():
+    if it has one source and one level."""
+    levels: dict[str, dict[str, float]] = {}
+    for name, part in _read(row, "by_level").items():
         source, _, level = name.rpartition(" ")
-        found.setdefault(source, {})[f"level {level}"] = part["pass_at_1"]
-    found = {source: each if len(each) > 1 else {} for source, each in found.items()}
+        levels.setdefault(source, {})[f"level {level}"] = part["pass_at_1"]
+    found = {source: each if len(each) > 1 else {} for source, each in levels.items()}
+    sources = _read(row, "by_source")
+    if not sources:
+        return {"": found[""]} if found.get("") else {}
     return {
-        **{
-            printable(source): {"": part["pass_at_1"], **found[source]}
-            for source, part in sources.items()
-        },
-        **({"": levels} if not sources and (levels := found.get("")) else {}),
+        printable(source): {"": part["pass_at_1"], **found.get(source, {})}
+        for source, part in sources.items()
     }
-
-
-def _read_parts(row: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    value = row.get(name) or {}
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def parts_label(row: Mapping[str, Any]) -> str:
@@ -466,11 +465,7 @@ def pass_by_source(row: Mapping[str, Any]) -> str:
 
 def trained_share(row: Mapping[str, Any]) -> str:
     """Share of trained problems: `3 of 64`, or `0 of 64, 64 shared` if the run trains on 64 of them
-    sooner or later; empty if it does on none.
-
-    Args:
-        row: an evaluation with num_problems, num_trained_problems and num_shared_problems.
-    """
+    sooner or later; empty if it does on none."""
     num, shared = row["num_trained_problems"] or 0, row["num_shared_problems"] or 0
     ratio = f"{num} of {row['num_problems']}"
     return f"{ratio}, {shared} shared" if shared else ratio if num else ""
@@ -482,6 +477,16 @@ def trained_label(row: Mapping[str, Any]) -> str:
     ratio, _, shared = trained_share(row).partition(",")
     label = ratio and f"trained on {ratio} problems"
     return f"{label},{shared} with training" if shared else label
+
+
+def describe_evaluation(row: Mapping[str, Any]) -> str:
+    """`eval-4: pass@1 54.7 % (46.1 to 63.3): <parts>, <judged>, <trained>`."""
+    low, high = 100 * row["ci_low"], 100 * row["ci_high"]
+    parts = parts_label(row)
+    line = f"{row['stage']}: pass@1 {percent(row['pass_at_1'])} ({low:.1f} to {high:.1f})"
+    line += f": {parts}" if parts else ""
+    judged = judged_label(row) if is_judged_in_part(row) else ""
+    return ", ".join(filter(None, (line, judged, trained_label(row))))
 
 
 LAST_ROW = """
@@ -585,57 +590,34 @@ def load_ladder(
     Args:
         stages: `[[stage]]` tables of the experiment.
     """
-    begun: set[int] = set()
     seconds: dict[int, float | None] = {}
+    states: dict[int, RungState] = {}
     for row in reader.rows(_EVENTS):
-        if row["kind"] == "stage_start":
-            begun.add(row["stage"])
-            seconds.pop(row["stage"], None)
-        else:
-            seconds[row["stage"]] = row["seconds"]
+        is_end = row["kind"] == "stage_end"
+        seconds[row["stage"]] = row["seconds"] if is_end else None
+        begun = RungState.RUNNING if is_running else RungState.CUT
+        states[row["stage"]] = RungState.DONE if is_end else begun
     evaluations = reader.rows(IN_ORDER)
     found: list[Rung] = []
-    for index in range(len(stages)):
+    for index, stage in enumerate(stages):
         of = [row for row in evaluations if row["stage_index"] == index]
-        state = _state(index, begun, seconds, is_running=is_running)
-        found.append(_rung(reader, index, stages, state, seconds.get(index), of))
-        found += [_within(row) for row in of if "@" in row["stage"]][-MOST_WITHIN:]
+        own, within = ([row for row in of if ("@" in row["stage"]) == is_in] for is_in in (0, 1))
+        kind, steps = str(stage.get("kind") or "stage"), stage.get("steps") or None
+        rung = Rung(
+            name=stage_name(stages, index), kind=kind, seconds=seconds.get(index),
+            state=states.get(index, RungState.WAITING),
+            step=None if kind in ("eval", "search") else reader.value(_LAST_STEP, (index,)),
+            num_steps=steps if isinstance(steps, int) else None,
+            **(_measured(own[-1]) if own else {}),
+        )  # fmt: skip
+        found += [rung] + [
+            Rung(name=f"@{row['step']}", kind="eval", state=RungState.DONE, **_measured(row))
+            for row in within[-MOST_WITHIN:]
+        ]
     return found
 
 
-def _state(index: int, begun: set[int], ended: Iterable[int], *, is_running: bool) -> RungState:
-    if index in set(ended):
-        return RungState.DONE
-    if index not in begun:
-        return RungState.WAITING
-    return RungState.RUNNING if is_running else RungState.CUT
-
-
-def _rung(
-    reader: RunReader,
-    index: int,
-    stages: Sequence[Mapping[str, Any]],
-    state: RungState,
-    seconds: float | None,
-    evaluations: Sequence[Mapping[str, Any]],
-) -> Rung:
-    kind, steps = str(stages[index].get("kind") or "stage"), stages[index].get("steps") or None
-    own = next((row for row in reversed(evaluations) if "@" not in row["stage"]), None)
-    return Rung(
-        name=stage_name(stages, index), kind=kind, state=state, seconds=seconds,
-        step=None if kind in ("eval", "search") else reader.value(_LAST_STEP, (index,)),
-        num_steps=steps if isinstance(steps, int) else None, **_measured(own),
-    )  # fmt: skip
-
-
-def _within(row: Mapping[str, Any]) -> Rung:
-    name = f"@{row['step']}"
-    return Rung(name=name, kind="eval", state=RungState.DONE, **_measured(row))
-
-
-def _measured(row: Mapping[str, Any] | None) -> dict[str, Any]:
-    if row is None:
-        return {}
+def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "pass_at_1": row["pass_at_1"], "low": row["ci_low"], "high": row["ci_high"],
         "size": f"{row['num_problems']}×{row['num_samples']}",

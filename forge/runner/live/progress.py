@@ -26,9 +26,10 @@ import anyio
 import anyio.to_thread
 
 from forge.errors import ForgeError
+from forge.process.control import LiveStatus
 from forge.store.reader import RunReader
-from forge.views.run_state import PlayedSteps, describe_steps, load_played_steps
-from forge.views.text.numbers import clock, number, share
+from forge.views.run_state import PlayedSteps, live_facts, load_played_steps
+from forge.views.text.numbers import clock
 from forge.views.text.terminal import redirect_to_null
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class Progress:
             "idle": {role: round(share, 3) for role, share in self.idle.items()},
             "policy_version": self.policy_version,
             **self.played.to_json(),
-            "numbers": {name: round(value, 4) for name, value in self.numbers.items()},
+            "numbers": dict(self.numbers),
         }
 
 
@@ -295,16 +296,7 @@ def plain_line(progress: Progress) -> str:
 
 
 def _facts(progress: Progress) -> list[str]:
-    facts = describe_steps(progress.played.to_json())
-    facts += [f"{name} {number(value)}" for name, value in progress.numbers.items()]
-    if rate := progress.tokens.rate():
-        facts.append(f"{rate:.0f} tok/s")
-    if rate := progress.judged.rate():
-        facts.append(f"{rate:.1f} judged/s")
-    if progress.idle:
-        shares = [f"{role} {share(idle)}" for role, idle in progress.idle.items()]
-        facts.append(f"idle {' '.join(shares)}")
-    return facts
+    return live_facts(LiveStatus.from_json(progress.snapshot()), progress.played)
 
 
 def _left(progress: Progress) -> list[str]:

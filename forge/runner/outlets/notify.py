@@ -27,7 +27,7 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.environment import python_path
 from forge.records import Event
 from forge.store.reader import RunReader
-from forge.views.run_state import is_judged_in_part, judged_label, parts_label, trained_label
+from forge.views.run_state import EVALUATIONS, describe_evaluation
 from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
 
@@ -51,17 +51,6 @@ LONGEST_MESSAGE = 1000
 MARGIN = 1.1
 """A kernel is reported if it is this many times as fast as the best before it."""
 LAST_TURN = "SELECT coalesce(max(turn_row), 0) FROM turns"
-EVALUATIONS = """
-SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns,
-    json_extract(detail, '$.num_trained_problems') AS num_trained_problems,
-    json_extract(detail, '$.num_shared_problems') AS num_shared_problems,
-    json_extract(detail, '$.by_source') AS by_source,
-    json_extract(detail, '$.by_level') AS by_level,
-    json_extract(detail, '$.num_judged_problems') AS num_judged_problems,
-    json_extract(detail, '$.unjudgeable') AS unjudgeable
-FROM evaluations
-WHERE evaluation_id > ? ORDER BY evaluation_id
-"""
 KERNELS = """
 SELECT t.turn_row, t.turn_id, v.speedup, v.speedup_low,
     (SELECT problem_id FROM groups g WHERE g.group_id = t.group_id) AS problem_id
@@ -236,7 +225,7 @@ class Bests:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._reader: RunReader | None = None
-        self._last_evaluation = 0
+        self._evaluated_at = 0.0
         self._last_turn = 0
         self._pass_at_1: dict[tuple[int, int, int], float] = {}
         """Best pass@1 by problems, samples and turns, since other sizes are not comparable."""
@@ -256,8 +245,8 @@ class Bests:
     def summary(self) -> str:
         """Message of the last evaluation; empty without one."""
         with RunReader(self._paths) as reader:
-            row = reader.one("SELECT * FROM v_evaluations ORDER BY at DESC LIMIT 1")
-        return "" if row is None else _evaluation_line(row)
+            row = reader.one(f"{EVALUATIONS} ORDER BY at DESC LIMIT 1")
+        return "" if row is None else describe_evaluation(row)
 
     def close(self) -> None:
         """Closes the run's database."""
@@ -266,13 +255,13 @@ class Bests:
 
     def _new_evaluations(self, reader: RunReader) -> list[tuple[str, dict[str, Any]]]:
         found = list[tuple[str, dict[str, Any]]]()
-        for row in reader.rows(EVALUATIONS, (self._last_evaluation,)):
-            self._last_evaluation = row["evaluation_id"]
+        for row in reader.rows(f"{EVALUATIONS} WHERE at > ? ORDER BY at", (self._evaluated_at,)):
+            self._evaluated_at = row["at"]
             size = row["num_problems"], row["num_samples"], row["max_turns"]
             before, now = self._pass_at_1.get(size), row["pass_at_1"]
             if before is not None and now > before:
                 data = {name: row[name] for name in ("stage", "pass_at_1", "ci_low", "ci_high")}
-                line = f"{_evaluation_line(row)}; {percent(before)} was the best so far"
+                line = f"{describe_evaluation(row)}; {percent(before)} was the best so far"
                 found.append((line, data))
             self._pass_at_1[size] = now if before is None else max(before, now)
         return found
@@ -287,12 +276,3 @@ class Bests:
         self._speedup = best["speedup_low"]
         line = f"{best['problem_id']}: {best['speedup']:.2f} times as fast ({best['turn_id']})"
         return [(line, {name: best[name] for name in ("problem_id", "turn_id", "speedup")})]
-
-
-def _evaluation_line(row: dict[str, Any]) -> str:
-    low, high = 100 * row["ci_low"], 100 * row["ci_high"]
-    line = f"{row['stage']}: pass@1 {percent(row['pass_at_1'])} ({low:.1f} to {high:.1f})"
-    judged = judged_label(row) if is_judged_in_part(row) else ""
-    parts = parts_label(row)
-    line += f": {parts}" if parts else ""
-    return ", ".join(filter(None, (line, judged, trained_label(row))))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from forge.process.lease import hold_lease
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
-from forge.views.run_state import load_experiment, load_stages
+from forge.views.run_state import EVALUATIONS, load_experiment, load_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,12 +36,6 @@ METRICS = """
 SELECT stage, step, key, value, at FROM metrics
 WHERE (stage, step) >= (:stage, :step) AND attempt = :attempt AND value IS NOT NULL
 ORDER BY stage, step, key
-"""
-EVALUATIONS = """
-SELECT evaluation_id, stage, step, policy_version, at, pass_at_1, ci_low, ci_high,
-    pass_at_1_greedy, pass_at_1_multi, compile_rate,
-    json_extract(detail, '$.by_source') AS by_source
-FROM evaluations WHERE evaluation_id > ? AND at >= ? ORDER BY evaluation_id
 """
 RATES = ("pass_at_1", "ci_low", "ci_high", "pass_at_1_greedy", "pass_at_1_multi", "compile_rate")
 
@@ -109,10 +103,9 @@ class Follower:
 
     def __init__(self, reader: RunReader, *, attempt: int, since: float) -> None:
         """`since`: start of the attempt in Unix seconds; earlier evaluations are skipped."""
-        self._reader, self._attempt, self._started_at = reader, attempt, since
+        self._reader, self._attempt, self._evaluated_at = reader, attempt, since
         self._stages = load_stages(reader)
         self._since = (0, 0)
-        self._last_evaluation = 0
         self._sent: set[tuple[int, int, str]] = set()
 
     def fresh(self) -> list[Point]:
@@ -140,8 +133,9 @@ class Follower:
             )  # fmt: skip
 
     def _evaluations(self) -> Iterator[Point]:
-        for row in self._reader.rows(EVALUATIONS, (self._last_evaluation, self._started_at)):
-            self._last_evaluation = row["evaluation_id"]
+        since = f"{EVALUATIONS} WHERE at > ? ORDER BY at"
+        for row in self._reader.rows(since, (self._evaluated_at,)):
+            self._evaluated_at = row["at"]
             yield Point(
                 group="eval", step=row["policy_version"], at=row["at"],
                 values={name: row[name] for name in RATES if row[name] is not None}
